@@ -1,0 +1,1 @@
+"""Verified incremental checkpoints: tiles in, checkpoints out."""

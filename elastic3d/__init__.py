@@ -1,0 +1,1 @@
+"""elastic3d: fault-tolerant elastic 3D training for PyTorch."""

@@ -1,0 +1,76 @@
+"""The errors of elastic3d, as a tree.
+
+Every error says what happened, whether trying again helps, and what the person should do.
+
+    Elastic3dError
+      UsageError            the call or the command line is wrong; trying again does not help (exit 2)
+        ModelError          the model cannot be taken as it is
+        LayoutError         no layout fits the nodes, or the one asked for cannot be used
+      ConfigurationError    rendezvous, etcd or store settings contradict each other or the job that runs
+      EtcdError             etcd did not do what was asked
+        EtcdUnavailable     no endpoint answered in time; trying again may help
+        EtcdRefused         wrong version, wrong credentials, or a request etcd will never accept
+      MembershipError       the job cannot be joined or cannot go on
+        BelowMinimum        too few nodes for longer than the timeout
+        JobEnded            the job under this run id is over
+      StateError            state that was asked for is nowhere, or does not fit the model
+      TrainingFailed        the user's code raised on every try
+"""
+
+from __future__ import annotations
+
+
+class Elastic3dError(Exception):
+    """Base of every error elastic3d raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(Elastic3dError, ValueError):
+    """The call or the command line is wrong; trying again does not help."""
+
+    exit_code = 2
+
+
+class ModelError(UsageError):
+    """The model cannot be taken as it is: the message names the part and what would work."""
+
+
+class LayoutError(UsageError):
+    """No layout fits, or the requested one cannot be used."""
+
+
+class ConfigurationError(UsageError):
+    """Settings contradict each other or the job already running under this id."""
+
+
+class EtcdError(Elastic3dError):
+    """etcd did not do what was asked."""
+
+
+class EtcdUnavailable(EtcdError):
+    """No endpoint answered in time; trying again may help."""
+
+
+class EtcdRefused(EtcdError):
+    """Wrong version, wrong credentials, or a request etcd will never accept; trying again does not help."""
+
+
+class MembershipError(Elastic3dError):
+    """The job cannot be joined, or cannot go on."""
+
+
+class BelowMinimum(MembershipError):
+    """Fewer nodes than the minimum for longer than the timeout."""
+
+
+class JobEnded(MembershipError):
+    """The job under this run id is over."""
+
+
+class StateError(Elastic3dError):
+    """State that was asked for is nowhere, or does not fit the model."""
+
+
+class TrainingFailed(Elastic3dError):
+    """The user's code raised on every try; the message carries its own traceback."""
