@@ -100,7 +100,7 @@ class View:
         keep = there | newer.keys()
         for kind, known in (("members/", self.members), ("reports/", self.reports), ("tombs/", self.tombs)):
             for name in [name for name in known if kind + name not in keep]:
-                del known[name]  # type: ignore[attr-defined]
+                del known[name]
         if "leader" not in keep:
             self.leader, self.token = None, 0
         if "proposal" not in keep:
