@@ -24,7 +24,7 @@ from enum import StrEnum
 from elastic3d.membership import events as e
 from elastic3d.membership.leader import Planner, Timers, decide
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import MemberRecord, Out, Report, Tomb
+from elastic3d.membership.records import MemberRecord, Out, Report, SavedStep, Tomb
 from elastic3d.membership.view import View
 from elastic3d.values import Generation
 
@@ -61,7 +61,8 @@ class Core:
         self._vacant_since: float | None = None
         self._buried: set[tuple[str, str]] = set()
         self._registered_at = -1
-        self._leaving = False
+        self._fenced = 0
+        self._committing: tuple[SavedStep, int] | None = None
         self.exited = False
 
     @property
@@ -88,7 +89,7 @@ class Core:
         self._hear(event, actions, now)
         if self.leads and not led:
             self._timers = Timers(missing={}, leading=now, attempt=self.view.token)
-            self._busy = False
+            self._busy, self._fenced, self._committing = False, 0, None
         if self.view.listed and self._lost_since is None:
             self._membership(actions)
             if not self.exited:
@@ -138,7 +139,7 @@ class Core:
                 self._all_lost = event.etcd_away
                 self.report = before = replace(self.report, step=max(self.report.step, event.step))
             case e.Saved():
-                self.report = replace(self.report, saved=event.step, saved_in=event.key)
+                self.report = replace(self.report, saved=event.saved)
             case e.LeaveAsked():
                 self._leave(actions)
                 return
@@ -193,7 +194,7 @@ class Core:
             actions.append(e.Exit(failed=view.end.failed, detail=view.end.detail))
             self.exited = True
         elif not view.is_registered(node):
-            seen = view._revisions.get(f"members/{node.name}", 0)
+            seen = view.revision(f"members/{node.name}")
             if seen != self._registered_at:
                 self._registered_at = seen
                 actions.append(e.PutMember(record=self.record))
@@ -260,10 +261,29 @@ class Core:
         self._vacant_since = None
         if not self.leads or self._busy or not self.view.is_registered(self.record.node):
             return
+        self._keep_checkpoints(actions)
         write = decide(self.view, self.record, self.policy, self._planner, self._timers, frozenset(self._heard), now)
         if write is not None:
             self._busy = True
             actions.append(write)
+
+    def _keep_checkpoints(self, actions: list[e.Action]) -> None:
+        """Fence the store for this generation; commit what all its nodes, or what is left of an older one, wrote."""
+        current = self.view.generation
+        if current is None:
+            return
+        if self._fenced != current.number:
+            self._fenced = current.number
+            actions.append(e.Fence(number=current.number))
+        saved = [report.saved for report in self.view.reports.values() if report.saved is not None]
+        if not saved:
+            return
+        newest = max(saved, key=lambda s: (s.step, s.made_in, s.attempt))
+        nodes = saved.count(newest)
+        complete = nodes >= len(current.nodes) or newest.made_in != current.number
+        if complete and self._committing != (newest, nodes):
+            self._committing = (newest, nodes)
+            actions.append(e.Commit(saved=newest, number=current.number))
 
     def _turn(self) -> int:
         """Return how many others campaign before this member: the active ones first, in rank order."""

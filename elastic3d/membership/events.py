@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elastic3d.membership.records import Claim, End, MemberRecord, Proposal, Report, Tomb
+from elastic3d.membership.records import Claim, End, MemberRecord, Proposal, Report, SavedStep, Tomb
 from elastic3d.values import Generation
 
 
@@ -174,10 +174,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """All own slots wrote their tiles of this step, made in generation `key`, to the store."""
+    """All own slots wrote their tiles of this step to the store."""
 
-    key: str
-    step: int
+    saved: SavedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +325,21 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """This member leads generation `number`: put the number into the store's `latest`, against older leaders."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """This member leads generation `number`: commit this step's checkpoint if its manifests are complete."""
+
+    saved: SavedStep
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """Leave the job for good. `failed` with the reason; `refused`: it was the job that said no."""
 
@@ -334,6 +348,6 @@ class Exit:
 
 
 Write = PutMember | PutReport | Bury | Campaign | Seal | Propose | Withdraw | PutEnd
-Local = Watch | Prepare | Go | AskLeave | Stop | Exit
+Local = Watch | Prepare | Go | AskLeave | Stop | Fence | Commit | Exit
 Action = Write | Local
 FENCED = (Campaign, Seal, Propose, Withdraw, PutEnd)

@@ -36,13 +36,23 @@ class MemberRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavedStep:
+    """A step's tiles, made in one attempt at a generation of `world` ranks, as far as one node wrote them."""
+
+    step: int
+    made_in: int
+    attempt: int
+    world: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a member says of itself. Each of the key fields names a generation's `key`, "" for none.
 
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`.
     finished: `main` returned on all its slots. fault: a trainer died. error: the user's code raised.
     interrupted: a trainer lost a peer and stopped. hears: names of members it hears though their key is gone.
-    saved: newest step whose tiles it wrote to the store completely, made in generation `saved_in`.
+    saved: the newest step whose tiles all its slots wrote to the store.
     """
 
     incarnation: str
@@ -55,8 +65,7 @@ class Report:
     detail: str = ""
     step: int = 0
     hears: tuple[str, ...] = ()
-    saved: int = -1
-    saved_in: str = ""
+    saved: SavedStep | None = None
 
 
 class Out(StrEnum):

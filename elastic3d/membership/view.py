@@ -75,6 +75,10 @@ class View:
             case _:
                 pass
 
+    def revision(self, key: str) -> int:
+        """Return the newest revision heard of a key below the run's root, 0 for none."""
+        return self._revisions.get(key, 0)
+
     def _newer(self, key: str, revision: int) -> bool:
         if revision <= self._revisions.get(key, 0):
             return False

@@ -207,6 +207,8 @@ class Story:
             case e.Stop():
                 self.say(name, f"stop {action.key.split('.')[0]} ({action.why})")
                 self.trainers[name].pop(action.key, None)
+            case e.Fence() | e.Commit():
+                pass
             case e.Exit():
                 self.say(name, "exit " + ("failed" if action.failed else "well") + f" {action.detail}".rstrip())
                 self.trainers[name] = {}
