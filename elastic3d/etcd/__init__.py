@@ -10,7 +10,9 @@ Not fork-safe: open it after a fork, never before.
 from elastic3d.etcd.client import EtcdClient
 from elastic3d.etcd.endpoints import Endpoint, Tls, parse_endpoints
 from elastic3d.etcd.failures import Compacted, LeaseGone, OutcomeUnknown
+from elastic3d.etcd.lease import Lease, LeaseKeeper, Loss
 from elastic3d.etcd.operations import Compare, Delete, Get, KeyValue, Operation, Put, TxnResult
+from elastic3d.etcd.watch import Change, Changes, Connected, Delivery, Disconnected, Ended, Snapshot, Watch
 
 __all__ = [
     "EtcdClient",
@@ -24,6 +26,17 @@ __all__ = [
     "Delete",
     "Operation",
     "TxnResult",
+    "Lease",
+    "LeaseKeeper",
+    "Loss",
+    "Watch",
+    "Delivery",
+    "Snapshot",
+    "Changes",
+    "Change",
+    "Connected",
+    "Disconnected",
+    "Ended",
     "OutcomeUnknown",
     "LeaseGone",
     "Compacted",

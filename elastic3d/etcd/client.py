@@ -11,14 +11,15 @@ import math
 import secrets
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import EtcdRefused, EtcdUnavailable
 from elastic3d.etcd import diagnosis, messages, transport
+from elastic3d.etcd.codec import Codec
 from elastic3d.etcd.endpoints import Tls, parse_endpoints
 from elastic3d.etcd.failures import LeaseGone
-from elastic3d.etcd.operations import Compare, Delete, Get, KeyValue, Operation, Put, Target, TxnResult
+from elastic3d.etcd.operations import Compare, Get, KeyValue, Operation, TxnResult
 from elastic3d.etcd.session import Session
 
 OLDEST = (3, 4)
@@ -47,7 +48,7 @@ class EtcdClient:
         budget: float = 5.0,
         clock: Clock = SYSTEM,
     ) -> None:
-        self.namespace = namespace
+        self.codec = Codec(namespace)
         self.session = Session(
             parse_endpoints(endpoints, tls=tls is not None),
             user=user,
@@ -67,14 +68,14 @@ class EtcdClient:
         self.close()
 
     def close(self) -> None:
-        """End every connection and stream. Close watches and lease keepers first. May be called twice."""
+        """End all watches, lease keepers, streams and connections. May be called twice. Leases are left to run out."""
         self.session.close()
 
-    def check(self, *, budget: float | None = None) -> str:
-        """Return the server's version, such as "3.5.1", after proving that we are let in.
+    def check(self, prefix: str = "", *, budget: float | None = None) -> str:
+        """Return the server's version, such as "3.5.1", after proving that we may read `prefix`.
 
         EtcdRefused names what is wrong: not etcd, older than 3.4, TLS on one side only, wrong credentials, no
-        permission on the namespace.
+        permission. A user with rights on less than the namespace needs to say on which prefix.
         """
         try:
             status = self.session.call(transport.STATUS, messages.new("StatusRequest"), safe=True, budget=budget)
@@ -83,29 +84,25 @@ class EtcdClient:
             raise
         version = str(status.version)
         diagnosis.require_version(version, OLDEST)
-        request = messages.new("RangeRequest", key=self._key(""), limit=1, keys_only=True)
-        request.range_end = messages.prefix_end(request.key)
-        if not self.namespace:
-            # A user may well have no right to list the whole store: any one key shows whether we are let in.
-            request = messages.new("RangeRequest", key=b"elastic3d", keys_only=True)
+        span = self.codec.span(prefix, prefix=True)
+        request = messages.new("RangeRequest", limit=1, keys_only=True, **span)
         self.session.call(transport.RANGE, request, safe=True, budget=budget)
         return version
 
     def get(self, key: str, *, budget: float | None = None) -> KeyValue | None:
         """Return `key` as the cluster has it now (a linearizable read); None if it is not there."""
-        request = messages.new("RangeRequest", key=self._key(key))
+        request = messages.new("RangeRequest", key=self.codec.key(key))
         answer = self.session.call(transport.RANGE, request, safe=True, budget=budget)
-        return self._key_value(answer.kvs[0]) if answer.kvs else None
+        return self.codec.key_value(answer.kvs[0]) if answer.kvs else None
 
     def range(self, prefix: str, revision: int = 0, *, budget: float | None = None) -> tuple[tuple[KeyValue, ...], int]:
         """Return all keys that begin with `prefix`, in key order, and the store's revision they are of.
 
         revision: as of then instead of now; Compacted if etcd has forgotten it.
         """
-        key = self._key(prefix)
-        request = messages.new("RangeRequest", key=key or b"\0", range_end=messages.prefix_end(key), revision=revision)
+        request = messages.new("RangeRequest", revision=revision, **self.codec.span(prefix, prefix=True))
         answer = self.session.call(transport.RANGE, request, safe=True, budget=budget)
-        return tuple(map(self._key_value, answer.kvs)), revision or int(answer.header.revision)
+        return tuple(map(self.codec.key_value, answer.kvs)), revision or int(answer.header.revision)
 
     def put(
         self, key: str, value: bytes, lease: int = 0, *, idempotent: bool = False, budget: float | None = None
@@ -114,13 +111,13 @@ class EtcdClient:
 
         idempotent: nobody else writes this key, so that a write without an answer may be sent again.
         """
-        request = messages.new("PutRequest", key=self._key(key), value=value, lease=lease)
+        request = messages.new("PutRequest", key=self.codec.key(key), value=value, lease=lease)
         answer = self.session.call(transport.PUT, request, safe=idempotent, budget=budget)
         return int(answer.header.revision)
 
     def delete(self, key: str, *, prefix: bool = False, idempotent: bool = False, budget: float | None = None) -> int:
         """Delete `key`, or with `prefix` all that begins with it; return how many there were."""
-        request = self._delete_request(Delete(key, prefix))
+        request = messages.new("DeleteRangeRequest", **self.codec.span(key, prefix=prefix))
         answer = self.session.call(transport.DELETE_RANGE, request, safe=idempotent, budget=budget)
         return int(answer.deleted)
 
@@ -140,14 +137,14 @@ class EtcdClient:
         """
         request = messages.new(
             "TxnRequest",
-            compare=[self._compare(compare) for compare in compares],
-            success=[self._operation(operation) for operation in success],
-            failure=[self._operation(operation) for operation in failure],
+            compare=[self.codec.compare(compare) for compare in compares],
+            success=[self.codec.operation(operation) for operation in success],
+            failure=[self.codec.operation(operation) for operation in failure],
         )
         reads_only = all(isinstance(operation, Get) for operation in (*success, *failure))
         answer = self.session.call(transport.TXN, request, safe=idempotent or reads_only, budget=budget)
         gets = tuple(
-            tuple(map(self._key_value, response.response_range.kvs))
+            tuple(map(self.codec.key_value, response.response_range.kvs))
             for response in answer.responses
             if response.HasField("response_range")
         )
@@ -197,37 +194,3 @@ class EtcdClient:
         request = messages.new("LeaseLeasesRequest")
         answer = self.session.call(transport.LEASE_LEASES, request, safe=True, budget=budget)
         return tuple(int(status.ID) for status in answer.leases)
-
-    def _key(self, key: str) -> bytes:
-        # Keys of others may be any bytes: these come and go as surrogates.
-        return (self.namespace + key).encode("utf-8", "surrogateescape")
-
-    def _key_value(self, kv: Any) -> KeyValue:
-        return KeyValue(
-            key=kv.key.decode("utf-8", "surrogateescape").removeprefix(self.namespace),
-            value=bytes(kv.value),
-            create_revision=kv.create_revision,
-            mod_revision=kv.mod_revision,
-            version=kv.version,
-            lease=kv.lease,
-        )
-
-    def _compare(self, compare: Compare) -> Any:
-        number = {Target.VERSION: 0, Target.CREATE_REVISION: 1, Target.MOD_REVISION: 2, Target.VALUE: 3}
-        fields: dict[str, Any] = {str(compare.target): compare.expected}
-        return messages.new("Compare", target=number[compare.target], key=self._key(compare.key), **fields)
-
-    def _delete_request(self, operation: Delete) -> Any:
-        key = self._key(operation.key)
-        end = messages.prefix_end(key) if operation.prefix else b""
-        return messages.new("DeleteRangeRequest", key=key or b"\0", range_end=end)
-
-    def _operation(self, operation: Operation) -> Any:
-        if isinstance(operation, Put):
-            put = messages.new("PutRequest", key=self._key(operation.key), value=operation.value, lease=operation.lease)
-            return messages.new("RequestOp", request_put=put)
-        if isinstance(operation, Delete):
-            return messages.new("RequestOp", request_delete_range=self._delete_request(operation))
-        key = self._key(operation.key)
-        end = messages.prefix_end(key) if operation.prefix else b""
-        return messages.new("RequestOp", request_range=messages.new("RangeRequest", key=key or b"\0", range_end=end))

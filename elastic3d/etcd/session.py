@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import tenacity
 
@@ -26,6 +26,14 @@ from elastic3d.etcd.transport import Channel, Method, RpcFailure, Stream
 # Consecutive deadlines on one connection before it is thrown away: after a partition a fresh one is up at once, while
 # TCP would send again only after a minute.
 STALE_AFTER = 2
+# Seconds between rounds, at most.
+LONGEST_WAIT = 0.5
+
+
+class Closable(Protocol):
+    """Something with threads of its own that ends with the session."""
+
+    def close(self) -> None: ...
 
 
 class Session:
@@ -57,6 +65,7 @@ class Session:
         self._breaker = Breaker(len(endpoints), preferred=self._pid % len(endpoints))
         self._channels: dict[int, Channel] = {}
         self._streams: set[Stream] = set()
+        self._attached: list[Closable] = []
         self._deadlines = [0] * len(endpoints)
         self._token: str | None = None
         self._token_lock = threading.Lock()
@@ -81,8 +90,9 @@ class Session:
         deadline = self.clock.monotonic() + (self.budget if budget is None else budget)
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_send_again),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
-            stop=lambda state: self.clock.monotonic() + (state.upcoming_sleep or 0.0) >= deadline,
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=LONGEST_WAIT),
+            # No round begins that had no time left after its wait.
+            stop=lambda state: self.clock.monotonic() + LONGEST_WAIT >= deadline,
             sleep=self.clock.sleep,
             reraise=True,
         )
@@ -134,18 +144,42 @@ class Session:
         """Authenticate anew before the next call."""
         self._token = None
 
+    def pause(self, failures: int) -> float:
+        """Return the seconds to wait after this many failed streams in a row: none until every member was tried."""
+        rounds, rest = divmod(failures, len(self.endpoints))
+        return 0.0 if rest else min(0.05 * 2 ** min(rounds, 8), LONGEST_WAIT)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def attach(self, part: Closable) -> None:
+        """Close `part` when this closes."""
+        with self._lock:
+            self._attached.append(part)
+
+    def detach(self, part: Closable) -> None:
+        """Forget a part that was closed by itself."""
+        with self._lock:
+            if part in self._attached:
+                self._attached.remove(part)
+
     def close(self) -> None:
-        """End all streams and connections. May be called twice."""
+        """End all streams, connections and attached parts. May be called twice. In a forked child, nothing happens."""
         if os.getpid() != self._pid:
             return
         with self._lock:
             self._closed = True
             channels, self._channels = list(self._channels.values()), {}
             streams, self._streams = list(self._streams), set()
+            attached, self._attached = self._attached, []
         for stream in streams:
             stream.close()
         for channel in channels:
             channel.close()
+        for part in attached:
+            part.close()
 
     def _channel(self, index: int) -> Channel:
         with self._lock:
