@@ -26,15 +26,14 @@ def cut(piece: Piece, limit: int = TILE_BYTES) -> Iterator[Piece]:
     ValueError when the box is not in the tensor or the bytes are not the box's.
     """
     spec, box = piece.spec, piece.box
-    data = piece.data.cast("B") if piece.data.contiguous else piece.data
     if len(box.start) != len(spec.shape) or any(b > n for b, n in zip(box.stop, spec.shape, strict=True)):
         raise ValueError(f"{spec.key}: {box} is not in a tensor of shape {spec.shape}")
-    if data.nbytes != box.numel * spec.itemsize or not data.c_contiguous:
-        raise ValueError(
-            f"{spec.key}: {box} of {spec.dtype} takes {box.numel * spec.itemsize} contiguous bytes, not {data.nbytes}"
-        )
-    if not box.numel:
+    nbytes = box.numel * spec.itemsize
+    if piece.data.nbytes != nbytes or not piece.data.c_contiguous:
+        raise ValueError(f"{spec.key}: {box} of {spec.dtype} takes {nbytes} contiguous bytes, not {piece.data.nbytes}")
+    if not nbytes:
         return
+    data = piece.data.cast("B")
     grid = steps(spec, limit)
     spans = [
         [(max(low, a), min(low + step, b)) for low in range(a // step * step, b, step)]
