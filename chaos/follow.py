@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# How a trainer or a job can end: by an error in the user's code, or by any fault at all.
+_ERRORS = ("user_error", "error")
+_FAULTS = (*_ERRORS, "signal", "template", "peer_lost")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -172,7 +176,7 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
         errors=tuple(
             str(event.fields["error"])
             for event in ordered
-            if event.name in ("trainer.exited", "job.ended") and event.fields.get("kind") == "error"
+            if event.name in ("trainer.exited", "job.ended") and event.fields.get("kind") in _ERRORS
         ),
         news=_news(ordered, injections),
         ended=tuple(event.node for event in ordered if event.name == "job.ended" and event.slot == 0),
@@ -297,7 +301,7 @@ def _cause_at(
         and (
             (event.name == "peer.lost" and event.fields.get("peer") in gone)
             or (event.name == "member.joined" and event.node in come)
-            or (event.name == "trainer.exited" and event.fields.get("kind") not in ("done", "left"))
+            or (event.name == "trainer.exited" and event.fields.get("kind") in _FAULTS)
         )
     ]
     return min(noticed, default=sealed.at)
@@ -329,14 +333,14 @@ def _line(event: Event) -> str | None:
         case "peer.lost":
             return f"{fields['peer']} lost ({fields['evidence']})"
         case "state.restored" if event.rank in (0, None):
-            return f"state at step {fields['step']} restored from {fields['source']} in {fields['seconds']:.2f} s"
+            return f"state of step {fields['step']} restored from {fields['source']}"
         case "checkpoint.committed":
             return f"checkpoint of step {fields['step']} committed"
         case "checkpoint.failed":
             return f"checkpoint of step {fields['step']} failed: {fields['error']}"
         case "etcd.lost" | "etcd.back":
             return event.name.replace(".", " ")
-        case "trainer.exited" if fields.get("kind") == "error":
-            return f"trainer on {event.node} raised: {str(fields['error']).strip().splitlines()[-1:]}"
+        case "trainer.exited" if fields.get("kind") in _ERRORS:
+            return f"trainer on {event.node} raised: {' '.join(str(fields['error']).strip().splitlines()[-1:])}"
         case _:
             return None

@@ -30,18 +30,20 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "peer.lost": ("peer", "evidence"),
         "etcd.lost": ("error",),
         "etcd.back": ("seconds",),
-        # The keeper's trainer. `kind` is how it ended: "done", "left", "peer-lost", "error", "killed", ...
+        # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "user_error",
+        # "stopped" (by its keeper), "signal" or "template" (it fell).
         "trainer.started": ("pid",),
         "trainer.exited": ("pid", "kind", "step", "error"),
-        # `source` is "none", "memory" or "store"; `step` is the number of steps the state has behind it.
+        # `source` is "none", "memory" or "store"; `step` is the number of steps the state has behind it. Events under
+        # `generation` g are about the state that generation starts from.
         "state.restored": ("source", "step", "seconds"),
-        # Written by the slot that holds rank 0 only. `samples` is [first, stop) in positions of the run, and
+        # Written by the slot that holds rank 0 only. `step` counts the updates made, this one included. `samples` is [first, stop) in positions of the run, and
         # `sample_sum` a check over the samples themselves.
         "step.committed": ("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
         "snapshot.held": ("step",),
         "checkpoint.committed": ("step",),
         "checkpoint.failed": ("step", "error"),
-        # `kind` is "done" or "error"; the last event of a keeper.
+        # `kind` is "done", "error" or "spare"; the last event of a keeper.
         "job.ended": ("kind", "step", "error"),
     }
 )
