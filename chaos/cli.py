@@ -23,6 +23,7 @@ from chaos.plot import loss_plot
 from chaos.scenario import Fault, check, parse_join, parse_kill, parse_layout
 from chaos.view import progress, summary
 from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.etcd import EtcdClient
 
 
 class RunningEtcd:
@@ -105,6 +106,8 @@ def _demonstrate(
         stack.enter_context(_clean_end())
         workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-demo-")))
         server: Etcd = RunningEtcd(etcd) if etcd else stack.enter_context(EtcdServer())
+        with EtcdClient(server.endpoint) as client:
+            client.check()
         title = ", ".join(str(fault) for fault in faults) or "nothing is done to it"
         outcome = _watched(setting, faults, server, workdir / "job", f"The job: {title}", console)
         quiet = None

@@ -7,7 +7,6 @@ job at the same place whatever the machine's speed.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from chaos.cluster import Cluster, Launch
 from chaos.follow import Event, Follower, Injection, Picture, picture
-from chaos.processes import wait_until
+from chaos.leftovers import leases_left, shared_memory, shared_memory_left
 from chaos.scenario import EtcdPause, EtcdRestart, Fault, Join, Kill, bounds, node_name, resolve
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.values import Layout
@@ -129,7 +128,8 @@ def play(
             failure = player.run()
         finally:
             player.undo()
-        left = [str(found) for found in player.cluster.leftovers()] if not failure else []
+        # A history that was given up is ended by force, below: what it leaves says nothing.
+        left = () if failure else player.leftovers()
         return Outcome(
             setting=setting,
             faults=tuple(faults),
@@ -138,7 +138,7 @@ def play(
             exit_codes=player.cluster.exit_codes(),
             killed=tuple(node.name for node in player.cluster.nodes if node.killed),
             undone=tuple(player.waiting),
-            leftovers=(*left, *player.shared_memory()),
+            leftovers=left,
             failure=failure,
         )
 
@@ -164,7 +164,7 @@ class _Player:
         self._events: list[Event] = []
         self._injections: list[Injection] = []
         self._later: list[tuple[float, Callable[[], None]]] = []
-        self._shared_memory = set(os.listdir("/dev/shm"))
+        self._shared_memory = shared_memory()
         self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
         run_id = f"{name}-{uuid.uuid4().hex[:8]}"
         store = f"{setting.store.rstrip('/')}/{run_id}" if setting.store else (workdir / "store").as_uri()
@@ -178,7 +178,8 @@ class _Player:
                 min_nodes=low,
                 max_nodes=high,
                 slots=setting.slots,
-                conf={"mode": "resident", **setting.conf},
+                # The first generation waits for all nodes, however far apart their agents start on a busy machine.
+                conf={"mode": "resident", "last_call": "20" if high == setting.nodes else "8", **setting.conf},
             ),
             workdir / "nodes",
         )
@@ -221,15 +222,14 @@ class _Player:
             return None
         return str(digest)
 
-    def shared_memory(self) -> list[str]:
-        """Return new shared-memory segments with names that belong to nobody alive."""
-
-        def left() -> list[str]:
-            new = set(os.listdir("/dev/shm")) - self._shared_memory
-            return sorted(name for name in new if "elastic3d" in name or _orphaned(name))
-
-        wait_until(lambda: not left(), 2.0)
-        return [f"shared memory /dev/shm/{name}" for name in left()]
+    def leftovers(self) -> tuple[str, ...]:
+        """Return what the job left behind, in words; waits a while for what ends by itself."""
+        prefix = f"/elastic3d/{self.cluster.launch.run_id}/"
+        return (
+            *map(str, self.cluster.leftovers()),
+            *shared_memory_left(self._shared_memory),
+            *leases_left(self.etcd.endpoint, prefix, alone=isinstance(self.etcd, OwnEtcd)),
+        )
 
     def _inject(self) -> None:
         now = self.clock.monotonic()
@@ -274,11 +274,6 @@ class _Player:
     def _own_etcd(self) -> OwnEtcd:
         assert isinstance(self.etcd, OwnEtcd), "only an etcd of our own may be broken"
         return self.etcd
-
-
-def _orphaned(name: str) -> bool:
-    pid = name.removeprefix("torch_").partition("_")[0]
-    return name.startswith("torch_") and pid.isdigit() and not Path(f"/proc/{pid}").exists()
 
 
 def _axes(layout: Layout) -> str:

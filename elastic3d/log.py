@@ -37,8 +37,8 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # `source` is "none", "memory" or "store"; `step` is the number of steps the state has behind it. Events under
         # `generation` g are about the state that generation starts from.
         "state.restored": ("source", "step", "seconds"),
-        # Written by the slot that holds rank 0 only. `step` counts the updates made, this one included. `samples` is [first, stop) in positions of the run, and
-        # `sample_sum` a check over the samples themselves.
+        # Written by the slot that holds rank 0 only. `step` counts the updates made, this one included. `samples` is
+        # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
         "step.committed": ("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
         "snapshot.held": ("step",),
         "checkpoint.committed": ("step",),
