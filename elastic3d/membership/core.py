@@ -12,8 +12,9 @@ A member is always two things at once:
 ones a little later each. Leading is a key in etcd, and its mod revision fences every write (etcd's own locks are not
 sound; a revision compared in the same transaction is).
 
-Losing etcd: a member that alone has lost it stops its trainers before its lease can have ended; while every member
-has lost it (a flag in the step vote), nobody can be sealed out, and training goes on.
+Losing etcd: a member that alone has lost it, as the step votes tell it, stops its trainers before the lease and the
+grace are over. While every member has lost it nobody can be sealed out, and training goes on. A member that hears no
+votes cannot go on by itself either: a step needs every rank.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Out, Report, SavedStep, Tomb
 from elastic3d.membership.view import View
 from elastic3d.values import Generation
+
+NOTICE = 2.0
+"""Seconds after losing etcd by which every other member that lost it too has noticed, and says so in its votes."""
 
 STAGGER = 0.3
 """Seconds between the campaigns of one candidate and the next."""
@@ -57,7 +61,7 @@ class Core:
         self._watched: tuple[tuple[str, str, str, int], ...] = ()
         self._busy = False
         self._lost_since: float | None = None
-        self._all_lost = False
+        self._outvoted_at: float | None = None
         self._vacant_since: float | None = None
         self._buried: set[tuple[str, str]] = set()
         self._registered_at = -1
@@ -106,9 +110,9 @@ class Core:
         before = self.report
         match event:
             case e.EtcdLost():
-                self._lost_since = now if self._lost_since is None else self._lost_since
+                self._lost_since = event.since
             case e.EtcdBack():
-                self._lost_since = None
+                self._lost_since = self._outvoted_at = None
             case e.WriteDone():
                 self._busy = False
             case e.PeerHeard():
@@ -136,7 +140,7 @@ class Core:
                 self.report = replace(self.report, interrupted=event.key)
             case e.Progress():
                 # Steps alone are not worth a write each: they travel with the next one.
-                self._all_lost = event.etcd_away
+                self._outvoted_at = None if event.etcd_away else now
                 self.report = before = replace(self.report, step=max(self.report.step, event.step))
             case e.Saved():
                 self.report = replace(self.report, saved=event.saved)
@@ -298,7 +302,8 @@ class Core:
     def _endure(self, actions: list[e.Action], now: float) -> None:
         """Without etcd: go on while nobody has it, stop before the others could have sealed us out."""
         assert self._lost_since is not None
-        if not self._all_lost and now - self._lost_since >= self.policy.lease / 2:
+        enough = self._lost_since + self.policy.lease + self.policy.grace / 2
+        if now >= enough and self._outvoted_at is not None and self._outvoted_at >= self._lost_since + NOTICE:
             generation = self.view.generation
             if generation is not None and self._phase.get(generation.key) is Phase.RUNNING:
                 self._stop(actions, generation.key, "this node alone lost etcd")

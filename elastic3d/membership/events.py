@@ -98,9 +98,11 @@ class Listed:
     gap: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdLost:
-    """No endpoint answers."""
+    """No endpoint answers, and none has since this monotonic time."""
+
+    since: float
 
 
 @dataclass(frozen=True, slots=True)

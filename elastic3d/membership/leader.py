@@ -239,7 +239,10 @@ def _reform(
     """Seal a new generation at once, without waiting for anybody but the minimum."""
     current = view.generation
     assert current is not None
-    own = urgent.cause in (Cause.ERROR, Cause.FAULT)
+    if urgent.cause is Cause.ERROR and not policy.beside:
+        return e.PutEnd(end=End(failed=True, detail=urgent.detail), token=view.token)
+    # Where torchrun restarts the workers, it counts the tries.
+    own = urgent.cause in (Cause.ERROR, Cause.FAULT) and policy.beside
     step = max((r.step for r in view.reports.values()), default=0)
     tries = 0 if not own else (current.tries + 1 if step <= current.tried_at else 1)
     if own and tries >= policy.tries:

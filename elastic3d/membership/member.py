@@ -19,6 +19,7 @@ from elastic3d.errors import ConfigurationError, EtcdError, EtcdUnavailable
 from elastic3d.etcd import (
     Compare,
     Delete,
+    Delivery,
     EtcdClient,
     KeyValue,
     Lease,
@@ -27,9 +28,8 @@ from elastic3d.etcd import (
     Operation,
     Put,
     Watch,
-    WatchEvent,
-    WatchSnapshot,
 )
+from elastic3d.etcd import watch as etcd_watch
 from elastic3d.membership import events as e
 from elastic3d.membership.core import Core
 from elastic3d.membership.leader import Planner
@@ -68,7 +68,7 @@ class Member:
         self._client, self._root, self._policy, self._clock = client, root, policy, clock
         self._act, self._heard, self._noted = act, heard, noted
         self._core = Core(record, policy, planner)
-        self._inbox: queue.SimpleQueue[e.Event | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[e.Event | threading.Event | None] = queue.SimpleQueue()
         self._writes: deque[tuple[e.Write, int]] = deque()
         self._wake_writer = threading.Condition()
         self._closed = False
@@ -87,13 +87,17 @@ class Member:
         self._clear_ended()
         for thread in self._threads:
             thread.start()
-        self._watch = Watch(
-            self._client, self._root, on_events=self._watched, on_connection=self._connected, clock=self._clock
-        )
+        self._watch = Watch(self._client, self._root, self._watched)
 
     def tell(self, event: e.Event) -> None:
         """Tell the core what happened here."""
         self._inbox.put(event)
+
+    def settle(self) -> None:
+        """Wait until what was told so far has been taken in; at most 2 seconds."""
+        done = threading.Event()
+        self._inbox.put(done)
+        done.wait(timeout=2.0)
 
     def close(self) -> None:
         """Stop; give the lease back, so that nothing of this member stays in etcd. Idempotent."""
@@ -139,12 +143,16 @@ class Member:
 
     def _run(self) -> None:
         while not self._closed:
+            event: e.Event | threading.Event | None
             try:
                 event = self._inbox.get(timeout=TICK)
             except queue.Empty:
                 event = e.Tick()
             if event is None:
                 return
+            if isinstance(event, threading.Event):
+                event.set()
+                continue
             if not isinstance(event, e.Tick):
                 self._noted(event)
             for action in self._core.handle(event, self._clock.monotonic()):
@@ -168,19 +176,24 @@ class Member:
 
     # The watch's thread.
 
-    def _connected(self, there: bool) -> None:
-        self._heard(there)
-        self._inbox.put(e.EtcdBack() if there else e.EtcdLost())
-
-    def _watched(self, news: WatchSnapshot | tuple[WatchEvent, ...]) -> None:
-        if isinstance(news, WatchSnapshot):
-            items = tuple(item for item in map(self._read, news.items) if item is not None)
-            self._inbox.put(e.Listed(items=items, revision=news.revision, gap=news.gap))
-            return
-        for event in news:
-            told = self._read(event.kv) if event.kv is not None else self._gone(event.key, event.revision)
-            if told is not None:
-                self._inbox.put(told)
+    def _watched(self, news: Delivery) -> None:
+        match news:
+            case etcd_watch.Snapshot():
+                items = tuple(item for item in map(self._read, news.kvs) if item is not None)
+                self._inbox.put(e.Listed(items=items, revision=news.revision, gap=news.gap))
+            case etcd_watch.Changes():
+                for change in news.changes:
+                    told = self._read(change.kv) if change.kv is not None else self._gone(change.key, change.revision)
+                    if told is not None:
+                        self._inbox.put(told)
+            case etcd_watch.Connected():
+                self._heard(True)
+                self._inbox.put(e.EtcdBack())
+            case etcd_watch.Disconnected():
+                self._heard(False)
+                self._inbox.put(e.EtcdLost(since=news.since))
+            case etcd_watch.Ended():
+                self._act(e.Exit(failed=True, detail=str(news.error)))
 
     def _read(
         self, item: KeyValue
@@ -298,7 +311,7 @@ class Member:
         member, report = self._root + f"members/{action.name}", self._root + f"reports/{action.name}"
         tomb = Put(self._root + f"tombs/{action.name}", encode(action.tomb))
         for _try in range(3):
-            out = [Delete(member), Delete(report), tomb]
+            out: list[Operation] = [Delete(member), Delete(report), tomb]
             if self._client.txn([Compare.mod_revision(member, expected)], out, idempotent=True).succeeded:
                 return
             found = self._client.get(member)
@@ -321,7 +334,8 @@ class Member:
                 told: list[e.Event] = [e.LeaderPut(claim=claim, revision=result.revision)]
             case e.Seal():
                 fence = [Compare.mod_revision(leader, action.token), Compare.mod_revision(record, action.previous)]
-                result = self._client.txn(fence, [Put(record, encode(action.generation)), Delete(proposal)])
+                seal: list[Operation] = [Put(record, encode(action.generation)), Delete(proposal)]
+                result = self._client.txn(fence, seal)
                 told = [
                     e.GenerationPut(generation=action.generation, revision=result.revision),
                     e.ProposalGone(revision=result.revision),

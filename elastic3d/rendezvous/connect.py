@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from elastic3d.etcd import EtcdClient, Tls
 from elastic3d.rendezvous.settings import Settings
 
@@ -10,7 +12,11 @@ def client(settings: Settings) -> EtcdClient:
     """Return a client for the settings' cluster; nothing is connected yet."""
     tls = None
     if settings.ca or settings.cert or settings.key:
-        tls = Tls(ca=settings.ca or None, cert=settings.cert or None, key=settings.key or None)
+        tls = Tls(
+            ca=Path(settings.ca) if settings.ca else None,
+            certificate=Path(settings.cert) if settings.cert else None,
+            key=Path(settings.key) if settings.key else None,
+        )
     return EtcdClient(settings.endpoints, user=settings.user or None, password=settings.password(), tls=tls)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 
-from torch.distributed import HashStore, Store
+from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elastic3d.etcd import EtcdClient
@@ -45,7 +45,7 @@ class ResidentHandler(RendezvousHandler):
         os.environ["OMP_NUM_THREADS"] = "1"
         # torch.cuda.is_available() would otherwise initialise CUDA, which no fork survives.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        store: Store = HashStore()  # type: ignore[no-untyped-call]
+        store: Store = HashStore()
         info = RendezvousStoreInfo.build(0, store, local_addr=self._settings.address)
         return RendezvousInfo(store, 0, 1, info)
 

@@ -9,7 +9,7 @@ import time
 
 
 def record(error: BaseException) -> None:
-    """Write the error where torchrun looks for it, and say it on stderr. The message carries the trainer's traceback."""
+    """Write the error, with the trainer's traceback, where torchrun looks for it, and say it on stderr."""
     text = str(error)
     sys.stderr.write(f"elastic3d: {text}\n")
     sys.stderr.flush()

@@ -103,7 +103,7 @@ class Story:
             case "cut":
                 for name in words:
                     self.cut.add(name)
-                    self.to(name, e.EtcdLost())
+                    self.to(name, e.EtcdLost(since=self.now))
             case "heal":
                 for name in words:
                     self.cut.discard(name)
