@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 
-# Inside elastic3d each line may import itself and what stands above it. `run` is what the user sees; `rendezvous` is
-# torchrun's side of a node, the keeper (worker) the job's.
+# Inside elastic3d each line may import itself and what stands above it. `training` is the Run that a user's main sees,
+# `entry` the elastic3d.run that a script calls; `rendezvous` is torchrun's side of a node, `worker` the job's.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("values", "errors", "clock", "log"),
     ("planner", "data", "etcd", "port"),
@@ -20,7 +20,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("snapshots", "parallel", "health"),
     ("rendezvous",),
     ("worker",),
-    ("run",),
+    ("restoring", "alone", "training"),
+    ("entry",),
     ("cli",),
 )
 

@@ -122,6 +122,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--width", type=int, default=208)
     parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--reduction", choices=("ordered", "fast"), default="ordered")
+    parser.add_argument("--snapshot-every", type=int, default=1, help="steps between snapshots in memory; 0 for none")
+    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps between checkpoints; 0 for none")
     parser.add_argument("--layout", type=axes, default=None, help="such as pp=2; free axes are planned")
     parser.add_argument("--store", default=None, help="where checkpoints go: any fsspec URL")
     parser.add_argument("--events", default=None, help="folder for event files")
@@ -136,4 +139,11 @@ def axes(text: str) -> elastic3d.Layout:
 
 if __name__ == "__main__":
     options = arguments()
-    elastic3d.run(main, store=options.store, layout=options.layout, events=options.events)
+    elastic3d.run(
+        main,
+        store=options.store,
+        layout=options.layout,
+        events=options.events,
+        snapshot_every=options.snapshot_every,
+        checkpoint_every=options.checkpoint_every,
+    )
