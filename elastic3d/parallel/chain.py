@@ -42,11 +42,11 @@ class Chain:
     links: tuple[str, ...]
 
 
-class _Follow(TorchDispatchMode):
+class _Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Remember every tensor that was computed from the input."""
 
     def __init__(self, origin: torch.Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kept = [origin]  # keeps them alive, so that ids stay theirs
         self._ids = {id(origin)}
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore, set_debug_level_from_env
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elastic3d.errors import LayoutError
@@ -91,13 +92,13 @@ def join_world(assignment: Assignment, device: torch.device) -> None:
     if assignment.interface:
         os.environ["GLOO_SOCKET_IFNAME"] = assignment.interface
     # A forked process still has the level that its parent read.
-    dist.set_debug_level_from_env()
-    store = dist.TCPStore(
+    set_debug_level_from_env()
+    store = TCPStore(
         assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False, timeout=GROUP_TIMEOUT
     )
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=dist.PrefixStore(assignment.store_prefix, store),
+        store=PrefixStore(assignment.store_prefix, store),
         rank=assignment.rank,
         world_size=assignment.world,
         timeout=GROUP_TIMEOUT,

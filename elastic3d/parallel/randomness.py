@@ -36,7 +36,7 @@ class Randomness:
         """Seed the default generators for what comes at `place`."""
         seed = keyed_seed(self.seed, *self._where, place)
         torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed(seed)
 
     def install(self, model: nn.Module, blocks: Iterable[tuple[str, nn.Module]]) -> None:

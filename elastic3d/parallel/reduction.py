@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 
 class Reduction(Protocol):
@@ -118,7 +119,7 @@ class Ordered:
         return names
 
 
-class _Fold:
+class _Fold(ReduceScatter):
     """FSDP2's `ReduceScatter` for one unit. Reads FSDP's parameter groups, which torch does not call public."""
 
     def __init__(self, unit: FSDPModule, names: dict[int, str], micro_batches: int) -> None:

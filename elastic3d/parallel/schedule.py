@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.pipelining.stage import stage_backward
+from torch.distributed.pipelining._backward import stage_backward
 
 from elastic3d.data.batches import Batch, MicroBatch
 from elastic3d.parallel.randomness import Randomness

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,7 +45,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def box_of(tensor: torch.Tensor) -> Box:
-    """Return which part of the global tensor this rank holds; FSDP cuts dim 0 into equal runs, the last ones shorter."""
+    """Return which part of the global tensor this rank holds; FSDP cuts dim 0 into runs of equal length."""
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
         return Box(start=(0,) * len(shape), stop=shape)
@@ -108,7 +109,7 @@ def tiles_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[
 
 
 def writes(spec: TensorSpec, box: Box, dp_index: int) -> bool:
-    """Return whether this rank's copy of a tile is the one for a checkpoint: the lowest dp rank's, where all have it."""
+    """Return whether this rank's copy of a tile goes into checkpoints: where all replicas have it, the first's does."""
     return dp_index == 0 or box != spec.box
 
 
@@ -147,4 +148,7 @@ def buffer_of(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor, writable."""
     assert tensor.is_contiguous()
     assert tensor.device.type == "cpu"
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(bytearray())
+    if not tensor.numel():
+        return memoryview(bytearray())
+    data: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(data)

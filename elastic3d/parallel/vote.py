@@ -124,7 +124,7 @@ def row_squares(gradient: torch.Tensor) -> torch.Tensor:
     if not rows.numel():
         return torch.zeros(rows.shape[0], dtype=torch.float64)
     at_once = max(1, CHUNK // rows.shape[1])
-    return torch.cat([fold(part.to(torch.float64).square_()) for part in rows.split(at_once)])
+    return torch.cat([fold(part.to(torch.float64, copy=True).square_()) for part in torch.split(rows, at_once)])
 
 
 def fold(values: torch.Tensor) -> torch.Tensor:
