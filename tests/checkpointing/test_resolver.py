@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
-from states import piece, split
+from states import load, make_state, piece, save_and_commit, split
 
-from checkpointing import Box, Offered, Resolved, TensorSpec, resolve
+from checkpointing import Box, Offered, Resolved, TensorSpec, open_checkpoint, resolve
 from checkpointing.errors import MissingTile, SourceError, SpecMismatch
+from checkpointing.local_store import LocalStore
 from checkpointing.tiles import digest
 
 SPEC = TensorSpec(key="w", dtype="int32", shape=(12, 3))
@@ -163,3 +165,21 @@ def test_scalars_and_empty_tensors_resolve() -> None:
     empty = TensorSpec(key="empty", dtype="float32", shape=(0, 4))
     assert restore([source.offer(step, step.box, b"abcd")], [source], spec=step)[0][step.box] == b"abcd"
     assert restore([], [source], spec=empty)[0][empty.box] == b""
+
+
+def test_many_small_tiles_of_a_pack_come_in_few_requests(tmp_path: Path) -> None:
+    """Neighbours in a pack are read together: a thousand scalars do not cost a thousand round trips."""
+
+    class Counting(LocalStore):
+        reads = 0
+
+        def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+            self.reads += name.startswith("packs/")
+            return super().get(name, start, stop)
+
+    store = Counting(tmp_path)
+    state = make_state({f"step/{number}": ("float32", ()) for number in range(1000)})
+    save_and_commit(store, state)
+    store.reads = 0
+    assert load(open_checkpoint(store))[0] == state
+    assert store.reads <= 2 * 5
