@@ -158,6 +158,7 @@ def test_one_lost_write_is_survived(where: str, mode: str) -> None:
             assert mode in ("before", "after")
     assert lost
     assert read_latest(inner) == done.ref
+    assert done.moved  # it knows its own swap by the write-id
     assert load(open_checkpoint(inner))[0] == state
     assert len(list(inner.list("checkpoints/"))) == 1
     assert not list(verify(inner))

@@ -84,6 +84,21 @@ def test_missing_objects_and_strangers_are_named() -> None:
     assert [(f.object, f.fault) for f in verify(store)] == [("notes.txt", Fault.UNEXPECTED)]
 
 
+def test_a_sound_object_in_the_wrong_place_is_refused() -> None:
+    """A manifest or record that is whole, but not the one that was committed, is neither read nor passed over."""
+    store, rival = fresh(), fresh()
+    save_and_commit(store, make_state(SMALL))
+    save_and_commit(rival, make_state(SMALL, seed=8))
+    for name in [*store.list("saves/"), *store.list("checkpoints/")]:
+        data = store.get(name)
+        store.put(name, rival.get(name))
+        with pytest.raises(Corrupt, match=f"{name}: is not the (manifest|record) the"):
+            open_checkpoint(store)
+        assert (name, Fault.INCONSISTENT) in {(f.object, f.fault) for f in verify(store)}
+        store.put(name, data)
+    assert load(open_checkpoint(store))[0] == make_state(SMALL)
+
+
 def test_what_is_not_committed_may_be_incomplete() -> None:
     """A save under way, and a pack that no manifest names yet, are no findings."""
     store = fresh()
