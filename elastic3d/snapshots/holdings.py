@@ -69,6 +69,7 @@ class _Buffer:
     place: Place = Place.FREE
     mark: Mark | None = None
     busy: bool = False  # being hashed and sent
+    refused: bool = False  # the buddy knows a newer generation
 
 
 class Holdings:
@@ -107,7 +108,7 @@ class Holdings:
         buffer = self._buffers[index]
         assert buffer.place is Place.GRANTED, (index, buffer)
         assert mark.generation >= self._generation, (mark, self._generation)
-        buffer.place, buffer.mark = Place.HOME, mark
+        buffer.place, buffer.mark, buffer.refused = Place.HOME, mark, False
         self._wanted = False
         if checkpoint and not self._pin_users:
             self._pinned = mark
@@ -149,7 +150,8 @@ class Holdings:
 
     def next_to_replicate(self) -> Mark | None:
         """Return the oldest snapshot of the present generation that the buddy lacks."""
-        marks = [b.mark for b in self._buffers if b.place is Place.HOME and b.mark is not None and not b.busy]
+        waiting = [b for b in self._buffers if b.place is Place.HOME and not b.busy and not b.refused]
+        marks = [b.mark for b in waiting if b.mark is not None]
         return min((mark for mark in marks if mark.generation >= self._generation), default=None)
 
     def begin(self, mark: Mark) -> int:
@@ -159,12 +161,16 @@ class Holdings:
         self._buffers[index].busy = True
         return index
 
-    def end(self, mark: Mark, *, held: bool) -> bool:
-        """Stop keeping it; return whether `held` made it the newest step held at home and at the buddy."""
+    def end(self, mark: Mark, *, held: bool, refused: bool = False) -> bool:
+        """Stop keeping it; return whether `held` made it the newest step held at home and at the buddy.
+
+        refused: sending it again is no use.
+        """
         index = self.find(mark)
         assert index is not None, mark
         buffer = self._buffers[index]
         buffer.busy = False
+        buffer.refused = refused
         if held:
             buffer.place = Place.BOTH
         newer = held and mark.generation == self._generation and mark.step > self._held
@@ -176,6 +182,7 @@ class Holdings:
     def buddy_changed(self) -> None:
         """Replicate again what only the former buddy has."""
         for buffer in self._buffers:
+            buffer.refused = False
             if buffer.place is Place.BOTH:
                 buffer.place = Place.HOME
 
@@ -187,7 +194,7 @@ class Holdings:
     # Uploads.
 
     def pin(self, step: int) -> Mark:
-        """Keep the newest snapshot of `step` until `unpin`; StateError if there is none, or another is pinned."""
+        """Keep the newest snapshot of `step` until `release`; StateError if there is none, or another is pinned."""
         mark = max((m for m in self.marks() if m.step == step), default=None)
         if mark is None:
             raise StateError(f"the snapshot of step {step} is no longer in memory; nothing is lost, use a newer step")
@@ -200,12 +207,17 @@ class Holdings:
         self._pin_users += 1
         return mark
 
-    def unpin(self, step: int) -> None:
-        """Let go of one use of the pin, or of a pin for a checkpoint that nobody writes."""
-        if self._pinned is None or self._pinned.step != step:
-            return
-        self._pin_users = max(0, self._pin_users - 1)
+    def release(self) -> None:
+        """Undo one `pin`; the last one lets go."""
+        assert self._pin_users > 0
+        self._pin_users -= 1
         if not self._pin_users:
+            self._pinned = None
+            self._sweep()
+
+    def unpin(self, step: int) -> None:
+        """Let go of a snapshot written for a checkpoint that nobody writes; one in use stays."""
+        if self._pinned is not None and self._pinned.step == step and not self._pin_users:
             self._pinned = None
             self._sweep()
 

@@ -18,6 +18,10 @@ ALIGNMENT = 64
 TILE_BYTES = 4 << 20
 
 
+class UnknownTable(KeyError):
+    """No table of this identity was learnt; send it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """The bytes of one box, C-contiguous at `offset` of a snapshot."""
