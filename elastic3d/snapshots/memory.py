@@ -323,9 +323,9 @@ class SnapshotMemory:
             del self._tables[identity]
 
 
-def pieces(stored: Stored) -> list[Piece]:
+def pieces(table: Table, data: memoryview) -> list[Piece]:
     """Return a snapshot's bytes as pieces, one for each box the trainer gave."""
     return [
-        Piece(spec=entry.spec, box=entry.box, data=stored.data[entry.offset : entry.offset + entry.nbytes])
-        for entry in stored.table.entries
+        Piece(spec=entry.spec, box=entry.box, data=data[entry.offset : entry.offset + entry.nbytes])
+        for entry in table.entries
     ]

@@ -31,7 +31,11 @@ class Stale(Exception):
 
 
 class Replicator:
-    """Hashes and sends what `memory` has; tells of each snapshot when its digests are known and when it is held."""
+    """Hashes and sends what `memory` has.
+
+    digested: called once for each snapshot, when its digests are known. ended: called after each attempt, with whether
+    it made the snapshot the newest one held twice; buffers may have become free. Both on the replicator's thread.
+    """
 
     def __init__(
         self,
@@ -39,13 +43,13 @@ class Replicator:
         *,
         run_id: str,
         digested: Callable[[Mark], None],
-        held: Callable[[Mark], None],
+        ended: Callable[[Mark, bool], None],
         name: str = "replicator",
     ) -> None:
         self._memory = memory
         self._run_id = run_id
         self._digested = digested
-        self._held = held
+        self._ended = ended
         self._lock = threading.Lock()
         self._buddy: str | None = None
         self._connection: socket.socket | None = None
@@ -102,8 +106,7 @@ class Replicator:
                 # A buddy that was changed meanwhile holds it, but is none any more.
                 held = held and self._buddy == buddy
                 newer = self._memory.replicated(work.stored.mark, held=held, refused=refused)
-            if newer:
-                self._held(work.stored.mark)
+            self._ended(work.stored.mark, newer)
             if failed:
                 self._changed.wait(_RETRY_SECONDS)
                 self._changed.clear()
