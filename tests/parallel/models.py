@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 VOCABULARY, LENGTH = 29, 5
@@ -43,7 +44,9 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Embedding, dropout, blocks, norm, head: a chain. Widths are chosen so that shards come out uneven."""
 
-    def __init__(self, depth: int = 4, width: int = 7, dropout: float = 0.2, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, depth: int = 4, width: int = 7, dropout: float = 0.2, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, width)
         self.drop = nn.Dropout(dropout)
@@ -57,6 +60,62 @@ class Model(nn.Module):
         x = self.drop(self.embed(tokens))
         for block in self.blocks:
             x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+class PlainBlock(nn.Module):
+    """A block whose forward depends on no value, so that it runs on meta."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
+        x = x + self.dropout(torch.tanh(self.up(self.norm(x))))
+        return x if places is None else x + places
+
+
+class Plain(nn.Module):
+    """A chain with a table of places, which has no parameters and runs on every stage."""
+
+    def __init__(self, depth: int = 3, width: int = 6) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.drop = nn.Dropout(0.1)
+        self.places = Places(width)
+        self.blocks = nn.ModuleList(PlainBlock(width) for _ in range(depth))
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        places = self.places(x)
+        for block in self.blocks:
+            x = block(x, places)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+class Places(nn.Module):
+    """Sines of places; a buffer that is no state."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("waves", torch.arange(1.0, width + 1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(torch.arange(x.shape[1]).unsqueeze(1) * self.waves) * 0.01
+
+
+class Recomputing(Model):
+    """The model with whole blocks recomputed in the backward pass, dropout included."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
         logits: torch.Tensor = self.head(self.norm(x))
         return logits
 

@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+
 from checkpointing.errors import SourceError
 from checkpointing.resolver import Offered, TileSource
 from checkpointing.tiles import Box, TensorSpec, digest
-
 from elastic3d.alone import Alone
 from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Flags, Go, StepRecord
@@ -241,7 +241,7 @@ def _rank(main: Main, orders: Orders, rank: int, store: tuple[str, int], prefix:
         host.report.ended = "done"
     except Ended as end:
         host.report.ended, host.report.error = end.how, str(end.what)
-    except Exception as error:  # the edge of the process: whatever happened is told to the test
+    except Exception as error:  # noqa: BLE001  # the edge of the process: whatever happened is told to the test
         host.report.ended, host.report.error = "raised", "".join(traceback.format_exception(error))
     sender.send(host.report)
     sender.close()
