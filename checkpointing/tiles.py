@@ -6,6 +6,7 @@ one box. A *tile* is a piece no larger than the grid allows (`checkpointing.grid
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -201,7 +202,7 @@ def _slabs(low: int, high: int, boxes: Sequence[Box], dim: int) -> Iterator[tupl
     edges = sorted({low, high, *(b.start[dim] for b in boxes), *(b.stop[dim] for b in boxes)})
     pending = sorted(boxes, key=lambda b: b.start[dim], reverse=True)
     active: list[Box] = []
-    for slab_low, slab_high in zip(edges, edges[1:], strict=False):
+    for slab_low, slab_high in itertools.pairwise(edges):
         active = [b for b in active if b.stop[dim] > slab_low]
         while pending and pending[-1].start[dim] <= slab_low:
             active.append(pending.pop())

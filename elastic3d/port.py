@@ -15,6 +15,7 @@ from elastic3d.values import Layout, ModelProfile
 
 if TYPE_CHECKING:
     import torch
+
     from checkpointing.tiles import Box, TensorSpec
 
 
