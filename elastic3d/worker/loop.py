@@ -191,6 +191,10 @@ class SlotLoop:
         self._selector.register(self._supervisor.control, selectors.EVENT_READ, self._hear_template)
         self._selector.register(self._supervisor.pidfd, selectors.EVENT_READ, self._template_died)
 
+    def _unwatch(self, watched: socket.socket | int | KeeperEnd) -> None:
+        if watched in self._selector.get_map():
+            self._selector.unregister(watched)
+
     def _fork(self, trainer: _Trainer) -> None:
         assert trainer.theirs is not None
         descriptors = [trainer.theirs.fileno()]
@@ -203,7 +207,7 @@ class SlotLoop:
         packets = self._supervisor.receive()
         if not packets:
             # End of file: its death is told by the pidfd; until then there is nothing more to read.
-            self._selector.unregister(self._supervisor.control)
+            self._unwatch(self._supervisor.control)
         for packet in packets:
             match packet:
                 case template.Forked():
@@ -223,8 +227,7 @@ class SlotLoop:
     def _template_died(self) -> None:
         self._hear_template()  # what it had reported before
         for watched in (self._supervisor.control, self._supervisor.pidfd):
-            if watched in self._selector.get_map():
-                self._selector.unregister(watched)
+            self._unwatch(watched)
         detail = self._supervisor.replace()
         log.error("template.died", slot=self._index, detail=detail)
         self._tell(events.TemplateDied(slot=self._index, detail=detail))
@@ -276,8 +279,7 @@ class SlotLoop:
             messages = None
             self.stop(trainer.number)
         if messages is None:
-            if trainer.end in self._selector.get_map():
-                self._selector.unregister(trainer.end)
+            self._unwatch(trainer.end)
             return
         for message in messages:
             self._heard(trainer, message)
@@ -344,8 +346,7 @@ class SlotLoop:
         while (messages := self._last_words(trainer)) is not None:
             for message in messages:
                 self._heard(trainer, message)
-        if trainer.end in self._selector.get_map():
-            self._selector.unregister(trainer.end)
+        self._unwatch(trainer.end)
         trainer.end.close()
         self._close_theirs(trainer)
         del self._trainers[trainer.number]

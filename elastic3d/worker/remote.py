@@ -209,7 +209,7 @@ class RemoteSlot:
                 raise StateError(answer["error"] if answer else "the companion keeper is gone; use another copy")
             pinned = answer["pinned"]
             table = tables.from_wire(pinned["table"])
-            _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1)
+            _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
             arena = Arena(descriptor)
             try:
                 yield PinnedSnapshot(
