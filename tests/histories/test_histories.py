@@ -107,10 +107,8 @@ def test_losing_a_node_and_its_buddy_means_the_store(job_etcd: EtcdServer, quiet
 def test_any_layout_ends_with_the_same_bits(layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """A fixed layout, a death in it, and the planner's own choice: one digest."""
     setting = dataclasses.replace(SMALL, layout=layout)
-    if layout.pp == 4:
-        asked = faults()
-    else:
-        asked = faults("2@8")
+    # A pipeline of four stages needs all four nodes.
+    asked = faults() if layout.pp == 4 else faults("2@8")
     held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
 
 
