@@ -178,7 +178,7 @@ class Cluster:
             node.process.wait()
         end_all(self.mark)
 
-    def tail(self, name: str, lines: int = 20) -> str:
+    def tail(self, name: str, lines: int = 60) -> str:
         """Return the last `lines` of a node's log, for messages about what went wrong."""
         text = self._nodes[name].log.read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])

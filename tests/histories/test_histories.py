@@ -56,7 +56,8 @@ HISTORIES = {
 def held(outcome: Outcome, undisturbed: Outcome) -> Outcome:
     """Assert that `outcome` kept every promise, and return it."""
     verdict = judge(outcome, undisturbed)
-    assert verdict.kept, "\n".join(verdict.broken)
+    logs = [f"--- {name}\n{log}" for name, log in outcome.logs.items()]
+    assert verdict.kept, "\n".join((*verdict.broken, *logs))
     assert verdict.same_bits is True
     return outcome
 
