@@ -295,7 +295,7 @@ class EtcdCluster:
         raise EtcdUnavailable("etcd: the cluster has no leader")
 
     def wait_healthy(self) -> None:
-        """Return when every member that was not killed serves; EtcdUnavailable with the end of a log if one does not."""
+        """Return when every member that was not killed serves; EtcdUnavailable, with its log, if one does not."""
         deadline = SYSTEM.monotonic() + START_TIMEOUT
         for member in self.members:
             while member.started and not member.healthy():
@@ -353,9 +353,9 @@ class EtcdCluster:
         if self.certificates is not None:
             files = self.certificates
             flags |= {"cert-file": str(files.server), "key-file": str(files.server_key)}
-            flags |= {"trusted-ca-file": str(files.ca)}
             if self._client_certificates:
-                flags["client-cert-auth"] = "true"
+                # An authority alone makes etcd ask for client certificates too.
+                flags |= {"trusted-ca-file": str(files.ca), "client-cert-auth": "true"}
         return [str(self.binary), *(f"--{name}={value}" for name, value in flags.items())]
 
     def _context(self) -> ssl.SSLContext | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -102,3 +103,10 @@ def end_all(mark: str, seconds: float = 10.0) -> list[Found]:
         return not left
 
     return [] if wait_until(gone, seconds) else marked(mark)
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback address that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

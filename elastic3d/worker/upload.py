@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 import tenacity
 
-from checkpointing import Fenced, StoreError, commit, fence, open_store, read_latest, save_rank
-from checkpointing.errors import CheckpointError
-from checkpointing.store import Store
+from checkpointing import Store, commit, fence, open_store, read_latest, save_rank
+from checkpointing.errors import CheckpointError, Incomplete, StoreError, Superseded
 from elastic3d.errors import ConfigurationError, StateError
 from elastic3d.membership.records import SavedStep
 from elastic3d.worker.events import CheckpointFailed, Saved, SlotEvent, SnapshotTaken
@@ -121,7 +120,7 @@ class Committer:
                     self._told(-1, f"fence: {error}")
             elif saved not in self._done:
                 try:
-                    done = retry(
+                    retry(
                         commit,
                         self._store,
                         step=saved.step,
@@ -130,8 +129,9 @@ class Committer:
                         committed_in=number,
                         world=saved.world,
                     )
-                    if done is not None:
-                        self._done.add(saved)
-                        self._told(saved.step, None)
-                except (Fenced, CheckpointError, OSError) as error:
+                    self._done.add(saved)
+                    self._told(saved.step, None)
+                except (Incomplete, Superseded):
+                    pass  # some nodes still write, or a later step was faster
+                except (CheckpointError, OSError) as error:
                     self._told(saved.step, str(error))
