@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from elastic3d.errors import ConfigurationError
 from elastic3d.rendezvous.settings import Settings, from_environment
+from elastic3d.tiers import KeepersAndStore
 from elastic3d.training import Run, run_alone, train
 from elastic3d.values import Layout
 from elastic3d.worker.keeper import Inbox, Keeper, guarded
@@ -20,7 +21,7 @@ from elastic3d.worker.process import die_with_parent
 from elastic3d.worker.remote import RemoteSlot, serve_slot
 from elastic3d.worker.slot import LocalSlot, Slot
 from elastic3d.worker.spawn import serve_role_from_environment
-from elastic3d.worker.trainer import trainer_main
+from elastic3d.worker.trainer import run_trainer
 from elastic3d.worker.upload import Uploader
 
 TOKEN = "ELASTIC3D_NODE_TOKEN"
@@ -49,7 +50,7 @@ def run(
     """
 
     def enter(spec: str, descriptors: tuple[int, ...]) -> None:
-        trainer_main(spec, descriptors, lambda port: train(main, port))
+        run_trainer(lambda port: train(main, port, tiers=KeepersAndStore(port.assignment.run_id)), spec, descriptors)
 
     serve_role_from_environment(enter)
     options = Options(
