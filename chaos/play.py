@@ -236,6 +236,7 @@ class _Player:
         prefix = f"/elastic3d/{self.cluster.launch.run_id}/"
         return (
             *map(str, self.cluster.leftovers()),
+            *(f"temporary file {path}" for path in self.cluster.files_left()),
             *shared_memory_left(self._shared_memory),
             *leases_left(self.etcd.endpoint, prefix, alone=isinstance(self.etcd, OwnEtcd)),
         )
