@@ -11,6 +11,7 @@ import queue
 from collections.abc import Callable
 
 from elastic3d.errors import ConfigurationError
+from elastic3d.port import Port
 from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.tiers import KeepersAndStore
 from elastic3d.training import Run, run_alone, train
@@ -18,13 +19,12 @@ from elastic3d.values import Layout
 from elastic3d.worker.keeper import Inbox, Keeper, guarded
 from elastic3d.worker.options import Options
 from elastic3d.worker.process import die_with_parent
-from elastic3d.worker.remote import RemoteSlot, serve_slot
-from elastic3d.worker.slot import LocalSlot, Slot
-from elastic3d.worker.spawn import serve_role_from_environment
-from elastic3d.worker.trainer import run_trainer
-from elastic3d.worker.upload import Uploader
+from elastic3d.worker.remote import RemoteSlot, SlotServer
+from elastic3d.worker.slot import LocalSlot, Slot, serve_role
 
 TOKEN = "ELASTIC3D_NODE_TOKEN"
+COMPANION_PATIENCE = 120.0
+"""Seconds the keepers of one node wait for each other: the slowest has to import everything first."""
 
 
 def run(
@@ -49,10 +49,10 @@ def run(
     when it failed. UsageError for values that make no sense.
     """
 
-    def enter(spec: str, descriptors: tuple[int, ...]) -> None:
-        run_trainer(lambda port: train(main, port, tiers=KeepersAndStore(port.assignment.run_id)), spec, descriptors)
+    def enter(port: Port) -> None:
+        train(main, port, tiers=KeepersAndStore(port.assignment.run_id))
 
-    serve_role_from_environment(enter)
+    serve_role(enter)
     options = Options(
         store=store,
         layout=layout,
@@ -75,21 +75,25 @@ def run(
         run_alone(main)
 
 
-def _keep(enter: Callable[[str, tuple[int, ...]], None], settings: Settings, options: Options) -> None:
+def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -> None:
     """Be one slot's keeper until the node's part in the job is over."""
     die_with_parent(os.getppid())
     local_rank, slots = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     inbox: Inbox = queue.SimpleQueue()
     # The template is forked here, before this process has any thread.
-    mine = LocalSlot(local_rank, settings.address, enter, inbox)
-    name = f"elastic3d-{os.environ[TOKEN]}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    mine = LocalSlot(index=local_rank, run_id=settings.run_id, host=settings.address, entry=enter, events=inbox)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+    def name(index: int) -> str:
+        return f"elastic3d-{os.environ[TOKEN]}-{restarts}-{index}"
+
     try:
         if local_rank:
-            uploader = Uploader(options.store, mine, inbox.put) if options.store else None
-            serve_slot(mine, inbox, name, heard=uploader.offer if uploader else None)
+            SlotServer(mine, inbox, name(local_rank)).serve(COMPANION_PATIENCE)
             return
-        others: list[Slot] = [RemoteSlot(index, name, inbox) for index in range(1, slots)]
+        others: list[Slot] = []
         try:
+            others += [RemoteSlot(name(index), inbox, patience=COMPANION_PATIENCE) for index in range(1, slots)]
             Keeper(settings, options, [mine, *others], inbox).run()
         finally:
             for slot in others:

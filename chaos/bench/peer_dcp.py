@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -61,7 +62,7 @@ def main() -> None:
 def save(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saves: Path, step: int) -> None:
     """Write a checkpoint that all ranks have finished before its marker appears."""
     weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=saves / str(step))
+    dcp_save({"model": weights, "optimizer": state}, checkpoint_id=saves / str(step))
     dist.barrier()
     if dist.get_rank() == 0:
         (saves / f"{step}.done").touch()
@@ -75,7 +76,7 @@ def load(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saves: Path) 
     step = newest[0] or 0
     if step:
         weights, state = get_state_dict(model, optimizer)
-        dcp.load({"model": weights, "optimizer": state}, checkpoint_id=saves / str(step))
+        dcp_load({"model": weights, "optimizer": state}, checkpoint_id=saves / str(step))
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
     return step
 

@@ -116,11 +116,18 @@ class Assembly:
 
 
 def prove_plan(plan: Plan, example: Any) -> Chain:
-    """Return the chain of a plan's model, from one forward pass of an outline of it."""
+    """Return the chain of a plan's model: from a pass on meta, or a real one where forward depends on values."""
     assert plan.blocks is not None
-    whole = initial.outline(plan.build)
-    device = next(whole.parameters()).device
-    return prove(whole, plan.blocks, example.to(device) if isinstance(example, torch.Tensor) else example)
+    try:
+        return _prove(initial.outline(plan.build), plan.blocks, example)
+    except (RuntimeError, NotImplementedError):
+        with torch.random.fork_rng(devices=[]):
+            return _prove(plan.build(), plan.blocks, example)
+
+
+def _prove(model: nn.Module, blocks: str, example: Any) -> Chain:
+    device = next(model.parameters()).device
+    return prove(model, blocks, example.to(device) if isinstance(example, torch.Tensor) else example)
 
 
 def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:

@@ -73,6 +73,9 @@ class Fast:
         for unit in units:
             # A sum, as the ordered reduction's; each loss is already divided by the number of micro-batches.
             unit.set_gradient_divide_factor(1.0)
+        if hasattr(self._root, "set_reduce_scatter_unused_params"):
+            # Without it (before torch 2.13) ranks that use different parameters reduce unlike pieces.
+            self._root.set_reduce_scatter_unused_params(True)
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Turn the reduction on for the last round only."""

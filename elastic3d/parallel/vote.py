@@ -120,9 +120,9 @@ class Paper:
 
 def row_squares(gradient: torch.Tensor) -> torch.Tensor:
     """Return the sum of squares of each row of dim 0, in float64; a row's bits do not depend on the rows beside it."""
+    if not gradient.numel():
+        return torch.zeros(gradient.shape[0], dtype=torch.float64)
     rows = gradient.detach().reshape(gradient.shape[0] if gradient.dim() else 1, -1)
-    if not rows.numel():
-        return torch.zeros(rows.shape[0], dtype=torch.float64)
     at_once = max(1, CHUNK // rows.shape[1])
     return torch.cat([fold(part.to(torch.float64, copy=True).square_()) for part in torch.split(rows, at_once)])
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from etcd_helpers import wait_until
 
 from chaos.etcd import EtcdServer, installed_etcds
 from elastic3d.etcd import EtcdClient
@@ -52,11 +52,3 @@ def no_threads_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("etcd-") and t not in before], 3.0)
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait until `condition` holds; fail if it does not within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)

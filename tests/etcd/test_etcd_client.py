@@ -9,14 +9,28 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from etcd_helpers import wait_until
 
 from chaos.etcd import EtcdServer, etcd_version, find_etcd
 from elastic3d.errors import ConfigurationError, EtcdRefused, EtcdUnavailable, UsageError
-from elastic3d.etcd import Compacted, Compare, Delete, EtcdClient, Get, LeaseGone, LeaseKeeper, Put, Watch
+from elastic3d.etcd import (
+    Changes,
+    Compacted,
+    Compare,
+    Connected,
+    Delete,
+    Delivery,
+    EtcdClient,
+    Get,
+    LeaseGone,
+    LeaseKeeper,
+    Put,
+    Watch,
+)
 
 pytestmark = pytest.mark.etcd
 
@@ -173,10 +187,8 @@ def test_close_leaves_nothing(server: EtcdServer) -> None:
     assert time.monotonic() - began < 2.0
     watch.close()
     keeper.close()
-    deadline = time.monotonic() + 5
-    while {t.ident for t in threading.enumerate()} - before or _connections(server.members[0].port):
-        assert time.monotonic() < deadline, threading.enumerate()
-        time.sleep(0.02)
+    wait_until(lambda: not {t.ident for t in threading.enumerate()} - before)
+    wait_until(lambda: not _connections(server.members[0].port))
     with pytest.raises(UsageError):
         keeper.grant(5)
     with pytest.raises(UsageError):
@@ -186,7 +198,10 @@ def test_close_leaves_nothing(server: EtcdServer) -> None:
 def _connections(port: int) -> int:
     """Return how many connections of this process lead to `port`."""
     peer = f"0100007F:{port:04X}"  # also the end of the IPv6 form, which gRPC uses
-    inodes = {os.readlink(fd.path) for fd in os.scandir("/proc/self/fd") if os.path.islink(fd.path)}
+    inodes = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            inodes.add(os.readlink(f"/proc/self/fd/{name}"))
     tables = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
     lines = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
     return sum(1 for line in lines if line[2].endswith(peer) and f"socket:[{line[9]}]" in inodes)
@@ -204,12 +219,13 @@ def test_password(binary: Path) -> None:
             found = client.get("k")
             assert found is not None
             assert found.value == b"2"
-            client.session._token = "invalid.1"
-            deliveries: list[object] = []
-            client.session._token = "invalid.1"
+            deliveries: list[Delivery] = []
             watch = Watch(client, "k", deliveries.append)
+            wait_until(lambda: any(isinstance(delivery, Connected) for delivery in deliveries))
+            client.session._token = "invalid.1"
+            server.restart()
             client.put("k", b"3")
-            _wait_for(lambda: any("Changes" in repr(delivery) for delivery in deliveries))
+            wait_until(lambda: any(isinstance(delivery, Changes) for delivery in deliveries))
             watch.close()
         for user, password, words in (
             ("root", "wrong", "wrong user"),
@@ -226,18 +242,10 @@ def test_password(binary: Path) -> None:
                 with pytest.raises(EtcdRefused, match=words):
                     LeaseKeeper(client).grant(5) if user else client.get("k")
                 watch = Watch(client, "k", ended.append)
-                _wait_for(lambda: ended)  # noqa: B023  # used within the turn
+                wait_until(lambda: ended)  # noqa: B023  # used within the turn
                 assert "Ended" in repr(ended[0])
                 watch.close()
                 assert time.monotonic() - began < 5
-
-
-def _wait_for(condition: object, seconds: float = 5.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_credentials_for_a_cluster_that_asks_for_none(server: EtcdServer) -> None:
@@ -267,7 +275,7 @@ def test_permission_is_that_of_the_role(one_binary: Path) -> None:
                 client.check()
             ended: list[object] = []
             watch = Watch(client, "", ended.append)
-            _wait_for(lambda: ended)
+            wait_until(lambda: ended)
             assert "permission denied" in repr(ended[0])
             watch.close()
 
