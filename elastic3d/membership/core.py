@@ -65,6 +65,7 @@ class Core:
         self._vacant_since: float | None = None
         self._buried: set[tuple[str, str]] = set()
         self._registered_at = -1
+        self._was_registered = False
         self._fenced = 0
         self._committing: tuple[SavedStep, int] | None = None
         self.exited = False
@@ -197,7 +198,14 @@ class Core:
             self._stop_all(actions, "the job is over")
             actions.append(e.Exit(failed=view.end.failed, detail=view.end.detail))
             self.exited = True
-        elif not view.is_registered(node):
+        elif view.is_registered(node):
+            self._was_registered = True
+        elif self._was_registered and node.name in view.members:
+            self._stop_all(actions, "another process took this node's name")
+            detail = f"another process registered as node {node.name}: give every node a name of its own"
+            actions.append(e.Exit(failed=True, detail=detail))
+            self.exited = True
+        else:
             seen = view.revision(f"members/{node.name}")
             if seen != self._registered_at:
                 self._registered_at = seen
@@ -254,7 +262,10 @@ class Core:
                 self._stop(actions, key, why)
 
     def _lead(self, actions: list[e.Action], now: float) -> None:
-        """Campaign when nobody leads, decide when this member does."""
+        """Campaign when nobody leads, decide when this member does; a stranger to the job does neither."""
+        current, mine = self.view.generation, self.record.profile
+        if current is not None and mine is not None and current.job != mine.digest:
+            return
         if self.view.leader is None:
             if self._vacant_since is None:
                 self._vacant_since = now
