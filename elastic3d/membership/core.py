@@ -30,8 +30,8 @@ from elastic3d.membership.view import View
 from elastic3d.values import Generation
 
 ALONE = 0.8
-"""Of lease and grace together: how long a member that alone has lost etcd goes on. The others put it out after the whole.
-Some members hear from etcd again before others do, so that a vote or two against this member mean nothing yet."""
+"""Of lease and grace together: how long a member that alone has lost etcd goes on. The others put it out after all
+of it. Some members hear from etcd again before others do, so that a vote or two against this one mean nothing yet."""
 
 STAGGER = 0.3
 """Seconds between the campaigns of one candidate and the next."""
