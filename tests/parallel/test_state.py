@@ -20,7 +20,7 @@ from elastic3d.errors import StateError, UsageError
 from elastic3d.parallel import facts
 from elastic3d.parallel.lost import is_lost_peer
 from elastic3d.parallel.state import create_optimizer_state, tiles_of, writes
-from elastic3d.run import Run, run_alone
+from elastic3d.training import Run, run_alone
 from elastic3d.values import to_json
 from tests.parallel.models import Model, Sentences, loss_fn
 

@@ -27,7 +27,7 @@ from elastic3d.alone import Alone
 from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.restoring import Decision
-from elastic3d.run import Main, Run
+from elastic3d.training import Main, Run
 from elastic3d.values import Layout, ModelProfile
 
 TIMEOUT = 120
