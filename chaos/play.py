@@ -67,7 +67,7 @@ class Setting:
     micro_batch: int = 2
     blocks: int = 8
     width: int = 208
-    context: int = 128
+    context: int = 64
     options: tuple[str, ...] = ()
     conf: Mapping[str, str] = field(default_factory=dict)
     script: Path = TRAIN_GPT
