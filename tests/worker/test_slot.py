@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from elastic3d.port import Go
 from elastic3d.worker.events import (
     ExitKind,
