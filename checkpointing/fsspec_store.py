@@ -59,13 +59,14 @@ class FsspecStore:
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes [start, stop) of an object."""
+        path = self._path(name)
         if stop is not None and stop <= start:
             return b""
         with self._errors("read", name):
             # Unbounded reads are told apart: s3fs asks for the size first when only one end is given.
             if start == 0 and stop is None:
-                return bytes(self._fs.cat_file(self._path(name)))
-            return bytes(self._fs.cat_file(self._path(name), start=start, end=stop))
+                return bytes(self._fs.cat_file(path))
+            return bytes(self._fs.cat_file(path, start=start, end=stop))
 
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token, None if it is not there."""
@@ -85,13 +86,15 @@ class FsspecStore:
 
     def size(self, name: str) -> int:
         """Return an object's bytes."""
+        path = self._path(name)
         with self._errors("read", name):
-            return int(self._fs.info(self._path(name))["size"])
+            return int(self._fs.info(path)["size"])
 
     def put(self, name: str, data: Data) -> None:
         """Write an object, replacing what was there; chunks are uploaded in parts."""
+        path = self._path(name)
         with self._errors("write", name):
-            path = self._parents(name)
+            self._make_parents(path)
             if isinstance(data, bytes):
                 self._fs.pipe_file(path, data)
                 return
@@ -101,15 +104,18 @@ class FsspecStore:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object; False if one was there."""
+        path = self._path(name)
         with self._errors("create", name):
-            return self._conditions().create(self._parents(name), data)
+            self._make_parents(path)
+            return self._conditions().create(path, data)
 
     def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
         """Replace an object if its token is `expected`."""
         if expected is None:
             return self.put_if_absent(name, data)
+        path = self._path(name)
         with self._errors("swap", name):
-            return self._conditions().swap(self._path(name), expected, data)
+            return self._conditions().swap(path, expected, data)
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the names that begin with `prefix`, sorted."""
@@ -124,20 +130,20 @@ class FsspecStore:
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""
+        path = self._path(name)
         try:
             with self._errors("delete", name):
-                self._fs.rm_file(self._path(name))
+                self._fs.rm_file(path)
         except StoreNotFound:
             pass
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{check_name(name)}"
 
-    def _parents(self, name: str) -> str:
-        path = self._path(name)
+    def _make_parents(self, path: str) -> None:
+        # Object stores have no directories, and s3fs would try to make the bucket.
         if not isinstance(self._conditional, _S3):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        return path
 
     def _conditions(self) -> _Conditional:
         if self._conditional is None:

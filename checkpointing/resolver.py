@@ -260,11 +260,13 @@ class _Fetcher:
 def _batches(plan: _Plan) -> list[list[int]]:
     """Cut the plan into batches of one source each, sources taking turns."""
     queues: dict[str, list[list[int]]] = {}
+    room: dict[str, int] = {}
     for number, (offer, _) in plan.items():
         batches = queues.setdefault(offer.source, [])
-        size = sum(_nbytes(plan[other][0]) for other in batches[-1]) if batches else 0
-        if not batches or size + _nbytes(offer) > _BATCH_BYTES or len(batches[-1]) >= _BATCH_TILES:
+        if not batches or room[offer.source] < _nbytes(offer) or len(batches[-1]) >= _BATCH_TILES:
             batches.append([])
+            room[offer.source] = _BATCH_BYTES
         batches[-1].append(number)
+        room[offer.source] -= _nbytes(offer)
     turns = itertools.zip_longest(*queues.values())
     return [batch for turn in turns for batch in turn if batch is not None]

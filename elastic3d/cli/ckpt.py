@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from checkpointing import open_store, read_latest, verify
-from checkpointing.errors import CheckpointError, FormatError, StoreError
+from checkpointing.errors import CheckpointError
 from checkpointing.reader import read_record
 from checkpointing.verify import Finding
 
@@ -36,9 +36,6 @@ def _errors() -> Iterator[None]:
     """Say what went wrong in one line: exit 2 for what the user must change, 1 for the rest."""
     try:
         yield
-    except StoreError as error:
-        _say(error)
-        raise typer.Exit(2) from error
     except CheckpointError as error:
         _say(error)
         raise typer.Exit(error.exit_code) from error
@@ -62,7 +59,7 @@ def list_checkpoints(url: _Url, as_json: _Json = False) -> None:
             row: dict[str, Any] = {"checkpoint": name, "latest": name == ref.checkpoint if ref else False}
             try:
                 record = read_record(store, name)
-            except (FormatError, CheckpointError) as error:
+            except CheckpointError as error:
                 rows.append({**row, "error": str(error)})
                 continue
             rows.append(
@@ -144,7 +141,11 @@ def _print_findings(url: str, size: int, findings: list[Finding]) -> None:
         what = f"every one of {size:,} bytes is as it was written" if size else "there is nothing in it"
         console.print(f"[green]ok[/] {escape(url)}: {what}.", highlight=False, soft_wrap=True)
         return
-    table = Table(title=f"{len(findings)} findings in {escape(url)}", box=None, header_style="bold")
+    table = Table(
+        title=f"{len(findings)} finding{'s' if len(findings) > 1 else ''} in {escape(url)}",
+        box=None,
+        header_style="bold",
+    )
     for column in ("fault", "rank", "tensor", "object", "detail", "spoils"):
         table.add_column(column, overflow="fold")
     for finding in findings:
