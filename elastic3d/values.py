@@ -100,6 +100,8 @@ class Generation:
     """One sealed (or, with attempt > 0 and under `proposal`, still proposed) membership.
 
     Rank r of the world is slot r % slots of active node r // slots. `attempt` tells proposals of one number apart.
+    `job` is the digest of the model and batches all nodes must share. `tries` counts generations in a row that ended by
+    the user's error or a dying trainer without a step of progress beyond `tried_at`.
     """
 
     number: int
@@ -110,6 +112,9 @@ class Generation:
     layout: Layout | None = None
     leader: str = ""
     detail: str = ""
+    job: str = ""
+    tries: int = 0
+    tried_at: int = -1
 
     @property
     def world(self) -> int:

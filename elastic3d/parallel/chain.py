@@ -137,7 +137,8 @@ def _watch(model: nn.Module, names: list[str], example: torch.Tensor) -> tuple[l
         handles.append(model.get_submodule(name).register_forward_hook(hook(name), with_kwargs=True))
     try:
         # In training mode: dropout hands its input on in evaluation, which would look like a module left out.
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), follow:
+        # What forward makes without naming a device belongs beside the example, meta or real.
+        with torch.random.fork_rng(devices=[]), torch.device(example.device), torch.no_grad(), follow:
             output = model.train()(example)
     finally:
         model.train(training)

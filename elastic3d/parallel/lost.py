@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 # gloo's errors are plain RuntimeErrors, to be known by their words alone.
-WORDS = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Socket Timeout")
+WORDS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Socket Timeout")
 
 
 def is_lost_peer(error: BaseException) -> bool:

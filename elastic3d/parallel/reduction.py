@@ -73,6 +73,7 @@ class Fast:
         for unit in units:
             # A sum, as the ordered reduction's; each loss is already divided by the number of micro-batches.
             unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
         if hasattr(self._root, "set_reduce_scatter_unused_params"):
             # Without it (before torch 2.13) ranks that use different parameters reduce unlike pieces.
             self._root.set_reduce_scatter_unused_params(True)

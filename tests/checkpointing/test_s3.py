@@ -18,8 +18,6 @@ from checkpointing import Store, commit, fence, open_checkpoint, open_store, ver
 from checkpointing.errors import Fenced, StoreUnfit
 
 pytestmark = pytest.mark.s3
-pytest.importorskip("s3fs")
-pytest.importorskip("moto.server")
 
 
 @pytest.fixture(scope="module")

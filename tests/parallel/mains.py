@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from elastic3d.run import Run
+from elastic3d.training import Run
 from tests.parallel.models import Model, Plain, Recomputing, Sentences, loss_fn
 
 STEPS = 4

@@ -9,7 +9,7 @@ from elastic3d.data import check
 from elastic3d.data.positions import Order
 from elastic3d.parallel import vote
 from elastic3d.parallel.digest import combine
-from elastic3d.run import Run, run_alone
+from elastic3d.training import Run, run_alone
 from elastic3d.values import Layout
 from tests.parallel import mains
 from tests.parallel.models import Model, Sentences, loss_fn

@@ -27,7 +27,7 @@ from elastic3d.alone import Alone
 from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.restoring import Decision
-from elastic3d.run import Main, Run
+from elastic3d.training import Main, Run
 from elastic3d.values import Layout, ModelProfile
 
 TIMEOUT = 120
@@ -221,7 +221,7 @@ def _receive(receiver: Any) -> Report:
     try:
         if not receiver.poll(TIMEOUT):
             return Report(rank=-1, ended="timed out")
-        report: Report = receiver.recv()
+        report: Report = pickle.loads(receiver.recv_bytes())
     except EOFError:
         return Report(rank=-1, ended="died")
     return report
@@ -243,6 +243,6 @@ def _rank(main: Main, orders: Orders, rank: int, store: tuple[str, int], prefix:
         host.report.ended, host.report.error = end.how, str(end.what)
     except Exception as error:  # noqa: BLE001  # the edge of the process: whatever happened is told to the test
         host.report.ended, host.report.error = "raised", "".join(traceback.format_exception(error))
-    sender.send(host.report)
+    sender.send_bytes(pickle.dumps(host.report))
     sender.close()
     os._exit(0)

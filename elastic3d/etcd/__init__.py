@@ -1,0 +1,43 @@
+"""A thin etcd v3 client over gRPC: keys, transactions, leases that are kept, watches that resume.
+
+    EtcdClient    calls that block
+    LeaseKeeper   keeps leases alive and says when one is lost
+    Watch         a prefix as a snapshot and all its changes after it, whichever member serves it
+
+Not fork-safe: open it after a fork, never before.
+"""
+
+from elastic3d.etcd.client import EtcdClient
+from elastic3d.etcd.endpoints import Endpoint, Tls, parse_endpoints
+from elastic3d.etcd.failures import Compacted, LeaseGone, OutcomeUnknown
+from elastic3d.etcd.lease import Lease, LeaseKeeper, Loss
+from elastic3d.etcd.operations import Compare, Delete, Get, KeyValue, Operation, Put, TxnResult
+from elastic3d.etcd.watch import Change, Changes, Connected, Delivery, Disconnected, Ended, Snapshot, Watch
+
+__all__ = [
+    "EtcdClient",
+    "Endpoint",
+    "Tls",
+    "parse_endpoints",
+    "KeyValue",
+    "Compare",
+    "Get",
+    "Put",
+    "Delete",
+    "Operation",
+    "TxnResult",
+    "Lease",
+    "LeaseKeeper",
+    "Loss",
+    "Watch",
+    "Delivery",
+    "Snapshot",
+    "Changes",
+    "Change",
+    "Connected",
+    "Disconnected",
+    "Ended",
+    "OutcomeUnknown",
+    "LeaseGone",
+    "Compacted",
+]

@@ -1,0 +1,56 @@
+"""Which endpoint to ask: the one that works, until it does not.
+
+Blind round robin pays one deadline for every turn of a stopped member. Here a member that failed is set aside for a
+while (twice as long after each failure in a row); the one that answered last is asked first. The breaker only orders:
+with every member set aside they are all still tried, the one that has rested longest first, for somebody has to find
+out when etcd is back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_REST = 0.5
+LONGEST_REST = 8.0
+
+
+@dataclass(slots=True)
+class _Member:
+    failures: int = 0
+    rested: float = 0.0
+
+
+class Breaker:
+    """Order over `count` endpoints, numbered from 0; `preferred` is asked first. Not thread-safe; takes `now`."""
+
+    def __init__(self, count: int, *, preferred: int = 0) -> None:
+        assert 0 <= preferred < count
+        self._members = [_Member() for _ in range(count)]
+        self._preferred = preferred
+
+    def order(self, now: float) -> list[int]:
+        """Return all endpoints, best first: working, rested, resting."""
+
+        def rank(index: int) -> tuple[int, float, int]:
+            member = self._members[index]
+            turn = (index - self._preferred) % len(self._members)
+            if member.failures == 0:
+                return 0, 0.0, turn
+            return (1 if member.rested <= now else 2), member.rested, turn
+
+        return sorted(range(len(self._members)), key=rank)
+
+    def succeeded(self, index: int) -> None:
+        """Take note of an answer: `index` works and is preferred from now on, unless the preferred one works too."""
+        self._members[index].failures = 0
+        if self._members[self._preferred].failures:
+            self._preferred = index
+
+    def failed(self, index: int, now: float) -> None:
+        """Take note of a failure: `index` rests, longer each time in a row."""
+        member = self._members[index]
+        rest = min(FIRST_REST * 2**member.failures, LONGEST_REST)
+        # Many threads may fail on the same outage: only what fails after a rest counts as another failure.
+        if member.failures == 0 or now >= member.rested:
+            member.failures = min(member.failures + 1, 8)
+            member.rested = now + rest

@@ -1,0 +1,82 @@
+"""Find out why nobody who speaks etcd's gRPC answers at an endpoint, by asking it a plain HTTP question.
+
+gRPC says UNAVAILABLE for a closed port, a web server, an etcd that wants TLS and an etcd 2 alike. `GET /version` tells
+them apart, for every etcd since 2.1 answers it with JSON; what says nothing to that is offered a TLS handshake.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+from collections.abc import Iterable
+
+from elastic3d.errors import EtcdError, EtcdRefused
+from elastic3d.etcd.endpoints import Endpoint
+
+# What gRPC says of it. A client certificate that is missing shows only after the handshake: TLS 1.3 asks for it late.
+HANDSHAKE = ("handshake failed", "CERTIFICATE", "TSI_")
+
+
+def explain(endpoints: Iterable[Endpoint], timeout: float, error: EtcdError) -> None:
+    """Raise EtcdRefused, caused by `error`, if what is wrong at some endpoint can be told; return if it cannot."""
+    for endpoint in endpoints:
+        reason = _reason(endpoint, timeout)
+        if reason is not None:
+            raise EtcdRefused(f"etcd: {endpoint} {reason}") from error
+    if any(text in str(error) for text in HANDSHAKE):
+        raise EtcdRefused(
+            f"etcd: the TLS handshake fails ({error}); see that `ca` signed the servers' certificates, that these name "
+            "the endpoint's host, and that a client certificate is given where the servers ask for one"
+        ) from error
+
+
+def require_version(version: str, oldest: tuple[int, int]) -> None:
+    """Raise EtcdRefused if `version`, such as "3.5.1", is older than `oldest`."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) < oldest:
+        wanted = ".".join(map(str, oldest))
+        raise EtcdRefused(f"etcd: the server is version {version or 'unknown'}; {wanted} or later is needed")
+
+
+def _reason(endpoint: Endpoint, timeout: float) -> str | None:
+    answer = _ask(endpoint, timeout)
+    if not answer.startswith(b"HTTP/"):
+        if not endpoint.tls and _speaks_tls(endpoint, timeout):
+            return "speaks TLS; write https:// and give `tls` with its authority"
+        return None
+    head, _, body = answer.partition(b"\r\n\r\n")
+    try:
+        version = str(json.loads(body)["etcdserver"])
+    except (ValueError, KeyError, TypeError):
+        first = head.split(b"\r\n", 1)[0].decode("latin-1")
+        return f"is a web server, not etcd (it said {first!r}); give etcd's client address"
+    require_version(version, (3, 4))
+    return "does not speak TLS; write http://" if endpoint.tls else None
+
+
+def _speaks_tls(endpoint: Endpoint, timeout: float) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout) as connection:
+            with context.wrap_socket(connection):
+                return True
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")  # it speaks TLS, and wants a certificate of ours
+    except OSError:
+        return False
+
+
+def _ask(endpoint: Endpoint, timeout: float) -> bytes:
+    answer = b""
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout) as connection:
+            connection.settimeout(timeout)
+            connection.sendall(f"GET /version HTTP/1.0\r\nHost: {endpoint.target}\r\n\r\n".encode())
+            while len(answer) < 1 << 16 and (part := connection.recv(1 << 14)):
+                answer += part
+    except OSError:
+        pass  # whatever came before it is the answer
+    return answer

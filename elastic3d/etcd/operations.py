@@ -1,0 +1,102 @@
+"""What one can ask of etcd's store, and what comes back: frozen values. Keys are text, values bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyValue:
+    """One key as it is in the store. Revisions count the whole store's changes, `version` this key's since creation."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease: int = 0
+
+
+class Target(StrEnum):
+    """What of a key a condition looks at."""
+
+    VERSION = "version"
+    CREATE_REVISION = "create_revision"
+    MOD_REVISION = "mod_revision"
+    VALUE = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A condition of a transaction: `target` of `key` equals `expected`. A key that is not there has revisions of 0."""
+
+    key: str
+    target: Target
+    expected: int | bytes
+
+    @classmethod
+    def version(cls, key: str, expected: int) -> Compare:
+        """Require that `key` was written `expected` times since its creation."""
+        return cls(key, Target.VERSION, expected)
+
+    @classmethod
+    def create_revision(cls, key: str, expected: int) -> Compare:
+        """Require that `key` was created at this revision."""
+        return cls(key, Target.CREATE_REVISION, expected)
+
+    @classmethod
+    def mod_revision(cls, key: str, expected: int) -> Compare:
+        """Require that `key` was last written at this revision."""
+        return cls(key, Target.MOD_REVISION, expected)
+
+    @classmethod
+    def value(cls, key: str, expected: bytes) -> Compare:
+        """Require that `key` is there and holds exactly these bytes."""
+        return cls(key, Target.VALUE, expected)
+
+    @classmethod
+    def absent(cls, key: str) -> Compare:
+        """Require that there is no `key`."""
+        return cls(key, Target.CREATE_REVISION, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write `value` under `key`; with a lease, the key ends with it."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete `key`; with `prefix`, everything that begins with it."""
+
+    key: str
+    prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read `key`; with `prefix`, everything that begins with it."""
+
+    key: str
+    prefix: bool = False
+
+
+Operation = Put | Delete | Get
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TxnResult:
+    """What a transaction did.
+
+    succeeded: whether the conditions held, so that the success operations ran, else the failure ones. revision: the
+    store's after it; keys put by it have this `mod_revision`. gets: for each `Get` that ran, in order, what it found.
+    """
+
+    succeeded: bool
+    revision: int
+    gets: tuple[tuple[KeyValue, ...], ...] = ()

@@ -1,0 +1,272 @@
+"""A conversation with one etcd cluster through whichever member answers.
+
+Owns the channels, the breaker that orders them, the token, and the rules of sending again. A call is a row of rounds:
+in each round every endpoint is tried once, best first; between rounds there is a growing random wait; all within one
+budget. What may be sent again is decided by `failures`: a request that can have been applied is surfaced as
+OutcomeUnknown, unless the caller says that applying it twice is the same as once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import tenacity
+
+from elastic3d.clock import Clock
+from elastic3d.errors import ConfigurationError, EtcdUnavailable, UsageError
+from elastic3d.etcd import failures, messages, transport
+from elastic3d.etcd.breaker import Breaker
+from elastic3d.etcd.endpoints import Endpoint, Tls
+from elastic3d.etcd.failures import Kind, OutcomeUnknown
+from elastic3d.etcd.transport import Channel, Method, RpcFailure, Stream
+
+# Consecutive deadlines on one connection before it is thrown away: after a partition a fresh one is up at once, while
+# TCP would send again only after a minute.
+STALE_AFTER = 2
+# Seconds between rounds, at most.
+LONGEST_WAIT = 0.5
+
+
+class Closable(Protocol):
+    """Something with threads of its own that ends with the session."""
+
+    def close(self) -> None: ...
+
+
+class Session:
+    """See the module. Thread-safe; of one process only."""
+
+    def __init__(
+        self,
+        endpoints: tuple[Endpoint, ...],
+        *,
+        user: str | None,
+        password: str | None,
+        tls: Tls | None,
+        timeout: float,
+        budget: float,
+        clock: Clock,
+    ) -> None:
+        if (user is None) != (password is None):
+            raise ConfigurationError("etcd: user and password go together; give both or neither")
+        self.endpoints = endpoints
+        self.timeout = timeout
+        self.budget = budget
+        self.clock = clock
+        self._credentials = None if user is None else (user, password)
+        self._tls = tls
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+        # Clients spread over the members by chance, here by their process id.
+        self._breaker = Breaker(len(endpoints), preferred=self._pid % len(endpoints))
+        self._channels: dict[int, Channel] = {}
+        self._streams: set[Stream] = set()
+        self._attached: list[Closable] = []
+        self._deadlines = [0] * len(endpoints)
+        self._token: str | None = None
+        self._token_lock = threading.Lock()
+
+    def ensure_usable(self) -> None:
+        """Raise UsageError in a forked child and after close."""
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f"etcd: this client belongs to process {self._pid}, its connections do not survive a fork; "
+                "make a new EtcdClient in the child"
+            )
+        if self._closed:
+            raise UsageError("etcd: this client is closed; make a new EtcdClient")
+
+    def call(self, method: Method, request: Any, *, safe: bool, budget: float | None = None) -> Any:
+        """Return the answer to `request`.
+
+        safe: applying it twice is the same as applying it once. budget: seconds for all tries, the session's by
+        default. EtcdUnavailable (OutcomeUnknown if an unsafe request may be applied) or what `failures.final` says.
+        """
+        self.ensure_usable()
+        deadline = self.clock.monotonic() + (self.budget if budget is None else budget)
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_may_send_again),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=LONGEST_WAIT),
+            # No round begins that had no time left after its wait.
+            stop=lambda state: self.clock.monotonic() + LONGEST_WAIT >= deadline,
+            sleep=self.clock.sleep,
+            reraise=True,
+        )
+        return retrying(self._round, method, request, safe, deadline)
+
+    def open(self, method: Method, requests: Iterable[Any], index: int) -> Stream:
+        """Open a stream to endpoint `index` over a connection of its own; RpcFailure if no token can be had."""
+        self.ensure_usable()
+        metadata = transport.HAS_LEADER + self._token_metadata(self._channel(index))
+        stream = Channel(self.endpoints[index], self._tls).stream(method, requests, metadata=metadata)
+        with self._lock:
+            closed = self._closed
+            self._streams.add(stream)
+        if closed:
+            self.end(stream)
+        return stream
+
+    def end(self, stream: Stream) -> None:
+        """Close a stream that `open` returned."""
+        with self._lock:
+            self._streams.discard(stream)
+        stream.close()
+
+    def order(self) -> list[int]:
+        """Return the endpoints' numbers, best first."""
+        with self._lock:
+            return self._breaker.order(self.clock.monotonic())
+
+    def succeeded(self, index: int) -> None:
+        """Take note that endpoint `index` answered."""
+        with self._lock:
+            self._breaker.succeeded(index)
+            self._deadlines[index] = 0
+
+    def failed(self, index: int, failure: RpcFailure | None = None) -> None:
+        """Take note that endpoint `index` did not answer."""
+        stale = None
+        with self._lock:
+            self._breaker.failed(index, self.clock.monotonic())
+            if failure is not None and failure.code == "DEADLINE_EXCEEDED":
+                self._deadlines[index] += 1
+                if self._deadlines[index] >= STALE_AFTER:
+                    self._deadlines[index] = 0
+                    stale = self._channels.pop(index, None)
+        if stale is not None:
+            stale.close()
+
+    def forget_token(self) -> None:
+        """Authenticate anew before the next call."""
+        self._token = None
+
+    def pause(self, failures: int) -> float:
+        """Return the seconds to wait after this many failed streams in a row: none until every member was tried."""
+        rounds, rest = divmod(failures, len(self.endpoints))
+        return 0.0 if rest else min(0.05 * 2 ** min(rounds, 8), LONGEST_WAIT)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def attach(self, part: Closable) -> None:
+        """Close `part` when this closes."""
+        with self._lock:
+            self._attached.append(part)
+
+    def detach(self, part: Closable) -> None:
+        """Forget a part that was closed by itself."""
+        with self._lock:
+            if part in self._attached:
+                self._attached.remove(part)
+
+    def close(self) -> None:
+        """End all streams, connections and attached parts. May be called twice. In a forked child, nothing happens."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._closed = True
+            channels, self._channels = list(self._channels.values()), {}
+            streams, self._streams = list(self._streams), set()
+            attached, self._attached = self._attached, []
+        for stream in streams:
+            stream.close()
+        for channel in channels:
+            channel.close()
+        for part in attached:
+            part.close()
+
+    def _channel(self, index: int) -> Channel:
+        with self._lock:
+            if self._closed:
+                raise UsageError("etcd: this client is closed; make a new EtcdClient")
+            if index not in self._channels:
+                self._channels[index] = Channel(self.endpoints[index], self._tls)
+            return self._channels[index]
+
+    def _round(self, method: Method, request: Any, safe: bool, deadline: float) -> Any:
+        last = RpcFailure("DEADLINE_EXCEEDED", "no time left")
+        where = self.endpoints[0]
+        renewed = False
+        tries = self.order()
+        while tries:
+            index = tries.pop(0)
+            where = self.endpoints[index]
+            timeout = min(self.timeout, deadline - self.clock.monotonic())
+            if timeout <= 0:
+                break
+            try:
+                answer = self._once(index, method, request, timeout)
+            except RpcFailure as failure:
+                last = failure
+            else:
+                self.succeeded(index)
+                return answer
+            kind = failures.kind(last)
+            if kind is Kind.FINAL or (kind is Kind.TOKEN and (renewed or self._credentials is None)):
+                raise failures.final(last)
+            if kind is Kind.TOKEN:
+                renewed = True
+                self.forget_token()
+                tries.insert(0, index)
+                continue
+            self.failed(index, last)
+            self.ensure_usable()
+            if kind is Kind.UNKNOWN and not safe:
+                raise OutcomeUnknown(
+                    f"etcd: {where} gave no answer ({_short(last)}); the write may or may not be applied: "
+                    "read it back before trying again"
+                )
+        everyone = ", ".join(map(str, self.endpoints))
+        raise EtcdUnavailable(
+            f"etcd: no answer from {everyone} (last, {where}: {_short(last)}); "
+            "trying again may help: see that etcd runs, has a leader, and that the endpoints are right"
+        )
+
+    def _once(self, index: int, method: Method, request: Any, timeout: float) -> Any:
+        channel = self._channel(index)
+        if method in (transport.STATUS, transport.AUTHENTICATE):
+            return channel.call(method, request, timeout=timeout)
+        metadata = transport.HAS_LEADER + self._token_metadata(channel)
+        return channel.call(method, request, timeout=timeout, metadata=metadata)
+
+    def _token_metadata(self, channel: Channel) -> transport.Metadata:
+        if self._credentials is None:
+            return ()
+        token = self._token
+        if token is None:
+            with self._token_lock:
+                token = self._token
+                if token is None:
+                    self._token = token = self._authenticate(channel)
+        return (("token", token),) if token else ()
+
+    def _authenticate(self, channel: Channel) -> str:
+        assert self._credentials is not None
+        name, password = self._credentials
+        request = messages.new("AuthenticateRequest", name=name, password=password)
+        try:
+            answer = channel.call(transport.AUTHENTICATE, request, timeout=self.timeout)
+        except RpcFailure as failure:
+            if "authentication is not enabled" in failure.detail:
+                return ""  # as etcdctl does: credentials for a cluster that asks for none
+            if failures.kind(failure) is Kind.UNKNOWN:
+                # The request that needed the token was not sent.
+                raise RpcFailure(failure.code, f"failed to connect to all addresses: {failure.detail}") from None
+            raise
+        return str(answer.token)
+
+
+def _may_send_again(error: BaseException) -> bool:
+    return isinstance(error, EtcdUnavailable) and not isinstance(error, OutcomeUnknown)
+
+
+def _short(failure: RpcFailure) -> str:
+    if failure.code == "DEADLINE_EXCEEDED":
+        return "no answer in time"
+    return failure.detail.splitlines()[0][:200] if failure.detail else failure.code

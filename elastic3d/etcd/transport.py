@@ -1,0 +1,149 @@
+"""The one place that touches gRPC, which has no types: channels, calls and streams, and failures as values.
+
+gRPC does not survive a fork: open channels after it, never before. `GRPC_ENABLE_FORK_SUPPORT=0` (unless the user set
+it) keeps its fork handlers from waiting for threads they cannot stop; `GRPC_VERBOSITY=NONE` keeps each failed
+connection off the user's terminal, where our own errors say it better.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from elastic3d.errors import ConfigurationError
+from elastic3d.etcd import messages
+from elastic3d.etcd.endpoints import Endpoint, Tls
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc  # reads the two variables above when it is imported
+
+Metadata = tuple[tuple[str, str], ...]
+
+# A member without a leader then refuses at once and ends its streams, instead of serving an old view in silence.
+HAS_LEADER: Metadata = (("hasleader", "true"),)
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    # A listing of thousands of members is larger than gRPC's 4 MB.
+    ("grpc.max_receive_message_length", -1),
+    # By default a member that was away is dialled again only after up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A channel of ours is ended with us, and a member's address is not asked of a web proxy.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One remote procedure of etcd: request and response are names of `messages`."""
+
+    path: str
+    request: str
+    response: str
+
+
+def _method(service: str, name: str, message: str = "") -> Method:
+    message = message or name
+    return Method(f"/etcdserverpb.{service}/{name}", f"{message}Request", f"{message}Response")
+
+
+RANGE = _method("KV", "Range")
+PUT = _method("KV", "Put")
+DELETE_RANGE = _method("KV", "DeleteRange")
+TXN = _method("KV", "Txn")
+COMPACT = _method("KV", "Compact", "Compaction")
+WATCH = _method("Watch", "Watch")
+LEASE_GRANT = _method("Lease", "LeaseGrant")
+LEASE_REVOKE = _method("Lease", "LeaseRevoke")
+LEASE_KEEP_ALIVE = _method("Lease", "LeaseKeepAlive")
+LEASE_TIME_TO_LIVE = _method("Lease", "LeaseTimeToLive")
+LEASE_LEASES = _method("Lease", "LeaseLeases")
+STATUS = _method("Maintenance", "Status")
+AUTHENTICATE = _method("Auth", "Authenticate")
+
+
+class RpcFailure(Exception):
+    """A call that gave no answer: gRPC's status code by name, and the detail text. Internal to this package."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+def _failure(error: Any) -> RpcFailure:
+    return RpcFailure(error.code().name, error.details() or "")
+
+
+class Stream:
+    """A stream in both directions; iterate for the answers. Ends in RpcFailure unless the server ended it."""
+
+    def __init__(self, call: Any, channel: Channel) -> None:
+        self._call = call
+        self._channel = channel
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            raise _failure(error) from None
+
+    def close(self) -> None:
+        """End the stream and its connection; a thread that iterates gets RpcFailure CANCELLED. May be called twice."""
+        self._call.cancel()
+        self._channel.close()
+
+
+class Channel:
+    """A connection to one member, dialled when first used. Thread-safe."""
+
+    def __init__(self, endpoint: Endpoint, tls: Tls | None) -> None:
+        options: list[tuple[str, Any]] = list(OPTIONS)
+        if endpoint.tls:
+            files = tls or Tls()
+            try:
+                ca, key, certificate = (
+                    None if path is None else path.read_bytes() for path in (files.ca, files.key, files.certificate)
+                )
+            except OSError as error:
+                raise ConfigurationError(f"etcd: a TLS file cannot be read: {error}") from error
+            if files.server_name is not None:
+                options.append(("grpc.ssl_target_name_override", files.server_name))
+            credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+            self._channel = grpc.secure_channel(endpoint.target, credentials, options)
+        else:
+            self._channel = grpc.insecure_channel(endpoint.target, options)
+
+    def call(self, method: Method, request: Any, *, timeout: float, metadata: Metadata = ()) -> Any:
+        """Return the answer to one request; RpcFailure if there is none within `timeout` seconds."""
+        try:
+            multi = self._channel.unary_unary(
+                method.path,
+                request_serializer=messages.CLASSES[method.request].SerializeToString,
+                response_deserializer=messages.CLASSES[method.response].FromString,
+            )
+            return multi(request, timeout=timeout, metadata=metadata)
+        except grpc.RpcError as error:
+            raise _failure(error) from None
+        except ValueError as error:  # the channel was closed by another thread before the call was sent
+            raise RpcFailure("CLOSED", str(error)) from None
+
+    def stream(self, method: Method, requests: Iterable[Any], *, metadata: Metadata = ()) -> Stream:
+        """Open a stream; `requests` is consumed by a thread of gRPC's. Closing the stream closes this channel."""
+        multi = self._channel.stream_stream(
+            method.path,
+            request_serializer=messages.CLASSES[method.request].SerializeToString,
+            response_deserializer=messages.CLASSES[method.response].FromString,
+        )
+        return Stream(multi(iter(requests), metadata=metadata), self)
+
+    def close(self) -> None:
+        """End the connection; calls under way get RpcFailure CANCELLED. May be called twice."""
+        self._channel.close()

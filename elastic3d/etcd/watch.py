@@ -1,0 +1,268 @@
+"""A prefix as a snapshot and all its changes after it, whichever member serves it.
+
+A watch on a stopped member is silent for ever, and gRPC's own keepalive does not notice. So we ask for progress every
+half second, take a member that is silent for 1.5 s for dead, and go on at the next one from the revision after the last
+one seen: no change is lost, none comes twice. Progress answers never move that revision: before etcd 3.4.25 and 3.5.8
+they may overtake changes (etcd#15220). If etcd has compacted away what we have not seen, the prefix is listed again and
+delivered as a snapshot that is marked as a gap.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from elastic3d.errors import EtcdError, EtcdUnavailable, UsageError
+from elastic3d.etcd import failures, messages, transport
+from elastic3d.etcd.client import EtcdClient
+from elastic3d.etcd.operations import KeyValue
+from elastic3d.etcd.session import Session
+from elastic3d.etcd.transport import RpcFailure
+
+PROGRESS = 0.5
+SILENCE = 1.5
+
+DELETE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One key was written, or deleted if `kv` is None, at `revision`."""
+
+    key: str
+    kv: KeyValue | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that is under the prefix at `revision`. gap: changes between the last delivery and this are not known."""
+
+    kvs: tuple[KeyValue, ...]
+    revision: int
+    gap: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What changed up to `revision`, in the order in which it did. Changes of one revision come together."""
+
+    changes: tuple[Change, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """Changes flow again, from `endpoint`. What happened meanwhile is delivered after this, not before."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnected:
+    """No member serves us: none at all, or none for 3 s. since: monotonic time at which we last heard of one.
+
+    Moving from one member to the next without delay is not told.
+    """
+
+    since: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The watch is over, for a reason that trying again does not help."""
+
+    error: EtcdError
+
+
+Delivery = Snapshot | Changes | Connected | Disconnected | Ended
+
+
+class _Feed:
+    """One watch stream: its answers go into `answers`, an RpcFailure last."""
+
+    def __init__(self, session: Session, index: int, create: Any, answers: queue.SimpleQueue[Any]) -> None:
+        self.heard = -math.inf
+        self._session = session
+        self._answers = answers
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._requests.put(messages.new("WatchRequest", create_request=create))
+        self._stream = session.open(transport.WATCH, iter(self._requests.get, None), index)
+        self._thread = threading.Thread(target=self._read, name="etcd-watch-answers", daemon=True)
+        self._thread.start()
+
+    def ask_progress(self) -> None:
+        self._requests.put(messages.new("WatchRequest", progress_request=messages.new("WatchProgressRequest")))
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self._session.end(self._stream)
+        self._thread.join()
+
+    def _read(self) -> None:
+        failure = RpcFailure("UNAVAILABLE", "the server ended the stream")
+        try:
+            for answer in self._stream:
+                self.heard = self._session.clock.monotonic()
+                self._answers.put(answer)
+        except RpcFailure as error:
+            failure = error
+        self._answers.put(failure)
+
+
+class Watch:
+    """Deliver a snapshot of `prefix` and then all its changes to `deliver`, from now until `close`.
+
+    `deliver` runs on the watch's own thread, one delivery at a time, in order; it may use the client, may take its
+    time, and must not raise. The first delivery is a Snapshot (or Disconnected, until there is one), the next
+    Connected.
+    """
+
+    def __init__(self, client: EtcdClient, prefix: str, deliver: Callable[[Delivery], None]) -> None:
+        self._client = client
+        self._session = client.session
+        self._clock = client.session.clock
+        self._prefix = prefix
+        self._deliver = deliver
+        self._closed = threading.Event()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._revision: int | None = None
+        self._listed = False
+        self._connected: bool | None = None
+        self._heard = self._clock.monotonic()
+        self._failures = 0
+        self._refusals = 0
+        self._session.ensure_usable()
+        self._session.attach(self)
+        self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the watch; nothing is delivered once this returns. May be called twice, and from a delivery."""
+        self._session.detach(self)
+        self._closed.set()
+        self._answers.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                index = self._session.order()[0]
+                try:
+                    if self._revision is None:
+                        self._list()
+                    else:
+                        self._follow(index, self._revision)
+                except RpcFailure as failure:
+                    self._lost(index, failure)
+                except EtcdUnavailable as error:
+                    self._lost(None, RpcFailure("UNAVAILABLE", str(error)))
+        except EtcdError as error:
+            self._tell(Ended(error=error))
+        except UsageError:
+            if not self._session.closed:
+                raise
+
+    def _tell(self, delivery: Delivery) -> None:
+        if not self._closed.is_set():
+            self._deliver(delivery)
+
+    def _list(self) -> None:
+        # A short budget: closing waits for it.
+        kvs, revision = self._client.range(self._prefix, budget=self._session.timeout)
+        self._heard = self._clock.monotonic()
+        self._revision = revision
+        gap, self._listed = self._listed, True
+        self._tell(Snapshot(kvs=kvs, revision=revision, gap=gap))
+
+    def _follow(self, index: int, revision: int) -> None:
+        """Deliver changes after `revision` from endpoint `index` until it fails (RpcFailure) or there is a gap."""
+        span = self._client.codec.span(self._prefix, prefix=True)
+        create = messages.new("WatchCreateRequest", start_revision=revision + 1, **span)
+        self._answers = queue.SimpleQueue()
+        answers = self._answers
+        if self._closed.is_set():
+            return
+        feed = _Feed(self._session, index, create, answers)
+        try:
+            asked = listening = self._clock.monotonic()
+            while not self._closed.is_set():
+                now = self._clock.monotonic()
+                # Silence counts only while we listened: a slow delivery is not the member's fault.
+                silent = now - max(feed.heard, listening)
+                if silent >= SILENCE:
+                    raise RpcFailure("DEADLINE_EXCEEDED", f"the watch was silent for {silent:.1f} s")
+                if now - asked >= PROGRESS:
+                    asked = now
+                    feed.ask_progress()
+                try:
+                    answer = answers.get(timeout=max(0.0, min(asked + PROGRESS - now, SILENCE - silent)))
+                except queue.Empty:
+                    continue
+                if answer is None:
+                    return
+                if isinstance(answer, RpcFailure):
+                    raise answer
+                if self._take(index, answer):
+                    listening = self._clock.monotonic()
+                if self._revision is None:
+                    return
+        finally:
+            self._heard = max(self._heard, feed.heard)
+            feed.close()
+
+    def _take(self, index: int, answer: Any) -> bool:
+        """Deliver what an answer says; return whether something was delivered."""
+        if answer.canceled:
+            if answer.compact_revision:
+                self._revision = None
+                return False
+            self._refused(answer.cancel_reason)
+        if answer.created:
+            self._failures = self._refusals = 0
+            self._session.succeeded(index)
+            if not self._connected:
+                self._connected = True
+                self._tell(Connected(endpoint=str(self._session.endpoints[index])))
+                return True
+        if not answer.events:
+            return False
+        changes = tuple(map(self._change, answer.events))
+        self._revision = max(change.revision for change in changes)
+        self._tell(Changes(changes=changes, revision=self._revision))
+        return True
+
+    def _refused(self, reason: str) -> None:
+        failure = RpcFailure("PERMISSION_DENIED" if "permission denied" in reason else "UNAVAILABLE", reason)
+        # An outdated token is refused as "permission denied" too: once more with a new one.
+        self._session.forget_token()
+        self._refusals += 1
+        if failure.code == "PERMISSION_DENIED" and self._refusals > 1:
+            raise failures.final(failure)
+        raise failure
+
+    def _change(self, event: Any) -> Change:
+        kv = self._client.codec.key_value(event.kv)
+        return Change(key=kv.key, kv=None if event.type == DELETE else kv, revision=kv.mod_revision)
+
+    def _lost(self, index: int | None, failure: RpcFailure) -> None:
+        kind = failures.kind(failure)
+        if kind is failures.Kind.FINAL:
+            raise failures.final(failure)
+        if kind is failures.Kind.TOKEN:
+            self._session.forget_token()
+        elif index is not None:
+            self._session.failed(index, failure)
+        now = self._clock.monotonic()
+        self._failures += 1
+        everyone = index is None or self._failures >= len(self._session.endpoints)
+        if self._connected is not False and (everyone or now - self._heard >= 2 * SILENCE):
+            self._connected = False
+            self._tell(Disconnected(since=self._heard, reason=failure.detail))
+        self._closed.wait(self._session.pause(self._failures))

@@ -1,0 +1,7 @@
+"""torchrun's `--rdzv-backend=etcd`, on etcd v3.
+
+settings      --rdzv-conf and friends, checked
+registration  how the literal backend name `etcd` becomes ours
+resident      mode=resident: each agent is a group of one, its keepers are the member
+restart       mode=restart: the agent is the member, torchrun restarts the workers
+"""

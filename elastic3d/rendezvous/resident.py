@@ -1,0 +1,70 @@
+"""mode=resident: the agent's group is its own node, and its keepers are the member.
+
+torchrun's own barriers then never wait for another node, and a change of membership is none of the agent's business: it
+only sees its keepers, which live as long as the node takes part.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from elastic3d.etcd import EtcdClient
+from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.settings import VARIABLE, Settings
+
+TOKEN = "ELASTIC3D_NODE_TOKEN"
+"""Names this agent's keepers to each other; new for each start of the worker group."""
+
+
+class ResidentHandler(RendezvousHandler):
+    """A group of one: rank 0 of 1, no store shared with anybody."""
+
+    def __init__(self, settings: Settings, backend: str) -> None:
+        self._settings, self._backend, self._closed = settings, backend, False
+
+    def get_backend(self) -> str:
+        """Return the name torchrun asked for."""
+        return self._backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Return False: the trainers meet in a store of their own generation."""
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Check that etcd is there, tell the keepers what to join, and be alone."""
+        client: EtcdClient = connect(self._settings)
+        client.close()
+        os.environ[VARIABLE] = self._settings.to_environment()
+        os.environ[TOKEN] = secrets.token_hex(8)
+        # A template is safe to fork only if no thread pool was ever started; trainers set their own thread count.
+        os.environ["OMP_NUM_THREADS"] = "1"
+        # torch.cuda.is_available() would otherwise initialise CUDA, which no fork survives.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        store: Store = HashStore()
+        info = RendezvousStoreInfo.build(0, store, local_addr=self._settings.address)
+        return RendezvousInfo(store, 0, 1, info)
+
+    def is_closed(self) -> bool:
+        """Return whether torchrun closed this group."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Take note that torchrun closes this group."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: the keepers see to changes themselves."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Return --rdzv-id."""
+        return self._settings.run_id
+
+    def shutdown(self) -> bool:
+        """Return True: there is nothing to take down."""
+        return True

@@ -1,0 +1,213 @@
+"""mode=restart: any torchrun script, unchanged; the agent is the member, and torchrun restarts the workers.
+
+torchrun's agent asks `num_nodes_waiting` ten times a second and restarts its workers when it is above 0, without
+spending `--max-restarts`: that is the one signal through which every change, death included, reaches all agents. A
+worker that fails by itself, be it because its peer died, is torchrun's to count.
+
+Each generation meets in a fresh store: the one that the agent of its rank 0 serves, under a prefix of its own. Workers
+do not share it (`use_agent_store` is False): torch's prefix for them is the agent's own restart count, which is not the
+same on all agents after a change of membership.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from elastic3d.errors import Elastic3dError, JobEnded
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership import events as m
+from elastic3d.membership.links import Links
+from elastic3d.membership.member import Member
+from elastic3d.membership.records import MemberRecord
+from elastic3d.planner import Plan
+from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.guard import VARIABLE
+from elastic3d.rendezvous.settings import Settings
+from elastic3d.values import Generation, Layout, Node
+
+END_PATIENCE = 30.0
+"""Seconds a finished agent waits for the others' word that the job is over."""
+
+
+class RestartHandler(RendezvousHandler):
+    """One agent's membership. torchrun calls it on its main thread; the member acts on its own."""
+
+    def __init__(self, settings: Settings, backend: str) -> None:
+        self._settings, self._backend = settings, backend
+        self._client: EtcdClient | None = None
+        self._member: Member | None = None
+        self._store: TCPStore | None = None
+        self._node: Node | None = None
+        self._lock = threading.Lock()
+        self._waiting = self._changed = self._closed = False
+        self._wanted = ""
+        self._running: Generation | None = None
+        self._news: queue.SimpleQueue[Generation | m.Exit] = queue.SimpleQueue()
+
+    def get_backend(self) -> str:
+        """Return the name torchrun asked for."""
+        return self._backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Return False: workers meet in a store of their own."""
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Block until a generation with this node is sealed; return its store, this node's rank and their number.
+
+        Raises JobEnded where the job failed; ends the process with 0 where it finished without this node.
+        """
+        if self._member is None:
+            self._join()
+        assert self._member is not None
+        assert self._node is not None
+        with self._lock:
+            self._waiting, self._changed = True, False
+            # Asked again while nothing changed: torchrun's own workers failed.
+            if self._running is not None and not self._wanted:
+                self._member.tell(m.Faulted(key=self._running.key, detail=f"workers failed on {self._node.name}"))
+            elif self._wanted:
+                self._member.tell(m.Prepared(key=self._wanted))
+        generation = self._next()
+        rank = generation.first_rank(self._node.name, self._node.incarnation)
+        assert rank is not None
+        nodes = [node.name for node in generation.nodes]
+        first = generation.nodes[0]
+        if first.name == self._node.name:
+            assert self._store is not None
+            server = self._store
+        else:
+            server = TCPStore(first.address, first.store_port, is_master=False, timeout=timedelta(seconds=30))
+        store = PrefixStore(f"{self._settings.run_id}/{generation.key}", server)
+        position = nodes.index(self._node.name)
+        info = RendezvousStoreInfo.build(position, store, local_addr=self._node.address)
+        return RendezvousInfo(store, position, len(nodes), info)
+
+    def is_closed(self) -> bool:
+        """Return whether this agent is done with the job."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Take note that torchrun is done with the job."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 when this agent's workers have to be restarted into another generation, else 0."""
+        with self._lock:
+            return int(self._changed and not self._waiting)
+
+    def get_run_id(self) -> str:
+        """Return --rdzv-id."""
+        return self._settings.run_id
+
+    def shutdown(self) -> bool:
+        """Leave. With an error in flight torchrun has given up on its workers, and the job fails everywhere."""
+        self._closed = True
+        if self._member is None:
+            return True
+        if self._running is not None:
+            error = sys.exc_info()[1]
+            if error is None:
+                self._member.tell(m.Finished(key=self._running.key))
+            else:
+                detail = f"{self._settings.node}: torchrun gave up: {error}"[:4000]
+                self._member.tell(m.Faulted(key=self._running.key, detail=detail, error=True))
+            try:
+                while not isinstance(self._news.get(timeout=END_PATIENCE), m.Exit):
+                    pass
+            except queue.Empty:
+                pass
+        self._leave()
+        return True
+
+    def _join(self) -> None:
+        settings = self._settings
+        token = secrets.token_hex(8)
+        os.environ[VARIABLE] = token
+        subprocess.Popen(
+            [sys.executable, "-S", "-E", str(Path(__file__).with_name("guard.py")), str(os.getpid()), token],
+            env={k: v for k, v in os.environ.items() if k != VARIABLE},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._client = connect(settings)
+        links = Links(settings.address, lambda event: self._member.tell(event) if self._member else None)
+        self._store = TCPStore(settings.address, 0, is_master=True, wait_for_workers=False)
+        self._node = Node(
+            name=settings.node,
+            incarnation=secrets.token_hex(6),
+            address=settings.address,
+            slots=(),
+            heartbeat_port=links.port,
+            store_port=self._store.port,
+        )
+        record = MemberRecord(node=self._node)
+        self._member = Member(self._client, settings.root, record, settings.policy, _no_plan, self._act)
+        atexit.register(self._leave)
+        self._member.start(links)
+
+    def _next(self) -> Generation:
+        while True:
+            news = self._news.get()
+            if isinstance(news, m.Exit):
+                self._leave()
+                if not news.failed:
+                    raise SystemExit(0)
+                raise JobEnded(news.detail)
+            with self._lock:
+                if self._wanted == news.key:
+                    self._waiting, self._changed, self._wanted = False, False, ""
+                    self._running = news
+                    return news
+
+    def _act(self, action: m.Local) -> None:
+        """Turn what the membership wants into what torchrun understands."""
+        with self._lock:
+            match action:
+                case m.Prepare():
+                    self._wanted = action.generation.key
+                    self._changed = True
+                    if self._waiting and self._member is not None:
+                        self._member.tell(m.Prepared(key=self._wanted))
+                case m.Go():
+                    self._news.put(action.generation)
+                case m.Stop():
+                    self._changed = True
+                    if self._running is not None and action.key == self._running.key:
+                        self._running = None
+                case m.Exit():
+                    self._changed = True
+                    self._news.put(action)
+                case _:
+                    pass
+
+    def _leave(self) -> None:
+        atexit.unregister(self._leave)
+        member, client = self._member, self._client
+        self._member = self._client = None
+        if member is not None:
+            member.tell(m.LeaveAsked())
+            member.settle()
+            member.close()
+        if client is not None:
+            try:
+                client.close()
+            except Elastic3dError:
+                pass
+
+
+def _no_plan(nodes: int, record: MemberRecord) -> Plan:
+    """Take all nodes: what they compute is the script's own business."""
+    return Plan(layout=Layout(), nodes=nodes)

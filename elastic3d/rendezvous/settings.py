@@ -1,0 +1,150 @@
+"""What `--rdzv-endpoint`, `--rdzv-id`, `--nnodes` and `--rdzv-conf` say, checked once and handed on as a value.
+
+The handler runs in torchrun's agent, the keepers in its workers: the settings travel to them as JSON in the environment
+variable `ELASTIC3D_RENDEZVOUS`. Credentials do not: a password is named by the file that holds it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic3d.errors import ConfigurationError
+from elastic3d.membership.policy import Policy
+from elastic3d.values import from_json, to_json
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+
+VARIABLE = "ELASTIC3D_RENDEZVOUS"
+DEFAULT_PORT = 2379
+_TIMES = {
+    "lease": "lease",
+    "grace": "grace",
+    "last_call": "first_gather",
+    "gather": "gather",
+    "timeout": "below_minimum",
+    "orphan": "orphan",
+}
+_TEXTS = ("mode", "prefix", "node", "user", "password_file", "ca", "cert", "key", "gate")
+KNOWN = (*_TEXTS, *_TIMES, "tries")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One node's rendezvous settings. `gate`: a file this node waits for before it joins, warm; "" for none."""
+
+    endpoints: str
+    run_id: str
+    mode: str
+    node: str
+    address: str
+    policy: Policy
+    prefix: str = "/elastic3d"
+    user: str = ""
+    password_file: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    gate: str = ""
+
+    @property
+    def root(self) -> str:
+        """The etcd prefix all keys of this run lie under."""
+        return f"{self.prefix}/{self.run_id}/"
+
+    def password(self) -> str | None:
+        """Return the password, read from its file; ConfigurationError where that cannot be read."""
+        if not self.password_file:
+            return None
+        try:
+            return Path(self.password_file).read_text().strip()
+        except OSError as error:
+            raise ConfigurationError(
+                f"--rdzv-conf=password_file={self.password_file} cannot be read ({error.strerror}): "
+                "give the path of a file that this node can read"
+            ) from error
+
+    def to_environment(self) -> str:
+        """Return the text for `ELASTIC3D_RENDEZVOUS`."""
+        return json.dumps(to_json(self))
+
+
+def from_environment() -> Settings | None:
+    """Return the settings of the agent this process belongs to, None outside `mode=resident`."""
+    text = os.environ.get(VARIABLE)
+    return from_json(Settings, json.loads(text)) if text else None
+
+
+def from_parameters(parameters: RendezvousParameters) -> Settings:
+    """Return checked settings from torchrun's parameters; ConfigurationError says what to change."""
+    conf = {str(k): str(v) for k, v in parameters.config.items() if v is not None}
+    unknown = sorted(set(conf) - set(KNOWN))
+    if unknown:
+        raise ConfigurationError(f"--rdzv-conf has unknown key(s) {', '.join(unknown)}; known are {', '.join(KNOWN)}")
+    mode = conf.get("mode", "restart")
+    if mode not in ("restart", "resident"):
+        raise ConfigurationError(f"--rdzv-conf=mode={mode}: choose restart (any script) or resident (elastic3d.run)")
+    run_id = parameters.run_id
+    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", run_id or ""):
+        raise ConfigurationError(f"--rdzv-id={run_id!r}: use 1 to 128 letters, digits and . _ : -")
+    endpoint = (parameters.endpoint or "").strip()
+    if not endpoint:
+        raise ConfigurationError("--rdzv-endpoint is missing: give etcd's address, e.g. --rdzv-endpoint=host:2379")
+    policy = Policy(
+        minimum=parameters.min_nodes,
+        maximum=parameters.max_nodes,
+        beside=mode == "resident",
+        **_numbers(conf),  # type: ignore[arg-type]
+    )
+    return Settings(
+        endpoints=endpoint,
+        run_id=run_id,
+        mode=mode,
+        node=conf.get("node") or f"{socket.gethostname()}-{os.getpid()}",
+        address=parameters.local_addr or own_address(endpoint),
+        policy=policy,
+        prefix="/" + conf.get("prefix", "elastic3d").strip("/"),
+        **{name: conf.get(name, "") for name in ("user", "password_file", "ca", "cert", "key", "gate")},
+    )
+
+
+def _numbers(conf: Mapping[str, str]) -> dict[str, float | int]:
+    numbers: dict[str, float | int] = {}
+    for name, field in _TIMES.items():
+        if name in conf:
+            match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)?", conf[name])
+            if match is None:
+                raise ConfigurationError(f"--rdzv-conf={name}={conf[name]}: give seconds, or a number with ms, s or m")
+            numbers[field] = float(match[1]) * {"ms": 0.001, "m": 60.0}.get(match[2], 1.0)
+    if "tries" in conf:
+        if not conf["tries"].isdigit():
+            raise ConfigurationError(f"--rdzv-conf=tries={conf['tries']}: give a whole number")
+        numbers["tries"] = int(conf["tries"])
+    return numbers
+
+
+def own_address(endpoint: str) -> str:
+    """Return the address this host has on the way to etcd: what the other nodes can reach it by.
+
+    No packet is sent: a UDP socket's `connect` only asks the routing table.
+    """
+    host = re.sub(r"^https?://", "", endpoint.split(",")[0])
+    name, _, port = host.rpartition(":") if re.search(r":\d+$", host) else (host, "", str(DEFAULT_PORT))
+    name = name.strip("[]")
+    try:
+        family, kind, *_, address = socket.getaddrinfo(name, int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigurationError(
+            f"--rdzv-endpoint={endpoint}: {name} cannot be resolved or reached ({error}): check the name, "
+            "or give this node's own address with --local-addr"
+        ) from error

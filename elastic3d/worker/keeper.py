@@ -1,0 +1,467 @@
+"""The first keeper of a node: it speaks for the node, and brings the trainers of its slots to where they should be.
+
+Everything that happens arrives in one queue and is handled on the main thread: events of the slots, actions of the
+membership, signals. The membership decides what ought to run; this module starts, tells and stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elastic3d.clock import SYSTEM
+from elastic3d.errors import Elastic3dError, MembershipError, TrainingFailed
+from elastic3d.log import EventLog
+from elastic3d.membership import events as m
+from elastic3d.membership.links import Links
+from elastic3d.membership.member import Member
+from elastic3d.membership.records import MemberRecord, SavedStep
+from elastic3d.planner import Plan, plan
+from elastic3d.port import Assignment, Go
+from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.settings import Settings
+from elastic3d.values import Generation, Layout, ModelProfile, Node
+from elastic3d.values import Slot as Place
+from elastic3d.worker import events as w
+from elastic3d.worker.network import interface_of
+from elastic3d.worker.options import Options
+from elastic3d.worker.slot import Slot
+from elastic3d.worker.upload import Committer, Uploader, WriteFailed, Written, open_checked
+
+HELD_PATIENCE = 2.0
+"""Seconds a planned change waits for the last snapshot to be at the buddy."""
+
+
+@dataclass(slots=True)
+class World:
+    """The own trainers of one generation: one per slot."""
+
+    generation: Generation
+    trainers: dict[int, int]
+    prepared: set[int] = field(default_factory=set)
+    ended: dict[int, int] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+    stopping: bool = False
+    leaving_since: float | None = None
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """A signal reached the keeper."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdHeard:
+    """Whether etcd answers has changed."""
+
+    there: bool
+
+
+Inbox = queue.SimpleQueue[Any]
+
+
+class Keeper:
+    """One node's membership and its slots. `slots` in local order, all putting their events into `inbox`."""
+
+    def __init__(self, settings: Settings, options: Options, slots: Sequence[Slot], inbox: Inbox) -> None:
+        self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
+        path = Path(options.events) / f"{settings.node}-0.jsonl" if options.events else None
+        self._log = EventLog(path, run=settings.run_id, node=settings.node, slot=0)
+        self._worlds: dict[str, World] = {}
+        self._member: Member | None = None
+        self._committer: Committer | None = None
+        self._uploaders: list[Uploader] = []
+        self._etcd_lost_at: float | None = None
+        self._exit: m.Exit | None = None
+        self._sealed_seen = self._proposed_seen = ""
+        self._last_saved: dict[int, SavedStep] = {}
+        self._digest: str | None = None
+        self._store_port = 0
+
+    def run(self) -> None:
+        """Take part until the job or this node's part in it is over; errors say why it failed."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self._inbox.put(Signalled(number)))
+        floor = 0
+        if self._options.store is not None:
+            _store, floor = open_checked(self._options.store)
+        profile = self._measure()
+        self._planner(1 if self._settings.policy.minimum == 1 else self._settings.policy.minimum, profile)
+        self._wait_at_gate()
+        if self._exit is None:
+            self._take_part(profile, floor)
+
+    # Before joining.
+
+    def _assignment(self, slot: int, generation: Generation | None, rank: int) -> Assignment:
+        store = generation.nodes[0] if generation is not None else None
+        return Assignment(
+            run_id=self._settings.run_id,
+            generation=generation.number if generation is not None else 0,
+            attempt=generation.attempt if generation is not None else 0,
+            measuring=generation is None,
+            rank=rank,
+            world=generation.world if generation is not None else 1,
+            node=self._settings.node,
+            slot=slot,
+            layout=generation.layout if generation is not None else None,
+            store_host=store.address if store is not None else "",
+            store_port=store.store_port if store is not None else 0,
+            store_prefix=generation.key if generation is not None else "",
+            interface=interface_of(self._settings.address),
+            store_url=self._options.store,
+            threads=self._options.threads,
+            snapshot_every=self._options.snapshot_every,
+            checkpoint_every=self._options.checkpoint_every if self._options.store else 0,
+            seed_digest=generation.job if generation is not None else "",
+        )
+
+    def _measure(self) -> ModelProfile:
+        """Run `main` up to `run.restore` with the model on meta; what is wrong with it shows here."""
+        self._slots[0].measure(self._assignment(0, None, 0))
+        profile: ModelProfile | None = None
+        while True:
+            match self._inbox.get():
+                case w.Measured() as event:
+                    profile = event.profile
+                case w.TrainerExited(kind=w.ExitKind.MEASURED) if profile is not None:
+                    return profile
+                case w.TrainerExited(kind=w.ExitKind.USER_ERROR) as event:
+                    raise TrainingFailed(_words(event, self._settings.node, 0))
+                case w.TrainerExited() as event:
+                    raise TrainingFailed(f"the measuring trainer ended without a profile: {event.kind} {event.detail}")
+                case w.SlotLost() as event:
+                    raise MembershipError(f"slot {event.slot} is lost: {event.detail}")
+                case Signalled() as event:
+                    raise MembershipError(f"ended by {signal.Signals(event.number).name} before it joined")
+                case _:
+                    pass
+
+    def _planner(self, nodes: int, profile: ModelProfile) -> Plan:
+        return plan(nodes, len(self._slots), profile, self._options.layout or Layout())
+
+    def _wait_at_gate(self) -> None:
+        """Stay warm until the file is there: a spare that joins at a word."""
+        while self._settings.gate and not os.path.exists(self._settings.gate):
+            try:
+                event = self._inbox.get(timeout=0.02)
+            except queue.Empty:
+                continue
+            if isinstance(event, Signalled):
+                self._exit = m.Exit(failed=False, detail="ended at the gate")
+                return
+
+    # Taking part.
+
+    def _take_part(self, profile: ModelProfile, floor: int) -> None:
+        from torch._C._distributed_c10d import TCPStore
+
+        client = connect(self._settings)
+        links = Links(self._settings.address, lambda event: self._hear_peer(event))
+        store = TCPStore(self._settings.address, 0, is_master=True, wait_for_workers=False, use_libuv=True)
+        node = Node(
+            name=self._settings.node,
+            incarnation=secrets.token_hex(6),
+            address=self._settings.address,
+            slots=tuple(Place(tile_port=slot.tile_port) for slot in self._slots),
+            heartbeat_port=links.port,
+            store_port=store.port,
+        )
+        record = MemberRecord(node=node, profile=profile, floor=floor)
+        if self._options.store is not None:
+            self._committer = Committer(self._options.store, self._committed)
+            self._uploaders = [Uploader(self._options.store, slot, self._inbox.put) for slot in self._slots]
+        self._node = node
+        self._member = Member(
+            client,
+            self._settings.root,
+            record,
+            self._settings.policy,
+            lambda nodes, mine: self._planner(nodes, mine.profile or profile),
+            self._inbox.put,
+            heard=lambda there: self._inbox.put(EtcdHeard(there)),
+            noted=self._note,
+        )
+        self._member.start(links)
+        self._log.emit("member.joined", incarnation=node.incarnation)
+        try:
+            while self._exit is None:
+                self._handle(self._next())
+        finally:
+            for slot in self._slots:
+                slot.stop_all()
+            for uploader in self._uploaders:
+                uploader.close()
+            self._member.close()
+            if self._committer is not None:
+                self._committer.close()
+            client.close()
+            del store
+        self._end()
+
+    def _end(self) -> None:
+        assert self._exit is not None
+        kind = "error" if self._exit.failed else "done"
+        self._log.emit("job.ended", kind=kind, error=self._exit.detail or None)
+        self._log.close()
+        if self._exit.failed:
+            raise TrainingFailed(self._exit.detail)
+
+    def _next(self) -> object:
+        """Return the next thing to handle; None when only time has passed while trainers are leaving."""
+        leaving = any(world.leaving_since is not None and not world.told for world in self._worlds.values())
+        try:
+            return self._inbox.get(timeout=0.02 if leaving else None)
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case m.Prepare():
+                self._prepare(event.generation)
+            case m.Go():
+                self._go(event)
+            case m.AskLeave():
+                for slot, trainer in self._world_trainers(event.key):
+                    slot.ask_leave(trainer)
+            case m.Stop():
+                self._stop(event.key)
+            case m.Fence():
+                if self._committer is not None:
+                    self._committer.fence(event.number)
+            case m.Commit():
+                if self._committer is not None:
+                    self._committer.commit(event.saved, event.number)
+            case m.Exit():
+                self._exit = event
+            case Signalled():
+                self._tell(m.LeaveAsked())
+            case EtcdHeard():
+                self._etcd_heard(event.there)
+            case _:
+                self._handle_slot(event)
+        for key, world in self._worlds.items():
+            self._check_left(key, world)
+
+    def _tell(self, event: m.Event) -> None:
+        assert self._member is not None
+        self._member.tell(event)
+
+    def _prepare(self, generation: Generation) -> None:
+        first = generation.first_rank(self._node.name, self._node.incarnation)
+        assert first is not None
+        trainers = {
+            slot.index: slot.prepare(self._assignment(slot.index, generation, first + slot.index))
+            for slot in self._slots
+        }
+        self._worlds[generation.key] = World(generation=generation, trainers=trainers)
+
+    def _go(self, action: m.Go) -> None:
+        generation = action.generation
+        world = self._worlds[generation.key]
+        servers = tuple(
+            f"{record.node.address}:{place.tile_port}" for record in action.members for place in record.node.slots
+        )
+        at = next(i for i, node in enumerate(generation.nodes) if node.name == self._node.name)
+        buddy = generation.nodes[(at + 1) % len(generation.nodes)]
+        for slot in self._slots:
+            slot.set_generation(generation.number)
+            place = buddy.slots[slot.index]
+            slot.set_buddy(f"{buddy.address}:{place.tile_port}" if buddy.name != self._node.name else None)
+            slot.go(world.trainers[slot.index], Go(servers=servers))
+
+    def _world_trainers(self, key: str) -> list[tuple[Slot, int]]:
+        world = self._worlds.get(key)
+        if world is None:
+            return []
+        return [(self._slots[i], trainer) for i, trainer in world.trainers.items() if i not in world.ended]
+
+    def _stop(self, key: str) -> None:
+        world = self._worlds.get(key)
+        if world is not None:
+            world.stopping = True
+            for slot, trainer in self._world_trainers(key):
+                slot.stop(trainer)
+
+    def _find(self, slot: int, trainer: int) -> tuple[str, World] | None:
+        return next(((k, v) for k, v in self._worlds.items() if v.trainers.get(slot) == trainer), None)
+
+    # What the slots say.
+
+    def _handle_slot(self, event: object) -> None:
+        match event:
+            case w.SlotLost():
+                self._exit = m.Exit(failed=True, detail=f"slot {event.slot} is lost: {event.detail}")
+            case Written():
+                self._saved(event)
+            case WriteFailed():
+                self._log.emit("checkpoint.failed", step=event.step, error=event.error, slot=event.slot)
+            case w.SnapshotTaken(checkpoint=True):
+                found = self._find(event.slot, event.trainer)
+                if found is not None and self._uploaders:
+                    self._uploaders[event.slot].offer(event.step, found[1].generation)
+                else:
+                    self._slots[event.slot].unpin(event.step)
+            case w.SnapshotHeld():
+                self._log.emit("snapshot.held", step=event.step, slot=event.slot, generation=event.generation)
+                for world in self._worlds.values():
+                    if world.generation.number == event.generation:
+                        world.held[event.slot] = max(event.step, world.held.get(event.slot, -1))
+            case w.Started() | w.Prepared() | w.Restored() | w.StepCommitted() | w.TrainerExited():
+                found = self._find(event.slot, event.trainer)
+                if found is not None:
+                    self._handle_trainer(event, *found)
+            case _:
+                pass
+
+    def _handle_trainer(
+        self,
+        event: w.Started | w.Prepared | w.Restored | w.StepCommitted | w.TrainerExited,
+        key: str,
+        world: World,
+    ) -> None:
+        first = world.generation.first_rank(self._node.name, self._node.incarnation) or 0
+        log = self._log.bind(generation=world.generation.number, slot=event.slot, rank=first + event.slot)
+        match event:
+            case w.Started():
+                log.emit("trainer.started", pid=event.pid)
+            case w.Prepared():
+                world.prepared.add(event.slot)
+                if len(world.prepared) == len(self._slots):
+                    self._tell(m.Prepared(key=key))
+            case w.Restored():
+                log.emit("state.restored", source=event.source, step=event.step)
+            case w.StepCommitted():
+                record = event.record
+                if first + event.slot == 0:
+                    log.emit(
+                        "step.committed",
+                        step=record.step,
+                        loss=record.loss.hex(),
+                        gradient_norm=record.gradient_norm,
+                        seconds=record.seconds,
+                        safe_step=record.safe_step,
+                        samples=list(record.samples),
+                        sample_sum=record.sample_sum,
+                    )
+                if event.slot == 0:
+                    self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere))
+            case w.TrainerExited():
+                error = event.detail or None
+                log.emit("trainer.exited", kind=str(event.kind), step=event.step, error=error)
+                self._exited(event, key, world, first + event.slot)
+
+    def _exited(self, event: w.TrainerExited, key: str, world: World, rank: int) -> None:
+        world.ended[event.slot] = event.step
+        over = len(world.ended) == len(self._slots)
+        match event.kind:
+            case w.ExitKind.DONE:
+                if over:
+                    self._tell(m.Finished(key=key))
+            case w.ExitKind.LEFT:
+                world.leaving_since = SYSTEM.monotonic()
+            case w.ExitKind.STOPPED:
+                pass
+            case w.ExitKind.PEER_LOST:
+                self._tell(m.Interrupted(key=key))
+                self._stop(key)
+            case w.ExitKind.USER_ERROR:
+                self._tell(m.Faulted(key=key, detail=_words(event, self._settings.node, rank), error=True))
+                self._stop(key)
+            case _:
+                detail = f"trainer of rank {rank} ended by {event.kind}: {event.detail or event.code}"
+                if not world.stopping:
+                    self._tell(m.Faulted(key=key, detail=detail))
+                self._stop(key)
+        if over and world.leaving_since is None:
+            self._worlds.pop(key, None)
+
+    def _check_left(self, key: str, world: World) -> None:
+        """Tell the others that this node left, once its last snapshots are safe, or waiting does not help."""
+        if world.leaving_since is None or world.told or len(world.ended) < len(self._slots):
+            return
+        step = max(world.ended.values())
+        safe = all(world.held.get(slot, -1) >= step for slot in world.trainers)
+        if safe or SYSTEM.monotonic() - world.leaving_since > HELD_PATIENCE:
+            world.told = True
+            self._tell(m.Left(key=key, step=step))
+
+    def _saved(self, event: Written) -> None:
+        self._last_saved[event.slot] = event.saved
+        if len(self._last_saved) == len(self._slots) and len(set(self._last_saved.values())) == 1:
+            self._tell(m.Saved(saved=event.saved))
+
+    def _committed(self, step: int, error: str | None) -> None:
+        if error is None:
+            self._log.emit("checkpoint.committed", step=step)
+        else:
+            self._log.emit("checkpoint.failed", step=step, error=error)
+
+    # What the membership says.
+
+    def _hear_peer(self, event: m.PeerHeard | m.PeerRefused) -> None:
+        if isinstance(event, m.PeerRefused):
+            self._log.emit("peer.lost", peer=event.name, evidence=event.evidence)
+        if self._member is not None:
+            self._member.tell(event)
+
+    def _etcd_heard(self, there: bool) -> None:
+        for slot in self._slots:
+            slot.set_etcd_away(not there)
+        if not there:
+            self._etcd_lost_at = SYSTEM.monotonic()
+            self._log.emit("etcd.lost", error=None)
+        elif self._etcd_lost_at is not None:
+            self._log.emit("etcd.back", seconds=SYSTEM.monotonic() - self._etcd_lost_at)
+            self._etcd_lost_at = None
+
+    def _note(self, event: m.Event) -> None:
+        """Log what the watch says of generations, once each."""
+        items = event.items if isinstance(event, m.Listed) else (event,)
+        for item in items:
+            if isinstance(item, m.GenerationPut) and item.generation.key != self._sealed_seen:
+                self._sealed_seen = item.generation.key
+                self._log.emit("generation.sealed", **_shown(item.generation), leader=item.generation.leader)
+            elif isinstance(item, m.ProposalPut) and item.proposal.generation.key != self._proposed_seen:
+                self._proposed_seen = item.proposal.generation.key
+                generation = item.proposal.generation
+                self._log.emit("generation.proposed", **_shown(generation), attempt=generation.attempt)
+
+
+def _shown(generation: Generation) -> dict[str, object]:
+    layout = generation.layout
+    return {
+        "number": generation.number,
+        "cause": str(generation.cause),
+        "nodes": [node.name for node in generation.nodes],
+        "spares": [node.name for node in generation.spares],
+        "layout": {axis: getattr(layout, axis) for axis in ("pp", "dp", "tp", "zero")} if layout else None,
+        "detail": generation.detail,
+    }
+
+
+def _words(event: w.TrainerExited, node: str, rank: int) -> str:
+    if event.fault is None:
+        return f"rank {rank} on {node}: {event.detail or event.kind}"
+    return f"rank {rank} on {node}: {event.fault.kind}: {event.fault.message}\n\n{event.fault.traceback[-8000:]}"
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Run a keeper's work and return its exit code; an error goes to torchrun's error file and to stderr."""
+    from elastic3d.worker.failure import record
+
+    try:
+        work()
+    except Elastic3dError as error:
+        record(error)
+        return error.exit_code
+    return 0

@@ -1,0 +1,36 @@
+"""The membership core, told as stories: tests/testdata/membership/*.txt.
+
+`pytest tests/membership --rewrite-stories` writes what happens now; a person reviews the difference.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.membership.story import Story
+
+STORIES = sorted((Path(__file__).parent.parent / "testdata" / "membership").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
+def test_story(path: Path, request: pytest.FixtureRequest) -> None:
+    """Each story happens as it is written."""
+    written = path.read_text()
+    told = "\n".join(line.rstrip() for line in Story().tell(written)) + "\n"
+    if request.config.getoption("--rewrite-stories"):
+        path.write_text(told)
+    assert told == path.read_text()
+
+
+@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
+def test_numbers_grow_and_no_node_is_twice(path: Path) -> None:
+    """In every story: sealed numbers only grow by the rules, and a world holds each node once."""
+    story = Story()
+    story.tell(path.read_text())
+    numbers = [generation.number for generation in story.sealed]
+    assert numbers == sorted(set(numbers))
+    for generation in story.sealed:
+        names = [node.name for node in (*generation.nodes, *generation.spares)]
+        assert len(names) == len(set(names))
