@@ -137,9 +137,7 @@ def done(port: Port) -> str:
     """Return at once, leaving output in the buffer."""
     sys.stdout.write("unflushed words from rank " + os.environ["RANK"])
     print(f"\nworld {os.environ['WORLD_SIZE']} master {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
-    print(
-        "agent store", os.environ.get("TORCHELASTIC_USE_AGENT_STORE"), "session", os.getsid(0), "group", os.getpgid(0)
-    )
+    print("agent store", os.environ.get("TORCHELASTIC_USE_AGENT_STORE"))
     print(f"threads {torch.get_num_threads()} interface {os.environ.get('GLOO_SOCKET_IFNAME')}")
     return "digest-of-state"
 
