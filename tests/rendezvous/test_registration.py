@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,10 +19,10 @@ from elastic3d.rendezvous.restart import RestartHandler
 
 
 @pytest.fixture(autouse=True)
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Torch's registry, put back afterwards."""
     monkeypatch.setattr(rendezvous_handler_registry, "_registry", dict(rendezvous_handler_registry._registry))
-    yield rendezvous_handler_registry._registry
+    return rendezvous_handler_registry._registry
 
 
 def ask(backend: str, **conf: str) -> Any:

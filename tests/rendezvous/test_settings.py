@@ -110,7 +110,7 @@ def test_wrong_run_ids(run_id: str) -> None:
 @pytest.mark.parametrize("endpoint", ["", "  "])
 def test_missing_endpoint(endpoint: str) -> None:
     """Without an endpoint the error shows one."""
-    with pytest.raises(ConfigurationError, match="--rdzv-endpoint is missing.*host:2379"):
+    with pytest.raises(ConfigurationError, match=r"--rdzv-endpoint is missing.*host:2379"):
         from_parameters(parameters(endpoint=endpoint))
 
 
@@ -124,7 +124,7 @@ def test_minimum_above_maximum() -> None:
 
 def test_unknown_host() -> None:
     """A host that cannot be resolved is named, with what to do."""
-    with pytest.raises(ConfigurationError, match="host.invalid cannot be resolved.*--local-addr"):
+    with pytest.raises(ConfigurationError, match=r"host\.invalid cannot be resolved.*--local-addr"):
         own_address("http://host.invalid:2379")
 
 
