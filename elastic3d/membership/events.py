@@ -193,8 +193,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteDone:
-    """A fenced write was answered; when it failed, somebody else was faster."""
+    """A write a leader asked for was answered; when it failed, somebody else was faster."""
 
+    write: Write
     ok: bool
 
 

@@ -273,17 +273,17 @@ class Member:
                     return True
                 case e.Bury():
                     self._bury(action, expected)
-                    self._inbox.put(e.WriteDone(ok=True))
+                    self._inbox.put(e.WriteDone(write=action, ok=True))
                     return True
                 case _:
-                    self._inbox.put(e.WriteDone(ok=self._fenced(action)))
+                    self._inbox.put(e.WriteDone(write=action, ok=self._fenced(action)))
                     return True
         except LeaseGone:
             self._lease = None
             return False
         except EtcdError as error:
             if isinstance(action, e.FENCED):
-                self._inbox.put(e.WriteDone(ok=False))
+                self._inbox.put(e.WriteDone(write=action, ok=False))
                 return True
             # Waiting cures what is away, not what is refused.
             if not isinstance(error, EtcdUnavailable) and not self._closed:

@@ -325,7 +325,7 @@ class Story:
         written = {e.Campaign: "leader", e.Seal: "generation", e.Propose: "proposal", e.PutEnd: "end"}.get(type(action))
         if ok and written:
             self.to(name, self.event(written))
-        self.to(name, e.WriteDone(ok=ok))
+        self.to(name, e.WriteDone(write=action, ok=ok))
 
     def put(self, key: str, value: object, owner: str = "") -> None:
         self.revision += 1

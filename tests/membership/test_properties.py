@@ -105,7 +105,7 @@ def check(teller: Teller) -> None:
         trainers = {key: state for key, state in story.trainers[name].items() if state != "dead"}
         assert core.view.generation == current, f"{name} agrees"
         assert not core.report.hears, f"{name} vetoes nobody who is there"
-        assert list(core.view.members) and set(core.view.members) == {c.record.node.name for c in alive.values()}
+        assert set(core.view.members) == {c.record.node.name for c in alive.values()}
         if core.view.active(name, core.record.node.incarnation):
             assert core.running == current, f"{name} trains"
             assert trainers == {current.key: "running"}, f"{name} has these trainers and no others"
@@ -129,7 +129,7 @@ def play(policy: tuple[int, int, bool], commands: list[str]) -> None:
         note("\n".join(teller.story.lines))
 
 
-OPTIONS = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+OPTIONS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 
 
 @settings(max_examples=60, **OPTIONS)
