@@ -184,9 +184,11 @@ class EtcdMember:
             self._process = None
 
     def pause(self) -> None:
-        """Stop it (SIGSTOP): connections stay open, nothing answers."""
+        """Stop it (SIGSTOP): connections stay open, nothing answers. Returns when every thread stands."""
         assert self.alive
         os.kill(self.pid, signal.SIGSTOP)
+        while any(_state(task) not in "Tt" for task in Path(f"/proc/{self.pid}/task").iterdir()):
+            SYSTEM.sleep(0.001)
 
     def resume(self) -> None:
         """Let it go on after `pause`."""
@@ -295,7 +297,7 @@ class EtcdCluster:
         raise EtcdUnavailable("etcd: the cluster has no leader")
 
     def wait_healthy(self) -> None:
-        """Return when every member that was not killed serves; EtcdUnavailable with the end of a log if one does not."""
+        """Return when every member that was not killed serves; EtcdUnavailable, with its log, if one does not."""
         deadline = SYSTEM.monotonic() + START_TIMEOUT
         for member in self.members:
             while member.started and not member.healthy():
@@ -353,9 +355,9 @@ class EtcdCluster:
         if self.certificates is not None:
             files = self.certificates
             flags |= {"cert-file": str(files.server), "key-file": str(files.server_key)}
-            flags |= {"trusted-ca-file": str(files.ca)}
             if self._client_certificates:
-                flags["client-cert-auth"] = "true"
+                # An authority alone makes etcd ask for client certificates too.
+                flags |= {"trusted-ca-file": str(files.ca), "client-cert-auth": "true"}
         return [str(self.binary), *(f"--{name}={value}" for name, value in flags.items())]
 
     def _context(self) -> ssl.SSLContext | None:
@@ -403,6 +405,14 @@ class EtcdServer(EtcdCluster):
     def resume(self) -> None:
         """Let the server go on."""
         self.members[0].resume()
+
+
+def _state(task: Path) -> str:
+    """Return the letter of a thread's state, T for stopped; also for one that has ended meanwhile."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "T"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Find out why nobody who speaks etcd's gRPC answers at an endpoint, by asking it a plain HTTP question.
 
 gRPC says UNAVAILABLE for a closed port, a web server, an etcd that wants TLS and an etcd 2 alike. `GET /version` tells
-them apart: every etcd since 2.1 answers it with JSON, and a TLS server written in Go says that it is one.
+them apart, for every etcd since 2.1 answers it with JSON; what says nothing to that is offered a TLS handshake.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 import socket
+import ssl
 from collections.abc import Iterable
 
 from elastic3d.errors import EtcdError, EtcdRefused
 from elastic3d.etcd.endpoints import Endpoint
 
-HANDSHAKE = ("CERTIFICATE_VERIFY_FAILED", "handshake failed", "Ssl handshake", "certificate")
+# What gRPC says of it. A client certificate that is missing shows only after the handshake: TLS 1.3 asks for it late.
+HANDSHAKE = ("handshake failed", "CERTIFICATE", "TSI_")
 
 
 def explain(endpoints: Iterable[Endpoint], timeout: float, error: EtcdError) -> None:
@@ -41,10 +43,10 @@ def require_version(version: str, oldest: tuple[int, int]) -> None:
 def _reason(endpoint: Endpoint, timeout: float) -> str | None:
     answer = _ask(endpoint, timeout)
     if not answer.startswith(b"HTTP/"):
-        return None  # nothing there, silent, or a TLS server that does not explain itself
+        if not endpoint.tls and _speaks_tls(endpoint, timeout):
+            return "speaks TLS; write https:// and give `tls` with its authority"
+        return None
     head, _, body = answer.partition(b"\r\n\r\n")
-    if b"HTTPS server" in body:
-        return None if endpoint.tls else "speaks TLS; write https:// and give `tls` with its authority"
     try:
         version = str(json.loads(body)["etcdserver"])
     except (ValueError, KeyError, TypeError):
@@ -52,6 +54,19 @@ def _reason(endpoint: Endpoint, timeout: float) -> str | None:
         return f"is a web server, not etcd (it said {first!r}); give etcd's client address"
     require_version(version, (3, 4))
     return "does not speak TLS; write http://" if endpoint.tls else None
+
+
+def _speaks_tls(endpoint: Endpoint, timeout: float) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout) as connection:
+            with context.wrap_socket(connection):
+                return True
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")  # it speaks TLS, and wants a certificate of ours
+    except OSError:
+        return False
 
 
 def _ask(endpoint: Endpoint, timeout: float) -> bytes:

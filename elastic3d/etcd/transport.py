@@ -1,7 +1,7 @@
 """The one place that touches gRPC, which has no types: channels, calls and streams, and failures as values.
 
 gRPC does not survive a fork: open channels after it, never before. `GRPC_ENABLE_FORK_SUPPORT=0` (unless the user set
-it) keeps its fork handlers from waiting for threads they cannot stop; `GRPC_VERBOSITY=ERROR` keeps each refused
+it) keeps its fork handlers from waiting for threads they cannot stop; `GRPC_VERBOSITY=NONE` keeps each failed
 connection off the user's terminal, where our own errors say it better.
 """
 
@@ -16,7 +16,7 @@ from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import messages
 from elastic3d.etcd.endpoints import Endpoint, Tls
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc  # reads the two variables above when it is imported

@@ -1,0 +1,54 @@
+"""Real etcd servers: each version found on this machine, started once, shared by the tests that do them no harm."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from etcd_helpers import wait_until
+
+from chaos.etcd import EtcdServer, installed_etcds
+from elastic3d.etcd import EtcdClient
+
+BINARIES: list[Path] = installed_etcds()
+PARAMS: list[Path | None] = [*BINARIES] or [None]
+
+
+@pytest.fixture(scope="session", params=PARAMS, ids=lambda path: "none" if path is None else str(path))
+def binary(request: pytest.FixtureRequest) -> Path:
+    """Each etcd version there is."""
+    if request.param is None:
+        pytest.skip("no etcd server is installed")
+    return Path(request.param)
+
+
+@pytest.fixture
+def one_binary() -> Path:
+    """One etcd, for tests that are about our side or cost much time."""
+    if not BINARIES:
+        pytest.skip("no etcd server is installed")
+    return BINARIES[0]
+
+
+@pytest.fixture(scope="session")
+def server(binary: Path) -> Iterator[EtcdServer]:
+    """A server of each version that nobody breaks."""
+    with EtcdServer(binary=binary) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: EtcdServer, request: pytest.FixtureRequest) -> Iterator[EtcdClient]:
+    """A client under a namespace of the test's own."""
+    with EtcdClient(server.endpoints, namespace=f"/{request.node.name}/") as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    """A test that leaves one of our threads behind fails."""
+    before = set(threading.enumerate())
+    yield
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("etcd-") and t not in before], 3.0)

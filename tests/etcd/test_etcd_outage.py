@@ -1,0 +1,119 @@
+"""Writes while members die: what was acknowledged is there, what is uncertain is said to be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from etcd_helpers import wait_until
+
+from chaos.etcd import EtcdCluster, EtcdServer
+from elastic3d.errors import EtcdUnavailable
+from elastic3d.etcd import Compare, EtcdClient, Get, OutcomeUnknown, Put
+
+pytestmark = pytest.mark.etcd
+
+
+def test_a_leader_is_killed_under_writes(binary: Path) -> None:
+    """Plain puts through the loss of a leader: every acknowledged one is there; the others raise and may be there."""
+    with EtcdCluster(3, binary=binary) as cluster, EtcdClient(cluster.endpoints) as client:
+        acknowledged, uncertain, failed = set(), set(), set()
+        killed = 0.0
+        back = 0.0
+        number = 0
+        while not back or time.monotonic() < back + 0.5:
+            if number == 100:
+                cluster.leader().kill()
+                killed = time.monotonic()
+            assert not killed or time.monotonic() < killed + 20
+            key = f"k/{number}"
+            number += 1
+            try:
+                client.put(key, b"")
+                acknowledged.add(key)
+                if killed and not back:
+                    back = time.monotonic()
+            except OutcomeUnknown:
+                uncertain.add(key)
+            except EtcdUnavailable:
+                failed.add(key)
+        there = {kv.key for kv in client.range("k/")[0]}
+        assert acknowledged <= there
+        assert there <= acknowledged | uncertain, "a put that raised plain EtcdUnavailable was not applied"
+        assert back - killed < 10
+
+
+def test_a_swap_whose_answer_was_lost_can_be_found(one_binary: Path) -> None:
+    """A stopped server: the swap's outcome is unknown within a deadline; read back later, it is there or it is not."""
+    with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
+        client.put("k", b"0")
+        server.pause()
+        began = time.monotonic()
+        with pytest.raises(OutcomeUnknown, match="read it back"):
+            client.txn([Compare.value("k", b"0")], [Put("k", b"mine")])
+        assert time.monotonic() - began < 2.0
+        server.resume()
+        result = client.txn([Compare.value("k", b"0")], [Put("k", b"mine")], [Get("k")], idempotent=True)
+        assert result.succeeded or result.gets[0][0].value == b"mine"
+
+
+def test_one_stopped_member_costs_one_deadline(one_binary: Path) -> None:
+    """No round robin: after the first call found a follower stopped, the others do not meet it again."""
+    with EtcdCluster(3, binary=one_binary) as cluster:
+        leader = cluster.leader()
+        victim = next(member for member in cluster.members if member is not leader)
+        endpoints = [member.endpoint for member in cluster.members if member is not victim]
+        endpoints.insert(os.getpid() % 3, victim.endpoint)  # where this process's client begins
+        with EtcdClient(endpoints) as client:
+            assert client.session.endpoints[client.session.order()[0]].port == victim.port
+            client.put("k", b"")
+            victim.pause()
+            began = time.monotonic()
+            for _ in range(200):
+                client.get("k")
+            assert 0.9 < time.monotonic() - began < 3.0
+
+
+def test_a_restarted_server_is_found_again_soon(binary: Path) -> None:
+    """Reads during a restart wait for it within their budget, and what was written before is there."""
+    with EtcdServer(binary=binary) as server, EtcdClient(server.endpoints, budget=15.0) as client:
+        client.put("k", b"1")
+        server.kill()
+        with pytest.raises(EtcdUnavailable):
+            client.get("k", budget=0.8)
+        server.members[0].start()
+        began = time.monotonic()
+        found = client.get("k")
+        assert found is not None
+        assert found.value == b"1"
+        assert time.monotonic() - began < 8.0
+
+
+def test_no_server_outlives_its_owner(one_binary: Path) -> None:
+    """The owner is killed with SIGKILL: its server goes too."""
+    program = f"""
+import time
+from chaos.etcd import EtcdServer
+with EtcdServer(binary={str(one_binary)!r}) as server:
+    print(server.members[0].pid, server._directory, flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid, directory = owner.stdout.readline().split()
+        owner.kill()
+    try:
+        wait_until(lambda: not Path(f"/proc/{pid}").exists() or _zombie(int(pid)))
+    finally:
+        subprocess.run(["rm", "-rf", directory], check=True)
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

@@ -1,0 +1,214 @@
+"""What needs no server: endpoints, the breaker, the bytes of messages, the meaning of failures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic3d.errors import ConfigurationError, EtcdRefused, UsageError
+from elastic3d.etcd import Compare, Delete, EtcdClient, Get, LeaseGone, Put, Tls, failures, messages, parse_endpoints
+from elastic3d.etcd.breaker import FIRST_REST, LONGEST_REST, Breaker
+from elastic3d.etcd.codec import Codec
+from elastic3d.etcd.diagnosis import require_version
+from elastic3d.etcd.failures import Kind
+from elastic3d.etcd.transport import RpcFailure
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h1:2379,h2:2380", ["http://h1:2379", "http://h2:2380"]),
+        ("etcd", ["http://etcd:2379"]),
+        ("https://e1, http://e2:1/", ["https://e1:2379", "http://e2:1"]),
+        ("[::1]:2379,10.0.0.1:5", ["http://[::1]:2379", "http://10.0.0.1:5"]),
+        ("h:1,h:1", ["http://h:1"]),
+    ],
+)
+def test_endpoints_are_read_as_people_write_them(text: str, expected: list[str]) -> None:
+    """Schemes, default ports, several hosts, IPv6 in brackets; the same one twice is one."""
+    assert list(map(str, parse_endpoints(text))) == expected
+    assert list(map(str, parse_endpoints(text.split(",")))) == expected
+
+
+@pytest.mark.parametrize("text", ["", " , ", "tcp://h:1", "h:port", "h:99999", "http://", "h:1/path", "::1", "u@h:1"])
+def test_what_is_no_endpoint_is_refused_with_its_text(text: str) -> None:
+    """The error is a ConfigurationError, which is the user's to mend."""
+    with pytest.raises(ConfigurationError, match="etcd: "):
+        parse_endpoints(text)
+
+
+def test_tls_files_make_endpoints_encrypted_and_contradict_http(tmp_path: Path) -> None:
+    """Without a scheme TLS files decide; `http://` beside them is a contradiction, and so is half a certificate."""
+    assert str(parse_endpoints("h", tls=True)[0]) == "https://h:2379"
+    with pytest.raises(ConfigurationError, match="https://"):
+        parse_endpoints("http://h", tls=True)
+    with pytest.raises(ConfigurationError, match="go together"):
+        Tls(certificate=tmp_path)
+    with pytest.raises(ConfigurationError, match="no file"):
+        Tls(ca=tmp_path / "absent.pem")
+
+
+def test_user_without_password_is_refused() -> None:
+    """Half of the credentials is a mistake, not a way in."""
+    with pytest.raises(ConfigurationError, match="go together"):
+        EtcdClient("h", user="root")
+
+
+def test_breaker_stays_with_what_works() -> None:
+    """No round robin: the preferred member is first until it fails, and the one that then answered stays."""
+    breaker = Breaker(3, preferred=1)
+    assert breaker.order(0.0) == [1, 2, 0]
+    breaker.failed(1, 0.0)
+    assert breaker.order(0.0) == [2, 0, 1]
+    breaker.succeeded(2)
+    assert breaker.order(100.0) == [2, 0, 1], "a rested member is not tried while others work"
+    breaker.succeeded(1)
+    assert breaker.order(100.0) == [2, 0, 1]
+
+
+def test_breaker_with_everybody_failed_tries_the_longest_rested_first() -> None:
+    """The breaker orders and never refuses: otherwise nobody would find out that etcd is back."""
+    breaker = Breaker(2)
+    breaker.failed(0, 0.0)
+    breaker.failed(1, 0.1)
+    assert breaker.order(0.2) == [0, 1]
+    breaker.failed(0, FIRST_REST)  # tried again, failed again: rests twice as long
+    assert breaker.order(FIRST_REST + 0.2) == [1, 0]
+
+
+def test_breaker_counts_an_outage_once_for_all_threads() -> None:
+    """Ten calls that fail on one outage rest the member as one does."""
+    breaker = Breaker(2)
+    for _ in range(10):
+        breaker.failed(0, 0.0)
+    breaker.failed(1, 0.0)
+    breaker.failed(1, FIRST_REST)
+    assert breaker.order(FIRST_REST)[0] == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(0, 30)), max_size=40))
+def test_breaker_always_orders_everybody(events: list[tuple[int, bool, float]]) -> None:
+    """Whatever happened, every member is in the order once, those that work first, and none rests for ever."""
+    breaker, now, working = Breaker(4), 0.0, set(range(4))
+    for index, success, passed in events:
+        now += passed
+        if success:
+            breaker.succeeded(index)
+            working.add(index)
+        else:
+            breaker.failed(index, now)
+            working.discard(index)
+    order = breaker.order(now)
+    assert sorted(order) == [0, 1, 2, 3]
+    assert set(order[: len(working)]) == working
+    assert sorted(breaker.order(now + LONGEST_REST)) == [0, 1, 2, 3]
+
+
+def test_messages_have_etcds_bytes() -> None:
+    """Field numbers and types are those of etcd's rpc.proto, written out by hand here."""
+    put = messages.new("PutRequest", key=b"k", value=b"v", lease=300)
+    assert put.SerializeToString() == b"\x0a\x01k\x12\x01v\x18\xac\x02"
+    span = messages.new("RangeRequest", key=b"a", range_end=b"b", revision=7, keys_only=True)
+    assert span.SerializeToString() == b"\x0a\x01a\x12\x01b\x20\x07\x40\x01"
+    watch = messages.new("WatchRequest", progress_request=messages.new("WatchProgressRequest"))
+    assert watch.SerializeToString() == b"\x1a\x00"
+    event = messages.new("Event", type=1, kv=messages.new("KeyValue", key=b"k", mod_revision=3))
+    answer = messages.new("WatchResponse", events=[event])
+    assert answer.SerializeToString() == b"\x5a\x09\x08\x01\x12\x05\x0a\x01k\x18\x03"
+    grant = messages.new("LeaseGrantRequest", TTL=3, ID=5)
+    assert grant.SerializeToString() == b"\x08\x03\x10\x05"
+
+
+def test_a_condition_on_zero_is_sent() -> None:
+    """`create_revision == 0` (the key is absent) has its zero on the wire: the field is in a oneof."""
+    codec = Codec("/n/")
+    absent = codec.compare(Compare.absent("k"))
+    assert absent.SerializeToString() == b"\x10\x01\x1a\x04/n/k\x28\x00"
+    value = codec.compare(Compare.value("k", b"x"))
+    assert value.SerializeToString() == b"\x10\x03\x1a\x04/n/k\x3a\x01x"
+
+
+def test_operations_carry_the_namespace() -> None:
+    """Every key goes out under the namespace, prefixes with their end; foreign bytes in keys survive the way back."""
+    codec = Codec("/n/")
+    assert codec.operation(Put("k", b"v", 1)).request_put.key == b"/n/k"
+    assert codec.operation(Delete("k", prefix=True)).request_delete_range.range_end == b"/n/l"
+    assert codec.operation(Get("", prefix=True)).request_range.range_end == b"/n0"
+    found = codec.key_value(messages.new("KeyValue", key=b"/n/\xff"))
+    assert codec.key(found.key) == b"/n/\xff"
+
+
+@given(st.binary(max_size=4), st.binary(max_size=6))
+def test_prefix_end_bounds_exactly_the_prefix(prefix: bytes, key: bytes) -> None:
+    """A key is in [prefix, end) if and only if it begins with the prefix; end `\\0` stands for no bound."""
+    end = messages.prefix_end(prefix)
+    inside = key >= prefix and (end == b"\0" or key < end)
+    assert inside == key.startswith(prefix)
+
+
+def test_messages_live_beside_another_users_of_the_same_names() -> None:
+    """A package that registers `etcdserverpb` in protobuf's own pool before or after us gets no clash."""
+    program = """
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+def theirs(name):
+    file = descriptor_pb2.FileDescriptorProto(name=name, package="etcdserverpb." + name[0], syntax="proto3")
+    message = file.message_type.add(name="PutRequest")
+    message.field.add(name="other", number=1, type=3, label=1)
+    descriptor_pool.Default().AddSerializedFile(file.SerializeToString())
+theirs("rpc.proto")
+file = descriptor_pb2.FileDescriptorProto(name="elastic3d/etcd.proto", package="etcdserverpb", syntax="proto3")
+file.message_type.add(name="PutRequest").field.add(name="key", number=9, type=3, label=1)
+descriptor_pool.Default().AddSerializedFile(file.SerializeToString())
+from elastic3d.etcd import messages
+theirs("kv.proto")
+assert messages.new("PutRequest", key=b"k").SerializeToString() == b"\\n\\x01k"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "expected"),
+    [
+        ("UNAVAILABLE", "failed to connect to all addresses; last error: refused", Kind.NOT_APPLIED),
+        ("UNAVAILABLE", "etcdserver: no leader", Kind.NOT_APPLIED),
+        ("UNAVAILABLE", "etcdserver: request timed out", Kind.UNKNOWN),
+        ("UNAVAILABLE", "Socket closed", Kind.UNKNOWN),
+        ("DEADLINE_EXCEEDED", "", Kind.UNKNOWN),
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token", Kind.TOKEN),
+        ("NOT_FOUND", "etcdserver: requested lease not found", Kind.FINAL),
+        ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", Kind.FINAL),
+    ],
+)
+def test_a_failure_says_whether_the_request_can_have_been_applied(code: str, detail: str, expected: Kind) -> None:
+    """Only what etcd refuses before proposing counts as not applied."""
+    assert failures.kind(RpcFailure(code, detail)) is expected
+
+
+def test_final_failures_say_what_to_do() -> None:
+    """A dead lease is an error of its own; permission and space name the remedy."""
+    assert isinstance(failures.final(RpcFailure("NOT_FOUND", "etcdserver: requested lease not found")), LeaseGone)
+    denied = failures.final(RpcFailure("PERMISSION_DENIED", "etcdserver: permission denied"))
+    assert isinstance(denied, EtcdRefused)
+    assert "readwrite" in str(denied)
+
+
+@pytest.mark.parametrize("version", ["2.3.7", "3.3.25", "", "not a version"])
+def test_older_servers_are_refused(version: str) -> None:
+    """What we use is there since 3.4."""
+    with pytest.raises(EtcdRefused, match=r"3\.4"):
+        require_version(version, (3, 4))
+    require_version("3.10.0", (3, 4))
+
+
+def test_a_closed_client_says_so() -> None:
+    """Using a client after close is the caller's mistake."""
+    client = EtcdClient("127.0.0.1:1")
+    client.close()
+    client.close()
+    with pytest.raises(UsageError, match="closed"):
+        client.get("k")

@@ -1,0 +1,264 @@
+"""Watches over members that stop, die and forget: no change lost, none twice, every gap marked."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from etcd_helpers import wait_until
+
+from chaos.etcd import EtcdCluster, EtcdServer
+from elastic3d.etcd import Change, Changes, Connected, Delivery, Disconnected, EtcdClient, Snapshot, Watch
+
+pytestmark = pytest.mark.etcd
+
+
+class Seen:
+    """What a watch delivered, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[Delivery] = []
+
+    def __call__(self, delivery: Delivery) -> None:
+        self.all.append(delivery)
+
+    def of(self, kind: type) -> list[Delivery]:
+        """Return the deliveries of one kind."""
+        return [delivery for delivery in self.all if isinstance(delivery, kind)]
+
+    @property
+    def changes(self) -> list[Change]:
+        """All changes, in order."""
+        return [change for delivery in self.all if isinstance(delivery, Changes) for change in delivery.changes]
+
+
+@contextmanager
+def watching(client: EtcdClient, prefix: str) -> Iterator[Seen]:
+    """A watch that is connected."""
+    seen = Seen()
+    watch = Watch(client, prefix, seen)
+    try:
+        wait_until(lambda: seen.of(Connected))
+        yield seen
+    finally:
+        watch.close()
+
+
+def test_a_watch_begins_with_a_snapshot(client: EtcdClient) -> None:
+    """First what is there, without a gap; then that it is connected; then every change of the prefix, and no other."""
+    client.put("a/1", b"old")
+    client.put("b", b"")
+    with watching(client, "a/") as seen:
+        first, second = seen.all[:2]
+        assert isinstance(first, Snapshot)
+        assert [(kv.key, kv.value) for kv in first.kvs] == [("a/1", b"old")]
+        assert not first.gap
+        assert isinstance(second, Connected)
+        written = client.put("a/2", b"new", client.grant(60)[0])
+        client.put("b", b"x")
+        client.delete("a/1")
+        wait_until(lambda: len(seen.changes) == 2)
+        put, deleted = seen.changes
+        assert put.kv is not None
+        assert (put.key, put.kv.value, put.kv.version, put.revision) == ("a/2", b"new", 1, written)
+        assert put.kv.lease
+        assert (deleted.key, deleted.kv, deleted.revision) == ("a/1", None, written + 2)
+        assert len(seen.all) == 4
+
+
+def test_changes_of_one_revision_come_together(client: EtcdClient) -> None:
+    """A deletion of a prefix is one delivery."""
+    for number in range(5):
+        client.put(f"k{number}", b"")
+    with watching(client, "") as seen:
+        client.delete("", prefix=True)
+        wait_until(lambda: seen.changes)
+        (delivery,) = seen.of(Changes)
+        assert isinstance(delivery, Changes)
+        assert len(delivery.changes) == 5
+        assert {change.revision for change in delivery.changes} == {delivery.revision}
+
+
+def test_a_slow_receiver_is_not_taken_for_a_silent_member(one_binary: Path) -> None:
+    """A delivery that takes longer than the silence allowed costs neither a change nor the connection."""
+    with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
+        _receive_slowly(client)
+
+
+def _receive_slowly(client: EtcdClient) -> None:
+    seen = Seen()
+
+    def slowly(delivery: Delivery) -> None:
+        seen(delivery)
+        if isinstance(delivery, Changes) and delivery.changes[0].key == "k0":
+            time.sleep(2.0)
+
+    watch = Watch(client, "", slowly)
+    wait_until(lambda: seen.of(Connected))
+    for number in range(20):
+        client.put(f"k{number}", b"")
+    wait_until(lambda: len(seen.changes) == 20)
+    watch.close()
+    assert [change.key for change in seen.changes] == [f"k{number}" for number in range(20)]
+    assert len(seen.of(Connected)) == 1
+    assert not seen.of(Disconnected)
+
+
+def test_close_from_a_delivery(client: EtcdClient) -> None:
+    """A receiver may end its own watch, and hears nothing after it."""
+    box: queue.Queue[Watch] = queue.Queue()
+    seen = Seen()
+
+    def once(delivery: Delivery) -> None:
+        seen(delivery)
+        box.get().close()
+
+    box.put(Watch(client, "", once))
+    wait_until(lambda: seen.all)
+    client.put("k", b"")
+    time.sleep(0.1)
+    assert len(seen.all) == 1
+
+
+class Writer:
+    """Puts keys of its own in a row, as fast as etcd takes them, until stopped."""
+
+    def __init__(self, client: EtcdClient) -> None:
+        self.written = 0
+        self.slowest = 0.0
+        self._client = client
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.005):
+            began = time.monotonic()
+            self._client.put(f"k/{self.written}", b"", idempotent=True, budget=20.0)
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            self.written += 1
+
+    def stop(self) -> int:
+        """Stop, and return how many were written."""
+        self._stop.set()
+        self._thread.join()
+        return self.written
+
+
+def assert_nothing_lost(client: EtcdClient, seen: Seen, count: int) -> None:
+    """Every write that etcd has was delivered once, in order, without a gap."""
+    wait_until(lambda: f"k/{count - 1}" in {change.key for change in seen.changes})
+    kvs, _ = client.range("k/")
+    assert len(kvs) == count
+    assert len(seen.changes) == sum(kv.version for kv in kvs), "a write sent twice is two changes"
+    revisions = [change.revision for change in seen.changes]
+    assert revisions == sorted(set(revisions))
+    assert len(seen.of(Snapshot)) == 1
+
+
+@pytest.mark.parametrize("fault", ["pause", "kill"])
+def test_no_change_is_lost_when_the_watched_member_stops(one_binary: Path, fault: str) -> None:
+    """Under writes, the member that serves the watch is stopped (SIGSTOP, silent) or killed: the watch moves on."""
+    with EtcdCluster(3, binary=one_binary) as cluster, EtcdClient(cluster.endpoints) as client:
+        with watching(client, "k/") as seen:
+            writer = Writer(client)
+            try:
+                wait_until(lambda: len(seen.changes) > 50)
+                (connected,) = seen.of(Connected)
+                assert isinstance(connected, Connected)
+                victim = cluster.members[cluster.endpoints.index(connected.endpoint)]
+                victim.pause() if fault == "pause" else victim.kill()
+                known = len(seen.changes)
+                wait_until(lambda: len(seen.changes) > known + 200, 15.0)
+            finally:
+                count = writer.stop()
+            assert_nothing_lost(client, seen, count)
+            assert not seen.of(Disconnected), "moving to the next member is not a disconnection"
+
+
+def test_a_single_server_comes_back(binary: Path) -> None:
+    """Killed and restarted on its data: the watch says so, both ways, and goes on with what it missed."""
+    with EtcdServer(binary=binary) as server, EtcdClient(server.endpoints) as client:
+        client.put("k/0", b"")
+        with watching(client, "k/") as seen:
+            client.put("k/1", b"")
+            wait_until(lambda: seen.changes)
+            began = time.monotonic()
+            server.kill()
+            wait_until(lambda: seen.of(Disconnected))
+            (lost,) = seen.of(Disconnected)
+            assert isinstance(lost, Disconnected)
+            assert abs(lost.since - began) < 1.0
+            server.restart()
+            with EtcdClient(server.endpoints) as other:
+                other.put("k/2", b"")
+            wait_until(lambda: len(seen.changes) == 2)
+            assert [change.key for change in seen.changes] == ["k/1", "k/2"]
+            assert len(seen.of(Connected)) == 2
+            assert len(seen.of(Snapshot)) == 1
+
+
+def test_a_stopped_single_server_is_noticed(one_binary: Path) -> None:
+    """SIGSTOP: within about 1.5 s of silence the watch says that it is disconnected; then it catches up."""
+    with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
+        with watching(client, "k/") as seen:
+            began = time.monotonic()
+            server.pause()
+            wait_until(lambda: seen.of(Disconnected), 5.0)
+            assert 1.0 < time.monotonic() - began < 3.5
+            server.resume()
+            client.put("k/1", b"", idempotent=True)
+            wait_until(lambda: len(seen.of(Connected)) == 2)
+            wait_until(lambda: seen.changes)
+            assert len(seen.of(Disconnected)) == 1
+
+
+def test_compaction_under_a_watch_is_a_marked_gap(binary: Path) -> None:
+    """What was compacted away unseen cannot be told: the prefix is listed again and the snapshot says that it gaps."""
+    with EtcdCluster(1, binary=binary) as server, EtcdClient(server.endpoints) as client:
+        blocked, go = threading.Event(), threading.Event()
+        seen = Seen()
+
+        def deliver(delivery: Delivery) -> None:
+            seen(delivery)
+            if isinstance(delivery, Snapshot) and not delivery.gap:
+                blocked.set()
+                assert go.wait(10)
+
+        client.put("k/old", b"")
+        watch = Watch(client, "k/", deliver)
+        assert blocked.wait(10)
+        # Between its listing and its stream: this is what a long disconnection looks like to the watch.
+        client.delete("k/old")
+        for number in range(3):
+            client.put(f"k/{number}", b"")
+        client.compact(client.range("k/")[1])
+        go.set()
+        wait_until(lambda: len(seen.of(Snapshot)) == 2)
+        again = seen.of(Snapshot)[1]
+        assert isinstance(again, Snapshot)
+        assert again.gap
+        assert [kv.key for kv in again.kvs] == ["k/0", "k/1", "k/2"]
+        client.put("k/3", b"")
+        wait_until(lambda: [change.key for change in seen.changes] == ["k/3"])
+        watch.close()
+
+
+def test_nothing_there_is_disconnected_from_the_start(one_binary: Path) -> None:
+    """A watch may be opened before etcd is up: it says Disconnected once, then begins with its snapshot."""
+    with EtcdServer(binary=one_binary) as server:
+        server.kill()
+        with EtcdClient(server.endpoints) as client:
+            seen = Seen()
+            watch = Watch(client, "k/", seen)
+            wait_until(lambda: seen.all)
+            assert isinstance(seen.all[0], Disconnected)
+            server.restart()
+            wait_until(lambda: seen.of(Connected))
+            assert [type(delivery) for delivery in seen.all] == [Disconnected, Snapshot, Connected]
+            watch.close()
