@@ -155,6 +155,11 @@ class Core:
             case e.LeaveAsked():
                 self._leave(actions)
                 return
+            case e.Broken():
+                self._stop_all(actions, "this node cannot go on")
+                actions.append(e.Exit(failed=True, detail=event.detail))
+                self.exited = True
+                return
             case _:
                 pass
         still_heard = tuple(
@@ -286,7 +291,7 @@ class Core:
     def _keep_checkpoints(self, actions: list[e.Action]) -> None:
         """Fence the store for this generation; commit what all its nodes, or what is left of an older one, wrote."""
         current = self.view.generation
-        if current is None:
+        if current is None or not current.nodes:
             return
         if self._fenced != current.number:
             self._fenced = current.number

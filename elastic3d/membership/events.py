@@ -186,6 +186,13 @@ class LeaveAsked:
     """This node shall leave the job (SIGTERM to its keepers)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """This member cannot take part any longer: etcd refuses it, or a record it must obey cannot be read."""
+
+    detail: str
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
@@ -223,6 +230,7 @@ Event = (
     | Progress
     | Saved
     | LeaveAsked
+    | Broken
     | Tick
     | WriteDone
 )

@@ -61,7 +61,8 @@ def decide(
         tomb = Tomb(incarnation=stranger.node.incarnation, how=Out.REFUSED, detail=_refusal(stranger, me))
         return e.Bury(name=stranger.node.name, tomb=replace(tomb, by=me.node.name))
     current = view.generation
-    if current is None:
+    # Without nodes it is what an earlier job under this id left: its number, to go on from.
+    if current is None or not current.nodes:
         return _first(view, me, policy, planner, timers, now)
     reports = {node.name: view.report(node) for node in current.nodes}
     if all(report is not None and report.finished == current.key for report in reports.values()):

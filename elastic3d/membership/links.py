@@ -2,10 +2,11 @@
 
 Each member listens, and echoes every byte it is sent. A member that watches a peer sends a byte every `interval` and
 takes the echo as its heartbeat. End of file is a hint, not a death: the watcher dials again, and only a refused
-connection - the host is up, nobody listens - is a death. Silence for `silence` seconds ends the veto, nothing more.
+connection - the host is up, nobody listens - is a death. Silence for `silence` seconds ends the veto, nothing more; a
+silent connection is given up for a new one, so that a path that was mended need not wait for TCP's own, ever slower,
+repetitions.
 
-A restarted peer listens on another port, so that a connection that succeeds is always to the incarnation meant. A connection that is silent is given up for a new one, so
-that a path that was broken and mended does not wait for TCP's own, ever slower, repetitions.
+A restarted peer listens on another port, so that a connection that succeeds is always to the incarnation meant.
 One thread, one selector; callbacks run on it and must not block.
 """
 
