@@ -171,6 +171,8 @@ def _read(kind: Any, data: Any) -> Any:
             raise ValueError(f"expected a list, got {data!r}")
         return tuple(_read(arguments[0], item) for item in data)
     if origin is dict:
+        if not isinstance(data, dict):
+            raise ValueError(f"expected an object, got {data!r}")
         return {k: _read(arguments[1], v) for k, v in data.items()}
     if dataclasses.is_dataclass(kind):
         if not isinstance(data, dict):

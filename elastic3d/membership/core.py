@@ -33,6 +33,9 @@ ALONE = 0.8
 """Of lease and grace together: how long a member that alone has lost etcd goes on. The others put it out after all
 of it. Some members hear from etcd again before others do, so that a vote or two against this one mean nothing yet."""
 
+RETRY = 0.1
+"""Seconds after a write that failed before the leader decides again: by then the watch has told why."""
+
 STAGGER = 0.3
 """Seconds between the campaigns of one candidate and the next."""
 
@@ -58,9 +61,10 @@ class Core:
         self._timers = Timers(missing={})
         self._phase: dict[str, Phase] = {}
         self._asked = ""
-        self._heard: set[str] = set()
+        self._heard: set[tuple[str, str]] = set()
         self._watched: tuple[tuple[str, str, str, int], ...] = ()
-        self._busy = False
+        self._busy: e.Write | None = None
+        self._retry_at = 0.0
         self._lost_since: float | None = None
         self._outvoted_since: float | None = None
         self._vacant_since: float | None = None
@@ -95,7 +99,7 @@ class Core:
         self._hear(event, actions, now)
         if self.leads and not led:
             self._timers = Timers(missing={}, leading=now, attempt=self.view.token)
-            self._busy, self._fenced, self._committing = False, 0, None
+            self._busy, self._fenced, self._committing = None, 0, None
         if self.view.listed and self._lost_since is None:
             self._membership(actions)
             if not self.exited:
@@ -115,12 +119,16 @@ class Core:
                 self._lost_since, self._outvoted_since = event.since, None
             case e.EtcdBack():
                 self._lost_since = None
-            case e.WriteDone():
-                self._busy = False
+            case e.WriteDone() if event.write is self._busy:
+                self._busy = None
+                self._retry_at = now if event.ok else now + RETRY
             case e.PeerHeard():
-                (self._heard.add if event.alive else self._heard.discard)(event.name)
+                # News of a peer no longer watched would never be followed by news of its end.
+                identity = (event.name, event.incarnation)
+                watched = any(peer[:2] == identity for peer in self._watched)
+                (self._heard.add if event.alive and watched else self._heard.discard)(identity)
             case e.PeerRefused():
-                self._heard.discard(event.name)
+                self._heard.discard((event.name, event.incarnation))
                 self._bury(event, actions)
             case e.Prepared() if self._phase.get(event.key) is Phase.PREPARING:
                 self._phase[event.key] = Phase.PREPARED
@@ -152,13 +160,18 @@ class Core:
             case e.LeaveAsked():
                 self._leave(actions)
                 return
+            case e.Broken():
+                self._stop_all(actions, "this node cannot go on")
+                actions.append(e.Exit(failed=True, detail=event.detail))
+                self.exited = True
+                return
             case _:
                 pass
         still_heard = tuple(
             sorted(
                 node.name
                 for node in (self.view.generation.nodes if self.view.generation else ())
-                if node.name in self._heard and not self.view.is_registered(node)
+                if (node.name, node.incarnation) in self._heard and not self.view.is_registered(node)
             )
         )
         if still_heard != self.report.hears and self.view.listed:
@@ -183,8 +196,10 @@ class Core:
         self._buried.add(identity)
         if self.view.active(*identity):
             self._stop_generation(actions, f"{event.name} is dead")
-        tomb = Tomb(incarnation=event.incarnation, how=Out.DEAD, detail=event.evidence, by=self.record.node.name)
-        actions.append(e.Bury(name=event.name, tomb=tomb))
+        known = self.view.tombs.get(event.name)
+        if known is None or known.incarnation != event.incarnation:
+            tomb = Tomb(incarnation=event.incarnation, how=Out.DEAD, detail=event.evidence, by=self.record.node.name)
+            actions.append(e.Bury(name=event.name, tomb=tomb))
         claim = self.view.leader
         if claim is not None and (claim.name, claim.incarnation) == identity:
             actions.append(e.Campaign(expected=self.view.token))
@@ -268,28 +283,30 @@ class Core:
     def _lead(self, actions: list[e.Action], now: float) -> None:
         """Campaign when nobody leads, decide when this member does; a stranger to the job does neither."""
         current, mine = self.view.generation, self.record.profile
-        if current is not None and mine is not None and current.job != mine.digest:
+        if current is not None and current.nodes and mine is not None and current.job != mine.digest:
             return
+        ready = self._busy is None and now >= self._retry_at
         if self.view.leader is None:
             if self._vacant_since is None:
                 self._vacant_since = now
-            if not self._busy and now - self._vacant_since >= STAGGER * self._turn():
-                self._busy = True
-                actions.append(e.Campaign(expected=0))
+            if ready and now - self._vacant_since >= STAGGER * self._turn():
+                self._busy = e.Campaign(expected=0)
+                actions.append(self._busy)
             return
         self._vacant_since = None
-        if not self.leads or self._busy or not self.view.is_registered(self.record.node):
+        if not self.leads or not ready or not self.view.is_registered(self.record.node):
             return
         self._keep_checkpoints(actions)
-        write = decide(self.view, self.record, self.policy, self._planner, self._timers, frozenset(self._heard), now)
+        heard = frozenset(name for name, _incarnation in self._heard)
+        write = decide(self.view, self.record, self.policy, self._planner, self._timers, heard, now)
         if write is not None:
-            self._busy = True
+            self._busy = write
             actions.append(write)
 
     def _keep_checkpoints(self, actions: list[e.Action]) -> None:
         """Fence the store for this generation; commit what all its nodes, or what is left of an older one, wrote."""
         current = self.view.generation
-        if current is None:
+        if current is None or not current.nodes:
             return
         if self._fenced != current.number:
             self._fenced = current.number
@@ -342,5 +359,5 @@ class Core:
         )
         if peers != self._watched:
             self._watched = peers
-            self._heard &= {name for name, *_ in peers}
+            self._heard &= {(name, incarnation) for name, incarnation, *_ in peers}
             actions.append(e.Watch(peers=peers))

@@ -186,6 +186,13 @@ class LeaveAsked:
     """This node shall leave the job (SIGTERM to its keepers)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """This member cannot take part any longer: etcd refuses it, or a record it must obey cannot be read."""
+
+    detail: str
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
@@ -193,8 +200,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteDone:
-    """A fenced write was answered; when it failed, somebody else was faster."""
+    """A write a leader asked for was answered; when it failed, somebody else was faster."""
 
+    write: Write
     ok: bool
 
 
@@ -222,6 +230,7 @@ Event = (
     | Progress
     | Saved
     | LeaveAsked
+    | Broken
     | Tick
     | WriteDone
 )

@@ -61,7 +61,8 @@ def decide(
         tomb = Tomb(incarnation=stranger.node.incarnation, how=Out.REFUSED, detail=_refusal(stranger, me))
         return e.Bury(name=stranger.node.name, tomb=replace(tomb, by=me.node.name))
     current = view.generation
-    if current is None:
+    # Without nodes it is what an earlier job under this id left: its number, to go on from.
+    if current is None or not current.nodes:
         return _first(view, me, policy, planner, timers, now)
     reports = {node.name: view.report(node) for node in current.nodes}
     if all(report is not None and report.finished == current.key for report in reports.values()):
@@ -94,7 +95,6 @@ def _refusal(member: Present, me: MemberRecord) -> str:
 class _Urgent:
     cause: Cause
     detail: str
-    without: frozenset[str] = frozenset()
 
 
 def _urgent(view: View, policy: Policy, timers: Timers, heard: frozenset[str], now: float) -> _Urgent | None:
@@ -109,7 +109,7 @@ def _urgent(view: View, policy: Policy, timers: Timers, heard: frozenset[str], n
         left = all(tomb.how is Out.LEFT for tomb in tombs) and len(tombs) == len(dead)
         evidence = "; ".join(tomb.detail for tomb in tombs if tomb.detail)
         detail = ", ".join(sorted(dead)) + (f": {evidence}" if evidence else "")
-        return _Urgent(cause=Cause.LEAVE if left else Cause.DEATH, detail=detail, without=dead)
+        return _Urgent(cause=Cause.LEAVE if left else Cause.DEATH, detail=detail)
     interrupted = False
     for node in current.nodes:
         report = view.report(node)
@@ -149,11 +149,14 @@ def _expired(view: View, policy: Policy, timers: Timers, heard: frozenset[str], 
     return frozenset(out)
 
 
-def _candidates(view: View, without: frozenset[str]) -> list[Present]:
-    """Return who could be active, in order: members of the present generation first, then by arrival."""
+def _candidates(view: View) -> list[Present]:
+    """Return who could be active, in order: members of the present generation first, then by arrival.
+
+    A node that came back under its name is one of them, whatever became of its earlier incarnation.
+    """
     current = [node.name for node in view.generation.nodes] if view.generation else []
     place = {name: at for at, name in enumerate(current)}
-    there = [p for name, p in view.members.items() if name not in without and not _buried(view, p)]
+    there = [p for p in view.members.values() if not _buried(view, p)]
     return sorted(
         there, key=lambda p: (not view.active(p.node.name, p.node.incarnation), place.get(p.node.name, 0), p.order)
     )
@@ -202,7 +205,7 @@ def _seal(view: View, generation: Generation) -> e.Seal:
 def _first(
     view: View, me: MemberRecord, policy: Policy, planner: Planner, timers: Timers, now: float
 ) -> e.Write | None:
-    candidates = _candidates(view, frozenset())
+    candidates = _candidates(view)
     if _too_few(len(candidates), policy, timers, now):
         return _below(view, len(candidates), policy, timers, now)
     if len(candidates) < policy.maximum and now - view.newest_join < policy.first_gather:
@@ -247,7 +250,7 @@ def _reform(
     tries = 0 if not own else (current.tries + 1 if step <= current.tried_at else 1)
     if own and tries >= policy.tries:
         return e.PutEnd(end=End(failed=True, detail=urgent.detail), token=view.token)
-    candidates = _candidates(view, urgent.without)
+    candidates = _candidates(view)
     if not any(view.active(p.node.name, p.node.incarnation) for p in candidates):
         timers.orphan = now if timers.orphan is None else timers.orphan
         if now - timers.orphan < policy.orphan:
@@ -286,7 +289,7 @@ def _planned(
     if not newcomers or now - view.newest_join < policy.gather or now < timers.not_before:
         return None
     try:
-        formed = _form(view, me, policy, planner, _candidates(view, frozenset()))
+        formed = _form(view, me, policy, planner, _candidates(view))
     except LayoutError:
         return None
     if {node.name for node in formed.nodes} == {node.name for node in current.nodes}:

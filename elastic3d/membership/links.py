@@ -2,7 +2,9 @@
 
 Each member listens, and echoes every byte it is sent. A member that watches a peer sends a byte every `interval` and
 takes the echo as its heartbeat. End of file is a hint, not a death: the watcher dials again, and only a refused
-connection - the host is up, nobody listens - is a death. Silence for `silence` seconds ends the veto, nothing more.
+connection - the host is up, nobody listens - is a death. Silence for `silence` seconds ends the veto, nothing more; a
+silent connection is given up for a new one, so that a path that was mended need not wait for TCP's own, ever slower,
+repetitions.
 
 A restarted peer listens on another port, so that a connection that succeeds is always to the incarnation meant.
 One thread, one selector; callbacks run on it and must not block.
@@ -49,7 +51,7 @@ class Links:
         clock: Clock = SYSTEM,
     ) -> None:
         self._tell, self._interval, self._silence, self._clock = tell, interval, silence, clock
-        self._listener = socket.create_server((address, 0), backlog=64)
+        self._listener = socket.create_server((address, 0), family=_family(address), backlog=64)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
@@ -59,13 +61,15 @@ class Links:
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
         self._dials: dict[Peer, _Dial] = {}
         self._wanted: tuple[Peer, ...] = ()
+        self._tell_again = False
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="elastic3d-links", daemon=True)
         self._thread.start()
 
     def watch(self, peers: tuple[Peer, ...]) -> None:
-        """Watch these peers and nobody else."""
+        """Watch these peers and nobody else; those already heard are told again."""
         self._wanted = peers
+        self._tell_again = True
         self._wake_in.send(b"w")
 
     def close(self) -> None:
@@ -117,18 +121,23 @@ class Links:
         connection.close()
 
     def _sync(self) -> None:
+        again, self._tell_again = self._tell_again, False
         wanted = set(self._wanted)
         for peer in [peer for peer in self._dials if peer not in wanted]:
             self._drop(self._dials.pop(peer))
         for peer in self._wanted:
             if peer not in self._dials:
                 self._dials[peer] = _Dial(peer=peer)
+            elif again and self._dials[peer].alive:
+                self._tell(e.PeerHeard(name=peer[0], incarnation=peer[1], alive=True))
 
     def _beat(self, now: float) -> None:
         for dial in self._dials.values():
             if dial.socket is None:
                 if now >= dial.retry_at:
                     self._dial(dial, now)
+            elif dial.connected and now - max(dial.heard_at, dial.started_at) >= self._silence:
+                self._redial(dial, now)
             elif dial.connected and now - dial.sent_at >= self._interval:
                 dial.sent_at = now
                 try:
@@ -145,11 +154,15 @@ class Links:
                 self._tell(e.PeerHeard(name=dial.peer[0], incarnation=dial.peer[1], alive=False))
 
     def _dial(self, dial: _Dial, now: float) -> None:
-        dial.socket = socket.socket(socket.AF_INET6 if ":" in dial.peer[2] else socket.AF_INET, socket.SOCK_STREAM)
+        dial.socket = socket.socket(_family(dial.peer[2]), socket.SOCK_STREAM)
         dial.socket.setblocking(False)
         dial.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         dial.connected, dial.started_at = False, now
-        code = dial.socket.connect_ex((dial.peer[2], dial.peer[3]))
+        try:
+            code = dial.socket.connect_ex((dial.peer[2], dial.peer[3]))
+        except (OSError, OverflowError, TypeError, ValueError):
+            # A record with an address that is none: this peer is heard by nobody, the others are.
+            code = errno.EADDRNOTAVAIL
         if code in (0, errno.EINPROGRESS):
             self._selector.register(dial.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, dial)
         else:
@@ -206,3 +219,7 @@ class Links:
                 pass
             dial.socket.close()
         dial.socket, dial.connected = None, False
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

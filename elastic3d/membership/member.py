@@ -12,6 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from elastic3d.clock import SYSTEM, Clock
@@ -82,7 +83,7 @@ class Member:
         ]
 
     def start(self, links: Links) -> None:
-        """Join. A job that ended under this id, with nobody left, makes room for a new one."""
+        """Join. A job that ended under this id makes room for a new one as soon as its last member is gone."""
         self._links = links
         self._clear_ended()
         for thread in self._threads:
@@ -130,13 +131,26 @@ class Member:
                 self._wake_writer.wait(timeout=0.1)
 
     def _clear_ended(self) -> None:
-        items, _revision = self._client.range(self._root)
-        by_key = {item.key.removeprefix(self._root): item for item in items}
-        end = by_key.get("end")
-        if end is None or any(key.startswith("members/") for key in by_key):
-            return
+        """Wait for those who are about to go, for a lease at most: after that they are there to stay."""
+        patience = self._clock.monotonic() + self._policy.lease + 1.0
+        while True:
+            items, _revision = self._client.range(self._root)
+            by_key = {item.key.removeprefix(self._root): item for item in items}
+            end = by_key.get("end")
+            if end is None:
+                return
+            if not any(key.startswith("members/") for key in by_key):
+                break
+            if self._clock.monotonic() >= patience:
+                return
+            self._clock.sleep(TICK)
         wipe: list[Operation] = [Delete(self._root + "end"), Delete(self._root + "proposal")]
         wipe.append(Delete(self._root + "tombs/", prefix=True))
+        if "generation" in by_key:
+            # Its nodes are gone and nobody waits for them; its number is the newest token there was.
+            key = self._root + "generation"
+            last = decode(Generation, by_key["generation"].value, key)
+            wipe.append(Put(key, encode(replace(last, nodes=(), spares=(), layout=None, tries=0, tried_at=-1))))
         self._client.txn([Compare.mod_revision(end.key, end.mod_revision)], wipe)
 
     # The core's thread.
@@ -193,7 +207,7 @@ class Member:
                 self._heard(False)
                 self._inbox.put(e.EtcdLost(since=news.since))
             case etcd_watch.Ended():
-                self._act(e.Exit(failed=True, detail=str(news.error)))
+                self._inbox.put(e.Broken(detail=str(news.error)))
 
     def _read(
         self, item: KeyValue
@@ -225,7 +239,7 @@ class Member:
         except ConfigurationError as error:
             # Garbage under somebody's key must not take the job down; what is ours to obey must be readable.
             if kind in ("generation", "proposal", "leader", "end"):
-                self._act(e.Exit(failed=True, detail=str(error)))
+                self._inbox.put(e.Broken(detail=str(error)))
             return None
 
     def _gone(self, key: str, revision: int) -> e.Event | None:
@@ -273,21 +287,21 @@ class Member:
                     return True
                 case e.Bury():
                     self._bury(action, expected)
-                    self._inbox.put(e.WriteDone(ok=True))
+                    self._inbox.put(e.WriteDone(write=action, ok=True))
                     return True
                 case _:
-                    self._inbox.put(e.WriteDone(ok=self._fenced(action)))
+                    self._inbox.put(e.WriteDone(write=action, ok=self._fenced(action)))
                     return True
         except LeaseGone:
             self._lease = None
             return False
         except EtcdError as error:
             if isinstance(action, e.FENCED):
-                self._inbox.put(e.WriteDone(ok=False))
+                self._inbox.put(e.WriteDone(write=action, ok=False))
                 return True
             # Waiting cures what is away, not what is refused.
             if not isinstance(error, EtcdUnavailable) and not self._closed:
-                self._act(e.Exit(failed=True, detail=str(error)))
+                self._inbox.put(e.Broken(detail=str(error)))
                 return True
             return False
 

@@ -120,6 +120,8 @@ def decode(kind: type[T], value: bytes, key: str) -> T:
     try:
         data = json.loads(value)
         schema = data.pop("schema")
+        if not isinstance(schema, int):
+            raise TypeError(f"its schema is {schema!r}")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigurationError(
             f"etcd key {key} holds no elastic3d record ({error}); another program writes under this prefix: "

@@ -34,6 +34,8 @@ _TIMES = {
 }
 _TEXTS = ("mode", "prefix", "node", "user", "password_file", "ca", "cert", "key", "gate")
 KNOWN = (*_TEXTS, *_TIMES, "tries")
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""One part of an etcd key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +94,17 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
     if mode not in ("restart", "resident"):
         raise ConfigurationError(f"--rdzv-conf=mode={mode}: choose restart (any script) or resident (elastic3d.run)")
     run_id = parameters.run_id
-    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", run_id or ""):
+    if not _NAME.fullmatch(run_id or ""):
         raise ConfigurationError(f"--rdzv-id={run_id!r}: use 1 to 128 letters, digits and . _ : -")
+    node = conf.get("node") or f"{socket.gethostname()}-{os.getpid()}"
+    if not _NAME.fullmatch(node):
+        raise ConfigurationError(f"--rdzv-conf=node={node}: use 1 to 128 letters, digits and . _ : -")
+    prefix = "/" + conf.get("prefix", "elastic3d").strip("/")
+    if not re.fullmatch(r"(/[A-Za-z0-9._:-]{1,128})+", prefix):
+        raise ConfigurationError(f"--rdzv-conf=prefix={conf.get('prefix')}: use letters, digits and . _ : - /")
+    for one, other in (("cert", "key"), ("user", "password_file")):
+        if bool(conf.get(one)) != bool(conf.get(other)):
+            raise ConfigurationError(f"--rdzv-conf: {one} and {other} belong together; give both or neither")
     endpoint = (parameters.endpoint or "").strip()
     if not endpoint:
         raise ConfigurationError("--rdzv-endpoint is missing: give etcd's address, e.g. --rdzv-endpoint=host:2379")
@@ -107,10 +118,10 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
         endpoints=endpoint,
         run_id=run_id,
         mode=mode,
-        node=conf.get("node") or f"{socket.gethostname()}-{os.getpid()}",
+        node=node,
         address=parameters.local_addr or own_address(endpoint),
         policy=policy,
-        prefix="/" + conf.get("prefix", "elastic3d").strip("/"),
+        prefix=prefix,
         **{name: conf.get(name, "") for name in ("user", "password_file", "ca", "cert", "key", "gate")},
     )
 
@@ -119,12 +130,12 @@ def _numbers(conf: Mapping[str, str]) -> dict[str, float | int]:
     numbers: dict[str, float | int] = {}
     for name, field in _TIMES.items():
         if name in conf:
-            match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)?", conf[name])
+            match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)?", conf[name])
             if match is None:
                 raise ConfigurationError(f"--rdzv-conf={name}={conf[name]}: give seconds, or a number with ms, s or m")
             numbers[field] = float(match[1]) * {"ms": 0.001, "m": 60.0}.get(match[2], 1.0)
     if "tries" in conf:
-        if not conf["tries"].isdigit():
+        if not re.fullmatch(r"[0-9]{1,9}", conf["tries"]):
             raise ConfigurationError(f"--rdzv-conf=tries={conf['tries']}: give a whole number")
         numbers["tries"] = int(conf["tries"])
     return numbers

@@ -8,12 +8,12 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > twin b                         a second process comes under the name of a living node
     > kill b                         its keeper dies; the watchers' connections are refused
     > vanish b                       its host dies: nothing is refused, only the lease ends
-    > leave b                        SIGTERM: it goes in good order
+    > leave b                        SIGTERM: it goes in good order, and its process ends
     > fault b | error b              a trainer dies | the user's code raises
     > finish                         every running trainer's main returns
     > expire                         etcd loses all leases, and everybody is well
-    > etcd away | etcd back          nobody reaches etcd
-    > cut b | heal b                 b alone does not reach etcd
+    > etcd away | etcd back          nobody reaches etcd; leases do not end meanwhile
+    > cut b | heal b                 b alone does not reach etcd; its lease ends
     > step 20                        every running trainer commits step 20
     > run 5                          let 5 seconds pass
 """
@@ -49,6 +49,10 @@ class Story:
         self.lease_of: dict[str, str] = {}
         self.watched: dict[str, tuple[tuple[str, str, str, int], ...]] = {}
         self.gone: dict[str, str] = {}
+        self.vanished: set[str] = set()
+        self.away = False
+        self.heals = 0
+        self.pending: dict[str, list[tuple[Core, e.Write]]] = {}
         self.cut: set[str] = set()
         self.trainers: dict[str, dict[str, str]] = {}
         self.incarnations = itertools.count(1)
@@ -108,15 +112,21 @@ class Story:
                 for key in [key for key in self.lease_of if key in self.store]:
                     self.delete(key)
             case "etcd":
+                self.away = words[0] == "away"
                 for name in list(self.cores):
                     self.command("cut" if words[0] == "away" else "heal", name)
             case "cut":
                 for name in words:
                     self.cut.add(name)
                     self.to(name, e.EtcdLost(since=self.now))
+                    if not self.away:
+                        self.lapse(name)
             case "heal":
                 for name in words:
                     self.cut.discard(name)
+                    self.heals += 1
+                    for core, action in self.pending.pop(name, []):
+                        self.later(0.005, lambda n=name, c=core, a=action: self.write(n, c, a))
                     self.to(name, e.EtcdBack())
                     self.list(name)
             case "run":
@@ -129,26 +139,59 @@ class Story:
         node = Node(name=name, incarnation=f"{name}{next(self.incarnations)}", address="h", slots=slots)
         core = Core(MemberRecord(node=node, profile=self.profile), self.policy, self.plan)
         self.cores[name], self.trainers[name] = core, {}
-        self.gone.pop(name, None)
-        self.list(name, gap=False)
+        self.watched.pop(name, None)
+        if self.away:
+            self.cut.add(name)
+            self.to(name, e.EtcdLost(since=self.now))
+        else:
+            self.cut.discard(name)
+            self.list(name, gap=False)
 
     def plan(self, nodes: int, record: MemberRecord):
         return plan(nodes, len(record.node.slots), PROFILE, Layout())
 
     def die(self, name: str, *, refused: bool) -> None:
-        core = self.cores.pop(name)
-        self.gone[name] = core.record.node.incarnation
+        node = self.cores.pop(name).record.node
+        self.gone[node.incarnation] = name
         if refused:
             for watcher in list(self.cores):
                 for peer in self.watched.get(watcher, ()):
-                    if peer[0] == name:
+                    if peer[1] == node.incarnation:
                         self.refuse(watcher, peer)
         else:
-            silent = e.PeerHeard(name=name, incarnation=core.record.node.incarnation, alive=False)
+            self.vanished.add(node.incarnation)
+            silent = e.PeerHeard(name=name, incarnation=node.incarnation, alive=False)
             for watcher in list(self.cores):
-                self.later(1.5, lambda watcher=watcher: self.to(watcher, silent))
+                if any(peer[1] == node.incarnation for peer in self.watched.get(watcher, ())):
+                    self.later(1.5, lambda watcher=watcher: self.to(watcher, silent))
+        self.later(self.policy.lease, lambda: self.end_lease(name, node.incarnation))
+
+    def lapse(self, name: str) -> None:
+        """The lease of a member that does not reach etcd ends, unless it does again in time."""
+        core, healed = self.cores[name], self.heals
+
+        def end() -> None:
+            if self.cores.get(name) is core and name in self.cut and self.heals == healed:
+                self.write(name, core, e.PutMember(record=core.record))
+                self.write(name, core, e.PutReport(report=core.report))
+                self.end_lease(name, core.record.node.incarnation)
+
+        self.later(self.policy.lease, end)
+
+    def close(self, name: str, core: Core) -> None:
+        """The process of a member that exited ends: its lease is given back, its port refuses."""
+        if self.cores.get(name) is core:
+            reachable = name not in self.cut
+            self.die(name, refused=True)
+            if reachable:
+                self.end_lease(name, core.record.node.incarnation)
+
+    def end_lease(self, name: str, incarnation: str) -> None:
+        if self.away:
+            self.later(1.0, lambda: self.end_lease(name, incarnation))
+            return
         for key in [key for key, owner in self.lease_of.items() if owner == name]:
-            self.later(self.policy.lease, lambda key=key: self.expire(key, core.record.node.incarnation))
+            self.expire(key, incarnation)
 
     def expire(self, key: str, incarnation: str) -> None:
         value = self.store.get(key, (None,))[0]
@@ -195,9 +238,10 @@ class Story:
             case e.Watch():
                 self.watched[name] = action.peers
                 for peer in action.peers:
-                    if self.gone.get(peer[0]) == peer[1]:
-                        self.refuse(name, peer)
-                    elif peer[0] in self.cores:
+                    if peer[1] in self.gone:
+                        if peer[1] not in self.vanished:
+                            self.refuse(name, peer)
+                    else:
                         heard = e.PeerHeard(name=peer[0], incarnation=peer[1], alive=True)
                         self.later(0.01, lambda heard=heard: self.to(name, heard))
             case e.Prepare():
@@ -222,6 +266,7 @@ class Story:
             case e.Exit():
                 self.say(name, "exit " + ("failed" if action.failed else "well") + f" {action.detail}".rstrip())
                 self.trainers[name] = {}
+                self.later(0.02, lambda: self.close(name, core))
             case _:
                 self.later(0.005, lambda: self.write(name, core, action))
 
@@ -236,10 +281,10 @@ class Story:
 
     def write(self, name: str, core: Core, action: e.Write) -> None:
         """What a transaction in etcd does: all of it at one revision, or nothing."""
-        if self.cores.get(name) is not core and not isinstance(action, e.Bury):
+        if self.cores.get(name) is not core:
             return
         if name in self.cut:
-            self.later(0.5, lambda: self.write(name, core, action))
+            self.pending.setdefault(name, []).append((core, action))
             return
         token = self.store.get("leader", (None, 0, 0))[2]
         ok = True
@@ -291,7 +336,7 @@ class Story:
         written = {e.Campaign: "leader", e.Seal: "generation", e.Propose: "proposal", e.PutEnd: "end"}.get(type(action))
         if ok and written:
             self.to(name, self.event(written))
-        self.to(name, e.WriteDone(ok=ok))
+        self.to(name, e.WriteDone(write=action, ok=ok))
 
     def put(self, key: str, value: object, owner: str = "") -> None:
         self.revision += 1

@@ -1,0 +1,320 @@
+"""Members against a real etcd: several in one process, their trainers imagined, everything else real."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership import events as e
+from elastic3d.membership.links import Links
+from elastic3d.membership.member import Member
+from elastic3d.membership.policy import Policy
+from elastic3d.membership.records import Generation, MemberRecord, encode
+from elastic3d.planner import Plan, plan
+from elastic3d.values import Cause, Layout, ModelProfile, Node, Slot
+
+pytestmark = pytest.mark.etcd
+
+PROFILE = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, digest="job")
+POLICY = Policy(minimum=1, maximum=4, lease=2, grace=1, first_gather=0.5, gather=0.1, orphan=2)
+
+
+def planner(nodes: int, record: MemberRecord) -> Plan:
+    assert record.profile is not None
+    return plan(nodes, len(record.node.slots), record.profile, Layout())
+
+
+class One:
+    """A member whose trainers do at once what they are asked."""
+
+    def __init__(self, etcd: EtcdServer, root: str, name: str, policy: Policy, profile: ModelProfile) -> None:
+        self.name = name
+        self.went: list[Generation] = []
+        self.running: Generation | None = None
+        self.exit: e.Exit | None = None
+        self.heard: list[bool] = []
+        self.acted_on: set[str] = set()
+        self.client = EtcdClient(etcd.endpoint)
+        self.links = Links("127.0.0.1", lambda event: self.member.tell(event))
+        node = Node(
+            name=name,
+            incarnation=secrets.token_hex(4),
+            address="127.0.0.1",
+            slots=(Slot(tile_port=1),),
+            heartbeat_port=self.links.port,
+        )
+        record = MemberRecord(node=node, profile=profile)
+        self.member = Member(self.client, root, record, policy, planner, self.act, heard=self.heard.append)
+        self.member.start(self.links)
+
+    def act(self, action: e.Local) -> None:
+        self.acted_on.add(threading.current_thread().name)
+        match action:
+            case e.Prepare():
+                self.member.tell(e.Prepared(key=action.generation.key))
+            case e.Go():
+                self.running = action.generation
+                self.went.append(action.generation)
+            case e.AskLeave():
+                self.member.tell(e.Left(key=action.key, step=5))
+            case e.Stop():
+                self.running = None
+            case e.Exit():
+                self.running, self.exit = None, action
+            case _:
+                pass
+
+    def die(self) -> None:
+        """End as a killed process does: the port refuses, nothing is written any more, the lease runs out."""
+        self.member._closed = True
+        self.links.close()
+        self.member._inbox.put(None)
+        for thread in self.member._threads:
+            thread.join(timeout=5)
+        self.client.close()
+
+    def leave(self) -> None:
+        """End as on SIGTERM."""
+        self.member.tell(e.LeaveAsked())
+        self.member.settle()
+        self.close()
+
+    def close(self) -> None:
+        if not self.member._closed:
+            self.member.close()
+            self.client.close()
+
+
+class Job:
+    """The members of one run id."""
+
+    def __init__(self, etcd: EtcdServer, policy: Policy = POLICY) -> None:
+        self.etcd, self.policy = etcd, policy
+        self.root = f"/test/{secrets.token_hex(4)}/"
+        self.all: dict[str, One] = {}
+        self.client = EtcdClient(etcd.endpoint)
+        self.leases = set(self.client.leases())
+
+    def start(self, *names: str, profile: ModelProfile = PROFILE) -> None:
+        for name in names:
+            self.all[name] = One(self.etcd, self.root, name, self.policy, profile)
+
+    def close(self) -> None:
+        for one in self.all.values():
+            one.close()
+        self.client.close()
+
+    def worlds(self) -> set[tuple[int, str]]:
+        """Return what runs, as (number, names in rank order), over all members."""
+        running = [one.running for one in self.all.values() if one.running is not None]
+        return {(g.number, "".join(node.name for node in g.nodes)) for g in running}
+
+    def trains(self, names: str, number: int, seconds: float) -> None:
+        """Wait until exactly these nodes run this generation."""
+
+        def there() -> bool:
+            run = {name for name, one in self.all.items() if one.running is not None}
+            return self.worlds() == {(number, names)} and run == set(names)
+
+        wait(there, seconds, lambda: f"{self.worlds()}, wanted {number} {names}")
+
+    def records(self) -> dict[str, bytes]:
+        """Return what stands in etcd."""
+        items, _revision = self.client.range(self.root)
+        return {item.key.removeprefix(self.root): item.value for item in items}
+
+
+def wait(condition: Callable[[], object], seconds: float, said: Callable[[], str] = lambda: "") -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {said()}"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    """A server for all; who stops it lets it go on."""
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+def job(etcd: EtcdServer) -> Iterator[Job]:
+    """A job of the test's own."""
+    job = Job(etcd)
+    yield job
+    job.close()
+
+
+def test_a_life(job: Job) -> None:
+    """Form, lose a member, take one in, lose the leader, let one go: each change takes about a second or less.
+
+    A member found dead is out long before its lease ends; whoever left well leaves no key and no lease behind.
+    """
+    job.start("a", "b", "c")
+    job.trains("abc", 1, 5)
+    job.all.pop("b").die()
+    job.trains("ac", 2, 1.5)
+    assert job.all["a"].running is not None
+    assert job.all["a"].running.cause is Cause.DEATH
+    job.start("d")
+    job.trains("acd", 3, 3)
+    job.all.pop("a").die()
+    job.trains("cd", 4, 1.5)
+    job.all.pop("d").leave()
+    job.trains("c", 5, 2)
+    assert job.all["c"].running is not None
+    assert job.all["c"].running.cause is Cause.LEAVE
+    assert "members/d" not in job.records()
+    assert "reports/d" not in job.records()
+    assert [g.number for g in job.all["c"].went] == [1, 2, 3, 4, 5]
+    assert job.all["c"].acted_on == {"elastic3d-member"}
+    job.all.pop("c").leave()
+    assert not {key for key in job.records() if not key.startswith("tombs/")} - {"generation"}
+    wait(lambda: set(job.client.leases()) <= job.leases, 5, lambda: "the dead ones' leases run out")
+
+
+def test_a_clean_leave_leaves_no_lease(job: Job) -> None:
+    """The lease is given back, not left to run out."""
+    job.start("a", "b")
+    job.trains("ab", 1, 5)
+    job.all.pop("a").leave()
+    job.all.pop("b").leave()
+    assert set(job.client.leases()) <= job.leases
+
+
+def test_etcd_stopped_for_longer_than_every_lease(job: Job) -> None:
+    """Nobody is sealed out: all register again when it wakes, and one of them leads."""
+    job.start("a", "b", "c")
+    job.trains("abc", 1, 5)
+    job.etcd.pause()
+    try:
+        wait(lambda: all(one.heard[-1] is False for one in job.all.values()), 6)
+        time.sleep(POLICY.lease + POLICY.grace)
+        job.trains("abc", 1, 0.1)
+    finally:
+        job.etcd.resume()
+    wait(lambda: {"members/a", "members/b", "members/c", "leader"} <= job.records().keys(), 6)
+    time.sleep(POLICY.lease + POLICY.grace + 1)
+    assert {"members/a", "members/b", "members/c", "leader"} <= job.records().keys()
+    job.trains("abc", 1, 0.1)
+    job.all.pop("a").die()
+    job.trains("bc", 2, 2)
+
+
+def test_etcd_killed_and_started_again(job: Job) -> None:
+    """A restart of etcd is not noticed in the generation, and what happens after it is."""
+    job.start("a", "b")
+    job.trains("ab", 1, 5)
+    job.etcd.kill()
+    time.sleep(1)
+    job.etcd.restart()
+    wait(lambda: all(one.heard[-1] for one in job.all.values()), 10)
+    job.trains("ab", 1, 0.1)
+    job.start("c")
+    job.trains("abc", 2, 5)
+
+
+def test_leases_revoked_by_somebody(job: Job) -> None:
+    """All leases gone at once while everybody is well: members and leader come back, the generation stays."""
+    job.start("a", "b", "c")
+    job.trains("abc", 1, 5)
+    for lease in set(job.client.leases()) - job.leases:
+        job.client.revoke(lease)
+    wait(lambda: {"members/a", "members/b", "members/c", "leader"} <= job.records().keys(), 4)
+    time.sleep(POLICY.lease + POLICY.grace + 1)
+    job.trains("abc", 1, 0.1)
+
+
+def test_garbage_under_other_names_harms_nobody(job: Job) -> None:
+    """Keys that are no records, and kinds nobody knows, are passed over."""
+    for key in ("members/x", "reports/x", "tombs/x", "members/", "what/ever", "", "members/x/y"):
+        job.client.put(job.root + key, b"\xff garbage")
+    job.start("a", "b")
+    job.trains("ab", 1, 5)
+    for key in ("members/y", "reports/a", "tombs/a"):
+        job.client.put(job.root + key, b"{}")
+    job.start("c")
+    job.trains("abc", 2, 5)
+
+
+@pytest.mark.parametrize("when", ["before", "while it runs"])
+def test_a_generation_of_a_newer_schema_ends_the_member(job: Job, when: str) -> None:
+    """What must be obeyed must be readable: the member goes with the reason, and writes nothing over it."""
+    newer = json.loads(encode(Generation(number=7, cause=Cause.START, nodes=())))
+    value = json.dumps({**newer, "schema": 2}).encode()
+    if when == "before":
+        job.client.put(job.root + "generation", value)
+        job.start("a")
+    else:
+        job.start("a")
+        job.trains("a", 1, 5)
+        job.client.put(job.root + "generation", value)
+    one = job.all["a"]
+    wait(lambda: one.exit is not None, 5)
+    assert one.exit is not None
+    assert one.exit.failed
+    assert "upgrade this node" in one.exit.detail
+    assert one.acted_on == {"elastic3d-member"}
+    time.sleep(0.5)
+    assert job.records()["generation"] == value
+
+
+def test_another_job_under_the_same_id_is_refused(job: Job) -> None:
+    """A node with another model is told why and goes; the job does not notice."""
+    job.start("a", "b")
+    job.trains("ab", 1, 5)
+    job.start("x", profile=replace(PROFILE, digest="another"))
+    wait(lambda: job.all["x"].exit is not None, 3)
+    told = job.all.pop("x")
+    told.close()
+    assert told.exit is not None
+    assert told.exit.failed
+    assert "choose another --rdzv-id" in told.exit.detail
+    time.sleep(0.5)
+    job.trains("ab", 1, 0.1)
+    assert job.all["a"].went == job.all["a"].went[:1]
+
+
+def test_a_job_that_ended_makes_room_for_the_next(job: Job) -> None:
+    """All end well; the same id may be used again at once, and its numbers go on."""
+    job.start("a", "b")
+    job.trains("ab", 1, 5)
+    for one in job.all.values():
+        assert one.running is not None
+        one.member.tell(e.Finished(key=one.running.key))
+    wait(lambda: all(one.exit is not None for one in job.all.values()), 3)
+    assert [one.exit for one in job.all.values()] == [e.Exit(failed=False, detail="")] * 2
+    # One is started again before the last of the old ones is gone.
+    old = list(job.all.values())
+    old[0].close()
+    threading.Timer(0.5, old[1].close).start()
+    job.start("a", "c")
+    wait(lambda: job.worlds() in ({(2, "ac")}, {(2, "ca")}), 1.5, lambda: str(job.worlds()))
+    assert job.all["a"].running is not None
+    assert job.all["a"].running.cause is Cause.START
+
+
+def test_errors_without_progress_end_the_job(job: Job) -> None:
+    """The user's error on every try: after the last, all go with its text."""
+    job.start("a", "b")
+    for number in range(1, POLICY.tries):
+        job.trains("ab", number, 5)
+        running = job.all["b"].running
+        assert running is not None
+        job.all["b"].member.tell(e.Faulted(key=running.key, detail="ValueError: mine", error=True))
+        wait(lambda number=number: job.worlds() != {(number, "ab")}, 3)
+    job.trains("ab", POLICY.tries, 5)
+    running = job.all["a"].running
+    assert running is not None
+    job.all["a"].member.tell(e.Faulted(key=running.key, detail="ValueError: mine", error=True))
+    wait(lambda: all(one.exit is not None for one in job.all.values()), 3)
+    assert {one.exit.detail for one in job.all.values() if one.exit} == {"ValueError: mine"}

@@ -1,0 +1,154 @@
+"""What must hold in every story: hypothesis tells them, and shrinks those that go wrong.
+
+A failure prints the story as commands that can be saved under tests/testdata/membership.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from tests.membership.story import Story
+
+NAMES = "abcdef"
+QUIET = 60.0
+"""Seconds after which everything must have settled: a leader's lease and grace, an orphan's wait, refused proposals."""
+
+
+def about(verb: str) -> st.SearchStrategy[str]:
+    return st.sampled_from([f"{verb} {name}" for name in NAMES])
+
+
+RUNS = st.sampled_from([f"run {seconds}" for seconds in (0.003, 0.01, 0.05, 0.2, 0.35, 1, 3, 6)])
+EVENTS = st.one_of(
+    about("start"),
+    about("kill"),
+    about("vanish"),
+    about("leave"),
+    about("fault"),
+    about("error"),
+    about("cut"),
+    about("heal"),
+    st.sampled_from(["step", "step", "expire", "etcd away", "etcd back"]),
+)
+COMMANDS = st.lists(st.one_of(RUNS, EVENTS), max_size=24)
+POLICIES = st.tuples(st.integers(1, 2), st.integers(2, 6), st.booleans())
+
+
+class Teller:
+    """Tells random commands to a story, leaving out what makes no sense at the moment."""
+
+    def __init__(self, minimum: int, maximum: int, beside: bool) -> None:
+        self.story = Story()
+        self.step = 0
+        if not beside:
+            self.tell("restart-mode")
+        self.tell(f"policy minimum={minimum} maximum={maximum} orphan=5 tries=4")
+
+    def tell(self, command: str) -> None:
+        self.story.tell(f"> {command}")
+
+    def offer(self, command: str) -> None:
+        """Tell the command if it can happen now."""
+        verb, *words = command.split()
+        alive = {name: core for name, core in self.story.cores.items() if not core.exited}
+        name = words[0] if words else ""
+        match verb:
+            case "start":
+                possible = name not in self.story.cores
+            case "fault" | "error":
+                possible = name in alive and alive[name].running is not None
+            case "kill" | "vanish" | "leave" | "cut":
+                possible = name in alive
+            case "expire":
+                possible = not self.story.away
+            case "step":
+                self.step += 1
+                command, possible = f"step {self.step}", True
+            case _:
+                possible = name in alive or verb in ("etcd", "run")
+        if possible:
+            self.tell(command)
+
+    def settle(self) -> None:
+        """End all that is wrong, and let time pass."""
+        if self.story.away:
+            self.tell("etcd back")
+        for name in sorted(self.story.cut & self.story.cores.keys()):
+            self.tell(f"heal {name}")
+        self.tell(f"run {QUIET}")
+
+
+def check(teller: Teller) -> None:
+    """Assert everything that must hold of a settled story."""
+    story = teller.story
+    numbers = [generation.number for generation in story.sealed]
+    assert numbers == sorted(set(numbers)), "sealed numbers grow strictly"
+    for generation in story.sealed:
+        names = [node.name for node in (*generation.nodes, *generation.spares)]
+        assert len(names) == len(set(names)), "a world holds each node once"
+        assert len(generation.nodes) >= story.policy.minimum
+        assert len(generation.nodes) <= story.policy.maximum
+    alive = {core.record.node.incarnation: core for core in story.cores.values() if not core.exited}
+    if "end" in story.store:
+        assert not alive, "everybody goes when the job is over"
+        return
+    if len(alive) < story.policy.minimum:
+        return
+    current = story.store["generation"][0]
+    assert len(current.nodes) == min(len(alive), story.policy.maximum), "all who can take part do"
+    for node in current.nodes:
+        assert node.incarnation in alive, f"{node.name} is active, and dead"
+    for core in alive.values():
+        name = core.record.node.name
+        trainers = {key: state for key, state in story.trainers[name].items() if state != "dead"}
+        assert core.view.generation == current, f"{name} agrees"
+        assert not core.report.hears, f"{name} vetoes nobody who is there"
+        assert set(core.view.members) == {c.record.node.name for c in alive.values()}
+        if core.view.active(name, core.record.node.incarnation):
+            assert core.running == current, f"{name} trains"
+            assert trainers == {current.key: "running"}, f"{name} has these trainers and no others"
+        else:
+            assert trainers == {}, f"{name} is a spare"
+    assert sum(core.leads for core in alive.values()) == 1, "one leads"
+
+
+def play(policy: tuple[int, int, bool], commands: list[str]) -> None:
+    teller = Teller(*policy)
+    try:
+        for command in commands:
+            teller.offer(command)
+        teller.settle()
+        check(teller)
+        sealed = len(teller.story.sealed)
+        teller.tell(f"run {QUIET}")
+        assert len(teller.story.sealed) == sealed, "a quiet job never re-forms"
+        check(teller)
+    finally:
+        note("\n".join(teller.story.lines))
+
+
+OPTIONS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+
+
+@settings(max_examples=60, **OPTIONS)
+@given(POLICIES, COMMANDS)
+def test_every_story_ends_well(policy: tuple[int, int, bool], commands: list[str]) -> None:
+    """Whatever happened, once it is quiet all who are alive train together in one generation, and stay there."""
+    play(policy, ["start a", "start b", "start c", "run 3", *commands])
+
+
+@settings(max_examples=30, **OPTIONS)
+@given(POLICIES, COMMANDS)
+def test_every_beginning_ends_well(policy: tuple[int, int, bool], commands: list[str]) -> None:
+    """The same when things go wrong before the first generation."""
+    play(policy, commands)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, **OPTIONS)
+@given(POLICIES, COMMANDS)
+def test_many_stories_end_well(policy: tuple[int, int, bool], commands: list[str]) -> None:
+    """The first of these, for longer."""
+    play(policy, ["start a", "start b", "start c", "run 3", *commands])

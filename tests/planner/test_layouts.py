@@ -1,0 +1,143 @@
+"""Layouts for numbers of nodes: legal, deterministic, and an error that says what would work."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic3d.errors import LayoutError
+from elastic3d.membership.leader import arrange
+from elastic3d.planner import Plan, legal_layouts, plan
+from elastic3d.values import Cause, Generation, Layout, ModelProfile, Node
+
+SIZES = st.integers(1, 48)
+AXES = st.integers(0, 8)
+
+
+def profile(blocks: int, micro_batches: int) -> ModelProfile:
+    return ModelProfile(blocks=blocks, parameters=1, micro_batches=micro_batches, micro_batch=1, digest="d")
+
+
+def assert_legal(layout: Layout, world: int, blocks: int, micro_batches: int, request: Layout) -> None:
+    assert layout.world == world
+    assert layout.pp <= blocks, "each stage has a block"
+    assert layout.dp <= micro_batches, "each replica has a micro-batch of its own"
+    assert -(-micro_batches // layout.dp) >= layout.pp, "1F1B has a round for each stage"
+    assert request.pp in (0, layout.pp)
+    assert request.dp in (0, layout.dp)
+    assert layout.zero == request.zero
+
+
+@given(SIZES, SIZES, SIZES, AXES, AXES, st.sampled_from([2, 3]))
+def test_layouts_are_legal_and_complete(
+    world: int, blocks: int, micro_batches: int, pp: int, dp: int, zero: int
+) -> None:
+    """Every layout given is legal, and none that is legal is missing."""
+    request = Layout(pp=pp, dp=dp, zero=zero)
+    given = legal_layouts(world, profile(blocks, micro_batches), request)
+    for layout in given:
+        assert_legal(layout, world, blocks, micro_batches, request)
+    sizes = {(layout.pp, layout.dp) for layout in given}
+    assert len(sizes) == len(given)
+    for stages in range(1, world + 1):
+        replicas = world // stages
+        legal = (
+            stages * replicas == world
+            and stages <= blocks
+            and replicas <= micro_batches
+            and -(-micro_batches // replicas) >= stages
+            and pp in (0, stages)
+            and dp in (0, replicas)
+        )
+        assert ((stages, replicas) in sizes) == legal
+
+
+@given(st.integers(1, 16), st.integers(1, 8), SIZES, SIZES, AXES, AXES)
+def test_a_plan_or_an_error_that_helps(
+    nodes: int, slots: int, blocks: int, micro_batches: int, pp: int, dp: int
+) -> None:
+    """Any nodes, model and request give a legal plan of the most nodes that have one, or an error naming all of it."""
+    request = Layout(pp=pp, dp=dp)
+    model = profile(blocks, micro_batches)
+    try:
+        made = plan(nodes, slots, model, request)
+    except LayoutError as error:
+        assert not any(legal_layouts(used * slots, model, request) for used in range(1, nodes + 1))
+        said = str(error)
+        for part in (f"{nodes} node(s)", f"{slots} slot(s)", f"{blocks} blocks", f"{micro_batches} micro-batches"):
+            assert part in said
+        assert "free an axis, add nodes, or raise global_batch" in said
+        for axis, size in (("pp", pp), ("dp", dp)):
+            assert (f"{axis}={size}" in said) == bool(size)
+    else:
+        assert 1 <= made.nodes <= nodes
+        assert_legal(made.layout, made.nodes * slots, blocks, micro_batches, request)
+        assert not any(legal_layouts(more * slots, model, request) for more in range(made.nodes + 1, nodes + 1))
+        assert made == plan(nodes, slots, model, request), "the same inputs give the same plan"
+
+
+@pytest.mark.parametrize("nodes", range(1, 17))
+def test_one_slot_nodes_always_have_a_plan(nodes: int) -> None:
+    """With one slot a node and nothing asked for, every model with a block and a micro-batch can start."""
+    for blocks in range(1, 17):
+        for micro_batches in range(1, 17):
+            made = plan(nodes, 1, profile(blocks, micro_batches), Layout())
+            assert made.nodes >= 1
+            if nodes <= micro_batches:
+                assert made.nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slots", "pp", "dp", "used"),
+    [
+        (1, 1, 1, 1, 1),
+        (2, 1, 1, 2, 2),
+        (3, 1, 1, 3, 3),
+        (4, 1, 2, 2, 4),
+        (6, 1, 2, 3, 6),
+        (8, 1, 2, 4, 8),
+        (7, 1, 1, 7, 7),
+    ],
+)
+def test_the_squarest_mesh_wins(nodes: int, slots: int, pp: int, dp: int, used: int) -> None:
+    """Small worlds of a model of 8 blocks and 8 micro-batches, as a table to look at."""
+    assert plan(nodes, slots, profile(8, 8), Layout()) == Plan(layout=Layout(pp=pp, dp=dp), nodes=used)
+
+
+def test_nodes_no_layout_can_use_are_spares() -> None:
+    """A fixed pp of 2 leaves the odd node out."""
+    assert plan(5, 1, profile(8, 8), Layout(pp=2)).nodes == 4
+
+
+@pytest.mark.parametrize("wrong", [{"pp": -1}, {"dp": -2}, {"tp": 2}, {"tp": 0}, {"zero": 1}, {"pp": 1.5}])
+def test_wrong_requests(wrong: dict[str, int]) -> None:
+    """An axis that cannot be is refused where it is written, by its name."""
+    with pytest.raises(LayoutError, match=next(iter(wrong))):
+        Layout(**wrong)
+
+
+@given(st.lists(st.integers(0, 20), unique=True), st.permutations(range(21)), st.integers(0, 12))
+def test_rank_order(old: list[int], shuffled: list[int], size: int) -> None:
+    """Survivors keep their relative order, newcomers fill the holes in theirs, and the rest comes at the end."""
+    nodes = [Node(name=f"n{i}", incarnation=f"i{i}", address="h", slots=()) for i in range(21)]
+    previous = Generation(number=1, cause=Cause.START, nodes=tuple(nodes[i] for i in old))
+    chosen = [nodes[i] for i in shuffled[:size]]
+    formed = list(arrange(previous, chosen))
+    assert sorted(node.name for node in formed) == sorted(node.name for node in chosen)
+    survivors = [node for node in previous.nodes if node in chosen]
+    assert [node for node in formed if node in survivors] == survivors
+    newcomers = [node for node in chosen if node not in survivors]
+    assert [node for node in formed if node in newcomers] == newcomers
+    if len(newcomers) >= len(previous.nodes) - len(survivors):
+        for place, node in enumerate(previous.nodes):
+            assert node not in survivors or formed[place] == node, "with no hole left, every survivor keeps its rank"
+
+
+def test_another_incarnation_is_a_newcomer() -> None:
+    """A node that came back under its name has none of its memory, and no claim to its rank."""
+    old = [Node(name=name, incarnation="1", address="h", slots=()) for name in "abc"]
+    again = Node(name="a", incarnation="2", address="h", slots=())
+    previous = Generation(number=1, cause=Cause.START, nodes=tuple(old))
+    assert arrange(previous, [old[1], old[2], again]) == (again, old[1], old[2])
+    assert arrange(None, [again, *old[1:]]) == (again, *old[1:])

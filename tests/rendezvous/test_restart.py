@@ -1,0 +1,108 @@
+"""mode=restart with real torchrun agents, a real etcd and a script that knows nothing of elastic3d."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from tests.rendezvous.agents import Agent, Agents
+
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(240)]
+
+FOREIGN = str(Path(__file__).with_name("foreign_ddp.py"))
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    """One server for all."""
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+def agents(etcd: EtcdServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Agents]:
+    """Agents under a run id of the test's own."""
+    with Agents(tmp_path, etcd.endpoint, run_id=request.node.name) as agents:
+        yield agents
+
+
+def world(agents: list[Agent]) -> list[tuple[int, int]]:
+    """Return (rank, world) of the newest worker of each agent, in rank order."""
+    return sorted((newest["rank"], newest["world"]) for agent in agents for newest in agent.begun()[-1:])
+
+
+def test_foreign_script_survives_what_happens(agents: Agents, tmp_path: Path) -> None:
+    """A plain DDP script goes on after the first agent is killed and after two join, one of them as a spare.
+
+    Agents may ask for either backend name. No worker of the killed agent survives it, steps never fall back behind the
+    checkpoint, ranks may end seconds apart, and every agent, the spare too, ends with 0.
+    """
+    script = (FOREIGN, str(tmp_path), "0.1")
+    first = [
+        agents.start(name, *script, nodes="2:3", backend=backend, conf="last_call=20")
+        for name, backend in (("a", "etcd"), ("b", "etcd-v3"), ("c", "etcd"))
+    ]
+    agents.wait_for("three train", lambda: world(first) == [(0, 3), (1, 3), (2, 3)], 90)
+    agents.wait_for("steps", lambda: any("step 5 world=3" in agent.text for agent in first))
+    victim = next(agent for agent in first if agent.begun()[-1]["rank"] == 0)
+    left = [agent for agent in first if agent is not victim]
+    order = sorted(left, key=lambda agent: agent.begun()[-1]["rank"])
+    orphan = victim.begun()[-1]["pid"]
+    victim.kill()
+    agents.wait_for("its worker dies", lambda: orphan not in agents.processes(), 3)
+
+    agents.wait_for("two go on", lambda: world(left) == [(0, 2), (1, 2)])
+    assert [agent.begun()[-1]["rank"] for agent in order] == [0, 1], "survivors keep their relative order"
+    assert all(agent.begun()[-1]["step"] >= 5 for agent in left)
+    agents.wait_for("steps", lambda: any(" world=2" in agent.text for agent in left))
+
+    late = [agents.start(name, *script, nodes="2:3") for name in ("d", "e")]
+    agents.wait_for("three again", lambda: world([*left, *late]) == [(0, 3), (1, 3), (2, 3)])
+    agents.wait_for("steps", lambda: "world=3" in order[0].text.rpartition("worker: step")[2])
+    agents.wait_for("the spare waits", lambda: sum(not agent.begun() for agent in late) == 1)
+
+    (tmp_path / "stop").touch()
+    assert {agent.name: agent.wait(60) for agent in (*left, *late)} == {"b": 0, "c": 0, "d": 0, "e": 0} or (
+        victim.name != "a"
+    )
+    assert sum("worker: end" in agent.text for agent in (*left, *late)) == 3
+    agents.wait_for("nothing is left", lambda: not agents.processes(), 5)
+
+
+def test_a_script_that_always_raises_ends_the_job_everywhere(agents: Agents, tmp_path: Path) -> None:
+    """Tries are torchrun's to count; when one agent gives up, all end with torchrun's exit code 1."""
+    script = tmp_path / "raises.py"
+    script.write_text("raise ValueError('this script is wrong')\n")
+    both = [agents.start(name, str(script), nodes="2", restarts=1) for name in ("a", "b")]
+    assert [agent.wait(90) for agent in both] == [1, 1]
+    assert all("this script is wrong" in agent.text for agent in both)
+
+
+def test_one_worker_that_raises_ends_the_other_agent_too(agents: Agents, tmp_path: Path) -> None:
+    """An agent whose own worker is well ends with the reason when another agent has given up."""
+    script = tmp_path / "raises.py"
+    script.write_text(
+        "import os, time\nif os.environ['RANK'] == '1': raise ValueError('only here')\nwhile True: time.sleep(1)\n"
+    )
+    both = [agents.start(name, str(script), nodes="2", restarts=0) for name in ("a", "b")]
+    assert [agent.wait(90) for agent in both] == [1, 1]
+    assert any("torchrun gave up" in agent.text for agent in both)
+
+
+def test_below_the_minimum_and_without_etcd(agents: Agents, tmp_path: Path) -> None:
+    """Too few nodes for longer than timeout=, an etcd that is not there, and a wrong setting each end with an error."""
+    script = tmp_path / "fine.py"
+    script.write_text("raise SystemExit('must not run')\n")
+    alone = agents.start("alone", str(script), nodes="2", conf="timeout=2")
+    agents.endpoint = "127.0.0.1:1"
+    lost = agents.start("lost", str(script))
+    wrong = agents.start("wrong", str(script), conf="speed=9")
+    assert [agent.wait(90) for agent in (alone, lost, wrong)] == [1, 1, 1]
+    assert "the minimum is 2: start more nodes" in alone.text
+    assert "127.0.0.1:1" in lost.text
+    assert "EtcdUnavailable" in lost.text
+    assert "unknown key(s) speed" in wrong.text
+    assert all("must not run" not in agent.text for agent in agents.all)

@@ -1,0 +1,168 @@
+"""--rdzv-endpoint, --rdzv-id, --nnodes and --rdzv-conf: what is taken, and what every wrong value is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+
+from elastic3d.errors import ConfigurationError
+from elastic3d.rendezvous.settings import VARIABLE, Settings, from_environment, from_parameters, own_address
+
+
+def parameters(run_id: str = "job", endpoint: str = "127.0.0.1:2379", nodes: str = "1:4", **conf: Any) -> Any:
+    """Return what torchrun hands to a handler."""
+    least, most = map(int, nodes.split(":"))
+    return RendezvousParameters(
+        backend="etcd", endpoint=endpoint, run_id=run_id, min_nodes=least, max_nodes=most, **conf
+    )
+
+
+def test_defaults() -> None:
+    """Without --rdzv-conf: restart mode, default times, this host's address on the way to etcd."""
+    settings = from_parameters(parameters(nodes="2:5", timeout=900))
+    assert (settings.mode, settings.prefix, settings.address) == ("restart", "/elastic3d", "127.0.0.1")
+    assert (settings.policy.minimum, settings.policy.maximum, settings.policy.beside) == (2, 5, False)
+    assert (settings.policy.lease, settings.policy.below_minimum) == (3.0, 900.0)
+    assert settings.root == "/elastic3d/job/"
+    assert settings.node
+
+
+def test_every_setting_arrives() -> None:
+    """Each known key reaches its place, with ms, s, m or plain seconds."""
+    settings = from_parameters(
+        parameters(
+            mode="resident",
+            prefix="/team/a/",
+            node="n1",
+            user="u",
+            password_file="/p",
+            ca="/ca",
+            cert="/cert",
+            key="/key",
+            gate="/gate",
+            lease="4",
+            grace="1500ms",
+            last_call="2.5s",
+            gather="100ms",
+            timeout="5m",
+            orphan="1m",
+            tries="7",
+        )
+    )
+    policy = settings.policy
+    assert (settings.mode, settings.node, settings.root) == ("resident", "n1", "/team/a/job/")
+    assert (settings.user, settings.password_file, settings.gate) == ("u", "/p", "/gate")
+    assert (settings.ca, settings.cert, settings.key) == ("/ca", "/cert", "/key")
+    assert (policy.lease, policy.grace, policy.first_gather, policy.gather) == (4.0, 1.5, 2.5, 0.1)
+    assert (policy.below_minimum, policy.orphan, policy.tries, policy.beside) == (300.0, 60.0, 7, True)
+
+
+@pytest.mark.parametrize(
+    ("conf", "told"),
+    [
+        ({"speed": "9"}, "unknown key(s) speed"),
+        ({"leese": "3", "greace": "1"}, "unknown key(s) greace, leese; known are mode"),
+        ({"mode": "fast"}, "mode=fast: choose restart"),
+        ({"lease": "soon"}, "lease=soon: give seconds"),
+        ({"lease": "-3"}, "lease=-3: give seconds"),
+        ({"lease": "3h"}, "lease=3h: give seconds"),
+        ({"lease": "nan"}, "lease=nan: give seconds"),
+        ({"lease": ""}, "lease=: give seconds"),
+        ({"lease": "1"}, "cannot keep leases below 2 s"),
+        ({"lease": "0"}, "cannot keep leases below 2 s"),
+        ({"grace": "1 s"}, "grace=1 s: give seconds"),
+        ({"last_call": "x"}, "last_call=x"),
+        ({"gather": "1e3"}, "gather=1e3"),
+        ({"timeout": "never"}, "timeout=never"),
+        ({"orphan": "."}, "orphan=."),
+        ({"tries": "0"}, "tries=0: at least 1"),
+        ({"tries": "-1"}, "tries=-1: give a whole number"),
+        ({"tries": "1.5"}, "tries=1.5: give a whole number"),
+        ({"tries": "²"}, "tries=²: give a whole number"),
+        ({"node": "a/b"}, "node=a/b"),
+        ({"node": "a b"}, "node=a b"),
+        ({"prefix": "/"}, "prefix=/"),
+        ({"cert": "/c"}, "cert and key"),
+        ({"key": "/k"}, "cert and key"),
+        ({"user": "u"}, "user and password_file"),
+        ({"password_file": "/p"}, "user and password_file"),
+    ],
+)
+def test_wrong_values(conf: dict[str, str], told: str) -> None:
+    """A wrong value is refused, and the error repeats it."""
+    with pytest.raises(ConfigurationError) as caught:
+        from_parameters(parameters(**conf))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("run_id", ["a/b", "with space", "", "x" * 129, "ä", "a\n"])
+def test_wrong_run_ids(run_id: str) -> None:
+    """A run id that would not be one part of an etcd key is refused."""
+    given = parameters()
+    given.run_id = run_id
+    with pytest.raises(ConfigurationError, match="--rdzv-id"):
+        from_parameters(given)
+
+
+@pytest.mark.parametrize("endpoint", ["", "  "])
+def test_missing_endpoint(endpoint: str) -> None:
+    """Without an endpoint the error shows one."""
+    with pytest.raises(ConfigurationError, match=r"--rdzv-endpoint is missing.*host:2379"):
+        from_parameters(parameters(endpoint=endpoint))
+
+
+def test_minimum_above_maximum() -> None:
+    """--nnodes=3:2, which torch's own check would let through under -O, is refused."""
+    given = parameters()
+    given.min_nodes, given.max_nodes = 3, 2
+    with pytest.raises(ConfigurationError, match="--nnodes=3:2"):
+        from_parameters(given)
+
+
+def test_unknown_host() -> None:
+    """A host that cannot be resolved is named, with what to do."""
+    with pytest.raises(ConfigurationError, match=r"host\.invalid cannot be resolved.*--local-addr"):
+        own_address("http://host.invalid:2379")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["127.0.0.1:2379", "http://127.0.0.1:2379", "127.0.0.1", "localhost:1,other.invalid:2"]
+)
+def test_own_address(endpoint: str) -> None:
+    """Scheme, port and further endpoints may be there or not."""
+    assert own_address(endpoint) == "127.0.0.1"
+
+
+@pytest.mark.parametrize("endpoint", ["[::1]:2379", "https://[::1]:2379"])
+def test_own_address_of_ipv6(endpoint: str) -> None:
+    """Bracketed IPv6 addresses are understood."""
+    try:
+        assert own_address(endpoint) == "::1"
+    except ConfigurationError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+
+
+def test_environment_round_trip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keepers get exactly the agent's settings; the password itself stays in its file."""
+    secret = tmp_path / "password"
+    secret.write_text("correct horse\n")
+    settings = from_parameters(
+        parameters(mode="resident", user="u", password_file=str(secret), grace="250ms", tries="2")
+    )
+    text = settings.to_environment()
+    assert "correct horse" not in text
+    assert settings.password() == "correct horse"
+    monkeypatch.setenv(VARIABLE, text)
+    assert from_environment() == settings
+    monkeypatch.delenv(VARIABLE)
+    assert from_environment() is None
+
+
+def test_unreadable_password_file() -> None:
+    """A password file that is not there is an error of its own, naming the file."""
+    settings: Settings = from_parameters(parameters(user="u", password_file="/no/such/file"))
+    with pytest.raises(ConfigurationError, match="/no/such/file"):
+        settings.password()
