@@ -120,6 +120,11 @@ def _demonstrate(
         out.mkdir(parents=True, exist_ok=True)
         (out / "loss.svg").write_text(loss_plot(outcome.picture, quiet.picture if quiet else None))
         console.print(summary(outcome, verdict))
+        for run in filter(None, (outcome, quiet)):
+            # All nodes run the same script: what one of them says is mostly what all say.
+            for name, log in list(run.logs.items())[:1]:
+                console.print(f"\n[bold]The end of {name}'s log[/]")
+                console.print(log, markup=False, highlight=False)
         console.print(f"[bold]Plot[/]     {out / 'loss.svg'}")
     if as_json:
         print(json.dumps(document(outcome, verdict)))

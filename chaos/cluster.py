@@ -13,9 +13,11 @@ dies with the process that holds the cluster. Leaving the `with` block ends ever
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +26,9 @@ from types import TracebackType
 from typing import Self
 
 from chaos.processes import MARK, Found, children, end_all, leashed, marked, wait_until
+
+# torch's launcher and compiler never remove these.
+_TORCHS_OWN = ("torchelastic_", "torchinductor_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,7 @@ class Cluster:
         self.launch = launch
         self.workdir = workdir
         self.mark = f"{launch.run_id}-{uuid.uuid4().hex}"
+        self._temp = Path()
         self._nodes: dict[str, AgentNode] = {}
 
     @property
@@ -110,8 +116,9 @@ class Cluster:
         """Start a node's agent. A held node warms up, then waits at its gate until `release_node`."""
         assert name not in self._nodes, f"{name} was started before"
         folder = self.workdir / name
-        temp = folder / "tmp"
-        temp.mkdir(parents=True)
+        folder.mkdir(parents=True)
+        temp = self._temp / name
+        temp.mkdir()
         gate = folder / "gate" if held else None
         conf = {"node": name} if self.launch.backend.startswith("etcd") else {}
         if gate is not None:
@@ -169,21 +176,34 @@ class Cluster:
         wait_until(lambda: not strays(), grace)
         return strays()
 
+    def files_left(self) -> list[Path]:
+        """Return what the nodes that were not killed left in their temp folders, torch's own things excepted."""
+        return [
+            path
+            for node in self.nodes
+            if not node.killed
+            for path in sorted((self._temp / node.name).iterdir())
+            if not path.name.startswith(_TORCHS_OWN)
+        ]
+
     def close(self) -> None:
-        """End every process of the cluster by pid: agents first, then whatever carries the mark."""
+        """End every process by pid, agents first, then whatever carries the mark; remove the temp folders."""
         for node in self.nodes:
             if node.alive:
                 node.process.send_signal(signal.SIGKILL)
         for node in self.nodes:
             node.process.wait()
         end_all(self.mark)
+        shutil.rmtree(self._temp, ignore_errors=True)
 
-    def tail(self, name: str, lines: int = 20) -> str:
+    def tail(self, name: str, lines: int = 60) -> str:
         """Return the last `lines` of a node's log, for messages about what went wrong."""
         text = self._nodes[name].log.read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
     def __enter__(self) -> Self:
+        # Apart from the work folder, whose path may be too long for the sockets that Python keeps in temp folders.
+        self._temp = Path(tempfile.mkdtemp(prefix="elastic3d-"))
         return self
 
     def __exit__(

@@ -184,9 +184,11 @@ class EtcdMember:
             self._process = None
 
     def pause(self) -> None:
-        """Stop it (SIGSTOP): connections stay open, nothing answers."""
+        """Stop it (SIGSTOP): connections stay open, nothing answers. Returns when every thread stands."""
         assert self.alive
         os.kill(self.pid, signal.SIGSTOP)
+        while any(_state(task) not in "Tt" for task in Path(f"/proc/{self.pid}/task").iterdir()):
+            SYSTEM.sleep(0.001)
 
     def resume(self) -> None:
         """Let it go on after `pause`."""
@@ -403,6 +405,14 @@ class EtcdServer(EtcdCluster):
     def resume(self) -> None:
         """Let the server go on."""
         self.members[0].resume()
+
+
+def _state(task: Path) -> str:
+    """Return the letter of a thread's state, T for stopped; also for one that has ended meanwhile."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "T"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -67,7 +67,7 @@ class Setting:
     micro_batch: int = 2
     blocks: int = 8
     width: int = 208
-    context: int = 128
+    context: int = 64
     options: tuple[str, ...] = ()
     conf: Mapping[str, str] = field(default_factory=dict)
     script: Path = TRAIN_GPT
@@ -95,7 +95,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a history. undone: faults whose moment never came. failure: why it was given up, or ""."""
+    """What came of a history.
+
+    undone: faults whose moment never came. failure: why it was given up, or "". logs: by node, the end of what an agent
+    printed that ended as it should not have.
+    """
 
     setting: Setting
     faults: tuple[Fault, ...]
@@ -106,6 +110,7 @@ class Outcome:
     undone: tuple[Fault, ...]
     leftovers: tuple[str, ...]
     failure: str = ""
+    logs: Mapping[str, str] = field(default_factory=dict)
 
 
 Watcher = Callable[[Picture], None]
@@ -140,6 +145,11 @@ def play(
             undone=tuple(player.waiting),
             leftovers=left,
             failure=failure,
+            logs={
+                node.name: player.cluster.tail(node.name)
+                for node in player.cluster.nodes
+                if not node.killed and (node.alive or node.process.returncode)
+            },
         )
 
 
@@ -205,8 +215,7 @@ class _Player:
             if running <= set(self._joiners) and not new:
                 return "" if not running else "the job ended before its joiners were let in"
             if self.clock.monotonic() - heard > self.setting.patience:
-                tails = "\n".join(f"--- {name}\n{self.cluster.tail(name)}" for name in sorted(running))
-                return f"nothing happened for {self.setting.patience:.0f} s; {', '.join(sorted(running))} hang\n{tails}"
+                return f"nothing happened for {self.setting.patience:.0f} s; {', '.join(sorted(running))} hang"
             self.clock.sleep(0.01)
 
     def undo(self) -> None:
@@ -227,6 +236,7 @@ class _Player:
         prefix = f"/elastic3d/{self.cluster.launch.run_id}/"
         return (
             *map(str, self.cluster.leftovers()),
+            *(f"temporary file {path}" for path in self.cluster.files_left()),
             *shared_memory_left(self._shared_memory),
             *leases_left(self.etcd.endpoint, prefix, alone=isinstance(self.etcd, OwnEtcd)),
         )

@@ -45,9 +45,9 @@ def leashed(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), *command]
 
 
-def marked(mark: str) -> list[Found]:
-    """Return the living processes that carry `mark`, this one excepted; zombies are not living."""
-    wanted = f"{MARK}={mark}".encode()
+def marked(mark: str, variable: str = MARK) -> list[Found]:
+    """Return the living processes that carry `mark` in `variable`, this one excepted; zombies are not living."""
+    wanted = f"{variable}={mark}".encode()
     found = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

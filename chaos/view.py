@@ -37,16 +37,16 @@ def mesh(view: GenerationView, slots: int) -> RenderableType:
     """Return a map of a generation's mesh: one row per pipeline stage, one column per replica, nodes by name."""
     pp, dp = max(1, view.layout.get("pp", 1)), max(1, view.layout.get("dp", 1))
     ranks = [node if slots == 1 else f"{node}.{slot}" for node in view.nodes for slot in range(slots)]
-    table = Table(title=f"generation {view.number}: {layout(view)}", title_justify="left", title_style="bold")
+    title = Text(f"generation {view.number}: {layout(view)}", style="bold")
+    table = Table()
     table.add_column("")
     for replica in range(dp):
         table.add_column(f"dp {replica}")
     for stage in range(pp):
         row = ranks[stage * dp : (stage + 1) * dp]
         table.add_row(f"pp {stage}", *(f"[green]{name}[/]" for name in row))
-    if not view.spares:
-        return table
-    return Group(table, Text(f"spare: {', '.join(view.spares)}", style="yellow"))
+    spares = [Text(f"spare: {', '.join(view.spares)}", style="yellow")] if view.spares else []
+    return Group(title, table, *spares)
 
 
 def layout(view: GenerationView) -> str:

@@ -175,7 +175,7 @@ def _read(kind: Any, data: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(data, dict):
             raise ValueError(f"expected an object for {kind}, got {data!r}")
-        hints = _hints(kind)
+        hints = _hints(typing.cast(type, kind))
         known = {f.name for f in dataclasses.fields(kind) if f.init}
         return kind(**{k: _read(hints[k], v) for k, v in data.items() if k in known})  # type: ignore[operator]
     if isinstance(kind, type) and issubclass(kind, StrEnum):

@@ -12,9 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chaos.processes import MARK, Found, marked, wait_until
+from chaos.processes import Found, marked, wait_until
 
 GRACE = 5.0
+
+# Beside a cluster's own mark, which its processes carry too.
+MARK = "ELASTIC3D_TEST"
 
 # Made by torch's launcher and compiler, which never remove them; not ours to hide, not ours to count.
 FOREIGN = ("torchelastic_", "torchinductor_", "pymp-")
@@ -43,11 +46,11 @@ def nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     def left() -> list[str]:
         files = [f"temporary file {path}" for path in temp.iterdir() if not path.name.startswith(FOREIGN)]
-        return [*map(str, marked(mark)), *_Held.now().beyond(before), *files]
+        return [*map(str, marked(mark, MARK)), *_Held.now().beyond(before), *files]
 
     wait_until(lambda: not left(), GRACE)
     problems = left()
-    for found in marked(mark):
+    for found in marked(mark, MARK):
         psutil.Process(found.pid).kill()
     shutil.rmtree(temp, ignore_errors=True)
     assert not problems, "the test left behind:\n" + "\n".join(problems)

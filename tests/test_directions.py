@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("snapshots", "parallel", "health"),
     ("rendezvous",),
     ("worker",),
-    ("restoring", "alone", "training"),
+    ("restoring", "tiers", "alone", "training"),
     ("entry",),
     ("cli",),
 )

@@ -92,7 +92,7 @@ def arguments() -> argparse.Namespace:
         ("micro-batch", 2),
         ("blocks", 8),
         ("width", 208),
-        ("context", 128),
+        ("context", 64),
         ("save-every", 5),
     ):
         parser.add_argument(f"--{name}", type=int, default=value)

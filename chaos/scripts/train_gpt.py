@@ -121,7 +121,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--width", type=int, default=208)
-    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--reduction", choices=("ordered", "fast"), default="ordered")
     parser.add_argument("--snapshot-every", type=int, default=1, help="steps between snapshots in memory; 0 for none")
     parser.add_argument("--checkpoint-every", type=int, default=10, help="steps between checkpoints; 0 for none")

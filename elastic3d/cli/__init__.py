@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 
 import typer
 
+from elastic3d.cli import ckpt
 from elastic3d.errors import Elastic3dError
 
 GROUP = "elastic3d.commands"
@@ -42,6 +43,7 @@ def application() -> typer.Typer:
     )
     # Without a callback typer would turn a single command into the whole application.
     app.callback()(lambda: None)
+    app.add_typer(ckpt.app, name="ckpt")
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         command = point.load()
         if isinstance(command, typer.Typer):

@@ -14,7 +14,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from elastic3d.errors import EtcdError, EtcdUnavailable, UsageError
 from elastic3d.etcd import failures, messages, transport
@@ -238,14 +238,14 @@ class Watch:
         self._tell(Changes(changes=changes, revision=self._revision))
         return True
 
-    def _refused(self, reason: str) -> None:
-        failure = RpcFailure("PERMISSION_DENIED" if "permission denied" in reason else "UNAVAILABLE", reason)
-        # An outdated token is refused as "permission denied" too: once more with a new one.
-        self._session.forget_token()
+    def _refused(self, reason: str) -> NoReturn:
+        if "permission denied" not in reason:
+            raise RpcFailure("UNAVAILABLE", reason)
         self._refusals += 1
-        if failure.code == "PERMISSION_DENIED" and self._refusals > 1:
-            raise failures.final(failure)
-        raise failure
+        if self._refusals > 1:
+            raise failures.final(RpcFailure("PERMISSION_DENIED", reason))
+        # etcd 3.5 refuses a watch with an outdated token in the same words: once more with a new one.
+        raise RpcFailure("UNAUTHENTICATED", "etcdserver: invalid auth token")
 
     def _change(self, event: Any) -> Change:
         kv = self._client.codec.key_value(event.kv)

@@ -84,8 +84,7 @@ class Keeper:
         self._exit: m.Exit | None = None
         self._sealed_seen = self._proposed_seen = ""
         self._last_saved: dict[int, SavedStep] = {}
-        self._digest: str | None = None
-        self._store_port = 0
+        self._finished = False
 
     def run(self) -> None:
         """Take part until the job or this node's part in it is over; errors say why it failed."""
@@ -366,6 +365,7 @@ class Keeper:
         match event.kind:
             case w.ExitKind.DONE:
                 if over:
+                    self._finished = True
                     self._tell(m.Finished(key=key))
             case w.ExitKind.LEFT:
                 world.leaving_since = SYSTEM.monotonic()
@@ -409,7 +409,8 @@ class Keeper:
     # What the membership says.
 
     def _hear_peer(self, event: m.PeerHeard | m.PeerRefused) -> None:
-        if isinstance(event, m.PeerRefused):
+        # At the job's end everybody goes, and nobody is lost.
+        if isinstance(event, m.PeerRefused) and not self._finished:
             self._log.emit("peer.lost", peer=event.name, evidence=event.evidence)
         if self._member is not None:
             self._member.tell(event)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
 
 import pytest
+
+from chaos.processes import children, wait_until
 
 DEMO = [sys.executable, "-c", "from elastic3d.cli import main; main()", "demo"]
 
@@ -45,6 +48,19 @@ def test_an_etcd_that_is_not_there_is_named() -> None:
     assert endpoint in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals) -> None:
+    """Ctrl-C or SIGTERM in the middle ends every agent, the etcd and the temporary folder."""
+    with subprocess.Popen([*DEMO, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        # Its etcd and four agents.
+        assert wait_until(lambda: len(children(process.pid)) >= 5, 60)
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+        assert process.stdout is not None
+        assert process.stdout.read() == b""
 
 
 def test_help_shows_examples() -> None:

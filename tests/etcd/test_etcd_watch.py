@@ -84,8 +84,13 @@ def test_changes_of_one_revision_come_together(client: EtcdClient) -> None:
         assert {change.revision for change in delivery.changes} == {delivery.revision}
 
 
-def test_a_slow_receiver_is_not_taken_for_a_silent_member(client: EtcdClient) -> None:
+def test_a_slow_receiver_is_not_taken_for_a_silent_member(one_binary: Path) -> None:
     """A delivery that takes longer than the silence allowed costs neither a change nor the connection."""
+    with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
+        _receive_slowly(client)
+
+
+def _receive_slowly(client: EtcdClient) -> None:
     seen = Seen()
 
     def slowly(delivery: Delivery) -> None:

@@ -56,7 +56,8 @@ HISTORIES = {
 def held(outcome: Outcome, undisturbed: Outcome) -> Outcome:
     """Assert that `outcome` kept every promise, and return it."""
     verdict = judge(outcome, undisturbed)
-    assert verdict.kept, "\n".join(verdict.broken)
+    logs = [f"--- {name}\n{log}" for name, log in outcome.logs.items()]
+    assert verdict.kept, "\n".join((*verdict.broken, *logs))
     assert verdict.same_bits is True
     return outcome
 
@@ -107,6 +108,7 @@ def test_losing_a_node_and_its_buddy_means_the_store(job_etcd: EtcdServer, quiet
 def test_any_layout_ends_with_the_same_bits(layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """A fixed layout, a death in it, and the planner's own choice: one digest."""
     setting = dataclasses.replace(SMALL, layout=layout)
+    # A pipeline of four stages needs all four nodes.
     asked = faults() if layout.pp == 4 else faults("2@8")
     held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
 
