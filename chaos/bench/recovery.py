@@ -9,6 +9,7 @@ committed by the next membership, building, loading and that step included.
 from __future__ import annotations
 
 import json
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +56,10 @@ def peer(steps: int = STEPS, patience: float = 150.0) -> Recovery:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         out.mkdir()
+        port = free_port()
         launch = Launch(
             run_id="bench",
-            endpoint=f"127.0.0.1:{free_port()}",
+            endpoint=f"127.0.0.1:{port}",
             script=PEER,
             script_args=(f"--out={out}", f"--steps={steps}"),
             min_nodes=2,
@@ -68,7 +70,9 @@ def peer(steps: int = STEPS, patience: float = 150.0) -> Recovery:
             environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         )
         with Cluster(launch, Path(folder)) as cluster:
+            # Whoever comes first hosts the store, which must not be the victim.
             cluster.start_node("node0")
+            wait_until(lambda: _listens(port), patience)
             for number in (1, 2, 3):
                 cluster.start_node(f"node{number}")
             if not wait_until(lambda: _newest(out)[0] >= KILL, patience):
@@ -79,6 +83,11 @@ def peer(steps: int = STEPS, patience: float = 150.0) -> Recovery:
                 return Recovery(kill_to_step=None)
             step, at, _ = _first_after(out, killed_at)
             return Recovery(kill_to_step=at - killed_at, steps_repeated=max(0, before - step + 1))
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _lines(out: Path) -> list[tuple[int, float, int]]:
