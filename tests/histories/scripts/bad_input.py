@@ -1,4 +1,4 @@
-"""A script with one thing wrong, chosen by its first argument, or nothing (`good`); started by torchrun in the tests."""
+"""A script with one thing wrong, chosen by its first argument, or nothing (`good`); torchrun starts it in the tests."""
 
 from __future__ import annotations
 
