@@ -33,7 +33,7 @@ _TORCHS_OWN = ("torchelastic_", "torchinductor_")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How the job is started: everything torchrun is told that does not differ between nodes."""
+    """How the job is started: everything torchrun is told that does not differ between nodes; `options`: any more."""
 
     run_id: str
     endpoint: str
@@ -45,6 +45,7 @@ class Launch:
     backend: str = "etcd"
     conf: Mapping[str, str] = field(default_factory=dict)
     max_restarts: int = 0
+    options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, conf: Mapping[str, str], log_dir: Path) -> list[str]:
@@ -63,6 +64,7 @@ class Launch:
             "--local-addr=127.0.0.1",
             f"--max-restarts={self.max_restarts}",
             f"--log-dir={log_dir}",
+            *self.options,
             str(self.script),
             *self.script_args,
         ]

@@ -11,45 +11,30 @@ import queue
 import secrets
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError, MembershipError, TrainingFailed
-from elastic3d.log import EventLog
 from elastic3d.membership import events as m
 from elastic3d.membership.links import Links
 from elastic3d.membership.member import Member
 from elastic3d.membership.records import MemberRecord, SavedStep
 from elastic3d.planner import Plan, plan
-from elastic3d.port import Assignment, Go
+from elastic3d.port import Go
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.values import Generation, Layout, ModelProfile, Node
 from elastic3d.values import Slot as Place
 from elastic3d.worker import events as w
-from elastic3d.worker.network import interface_of
+from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Options
 from elastic3d.worker.slot import Slot
 from elastic3d.worker.upload import Committer, Uploader, WriteFailed, Written, open_checked
+from elastic3d.worker.world import World, assignment
 
 HELD_PATIENCE = 2.0
 """Seconds a planned change waits for the last snapshot to be at the buddy."""
-
-
-@dataclass(slots=True)
-class World:
-    """The own trainers of one generation: one per slot."""
-
-    generation: Generation
-    trainers: dict[int, int]
-    prepared: set[int] = field(default_factory=set)
-    ended: dict[int, int] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)
-    stopping: bool = False
-    leaving_since: float | None = None
-    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +59,12 @@ class Keeper:
 
     def __init__(self, settings: Settings, options: Options, slots: Sequence[Slot], inbox: Inbox) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
-        path = Path(options.events) / f"{settings.node}-0.jsonl" if options.events else None
-        self._log = EventLog(path, run=settings.run_id, node=settings.node, slot=0)
+        self._journal = Journal(options.events, settings.run_id, settings.node)
         self._worlds: dict[str, World] = {}
         self._member: Member | None = None
         self._committer: Committer | None = None
         self._uploaders: list[Uploader] = []
-        self._etcd_lost_at: float | None = None
         self._exit: m.Exit | None = None
-        self._sealed_seen = self._proposed_seen = ""
         self._last_saved: dict[int, SavedStep] = {}
         self._finished = False
 
@@ -94,39 +76,16 @@ class Keeper:
         if self._options.store is not None:
             _store, floor = open_checked(self._options.store)
         profile = self._measure()
-        self._planner(1 if self._settings.policy.minimum == 1 else self._settings.policy.minimum, profile)
+        self._plan(self._settings.policy.minimum, profile)
         self._wait_at_gate()
         if self._exit is None:
             self._take_part(profile, floor)
 
     # Before joining.
 
-    def _assignment(self, slot: int, generation: Generation | None, rank: int) -> Assignment:
-        store = generation.nodes[0] if generation is not None else None
-        return Assignment(
-            run_id=self._settings.run_id,
-            generation=generation.number if generation is not None else 0,
-            attempt=generation.attempt if generation is not None else 0,
-            measuring=generation is None,
-            rank=rank,
-            world=generation.world if generation is not None else 1,
-            node=self._settings.node,
-            slot=slot,
-            layout=generation.layout if generation is not None else None,
-            store_host=store.address if store is not None else "",
-            store_port=store.store_port if store is not None else 0,
-            store_prefix=generation.key if generation is not None else "",
-            interface=interface_of(self._settings.address),
-            store_url=self._options.store,
-            threads=self._options.threads,
-            snapshot_every=self._options.snapshot_every,
-            checkpoint_every=self._options.checkpoint_every if self._options.store else 0,
-            seed_digest=generation.job if generation is not None else "",
-        )
-
     def _measure(self) -> ModelProfile:
         """Run `main` up to `run.restore` with the model on meta; what is wrong with it shows here."""
-        self._slots[0].measure(self._assignment(0, None, 0))
+        self._slots[0].measure(assignment(self._settings, self._options, slot=0))
         profile: ModelProfile | None = None
         while True:
             match self._inbox.get():
@@ -145,7 +104,7 @@ class Keeper:
                 case _:
                     pass
 
-    def _planner(self, nodes: int, profile: ModelProfile) -> Plan:
+    def _plan(self, nodes: int, profile: ModelProfile) -> Plan:
         return plan(nodes, len(self._slots), profile, self._options.layout or Layout())
 
     def _wait_at_gate(self) -> None:
@@ -185,13 +144,13 @@ class Keeper:
             self._settings.root,
             record,
             self._settings.policy,
-            lambda nodes, mine: self._planner(nodes, mine.profile or profile),
+            lambda nodes, mine: self._plan(nodes, mine.profile or profile),
             self._inbox.put,
             heard=lambda there: self._inbox.put(EtcdHeard(there)),
-            noted=self._note,
+            noted=self._journal.noted,
         )
         self._member.start(links)
-        self._log.emit("member.joined", incarnation=node.incarnation)
+        self._journal.emit("member.joined", incarnation=node.incarnation)
         try:
             while self._exit is None:
                 self._handle(self._next())
@@ -210,14 +169,14 @@ class Keeper:
     def _end(self) -> None:
         assert self._exit is not None
         kind = "error" if self._exit.failed else "done"
-        self._log.emit("job.ended", kind=kind, error=self._exit.detail or None)
-        self._log.close()
+        self._journal.emit("job.ended", kind=kind, error=self._exit.detail or None)
+        self._journal.close()
         if self._exit.failed:
             raise TrainingFailed(self._exit.detail)
 
     def _next(self) -> object:
         """Return the next thing to handle; None when only time has passed while trainers are leaving."""
-        leaving = any(world.leaving_since is not None and not world.told for world in self._worlds.values())
+        leaving = any(world.leaving_since is not None for world in self._worlds.values())
         try:
             return self._inbox.get(timeout=0.02 if leaving else None)
         except queue.Empty:
@@ -248,8 +207,7 @@ class Keeper:
                 self._etcd_heard(event.there)
             case _:
                 self._handle_slot(event)
-        for key, world in self._worlds.items():
-            self._check_left(key, world)
+        self._check_left()
 
     def _tell(self, event: m.Event) -> None:
         assert self._member is not None
@@ -258,11 +216,12 @@ class Keeper:
     def _prepare(self, generation: Generation) -> None:
         first = generation.first_rank(self._node.name, self._node.incarnation)
         assert first is not None
-        trainers = {
-            slot.index: slot.prepare(self._assignment(slot.index, generation, first + slot.index))
-            for slot in self._slots
-        }
-        self._worlds[generation.key] = World(generation=generation, trainers=trainers)
+        trainers = {}
+        for slot in self._slots:
+            rank = first + slot.index
+            told = assignment(self._settings, self._options, slot=slot.index, rank=rank, generation=generation)
+            trainers[slot.index] = slot.prepare(told)
+        self._worlds[generation.key] = World(generation=generation, first_rank=first, trainers=trainers)
 
     def _go(self, action: m.Go) -> None:
         generation = action.generation
@@ -303,7 +262,7 @@ class Keeper:
             case Written():
                 self._saved(event)
             case WriteFailed():
-                self._log.emit("checkpoint.failed", step=event.step, error=event.error, slot=event.slot)
+                self._journal.emit("checkpoint.failed", step=event.step, error=event.error, slot=event.slot)
             case w.SnapshotTaken(checkpoint=True):
                 found = self._find(event.slot, event.trainer)
                 if found is not None and self._uploaders:
@@ -311,7 +270,7 @@ class Keeper:
                 else:
                     self._slots[event.slot].unpin(event.step)
             case w.SnapshotHeld():
-                self._log.emit("snapshot.held", step=event.step, slot=event.slot, generation=event.generation)
+                self._journal.emit("snapshot.held", step=event.step, slot=event.slot, generation=event.generation)
                 for world in self._worlds.values():
                     if world.generation.number == event.generation:
                         world.held[event.slot] = max(event.step, world.held.get(event.slot, -1))
@@ -328,43 +287,27 @@ class Keeper:
         key: str,
         world: World,
     ) -> None:
-        first = world.generation.first_rank(self._node.name, self._node.incarnation) or 0
-        log = self._log.bind(generation=world.generation.number, slot=event.slot, rank=first + event.slot)
+        rank = world.first_rank + event.slot
         match event:
-            case w.Started():
-                log.emit("trainer.started", pid=event.pid)
             case w.Prepared():
                 world.prepared.add(event.slot)
                 if len(world.prepared) == len(self._slots):
                     self._tell(m.Prepared(key=key))
-            case w.Restored():
-                log.emit("state.restored", source=event.source, step=event.step)
-            case w.StepCommitted():
+                return
+            case w.StepCommitted() if event.slot == 0:
                 record = event.record
-                if first + event.slot == 0:
-                    log.emit(
-                        "step.committed",
-                        step=record.step,
-                        loss=record.loss.hex(),
-                        gradient_norm=record.gradient_norm,
-                        seconds=record.seconds,
-                        safe_step=record.safe_step,
-                        samples=list(record.samples),
-                        sample_sum=record.sample_sum,
-                    )
-                if event.slot == 0:
-                    self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere))
+                self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere))
             case w.TrainerExited():
-                error = event.detail or None
-                log.emit("trainer.exited", kind=str(event.kind), step=event.step, error=error)
-                self._exited(event, key, world, first + event.slot)
+                self._exited(event, key, world, rank)
+            case _:
+                pass
+        self._journal.trainer(event, world.generation.number, rank)
 
     def _exited(self, event: w.TrainerExited, key: str, world: World, rank: int) -> None:
         world.ended[event.slot] = event.step
-        over = len(world.ended) == len(self._slots)
         match event.kind:
             case w.ExitKind.DONE:
-                if over:
+                if world.over:
                     self._finished = True
                     self._tell(m.Finished(key=key))
             case w.ExitKind.LEFT:
@@ -382,18 +325,17 @@ class Keeper:
                 if not world.stopping:
                     self._tell(m.Faulted(key=key, detail=detail))
                 self._stop(key)
-        if over and world.leaving_since is None:
+        if world.over and world.leaving_since is None:
             self._worlds.pop(key, None)
 
-    def _check_left(self, key: str, world: World) -> None:
+    def _check_left(self) -> None:
         """Tell the others that this node left, once its last snapshots are safe, or waiting does not help."""
-        if world.leaving_since is None or world.told or len(world.ended) < len(self._slots):
-            return
-        step = max(world.ended.values())
-        safe = all(world.held.get(slot, -1) >= step for slot in world.trainers)
-        if safe or SYSTEM.monotonic() - world.leaving_since > HELD_PATIENCE:
-            world.told = True
-            self._tell(m.Left(key=key, step=step))
+        for key, world in list(self._worlds.items()):
+            if world.leaving_since is None or not world.over:
+                continue
+            if world.left_safely() or SYSTEM.monotonic() - world.leaving_since > HELD_PATIENCE:
+                del self._worlds[key]
+                self._tell(m.Left(key=key, step=max(world.ended.values())))
 
     def _saved(self, event: Written) -> None:
         self._last_saved[event.slot] = event.saved
@@ -402,52 +344,23 @@ class Keeper:
 
     def _committed(self, step: int, error: str | None) -> None:
         if error is None:
-            self._log.emit("checkpoint.committed", step=step)
+            self._journal.emit("checkpoint.committed", step=step)
         else:
-            self._log.emit("checkpoint.failed", step=step, error=error)
+            self._journal.emit("checkpoint.failed", step=step, error=error)
 
     # What the membership says.
 
     def _hear_peer(self, event: m.PeerHeard | m.PeerRefused) -> None:
         # At the job's end everybody goes, and nobody is lost.
         if isinstance(event, m.PeerRefused) and not self._finished:
-            self._log.emit("peer.lost", peer=event.name, evidence=event.evidence)
+            self._journal.emit("peer.lost", peer=event.name, evidence=event.evidence)
         if self._member is not None:
             self._member.tell(event)
 
     def _etcd_heard(self, there: bool) -> None:
         for slot in self._slots:
             slot.set_etcd_away(not there)
-        if not there:
-            self._etcd_lost_at = SYSTEM.monotonic()
-            self._log.emit("etcd.lost", error=None)
-        elif self._etcd_lost_at is not None:
-            self._log.emit("etcd.back", seconds=SYSTEM.monotonic() - self._etcd_lost_at)
-            self._etcd_lost_at = None
-
-    def _note(self, event: m.Event) -> None:
-        """Log what the watch says of generations, once each."""
-        items = event.items if isinstance(event, m.Listed) else (event,)
-        for item in items:
-            if isinstance(item, m.GenerationPut) and item.generation.key != self._sealed_seen:
-                self._sealed_seen = item.generation.key
-                self._log.emit("generation.sealed", **_shown(item.generation), leader=item.generation.leader)
-            elif isinstance(item, m.ProposalPut) and item.proposal.generation.key != self._proposed_seen:
-                self._proposed_seen = item.proposal.generation.key
-                generation = item.proposal.generation
-                self._log.emit("generation.proposed", **_shown(generation), attempt=generation.attempt)
-
-
-def _shown(generation: Generation) -> dict[str, object]:
-    layout = generation.layout
-    return {
-        "number": generation.number,
-        "cause": str(generation.cause),
-        "nodes": [node.name for node in generation.nodes],
-        "spares": [node.name for node in generation.spares],
-        "layout": {axis: getattr(layout, axis) for axis in ("pp", "dp", "tp", "zero")} if layout else None,
-        "detail": generation.detail,
-    }
+        self._journal.etcd(there)
 
 
 def _words(event: w.TrainerExited, node: str, rank: int) -> str:

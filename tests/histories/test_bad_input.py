@@ -106,3 +106,24 @@ def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_
             assert second.wait(60) == {"node1": 1}
             assert "another --rdzv-id" in second.node("node1").log.read_text()
         assert first.running() == ["node0"]
+
+
+def test_torchruns_log_redirection_shows_the_trainers_output(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """What a forked trainer prints is in the files that --redirects makes, whole, though it ends by os._exit."""
+    launch = Launch(
+        run_id="redirected",
+        endpoint=job_etcd.endpoint,
+        script=SCRIPT,
+        script_args=("good",),
+        slots=2,
+        conf={"mode": "resident", "last_call": "0"},
+        options=("--redirects=3",),
+    )
+    with Cluster(launch, tmp_path) as cluster:
+        cluster.start_node("node0")
+        assert cluster.wait(120) == {"node0": 0}
+        printed = [path.read_text() for path in (tmp_path / "node0" / "torchrun").rglob("stdout.log")]
+    assert sorted(line for text in printed for line in text.splitlines()) == [
+        "the trainer of rank 0 speaks",
+        "the trainer of rank 1 speaks",
+    ]

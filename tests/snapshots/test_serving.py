@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from checkpointing.errors import SourceError
+from checkpointing.resolver import resolve
 from checkpointing.tiles import Box, TensorSpec
 from checkpointing.tiles import digest as tile_digest
 from elastic3d.snapshots import client, wire
@@ -326,3 +327,32 @@ def test_an_address_is_read_strictly() -> None:
     with pytest.raises(ValueError, match="host:port"):
         wire.parse_address("nowhere")
     assert client.inventories([]) == []
+
+
+def test_a_bad_copy_at_home_is_replaced_by_the_buddys(place: Callable[[int], Place]) -> None:
+    """The resolver verifies each tile and falls through to the other copy of just that tile."""
+    home, buddy = place(0), place(1)
+    home.begin(1)
+    buddy.begin(1)
+    home.replicator.set_buddy(buddy.address)
+    data = home.write(Mark(1, 1))
+    assert eventually(lambda: home.held)
+    stored = home.memory.find(1, 1, 0)
+    assert stored is not None
+    stored.data[100] ^= 1
+    found = inventories([home.address, buddy.address], "run")
+    sources = {server: PeerSource(server, "run") for server in (home.address, buddy.address)}
+    wanted = [(entry.spec, entry.box) for entry in stored.table.entries]
+    filled = {spec.key: bytearray(box.numel * spec.itemsize) for spec, box in wanted}
+    resolved = resolve(
+        wanted,
+        [offer for one in found for offer in one.offers()],
+        sources,
+        lambda spec, _: memoryview(filled[spec.key]),
+    )
+    for source in sources.values():
+        source.close()
+    assert filled["model/w"] == data[: len(filled["model/w"])]
+    assert [failure.source for failure in resolved.failures] == [home.address]
+    assert resolved.sources[buddy.address].tiles == 1
+    assert resolved.sources[home.address].tiles >= 1

@@ -136,8 +136,19 @@ class Nursery:
         assert received is not None
         return received[0]
 
-    def keeper(self, entry: str, *, index: int = 0, run_id: str = "run", threads_before: bool = False) -> Keeper:
-        """Fork a keeper whose trainers run an entry of nursery.py."""
+    def keeper(
+        self,
+        entry: str,
+        *,
+        index: int = 0,
+        run_id: str = "run",
+        threads_before: bool = False,
+        broken_again: bool = False,
+    ) -> Keeper:
+        """Fork a keeper whose trainers run an entry of nursery.py.
+
+        threads_before: it has a thread before it has a slot. broken_again: its script fails when it is run again.
+        """
         number = next(self._numbers)
         name = f"elastic3d-test-{os.getpid()}-{number}"
         output = self._folder / f"keeper-{number}.log"
@@ -148,6 +159,7 @@ class Nursery:
             "name": name,
             "output": str(output),
             "threads_before": threads_before,
+            "broken_again": broken_again,
         }
         template.send(self._control, template.Fork(trainer=number, spec=json.dumps(spec)))
         while not isinstance(packet := self._packet(), template.Forked):

@@ -223,6 +223,8 @@ def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
     os.dup2(output, 2)
     os.close(output)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    if told["broken_again"]:
+        os.environ["NURSERY_BROKEN"] = "1"
     if told["threads_before"]:
         threading.Thread(target=time.sleep, args=(600,), name="user-thread", daemon=True).start()
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -233,6 +235,8 @@ def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
 
 
 if __name__ == "__main__":
+    if "NURSERY_BROKEN" in os.environ:
+        sys.exit("the script fails when it is run again")
     if "NURSERY_ENTRY" in os.environ:
         serve_role(entry)
     template.serve(socket.socket(fileno=int(sys.argv[1])), keeper, os.getppid())

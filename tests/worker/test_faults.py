@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from elastic3d.port import Go
 from elastic3d.worker import process
@@ -13,6 +17,7 @@ from elastic3d.worker.events import (
     ExitKind,
     Prepared,
     Restored,
+    SlotLost,
     Started,
     StepCommitted,
     TemplateDied,
@@ -199,3 +204,34 @@ def test_a_script_with_threads_gets_new_interpreters(nursery: Nursery) -> None:
     os.kill(keeper.pid, signal.SIGKILL)
     assert eventually(lambda: all(map(gone, (keeper.pid, bare, pid))), seconds=2.0)
     assert not process.session_members(bare)
+
+
+def test_a_script_that_never_gets_to_run_again_loses_the_slot(nursery: Nursery) -> None:
+    """Templates that end before they are ready are not started for ever."""
+    keeper = nursery.keeper("idle", broken_again=True)
+    os.kill(keeper.template, signal.SIGKILL)
+    trainer = keeper.slot.prepare(assignment())
+    lost = keeper.wait(SlotLost, seconds=60.0)
+    assert "never got as far as calling elastic3d.run" in lost.detail
+    assert keeper.wait(TrainerExited).trainer == trainer
+    assert eventually(lambda: children(keeper.pid) == [])
+
+
+HAZARD = """
+import torch
+from elastic3d.worker import process
+assert process.fork_hazard() is None, process.fork_hazard()
+torch.ones(512, 512).mm(torch.ones(512, 512))
+print(torch.get_num_threads(), process.fork_hazard())
+"""
+
+
+@pytest.mark.parametrize(("threads", "safe"), [(1, True), (2, False)])
+def test_tensor_maths_before_run_makes_forks_unsafe(threads: int, safe: bool) -> None:
+    """On one thread it does no harm; on two the child would hang, which is tried and not guessed."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parents[2])}
+    said = subprocess.run(
+        [sys.executable, "-c", HAZARD], env=environment, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.split(maxsplit=1)
+    assert said[0] == str(threads)
+    assert (said[1].strip() == "None") is safe

@@ -1,4 +1,4 @@
-"""A script with one thing wrong, chosen by its first argument; started by torchrun in the tests of bad input."""
+"""A script with one thing wrong, chosen by its first argument, or nothing (`good`); torchrun starts it in the tests."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def main(run: elastic3d.Run) -> None:
     data = [(torch.ones(4) * i, torch.zeros(4)) for i in range(64)]
     batches = run.batches(data, global_batch=8, micro_batch=3 if kind == "batch" else 2)
     run.restore(model=model, optimizer=optimizer, batches=batches)
+    print(f"the trainer of rank {run.rank} speaks")
     for batch in batches.until(step=int(sys.argv[2]) if len(sys.argv) > 2 else 3):
         if kind == "raise" and run.steps == 2:
             raise KeyError("the user's own mistake")

@@ -1,0 +1,95 @@
+"""What a keeper writes to its event file: one place that knows which happening has which name and fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from elastic3d.clock import SYSTEM
+from elastic3d.log import EventLog
+from elastic3d.membership import events as m
+from elastic3d.values import Generation
+from elastic3d.worker import events as w
+
+WELL = (w.ExitKind.DONE, w.ExitKind.LEFT, w.ExitKind.MEASURED, w.ExitKind.STOPPED)
+
+
+class Journal:
+    """The event file of one node's first keeper; nothing is written where `folder` is None."""
+
+    def __init__(self, folder: str | None, run_id: str, node: str) -> None:
+        path = Path(folder) / f"{node}-0.jsonl" if folder else None
+        self._log = EventLog(path, run=run_id, node=node, slot=0)
+        self._sealed = self._proposed = ""
+        self._etcd_lost_at: float | None = None
+
+    def emit(self, name: str, **fields: Any) -> None:
+        """Write an event that needs no translation."""
+        self._log.emit(name, **fields)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()
+
+    def noted(self, event: m.Event) -> None:
+        """Write what the watch says of generations, once each."""
+        for item in event.items if isinstance(event, m.Listed) else (event,):
+            match item:
+                case m.GenerationPut() if item.generation.key != self._sealed and item.generation.nodes:
+                    self._sealed = item.generation.key
+                    self._log.emit("generation.sealed", **_shown(item.generation), leader=item.generation.leader)
+                case m.ProposalPut() if item.proposal.generation.key != self._proposed:
+                    formed = item.proposal.generation
+                    self._proposed = formed.key
+                    self._log.emit("generation.proposed", **_shown(formed), attempt=formed.attempt)
+                case _:
+                    pass
+
+    def etcd(self, there: bool) -> None:
+        """Write that etcd is away, or back."""
+        if not there:
+            self._etcd_lost_at = SYSTEM.monotonic()
+            self._log.emit("etcd.lost", error=None)
+        elif self._etcd_lost_at is not None:
+            self._log.emit("etcd.back", seconds=SYSTEM.monotonic() - self._etcd_lost_at)
+            self._etcd_lost_at = None
+
+    def trainer(
+        self, event: w.Started | w.Restored | w.StepCommitted | w.TrainerExited, generation: int, rank: int
+    ) -> None:
+        """Write what an own trainer did; steps only of rank 0, since all ranks make the same."""
+        log = self._log.bind(generation=generation, slot=event.slot, rank=rank)
+        match event:
+            case w.Started():
+                log.emit("trainer.started", pid=event.pid)
+            case w.Restored():
+                log.emit("state.restored", source=event.source, step=event.step)
+            case w.StepCommitted() if rank == 0:
+                record = event.record
+                log.emit(
+                    "step.committed",
+                    step=record.step,
+                    loss=record.loss.hex(),
+                    gradient_norm=record.gradient_norm,
+                    seconds=record.seconds,
+                    safe_step=record.safe_step,
+                    samples=list(record.samples),
+                    sample_sum=record.sample_sum,
+                )
+            case w.TrainerExited():
+                error = None if event.kind in WELL else event.detail or None
+                log.emit("trainer.exited", kind=str(event.kind), step=event.step, error=error)
+            case _:
+                pass
+
+
+def _shown(generation: Generation) -> dict[str, object]:
+    layout = generation.layout
+    return {
+        "number": generation.number,
+        "cause": str(generation.cause),
+        "nodes": [node.name for node in generation.nodes],
+        "spares": [node.name for node in generation.spares],
+        "layout": {axis: getattr(layout, axis) for axis in ("pp", "dp", "tp", "zero")} if layout else None,
+        "detail": generation.detail,
+    }

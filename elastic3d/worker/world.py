@@ -1,0 +1,62 @@
+"""The own trainers of one generation, and what they are told to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastic3d.port import Assignment
+from elastic3d.rendezvous.settings import Settings
+from elastic3d.values import Generation
+from elastic3d.worker.network import interface_of
+from elastic3d.worker.options import Options
+
+
+@dataclass(slots=True)
+class World:
+    """One trainer per slot. `trainers`: its number in the slot; `ended`: its last step; `held`: its newest safe one."""
+
+    generation: Generation
+    first_rank: int
+    trainers: dict[int, int]
+    prepared: set[int] = field(default_factory=set)
+    ended: dict[int, int] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+    stopping: bool = False
+    leaving_since: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether no trainer of it lives."""
+        return len(self.ended) == len(self.trainers)
+
+    def left_safely(self) -> bool:
+        """Whether the snapshots its trainers left are at home and at the buddies."""
+        step = max(self.ended.values())
+        return all(self.held.get(slot, -1) >= step for slot in self.trainers)
+
+
+def assignment(
+    settings: Settings, options: Options, *, slot: int, rank: int = 0, generation: Generation | None = None
+) -> Assignment:
+    """Return what the trainer of a slot is to be; without a generation it only measures the model."""
+    first = generation.nodes[0] if generation is not None else None
+    return Assignment(
+        run_id=settings.run_id,
+        generation=generation.number if generation is not None else 0,
+        attempt=generation.attempt if generation is not None else 0,
+        measuring=generation is None,
+        rank=rank,
+        world=generation.world if generation is not None else 1,
+        node=settings.node,
+        slot=slot,
+        layout=generation.layout if generation is not None else None,
+        store_host=first.address if first is not None else "",
+        store_port=first.store_port if first is not None else 0,
+        store_prefix=generation.key if generation is not None else "",
+        interface=interface_of(settings.address),
+        store_url=options.store,
+        threads=options.threads,
+        snapshot_every=options.snapshot_every,
+        checkpoint_every=options.checkpoint_every if options.store else 0,
+        seed_digest=generation.job if generation is not None else "",
+    )
