@@ -1,1 +1,41 @@
-"""elastic3d: fault-tolerant elastic 3D training for PyTorch."""
+"""elastic3d: fault-tolerant elastic 3D training for PyTorch.
+
+    import elastic3d
+
+    def main(run: elastic3d.Run) -> None: ...
+
+    elastic3d.run(main, store="s3://bucket/my-run")
+
+Names are loaded when first used: the package is imported in every process that imports torch's rendezvous.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic3d.entry import run
+    from elastic3d.errors import Elastic3dError
+    from elastic3d.training import Run
+    from elastic3d.values import Layout
+
+__all__ = ["run", "Run", "Layout", "Elastic3dError"]
+
+_HOMES = {
+    "run": "elastic3d.entry",
+    "Run": "elastic3d.training",
+    "Layout": "elastic3d.values",
+    "Elastic3dError": "elastic3d.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

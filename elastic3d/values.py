@@ -7,6 +7,7 @@ that a newer writer can talk to an older reader of the same schema version.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass, field
@@ -153,6 +154,12 @@ def from_json(kind: type[T], data: Any) -> T:
     return typing.cast(T, _read(kind, data))
 
 
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    # Evaluating annotations costs more than all the rest of reading a value.
+    return typing.get_type_hints(kind)
+
+
 def _read(kind: Any, data: Any) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
@@ -170,7 +177,7 @@ def _read(kind: Any, data: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(data, dict):
             raise ValueError(f"expected an object for {kind}, got {data!r}")
-        hints = typing.get_type_hints(kind)
+        hints = _hints(typing.cast(type, kind))
         known = {f.name for f in dataclasses.fields(kind) if f.init}
         return kind(**{k: _read(hints[k], v) for k, v in data.items() if k in known})  # type: ignore[operator]
     if isinstance(kind, type) and issubclass(kind, StrEnum):

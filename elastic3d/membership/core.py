@@ -29,8 +29,9 @@ from elastic3d.membership.records import MemberRecord, Out, Report, SavedStep, T
 from elastic3d.membership.view import View
 from elastic3d.values import Generation
 
-NOTICE = 2.0
-"""Seconds after losing etcd by which every other member that lost it too has noticed, and says so in its votes."""
+ALONE = 0.8
+"""Of lease and grace together: how long a member that alone has lost etcd goes on. The others put it out after all
+of it. Some members hear from etcd again before others do, so that a vote or two against this one mean nothing yet."""
 
 RETRY = 0.1
 """Seconds after a write that failed before the leader decides again: by then the watch has told why."""
@@ -65,10 +66,11 @@ class Core:
         self._busy: e.Write | None = None
         self._retry_at = 0.0
         self._lost_since: float | None = None
-        self._outvoted_at: float | None = None
+        self._outvoted_since: float | None = None
         self._vacant_since: float | None = None
         self._buried: set[tuple[str, str]] = set()
         self._registered_at = -1
+        self._was_registered = False
         self._fenced = 0
         self._committing: tuple[SavedStep, int] | None = None
         self.exited = False
@@ -114,9 +116,9 @@ class Core:
         before = self.report
         match event:
             case e.EtcdLost():
-                self._lost_since = event.since
+                self._lost_since, self._outvoted_since = event.since, None
             case e.EtcdBack():
-                self._lost_since = self._outvoted_at = None
+                self._lost_since = None
             case e.WriteDone() if event.write is self._busy:
                 self._busy = None
                 self._retry_at = now if event.ok else now + RETRY
@@ -148,7 +150,10 @@ class Core:
                 self.report = replace(self.report, interrupted=event.key)
             case e.Progress():
                 # Steps alone are not worth a write each: they travel with the next one.
-                self._outvoted_at = None if event.etcd_away else now
+                if event.etcd_away:
+                    self._outvoted_since = None
+                elif self._outvoted_since is None:
+                    self._outvoted_since = now
                 self.report = before = replace(self.report, step=max(self.report.step, event.step))
             case e.Saved():
                 self.report = replace(self.report, saved=event.saved)
@@ -212,7 +217,14 @@ class Core:
             self._stop_all(actions, "the job is over")
             actions.append(e.Exit(failed=view.end.failed, detail=view.end.detail))
             self.exited = True
-        elif not view.is_registered(node):
+        elif view.is_registered(node):
+            self._was_registered = True
+        elif self._was_registered and node.name in view.members:
+            self._stop_all(actions, "another process took this node's name")
+            detail = f"another process registered as node {node.name}: give every node a name of its own"
+            actions.append(e.Exit(failed=True, detail=detail))
+            self.exited = True
+        else:
             seen = view.revision(f"members/{node.name}")
             if seen != self._registered_at:
                 self._registered_at = seen
@@ -269,7 +281,10 @@ class Core:
                 self._stop(actions, key, why)
 
     def _lead(self, actions: list[e.Action], now: float) -> None:
-        """Campaign when nobody leads, decide when this member does."""
+        """Campaign when nobody leads, decide when this member does; a stranger to the job does neither."""
+        current, mine = self.view.generation, self.record.profile
+        if current is not None and current.nodes and mine is not None and current.job != mine.digest:
+            return
         ready = self._busy is None and now >= self._retry_at
         if self.view.leader is None:
             if self._vacant_since is None:
@@ -319,8 +334,8 @@ class Core:
     def _endure(self, actions: list[e.Action], now: float) -> None:
         """Without etcd: go on while nobody has it, stop before the others could have sealed us out."""
         assert self._lost_since is not None
-        enough = self._lost_since + self.policy.lease + self.policy.grace / 2
-        if now >= enough and self._outvoted_at is not None and self._outvoted_at >= self._lost_since + NOTICE:
+        alone_since = None if self._outvoted_since is None else max(self._outvoted_since, self._lost_since)
+        if alone_since is not None and now - alone_since >= ALONE * (self.policy.lease + self.policy.grace):
             generation = self.view.generation
             if generation is not None and self._phase.get(generation.key) is Phase.RUNNING:
                 self._stop(actions, generation.key, "this node alone lost etcd")

@@ -56,7 +56,7 @@ def decide(
     """
     if view.end is not None:
         return None
-    stranger = next((p for p in view.members.values() if _refusal(p, me)), None)
+    stranger = next((p for p in view.members.values() if _refusal(p, me) and not _buried(view, p)), None)
     if stranger is not None:
         tomb = Tomb(incarnation=stranger.node.incarnation, how=Out.REFUSED, detail=_refusal(stranger, me))
         return e.Bury(name=stranger.node.name, tomb=replace(tomb, by=me.node.name))

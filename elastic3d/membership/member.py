@@ -326,7 +326,11 @@ class Member:
         tomb = Put(self._root + f"tombs/{action.name}", encode(action.tomb))
         for _try in range(3):
             out: list[Operation] = [Delete(member), Delete(report), tomb]
-            if self._client.txn([Compare.mod_revision(member, expected)], out, idempotent=True).succeeded:
+            result = self._client.txn([Compare.mod_revision(member, expected)], out, idempotent=True)
+            if result.succeeded:
+                self._inbox.put(e.TombPut(name=action.name, tomb=action.tomb, revision=result.revision))
+                if expected:
+                    self._inbox.put(e.MemberGone(name=action.name, revision=result.revision))
                 return
             found = self._client.get(member)
             if found is None:

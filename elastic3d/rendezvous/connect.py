@@ -24,7 +24,7 @@ def connect(settings: Settings) -> EtcdClient:
     """Return a client that has proved etcd is there, new enough, and lets us in; errors say what to do."""
     made = client(settings)
     try:
-        made.check()
+        made.check(settings.root)
     except BaseException:
         made.close()
         raise

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError, MembershipError, TrainingFailed
@@ -31,7 +32,7 @@ from elastic3d.worker import events as w
 from elastic3d.worker.network import interface_of
 from elastic3d.worker.options import Options
 from elastic3d.worker.slot import Slot
-from elastic3d.worker.upload import Committer, Uploader, open_checked
+from elastic3d.worker.upload import Committer, Uploader, WriteFailed, Written, open_checked
 
 HELD_PATIENCE = 2.0
 """Seconds a planned change waits for the last snapshot to be at the buddy."""
@@ -65,7 +66,7 @@ class EtcdHeard:
     there: bool
 
 
-Inbox = queue.SimpleQueue[object]
+Inbox = queue.SimpleQueue[Any]
 
 
 class Keeper:
@@ -78,13 +79,12 @@ class Keeper:
         self._worlds: dict[str, World] = {}
         self._member: Member | None = None
         self._committer: Committer | None = None
-        self._uploader: Uploader | None = None
+        self._uploaders: list[Uploader] = []
         self._etcd_lost_at: float | None = None
         self._exit: m.Exit | None = None
         self._sealed_seen = self._proposed_seen = ""
         self._last_saved: dict[int, SavedStep] = {}
-        self._digest: str | None = None
-        self._store_port = 0
+        self._finished = False
 
     def run(self) -> None:
         """Take part until the job or this node's part in it is over; errors say why it failed."""
@@ -162,7 +162,7 @@ class Keeper:
     # Taking part.
 
     def _take_part(self, profile: ModelProfile, floor: int) -> None:
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         client = connect(self._settings)
         links = Links(self._settings.address, lambda event: self._hear_peer(event))
@@ -178,7 +178,7 @@ class Keeper:
         record = MemberRecord(node=node, profile=profile, floor=floor)
         if self._options.store is not None:
             self._committer = Committer(self._options.store, self._committed)
-            self._uploader = Uploader(self._options.store, self._slots[0], self._inbox.put)
+            self._uploaders = [Uploader(self._options.store, slot, self._inbox.put) for slot in self._slots]
         self._node = node
         self._member = Member(
             client,
@@ -198,8 +198,8 @@ class Keeper:
         finally:
             for slot in self._slots:
                 slot.stop_all()
-            if self._uploader is not None:
-                self._uploader.close()
+            for uploader in self._uploaders:
+                uploader.close()
             self._member.close()
             if self._committer is not None:
                 self._committer.close()
@@ -300,13 +300,16 @@ class Keeper:
         match event:
             case w.SlotLost():
                 self._exit = m.Exit(failed=True, detail=f"slot {event.slot} is lost: {event.detail}")
-            case w.Saved():
+            case Written():
                 self._saved(event)
-            case w.CheckpointFailed():
-                self._log.emit("checkpoint.failed", step=event.step, error=event.error)
-            case w.SnapshotTaken():
-                if event.slot == 0 and self._uploader is not None:
-                    self._uploader.offer(event)
+            case WriteFailed():
+                self._log.emit("checkpoint.failed", step=event.step, error=event.error, slot=event.slot)
+            case w.SnapshotTaken(checkpoint=True):
+                found = self._find(event.slot, event.trainer)
+                if found is not None and self._uploaders:
+                    self._uploaders[event.slot].offer(event.step, found[1].generation)
+                else:
+                    self._slots[event.slot].unpin(event.step)
             case w.SnapshotHeld():
                 self._log.emit("snapshot.held", step=event.step, slot=event.slot, generation=event.generation)
                 for world in self._worlds.values():
@@ -362,6 +365,7 @@ class Keeper:
         match event.kind:
             case w.ExitKind.DONE:
                 if over:
+                    self._finished = True
                     self._tell(m.Finished(key=key))
             case w.ExitKind.LEFT:
                 world.leaving_since = SYSTEM.monotonic()
@@ -391,7 +395,7 @@ class Keeper:
             world.told = True
             self._tell(m.Left(key=key, step=step))
 
-    def _saved(self, event: w.Saved) -> None:
+    def _saved(self, event: Written) -> None:
         self._last_saved[event.slot] = event.saved
         if len(self._last_saved) == len(self._slots) and len(set(self._last_saved.values())) == 1:
             self._tell(m.Saved(saved=event.saved))
@@ -405,7 +409,8 @@ class Keeper:
     # What the membership says.
 
     def _hear_peer(self, event: m.PeerHeard | m.PeerRefused) -> None:
-        if isinstance(event, m.PeerRefused):
+        # At the job's end everybody goes, and nobody is lost.
+        if isinstance(event, m.PeerRefused) and not self._finished:
             self._log.emit("peer.lost", peer=event.name, evidence=event.evidence)
         if self._member is not None:
             self._member.tell(event)

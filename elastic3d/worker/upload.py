@@ -10,16 +10,33 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import tenacity
 
-from checkpointing import Fenced, StoreError, commit, fence, open_store, read_latest, save_rank
-from checkpointing.errors import CheckpointError
-from checkpointing.store import Store
+from checkpointing import Store, commit, fence, open_store, read_latest, save_rank
+from checkpointing.errors import CheckpointError, Incomplete, StoreError, Superseded
 from elastic3d.errors import ConfigurationError, StateError
 from elastic3d.membership.records import SavedStep
-from elastic3d.worker.events import CheckpointFailed, Saved, SlotEvent, SnapshotTaken
+from elastic3d.values import Generation
 from elastic3d.worker.slot import Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A slot's tiles of a step are in the store."""
+
+    slot: int
+    saved: SavedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteFailed:
+    """A slot's tiles of a step could not be written; the next checkpoint begins anew."""
+
+    slot: int
+    step: int
+    error: str
 
 
 def open_checked(url: str) -> tuple[Store, int]:
@@ -33,50 +50,48 @@ def open_checked(url: str) -> tuple[Store, int]:
 
 
 class Uploader:
-    """Writes the snapshots that are meant as checkpoints of one slot to the store."""
+    """Writes the snapshots of one slot that are meant as checkpoints; `tell` hears what came of each."""
 
-    def __init__(self, url: str, slot: Slot, tell: Callable[[SlotEvent], None]) -> None:
+    def __init__(self, url: str, slot: Slot, tell: Callable[[Written | WriteFailed], None]) -> None:
         self._store = open_store(url)
         self._slot, self._tell = slot, tell
-        self._jobs: queue.SimpleQueue[SnapshotTaken | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, Generation] | None] = queue.SimpleQueue()
         self._busy = False
-        self._thread = threading.Thread(target=self._run, name="elastic3d-upload", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"upload-{slot.index}", daemon=True)
         self._thread.start()
 
-    def offer(self, event: SlotEvent) -> None:
-        """Write this snapshot if it was taken for a checkpoint and the one before is done."""
-        if isinstance(event, SnapshotTaken) and event.checkpoint:
-            if self._busy:
-                self._slot.unpin(event.step)
-                return
+    def offer(self, step: int, generation: Generation) -> None:
+        """Write the pinned snapshot of `step`, made in `generation`; let go of it if the one before is not done."""
+        if self._busy:
+            self._slot.unpin(step)
+        else:
             self._busy = True
-            self._jobs.put(event)
+            self._jobs.put((step, generation))
 
     def close(self) -> None:
-        """Stop after the present write."""
+        """Finish the present write, then stop."""
         self._jobs.put(None)
         self._thread.join(timeout=10)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
+            step, generation = job
+            saved = SavedStep(step=step, made_in=generation.number, attempt=generation.attempt, world=generation.world)
             try:
-                with self._slot.pieces(job.step) as pinned:
+                with self._slot.pieces(step) as pinned:
                     save_rank(
                         self._store,
-                        step=pinned.step,
-                        made_in=pinned.generation,
-                        attempt=pinned.attempt,
+                        step=step,
+                        made_in=saved.made_in,
+                        attempt=saved.attempt,
                         rank=pinned.rank,
-                        world=pinned.world,
+                        world=saved.world,
                         pieces=pinned.pieces,
-                        facts=pinned.facts,
+                        facts=dict(pinned.facts),
                     )
-                    saved = SavedStep(
-                        step=pinned.step, made_in=pinned.generation, attempt=pinned.attempt, world=pinned.world
-                    )
-                self._tell(Saved(slot=self._slot.index, saved=saved))
+                self._tell(Written(slot=self._slot.index, saved=saved))
             except (CheckpointError, StateError, OSError) as error:
-                self._tell(CheckpointFailed(slot=self._slot.index, step=job.step, error=str(error)))
+                self._tell(WriteFailed(slot=self._slot.index, step=step, error=str(error)))
             finally:
                 self._busy = False
 
@@ -121,7 +136,7 @@ class Committer:
                     self._told(-1, f"fence: {error}")
             elif saved not in self._done:
                 try:
-                    done = retry(
+                    retry(
                         commit,
                         self._store,
                         step=saved.step,
@@ -130,8 +145,9 @@ class Committer:
                         committed_in=number,
                         world=saved.world,
                     )
-                    if done is not None:
-                        self._done.add(saved)
-                        self._told(saved.step, None)
-                except (Fenced, CheckpointError, OSError) as error:
+                    self._done.add(saved)
+                    self._told(saved.step, None)
+                except (Incomplete, Superseded):
+                    pass  # some nodes still write, or a later step was faster
+                except (CheckpointError, OSError) as error:
                     self._told(saved.step, str(error))

@@ -4,6 +4,8 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
 
     > policy minimum=2 maximum=4     before the first start
     > start a b c                    nodes come, in this order
+    > stranger x                     a node comes that runs another script
+    > twin b                         a second process comes under the name of a living node
     > kill b                         its keeper dies; the watchers' connections are refused
     > vanish b                       its host dies: nothing is refused, only the lease ends
     > leave b                        SIGTERM: it goes in good order, and its process ends
@@ -78,6 +80,14 @@ class Story:
             case "start":
                 for name in words:
                     self.start(name)
+            case "stranger":
+                mine, self.profile = self.profile, replace(PROFILE, digest="another")
+                self.start(words[0])
+                self.profile = mine
+            case "twin":
+                self.cores[words[0] + "-old"] = self.cores.pop(words[0])
+                self.trainers[words[0] + "-old"] = self.trainers.pop(words[0])
+                self.start(words[0])
             case "kill" | "vanish":
                 for name in words:
                     self.die(name, refused=verb == "kill")
@@ -288,6 +298,7 @@ class Story:
             case e.Bury():
                 self.say(name, f"bury {action.name}: {action.tomb.how} {action.tomb.detail}".rstrip())
                 self.put(f"tombs/{action.name}", action.tomb)
+                self.to(name, self.event(f"tombs/{action.name}"))
                 held = self.store.get(f"members/{action.name}")
                 if held is not None and held[0].node.incarnation == action.tomb.incarnation:
                     self.delete(f"members/{action.name}")

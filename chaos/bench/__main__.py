@@ -1,0 +1,77 @@
+"""`make bench`: print what was measured, with its spread; `--json` for machines."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from chaos.bench import cost, recovery
+from elastic3d.values import Layout
+
+Values = list[float | None]
+
+
+def spread(values: Values, unit: str = " s", digits: int = 2) -> str:
+    """Return the median with the least and the largest, and how many never came."""
+    came = [value for value in values if value is not None]
+    if not came:
+        return f"none of {len(values)}"
+    text = f"{statistics.median(came):.{digits}f}{unit} ({min(came):.{digits}f} to {max(came):.{digits}f})"
+    return text if len(came) == len(values) else f"{text}, {len(values) - len(came)} of {len(values)} never"
+
+
+def main(
+    repeats: Annotated[int, typer.Option(help="repeats of each measurement")] = 5,
+    only: Annotated[str, typer.Option(help="recovery or cost; both by default")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
+) -> None:
+    """Measure recovery beside torchrun c10d + DCP, and what snapshots and ordered reduction cost."""
+    console = Console(stderr=as_json)
+    measured: dict[str, object] = {}
+    if only in ("", "recovery"):
+        mine, theirs = [], []
+        for number in range(repeats):
+            console.print(f"recovery {number + 1} of {repeats}")
+            mine.append(recovery.ours())
+            theirs.append(recovery.peer())
+        table = Table("", "elastic3d", "torchrun c10d + DCP, tuned", title="four nodes, one killed, one joins")
+        table.add_row(
+            "kill to next step", spread([r.kill_to_step for r in mine]), spread([r.kill_to_step for r in theirs])
+        )
+        table.add_row(
+            "steps repeated",
+            spread([r.steps_repeated for r in mine], "", 0),
+            spread([r.steps_repeated for r in theirs], "", 0),
+        )
+        table.add_row("join pause", spread([r.join_pause for r in mine]), "not measured")
+        table.add_row("step", spread([r.step for r in mine]), "")
+        console.print(table)
+        measured["recovery"] = {
+            "elastic3d": [{name: getattr(r, name) for name in r.__slots__} for r in mine],
+            "torchrun": [{name: getattr(r, name) for name in r.__slots__} for r in theirs],
+        }
+    if only in ("", "cost"):
+        table = Table("layout", "variant", "seconds per step", "cost", title="cost per step, against the fast variant")
+        costs: dict[str, list[dict[str, float]]] = {}
+        for layout in (Layout(pp=2, dp=2), Layout(pp=1, dp=4)):
+            rounds = []
+            for number in range(repeats):
+                console.print(f"cost {layout}, round {number + 1} of {repeats}")
+                rounds.append(cost.one_round(layout))
+            costs[str(layout)] = [r.seconds for r in rounds]
+            for variant in cost.VARIANTS:
+                share = spread([100 * r.cost(variant) for r in rounds], " %", 1) if variant != cost.BASE else ""
+                table.add_row(str(layout), variant, spread([r.seconds[variant] for r in rounds], " s", 3), share)
+        console.print(table)
+        measured["cost"] = costs
+    if as_json:
+        print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,187 @@
+"""`elastic3d demo`: a real job on this machine, broken on purpose, and judged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from chaos.etcd import EtcdServer
+from chaos.follow import Picture
+from chaos.oracle import document, judge
+from chaos.play import Etcd, Outcome, Setting, play
+from chaos.plot import loss_plot
+from chaos.scenario import Fault, check, parse_join, parse_kill, parse_layout
+from chaos.view import progress, summary
+from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.etcd import EtcdClient
+
+
+class RunningEtcd:
+    """An etcd server that somebody else runs, which is used and left alone."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isdigit():
+            raise UsageError(f"--etcd {endpoint!r}: expected HOST:PORT, such as 127.0.0.1:2379")
+        self.endpoint = endpoint
+
+
+def demo(
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes to start with, each a torchrun agent.")] = 4,
+    slots: Annotated[int, typer.Option(min=1, help="Trainers per node.")] = 1,
+    steps: Annotated[int, typer.Option(min=2, help="Optimizer steps to train.")] = 60,
+    seed: Annotated[int, typer.Option(help="Seed of the weights, the samples and the dropout.")] = 17,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE@STEP", help="Kill a node: a number, `leader` or `stage0`. May be repeated."),
+    ] = None,
+    join: Annotated[
+        list[str] | None, typer.Option(metavar="@STEP", help="Let a fresh node join. May be repeated.")
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(metavar="pp=2", help="Fix axes of the mesh; what is not given is planned.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where checkpoints go; default: a temp folder.")
+    ] = None,
+    etcd: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="An etcd to use; default: one of the demo's own.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the loss plot.")] = Path("demo-out"),
+    compare: Annotated[bool, typer.Option(help="Compare with an undisturbed run of the same seed.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Train a byte-level GPT on this machine, break it, and compare the bits with an undisturbed run.
+
+    Four torchrun agents, each one node, train on the Python standard library's own sources. The exit code is 0 only
+    if every promise held.
+
+    Examples:
+
+        elastic3d demo --kill 1@20 --join @40
+
+        elastic3d demo --kill leader@10 --kill stage0@30 --steps 40 --no-compare
+    """
+    # Without --json people read standard output; with it they read standard error, and programs the other.
+    console = Console(stderr=as_json)
+    try:
+        setting = Setting(
+            nodes=nodes,
+            slots=slots,
+            steps=steps,
+            seed=seed,
+            layout=parse_layout(layout) if layout else None,
+            store=store,
+        )
+        faults: list[Fault] = [*map(parse_kill, kill or ()), *map(parse_join, join or ())]
+        check(faults, nodes=nodes, steps=steps)
+        kept = _demonstrate(setting, faults, etcd=etcd, out=out, compare=compare, as_json=as_json, console=console)
+    except Elastic3dError as error:
+        print(f"elastic3d: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    raise typer.Exit(0 if kept else 1)
+
+
+def _demonstrate(
+    setting: Setting,
+    faults: Sequence[Fault],
+    *,
+    etcd: str | None,
+    out: Path,
+    compare: bool,
+    as_json: bool,
+    console: Console,
+) -> bool:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_clean_end())
+        workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-demo-")))
+        server: Etcd = RunningEtcd(etcd) if etcd else stack.enter_context(EtcdServer())
+        with EtcdClient(server.endpoint) as client:
+            client.check()
+        title = ", ".join(str(fault) for fault in faults) or "nothing is done to it"
+        outcome = _watched(setting, faults, server, workdir / "job", f"The job: {title}", console)
+        quiet = None
+        if compare and not outcome.failure:
+            calm = Setting(
+                nodes=setting.nodes, slots=setting.slots, steps=setting.steps, seed=setting.seed, layout=setting.layout
+            )
+            quiet = _watched(calm, (), server, workdir / "quiet", "The same seed, undisturbed", console)
+        verdict = judge(outcome, quiet)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "loss.svg").write_text(loss_plot(outcome.picture, quiet.picture if quiet else None))
+        console.print(summary(outcome, verdict))
+        for run in filter(None, (outcome, quiet)):
+            # All nodes run the same script: what one of them says is mostly what all say.
+            for name, log in list(run.logs.items())[:1]:
+                console.print(f"\n[bold]The end of {name}'s log[/]")
+                console.print(log, markup=False, highlight=False)
+        console.print(f"[bold]Plot[/]     {out / 'loss.svg'}")
+    if as_json:
+        print(json.dumps(document(outcome, verdict)))
+    return verdict.kept
+
+
+def _watched(
+    setting: Setting, faults: Sequence[Fault], etcd: Etcd, workdir: Path, title: str, console: Console
+) -> Outcome:
+    name = "demo-quiet" if not faults else "demo"
+    if not console.is_terminal:
+        console.print(title)
+        return play(setting, faults, etcd=etcd, workdir=workdir, name=name, watch=_Teller(console, setting))
+    with Live(progress(Picture(), setting, title), console=console, refresh_per_second=8) as live:
+        return play(
+            setting,
+            faults,
+            etcd=etcd,
+            workdir=workdir,
+            name=name,
+            watch=lambda picture: live.update(progress(picture, setting, title)),
+        )
+
+
+class _Teller:
+    """Tell what is new line by line, where the output is no terminal."""
+
+    def __init__(self, console: Console, setting: Setting) -> None:
+        self._console, self._setting = console, setting
+        self._told = 0
+        self._step = 0
+
+    def __call__(self, picture: Picture) -> None:
+        for _, text in picture.news[self._told :]:
+            self._console.print(f"  {text}", markup=False, highlight=False)
+        self._told = len(picture.news)
+        if picture.step >= self._step + 10 or (picture.step == self._setting.steps and picture.step != self._step):
+            self._step = picture.step
+            last = picture.steps[-1]
+            loss = float.fromhex(last.loss)
+            self._console.print(f"  step {last.number}: loss {loss:.4f}, {last.seconds:.2f} s", highlight=False)
+
+
+@contextlib.contextmanager
+def _clean_end() -> Iterator[None]:
+    """End on the first Ctrl-C or SIGTERM by an exception, and let no second one interrupt the cleaning up."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(number: int, frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,212 @@
+"""A cluster of torchrun agents on this machine, one per node, as a person would start them on many.
+
+    with Cluster(launch, workdir) as cluster:
+        for number in range(4):
+            cluster.start_node(f"node{number}")
+        cluster.kill_node("node1")
+        codes = cluster.wait(60)
+
+Each agent is the interpreter's own torchrun with its literal options, in a session and a temp folder of its own, and
+dies with the process that holds the cluster. Leaving the `with` block ends everything by pid.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from chaos.processes import MARK, Found, children, end_all, leashed, marked, wait_until
+
+# torch's launcher and compiler never remove these.
+_TORCHS_OWN = ("torchelastic_", "torchinductor_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How the job is started: everything torchrun is told that does not differ between nodes."""
+
+    run_id: str
+    endpoint: str
+    script: Path
+    script_args: tuple[str, ...] = ()
+    min_nodes: int = 1
+    max_nodes: int = 1
+    slots: int = 1
+    backend: str = "etcd"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    max_restarts: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, conf: Mapping[str, str], log_dir: Path) -> list[str]:
+        """Return the torchrun command line of a node whose own rendezvous settings are `conf`."""
+        settings = {**self.conf, **conf}
+        return [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={self.min_nodes}:{self.max_nodes}",
+            f"--nproc-per-node={self.slots}",
+            f"--rdzv-backend={self.backend}",
+            f"--rdzv-endpoint={self.endpoint}",
+            f"--rdzv-id={self.run_id}",
+            *([f"--rdzv-conf={','.join(f'{key}={value}' for key, value in settings.items())}"] if settings else []),
+            "--local-addr=127.0.0.1",
+            f"--max-restarts={self.max_restarts}",
+            f"--log-dir={log_dir}",
+            str(self.script),
+            *self.script_args,
+        ]
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentNode:
+    """One node: its agent's process, its log, and the gate it waits at, if any."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    gate: Path | None
+    killed: bool = False
+
+    @property
+    def pid(self) -> int:
+        """The agent's pid."""
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the agent runs."""
+        return self.process.poll() is None
+
+    def keepers(self) -> list[int]:
+        """Return the pids of the processes the agent started, one per slot."""
+        return children(self.pid)
+
+
+class Cluster:
+    """Agents of one job. Start nodes on the thread that will outlive them: they die with it."""
+
+    def __init__(self, launch: Launch, workdir: Path) -> None:
+        self.launch = launch
+        self.workdir = workdir
+        self.mark = f"{launch.run_id}-{uuid.uuid4().hex}"
+        self._temp = Path()
+        self._nodes: dict[str, AgentNode] = {}
+
+    @property
+    def nodes(self) -> tuple[AgentNode, ...]:
+        """Every node ever started, in order."""
+        return tuple(self._nodes.values())
+
+    def node(self, name: str) -> AgentNode:
+        """Return the node called `name`; KeyError where there is none."""
+        return self._nodes[name]
+
+    def start_node(self, name: str, *, held: bool = False) -> AgentNode:
+        """Start a node's agent. A held node warms up, then waits at its gate until `release_node`."""
+        assert name not in self._nodes, f"{name} was started before"
+        folder = self.workdir / name
+        folder.mkdir(parents=True)
+        temp = self._temp / name
+        temp.mkdir()
+        gate = folder / "gate" if held else None
+        conf = {"node": name} if self.launch.backend.startswith("etcd") else {}
+        if gate is not None:
+            conf["gate"] = str(gate)
+        log = folder / "agent.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                leashed(self.launch.command(conf, folder / "torchrun")),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # A session of its own: Ctrl-C reaches the holder of the cluster, who then ends the agents.
+                start_new_session=True,
+                env={**os.environ, **self.launch.environment, MARK: self.mark, "TMPDIR": str(temp)},
+            )
+        node = AgentNode(name=name, process=process, log=log, gate=gate)
+        self._nodes[name] = node
+        return node
+
+    def release_node(self, name: str) -> None:
+        """Open the gate of a held node."""
+        gate = self._nodes[name].gate
+        assert gate is not None, f"{name} is not held"
+        gate.touch()
+
+    def kill_node(self, name: str) -> None:
+        """Send SIGKILL to the node's agent; the parent-death signals must take the rest of the node."""
+        node = self._nodes[name]
+        node.killed = True
+        node.process.kill()
+
+    def exit_codes(self) -> dict[str, int | None]:
+        """Return the agents' exit codes by node: negative for a signal, None while one runs."""
+        return {node.name: node.process.poll() for node in self.nodes}
+
+    def running(self) -> list[str]:
+        """Return the names of the nodes whose agents run."""
+        return [node.name for node in self.nodes if node.alive]
+
+    def wait(self, timeout: float) -> dict[str, int | None]:
+        """Wait until every agent has ended, at most `timeout` seconds; return the exit codes."""
+        wait_until(lambda: not self.running(), timeout)
+        return self.exit_codes()
+
+    def leftovers(self, grace: float = 5.0) -> list[Found]:
+        """Return the processes of this cluster that live on `grace` seconds after their agents ended.
+
+        Their shared memory and sockets have no names, and end with them.
+        """
+        agents = {node.pid for node in self.nodes if node.alive}
+
+        def strays() -> list[Found]:
+            return [found for found in marked(self.mark) if found.pid not in agents]
+
+        wait_until(lambda: not strays(), grace)
+        return strays()
+
+    def files_left(self) -> list[Path]:
+        """Return what the nodes that were not killed left in their temp folders, torch's own things excepted."""
+        return [
+            path
+            for node in self.nodes
+            if not node.killed
+            for path in sorted((self._temp / node.name).iterdir())
+            if not path.name.startswith(_TORCHS_OWN)
+        ]
+
+    def close(self) -> None:
+        """End every process by pid, agents first, then whatever carries the mark; remove the temp folders."""
+        for node in self.nodes:
+            if node.alive:
+                node.process.send_signal(signal.SIGKILL)
+        for node in self.nodes:
+            node.process.wait()
+        end_all(self.mark)
+        shutil.rmtree(self._temp, ignore_errors=True)
+
+    def tail(self, name: str, lines: int = 60) -> str:
+        """Return the last `lines` of a node's log, for messages about what went wrong."""
+        text = self._nodes[name].log.read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def __enter__(self) -> Self:
+        # Apart from the work folder, whose path may be too long for the sockets that Python keeps in temp folders.
+        self._temp = Path(tempfile.mkdtemp(prefix="elastic3d-"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,50 @@
+"""What a job may leave behind besides processes: names in shared memory, leases in etcd."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from chaos.processes import wait_until
+from elastic3d.errors import EtcdUnavailable
+from elastic3d.etcd import EtcdClient
+
+# A killed node's lease runs out by itself: its TTL, and etcd's own look once in a while.
+_LEASE_PATIENCE = 10.0
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def shared_memory() -> frozenset[str]:
+    """Return the names of all shared-memory segments."""
+    return frozenset(os.listdir(_SHARED_MEMORY))
+
+
+def shared_memory_left(before: frozenset[str], patience: float = 2.0) -> list[str]:
+    """Return the segments that came after `before`, are of a kind we or torch make, and belong to nobody alive."""
+
+    def left() -> list[str]:
+        return sorted(name for name in shared_memory() - before if "elastic3d" in name or _orphaned(name))
+
+    wait_until(lambda: not left(), patience)
+    return [f"shared memory {name}" for name in left()]
+
+
+def leases_left(endpoint: str, prefix: str, *, alone: bool, patience: float = _LEASE_PATIENCE) -> list[str]:
+    """Return the keys under `prefix` that hang on a lease after `patience`; with `alone`, any lease of the server."""
+
+    def left() -> list[str]:
+        items, _revision = client.range(prefix)
+        keys = [f"etcd key {item.key} under lease {item.lease:x}" for item in items if item.lease]
+        return keys or [f"etcd lease {lease:x}" for lease in (client.leases() if alone else ())]
+
+    try:
+        with EtcdClient(endpoint) as client:
+            wait_until(lambda: not left(), patience, interval=0.2)
+            return left()
+    except EtcdUnavailable as error:
+        return [f"unknown leases: {error}"]
+
+
+def _orphaned(name: str) -> bool:
+    pid = name.removeprefix("torch_").partition("_")[0]
+    return name.startswith("torch_") and pid.isdigit() and not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,291 @@
+"""Play one history: start a cluster, do to it what the scenario says, follow it to its end.
+
+Everything that is done to the job is triggered by what its own events show, so that the same scenario meets the same
+job at the same place whatever the machine's speed.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from chaos.cluster import Cluster, Launch
+from chaos.follow import Event, Follower, Injection, Picture, picture
+from chaos.leftovers import leases_left, shared_memory, shared_memory_left
+from chaos.scenario import EtcdPause, EtcdRestart, Fault, Join, Kill, bounds, node_name, resolve
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.values import Layout
+
+TRAIN_GPT = Path(__file__).parent / "scripts" / "train_gpt.py"
+
+
+class Etcd(Protocol):
+    """An etcd server the job uses."""
+
+    @property
+    def endpoint(self) -> str:
+        """HOST:PORT."""
+        ...
+
+
+@runtime_checkable
+class OwnEtcd(Etcd, Protocol):
+    """An etcd server that may be broken: our own, and nobody else's."""
+
+    def pause(self) -> None:
+        """Stop it with SIGSTOP."""
+        ...
+
+    def resume(self) -> None:
+        """Wake it."""
+        ...
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        ...
+
+    def restart(self) -> None:
+        """Start it again on its own data."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A job: how many nodes, for how long, and on what model. store: None for a folder of the history's own."""
+
+    nodes: int = 4
+    slots: int = 1
+    steps: int = 60
+    seed: int = 17
+    layout: Layout | None = None
+    store: str | None = None
+    global_batch: int = 16
+    micro_batch: int = 2
+    blocks: int = 8
+    width: int = 208
+    context: int = 64
+    options: tuple[str, ...] = ()
+    conf: Mapping[str, str] = field(default_factory=dict)
+    script: Path = TRAIN_GPT
+    # How long nothing at all may happen before the history is given up.
+    patience: float = 180.0
+
+    def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
+        """Return the training script's arguments."""
+        layout = () if self.layout is None else (f"--layout={_axes(self.layout)}",)
+        return (
+            f"--steps={self.steps}",
+            f"--seed={self.seed}",
+            f"--global-batch={self.global_batch}",
+            f"--micro-batch={self.micro_batch}",
+            f"--blocks={self.blocks}",
+            f"--width={self.width}",
+            f"--context={self.context}",
+            f"--store={store}",
+            f"--events={events}",
+            f"--out={out}",
+            *layout,
+            *self.options,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a history.
+
+    undone: faults whose moment never came. failure: why it was given up, or "". logs: by node, the end of what an agent
+    printed that ended as it should not have.
+    """
+
+    setting: Setting
+    faults: tuple[Fault, ...]
+    picture: Picture
+    digest: str | None
+    exit_codes: Mapping[str, int | None]
+    killed: tuple[str, ...]
+    undone: tuple[Fault, ...]
+    leftovers: tuple[str, ...]
+    failure: str = ""
+    logs: Mapping[str, str] = field(default_factory=dict)
+
+
+Watcher = Callable[[Picture], None]
+
+
+def play(
+    setting: Setting,
+    faults: Sequence[Fault] = (),
+    *,
+    etcd: Etcd | OwnEtcd,
+    workdir: Path,
+    name: str = "job",
+    watch: Watcher | None = None,
+    clock: Clock = SYSTEM,
+) -> Outcome:
+    """Play `faults` on a job of `setting` under `workdir` and return what came of it; `watch` sees each new picture."""
+    player = _Player(setting, faults, etcd, workdir, name, watch, clock)
+    with player.cluster:
+        try:
+            failure = player.run()
+        finally:
+            player.undo()
+        # A history that was given up is ended by force, below: what it leaves says nothing.
+        left = () if failure else player.leftovers()
+        return Outcome(
+            setting=setting,
+            faults=tuple(faults),
+            picture=player.picture,
+            digest=player.digest(),
+            exit_codes=player.cluster.exit_codes(),
+            killed=tuple(node.name for node in player.cluster.nodes if node.killed),
+            undone=tuple(player.waiting),
+            leftovers=left,
+            failure=failure,
+            logs={
+                node.name: player.cluster.tail(node.name)
+                for node in player.cluster.nodes
+                if not node.killed and (node.alive or node.process.returncode)
+            },
+        )
+
+
+class _Player:
+    def __init__(
+        self,
+        setting: Setting,
+        faults: Sequence[Fault],
+        etcd: Etcd | OwnEtcd,
+        workdir: Path,
+        name: str,
+        watch: Watcher | None,
+        clock: Clock,
+    ) -> None:
+        self.setting, self.etcd, self.watch, self.clock = setting, etcd, watch, clock
+        self.waiting = list(faults)
+        self.picture = Picture()
+        self._out, events = workdir / "out", workdir / "events"
+        self._out.mkdir(parents=True)
+        events.mkdir()
+        self._follower = Follower(events)
+        self._events: list[Event] = []
+        self._injections: list[Injection] = []
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self._shared_memory = shared_memory()
+        self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
+        run_id = f"{name}-{uuid.uuid4().hex[:8]}"
+        store = f"{setting.store.rstrip('/')}/{run_id}" if setting.store else (workdir / "store").as_uri()
+        low, high = bounds(faults, setting.nodes)
+        self.cluster = Cluster(
+            Launch(
+                run_id=run_id,
+                endpoint=etcd.endpoint,
+                script=setting.script,
+                script_args=setting.arguments(store=store, events=events, out=self._out),
+                min_nodes=low,
+                max_nodes=high,
+                slots=setting.slots,
+                # The first generation waits for all nodes, however far apart their agents start on a busy machine.
+                conf={"mode": "resident", "last_call": "20" if high == setting.nodes else "8", **setting.conf},
+            ),
+            workdir / "nodes",
+        )
+
+    def run(self) -> str:
+        started_at = self.clock.wall()
+        for number in range(self.setting.nodes):
+            self.cluster.start_node(node_name(number))
+        for name in self._joiners:
+            self.cluster.start_node(name, held=True)
+        heard = self.clock.monotonic()
+        while True:
+            running = set(self.cluster.running())
+            new = self._follower.poll()
+            if new:
+                heard = self.clock.monotonic()
+                self._events += new
+                self.picture = picture(self._events, self._injections, started_at)
+                if self.watch is not None:
+                    self.watch(self.picture)
+            self._inject()
+            # A joiner that still waits at its gate when all others have ended would wait forever.
+            if running <= set(self._joiners) and not new:
+                return "" if not running else "the job ended before its joiners were let in"
+            if self.clock.monotonic() - heard > self.setting.patience:
+                return f"nothing happened for {self.setting.patience:.0f} s; {', '.join(sorted(running))} hang"
+            self.clock.sleep(0.01)
+
+    def undo(self) -> None:
+        """Do at once what was to be done later: no etcd stays stopped."""
+        for _, action in self._later:
+            action()
+        self._later.clear()
+
+    def digest(self) -> str | None:
+        try:
+            digest = json.loads((self._out / "result.json").read_text())["digest"]
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+        return str(digest)
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Return what the job left behind, in words; waits a while for what ends by itself."""
+        prefix = f"/elastic3d/{self.cluster.launch.run_id}/"
+        return (
+            *map(str, self.cluster.leftovers()),
+            *(f"temporary file {path}" for path in self.cluster.files_left()),
+            *shared_memory_left(self._shared_memory),
+            *leases_left(self.etcd.endpoint, prefix, alone=isinstance(self.etcd, OwnEtcd)),
+        )
+
+    def _inject(self) -> None:
+        now = self.clock.monotonic()
+        due = [item for item in self._later if item[0] <= now]
+        for item in due:
+            self._later.remove(item)
+            item[1]()
+        for fault in list(self.waiting):
+            if fault.when.come(self.picture) and self._do(fault):
+                self.waiting.remove(fault)
+
+    def _do(self, fault: Fault) -> bool:
+        node = ""
+        match fault:
+            case Kill():
+                name = resolve(fault.node, self.picture)
+                # The leader of now may be dead already; then its successor is meant, once there is one.
+                if name is None or self.cluster.node(name).killed:
+                    return False
+                node, kind = name, "kill"
+                self._note(kind, node)
+                self.cluster.kill_node(name)
+            case Join():
+                node, kind = self._joiners.pop(0), "join"
+                self._note(kind, node)
+                self.cluster.release_node(node)
+            case EtcdPause():
+                own = self._own_etcd()
+                self._note("etcd paused", node)
+                own.pause()
+                self._later.append((self.clock.monotonic() + fault.seconds, own.resume))
+            case EtcdRestart():
+                own = self._own_etcd()
+                self._note("etcd killed", node)
+                own.kill()
+                self._later.append((self.clock.monotonic() + fault.seconds, own.restart))
+        return True
+
+    def _note(self, kind: str, node: str) -> None:
+        self._injections.append(Injection(kind=kind, node=node, at=self.clock.wall()))
+
+    def _own_etcd(self) -> OwnEtcd:
+        assert isinstance(self.etcd, OwnEtcd), "only an etcd of our own may be broken"
+        return self.etcd
+
+
+def _axes(layout: Layout) -> str:
+    sizes = {"pp": layout.pp, "dp": layout.dp, "zero": layout.zero}
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size)

@@ -1,0 +1,112 @@
+"""Processes of this machine, found by a mark in their environment and ended by pid.
+
+A mark is an environment variable with a value of its own per run. Every process started under it carries it through
+fork and exec, whatever becomes of its parent, so that nothing started on behalf of a run can hide.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic3d.clock import SYSTEM, Clock
+
+MARK = "ELASTIC3D_CHAOS_RUN"
+_LEASH = (
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)\n"
+    "os.getppid() == int(sys.argv[1]) or os._exit(1)\n"
+    "os.execv(sys.argv[2], sys.argv[2:])\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A process that carries a mark."""
+
+    pid: int
+    command: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid}: {self.command}"
+
+
+def leashed(command: Sequence[str]) -> list[str]:
+    """Return `command` so wrapped that it dies with the thread that starts it.
+
+    A small interpreter sets the parent-death signal and becomes the command by exec, which keeps the signal: no code
+    of ours runs between fork and exec of a process that has threads.
+    """
+    return [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), *command]
+
+
+def marked(mark: str, variable: str = MARK) -> list[Found]:
+    """Return the living processes that carry `mark` in `variable`, this one excepted; zombies are not living."""
+    wanted = f"{variable}={mark}".encode()
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if wanted not in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                continue
+            if Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                continue
+            command = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        found.append(Found(pid=int(entry.name), command=command[:160]))
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of the children of `pid`."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(child) for child in path.read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send signal `number` to every one of `pids` that still lives."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, clock: Clock = SYSTEM, interval: float = 0.05) -> bool:
+    """Return whether `condition` came true within `seconds`."""
+    deadline = clock.monotonic() + seconds
+    while not condition():
+        if clock.monotonic() >= deadline:
+            return False
+        clock.sleep(interval)
+    return True
+
+
+def end_all(mark: str, seconds: float = 10.0) -> list[Found]:
+    """Kill whatever carries `mark`; return what lives on after `seconds`, which should be nothing."""
+
+    def gone() -> bool:
+        left = marked(mark)
+        send((process.pid for process in left), signal.SIGKILL)
+        return not left
+
+    return [] if wait_until(gone, seconds) else marked(mark)
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback address that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,165 @@
+"""What is to be done to a job, and when, as values.
+
+    kill NODE@STEP      SIGKILL to the node's agent once that step is committed; the whole node goes with it
+    join @STEP          a fresh node, started early and held, is let in once that step is committed
+
+NODE is a name such as `node1`, a bare number, `leader` (who leads the membership then) or `stage0` (who holds rank 0
+then). Instead of a step, `gN` means "once generation N is sealed", which is in the middle of its recovery.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.follow import Picture
+from elastic3d.errors import LayoutError, UsageError
+from elastic3d.values import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class When:
+    """A moment of a job: a step is committed, or a generation is sealed; exactly one is given, from 1 up."""
+
+    step: int = 0
+    generation: int = 0
+
+    def come(self, picture: Picture) -> bool:
+        """Return whether the moment has come in `picture`."""
+        if self.generation:
+            return any(view.number >= self.generation for view in picture.generations)
+        return picture.step >= self.step
+
+    def __str__(self) -> str:
+        return f"@g{self.generation}" if self.generation else f"@{self.step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Kill a node with SIGKILL."""
+
+    node: str
+    when: When
+
+    def __str__(self) -> str:
+        return f"kill {self.node}{self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Let a fresh node in."""
+
+    when: When
+
+    def __str__(self) -> str:
+        return f"join {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdPause:
+    """Stop etcd with SIGSTOP and wake it `seconds` later."""
+
+    seconds: float
+    when: When
+
+    def __str__(self) -> str:
+        return f"pause etcd for {self.seconds} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdRestart:
+    """Kill etcd with SIGKILL and start it again on the same data `seconds` later."""
+
+    seconds: float
+    when: When
+
+    def __str__(self) -> str:
+        return f"restart etcd after {self.seconds} s {self.when}"
+
+
+Fault = Kill | Join | EtcdPause | EtcdRestart
+
+
+def node_name(number: int) -> str:
+    """Return the name of the cluster's node `number`, counted from 0."""
+    return f"node{number}"
+
+
+def parse_kill(text: str) -> Kill:
+    """Return the kill that NODE@STEP asks for; UsageError where it is not one."""
+    match = re.fullmatch(r"(?:node)?(\d+)@(g?)(\d+)|(leader|stage0)@(g?)(\d+)", text.strip())
+    if match is None:
+        raise UsageError(
+            f"--kill {text!r}: expected NODE@STEP, such as 1@20, leader@20 or stage0@20; "
+            "NODE is a number from 0, `leader` or `stage0`"
+        )
+    number, word = match[1], match[4]
+    node = word or node_name(int(number))
+    return Kill(
+        node=node, when=_when(f"--kill {text!r}", match[5] if word else match[2], match[6] if word else match[3])
+    )
+
+
+def parse_join(text: str) -> Join:
+    """Return the join that @STEP asks for; UsageError where it is not one."""
+    match = re.fullmatch(r"@(g?)(\d+)", text.strip())
+    if match is None:
+        raise UsageError(f"--join {text!r}: expected @STEP, such as @40")
+    return Join(when=_when(f"--join {text!r}", match[1], match[2]))
+
+
+def parse_layout(text: str) -> Layout:
+    """Return the layout that pp=2,zero=3 asks for; LayoutError where it is none."""
+    sizes = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(pp|dp|tp|zero)\s*=\s*(\d+)\s*", part)
+        if match is None:
+            raise LayoutError(f"--layout {text!r}: expected axes such as pp=2 or pp=2,zero=3, got {part!r}")
+        if match[1] in sizes:
+            raise LayoutError(f"--layout {text!r}: {match[1]} is given twice")
+        sizes[match[1]] = int(match[2])
+    return Layout(**sizes)
+
+
+def check(faults: Sequence[Fault], *, nodes: int, steps: int) -> None:
+    """Raise UsageError where `faults` cannot happen to a job of `nodes` nodes and `steps` steps."""
+    joins = sum(isinstance(fault, Join) for fault in faults)
+    kills = sum(isinstance(fault, Kill) for fault in faults)
+    for fault in faults:
+        if not fault.when.generation and not 1 <= fault.when.step < steps:
+            raise UsageError(f"{fault}: the step must be from 1 to {steps - 1}, or it never comes before the end")
+        if isinstance(fault, Kill) and fault.node.startswith("node") and int(fault.node[4:]) >= nodes + joins:
+            raise UsageError(f"{fault}: there is no such node; the job has node0 to node{nodes + joins - 1}")
+    named = [fault.node for fault in faults if isinstance(fault, Kill) and fault.node.startswith("node")]
+    if len(named) != len(set(named)):
+        raise UsageError("a node can be killed only once")
+    if kills >= nodes + joins:
+        raise UsageError(f"{kills} kills leave none of {nodes + joins} nodes; leave at least one")
+
+
+def bounds(faults: Sequence[Fault], nodes: int) -> tuple[int, int]:
+    """Return the smallest and the largest number of nodes for --nnodes, so that every fault finds its place."""
+    alive = lowest = highest = nodes
+    # At one step kills come before joins: a fresh node takes the place of a dead one.
+    order = {Kill: 0, Join: 1}
+    for fault in sorted(faults, key=lambda fault: (fault.when.step, order.get(type(fault), 2))):
+        alive += {Kill: -1, Join: 1}.get(type(fault), 0)
+        lowest, highest = min(lowest, alive), max(highest, alive)
+    return max(1, min(2, lowest)), highest
+
+
+def resolve(node: str, picture: Picture) -> str | None:
+    """Return the name of the node that `node` means now; None while no generation says."""
+    view = picture.generation
+    if node not in ("leader", "stage0"):
+        return node
+    if view is None:
+        return None
+    return view.leader if node == "leader" else view.nodes[0]
+
+
+def _when(what: str, kind: str, number: str) -> When:
+    if int(number) < 1:
+        raise UsageError(f"{what}: counting starts at 1")
+    return When(generation=int(number)) if kind else When(step=int(number))

@@ -1,0 +1,96 @@
+"""Taking values out of JSON that a stranger may have written (format.md, section 10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from checkpointing.errors import FormatError
+from checkpointing.names import is_digest
+from checkpointing.tiles import ITEMSIZE, Box, TensorSpec
+
+_INTEGERS = 1 << 63
+_DIMS = 64
+_KEY = 4096
+
+
+class Fields:
+    """One JSON object under a name; every method returns a checked field or raises FormatError naming both."""
+
+    __slots__ = ("_body", "_where")
+
+    def __init__(self, body: object, where: str) -> None:
+        if not isinstance(body, dict):
+            raise FormatError(f"{where}: expected an object")
+        self._body = body
+        self._where = where
+
+    def fail(self, what: str) -> FormatError:
+        """Return the error for this object."""
+        return FormatError(f"{self._where}: {what}")
+
+    def raw(self, field: str) -> Any:
+        """Return a field as it is."""
+        if field not in self._body:
+            raise self.fail(f"has no field {field!r}")
+        return self._body[field]
+
+    def integer(self, field: str) -> int:
+        """Return a whole number from 0 to 2^63 - 1."""
+        return self._integer(field, self.raw(field))
+
+    def text(self, field: str) -> str:
+        """Return a short text without control characters."""
+        value = self.raw(field)
+        if not isinstance(value, str) or len(value) > _KEY or not value.isprintable():
+            raise self.fail(f"{field} is not a text of at most {_KEY} printable characters")
+        return value
+
+    def digest(self, field: str) -> str:
+        """Return 64 hex digits."""
+        value = self.raw(field)
+        if not is_digest(value):
+            raise self.fail(f"{field} is not 64 hex digits")
+        return str(value)
+
+    def items(self, field: str) -> list[Any]:
+        """Return a list."""
+        value = self.raw(field)
+        if not isinstance(value, list):
+            raise self.fail(f"{field} is not a list")
+        return value
+
+    def integers(self, field: str) -> tuple[int, ...]:
+        """Return a short list of whole numbers."""
+        value = self.items(field)
+        if len(value) > _DIMS:
+            raise self.fail(f"{field} has more than {_DIMS} entries")
+        return tuple(self._integer(field, item) for item in value)
+
+    def spec(self) -> TensorSpec:
+        """Return the tensor of the fields key, dtype, shape."""
+        spec = TensorSpec(key=self.text("key"), dtype=self.text("dtype"), shape=self.integers("shape"))
+        if spec.dtype not in ITEMSIZE:
+            raise self.fail(f"{spec.key}: dtype {spec.dtype!r} is not one this reader knows")
+        if spec.box.numel * spec.itemsize >= _INTEGERS:
+            raise self.fail(f"{spec.key}: shape {spec.shape} is too large")
+        return spec
+
+    def box(self, spec: TensorSpec) -> Box:
+        """Return the box of the fields start and stop, which lies in the tensor and has an element."""
+        start, stop = self.integers("start"), self.integers("stop")
+        fits = len(start) == len(stop) == len(spec.shape)
+        if not fits or any(not a < b <= n for a, b, n in zip(start, stop, spec.shape, strict=True)):
+            raise self.fail(f"{spec.key}: {list(start)} to {list(stop)} is not a box in shape {list(spec.shape)}")
+        return Box(start=start, stop=stop)
+
+    def codec(self) -> str:
+        """Return how the bytes are stored; only `raw` is known."""
+        value = self.text("codec")
+        if value != "raw":
+            raise self.fail(f"codec {value!r} is not one this reader knows: a newer version wrote it")
+        return value
+
+    def _integer(self, field: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _INTEGERS:
+            raise self.fail(f"{field} is {value!r:.40}, not a whole number from 0")
+        return value

@@ -1,0 +1,230 @@
+"""Any fsspec file system as a store, if it can write conditionally.
+
+Reading works with every protocol. Create-only writes and compare-and-swap are known for `s3` (the headers
+If-None-Match and If-Match, through s3fs's `mode="create"` and `IfMatch`) and for `memory` (which lives in one process).
+Packs are streamed through a file object; all else is small and goes in one request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import fsspec
+
+from checkpointing.encoding import hexdigest
+from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
+from checkpointing.store import Data, Versioned, check_name, chunks
+
+_BLOCK = 16 << 20  # of an upload in parts; S3 takes 5 MiB to 5 GiB, and 10,000 of them
+
+
+class _Conditional(Protocol):
+    """How one protocol writes on a condition."""
+
+    def token(self, path: str, data: bytes) -> str: ...
+    def create(self, path: str, data: bytes) -> bool: ...
+    def swap(self, path: str, expected: str, data: bytes) -> bool: ...
+
+
+class FsspecStore:
+    """Objects as files of an fsspec file system, below a prefix."""
+
+    def __init__(self, url: str, *, options: Mapping[str, Any]) -> None:
+        """Connect; StoreUnfit when the protocol is unknown or its package is missing."""
+        self._url = url
+        protocol = url.partition("://")[0]
+        try:
+            # Listings are never cached: other hosts write to the same place.
+            self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+        except ImportError as error:
+            raise StoreUnfit(f"store {url}: {error}. Install the package that speaks {protocol}://") from error
+        except (ValueError, TypeError, OSError) as error:
+            raise StoreUnfit(f"store {url}: cannot be opened: {error}") from error
+        self._root = str(root).rstrip("/")
+        if protocol in ("s3", "s3a") and not self._root:
+            raise StoreUnfit(f"store {url}: name a bucket, as in s3://bucket/prefix")
+        self._conditional: _Conditional | None = None
+        if protocol in ("s3", "s3a"):
+            self._conditional = _S3(self._fs)
+        elif protocol == "memory":
+            self._conditional = _Memory(self._fs)
+
+    @property
+    def url(self) -> str:
+        """The URL it was opened with."""
+        return self._url
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes [start, stop) of an object."""
+        path = self._path(name)
+        if stop is not None and stop <= start:
+            return b""
+        with self._errors("read", name):
+            # Unbounded reads are told apart: s3fs asks for the size first when only one end is given.
+            if start == 0 and stop is None:
+                return bytes(self._fs.cat_file(path))
+            return bytes(self._fs.cat_file(path, start=start, end=stop))
+
+    def read(self, name: str) -> Versioned | None:
+        """Return an object with its token, None if it is not there."""
+        path = self._path(name)
+        try:
+            with self._errors("read", name):
+                for _ in range(16):
+                    # The token is asked for on both sides of the data: it and they must be of one version.
+                    before = self._conditions().token(path, b"")
+                    data = bytes(self._fs.cat_file(path))
+                    after = self._conditions().token(path, data)
+                    if before in (after, ""):
+                        return Versioned(data=data, token=after)
+        except StoreNotFound:
+            return None
+        raise StoreError(f"store {self._url}: {name} changed under every one of 16 reads; try again")
+
+    def size(self, name: str) -> int:
+        """Return an object's bytes."""
+        path = self._path(name)
+        with self._errors("read", name):
+            return int(self._fs.info(path)["size"])
+
+    def put(self, name: str, data: Data) -> None:
+        """Write an object, replacing what was there; chunks are uploaded in parts."""
+        path = self._path(name)
+        with self._errors("write", name):
+            self._make_parents(path)
+            if isinstance(data, bytes):
+                self._fs.pipe_file(path, data)
+                return
+            with self._fs.open(path, "wb", block_size=_BLOCK) as file:
+                for chunk in chunks(data):
+                    file.write(chunk)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create an object; False if one was there."""
+        path = self._path(name)
+        with self._errors("create", name):
+            self._make_parents(path)
+            return self._conditions().create(path, data)
+
+    def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
+        """Replace an object if its token is `expected`."""
+        if expected is None:
+            return self.put_if_absent(name, data)
+        path = self._path(name)
+        with self._errors("swap", name):
+            return self._conditions().swap(path, expected, data)
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the names that begin with `prefix`, sorted."""
+        folder = prefix.rpartition("/")[0]
+        try:
+            with self._errors("list", prefix):
+                found = self._fs.find(f"{self._root}/{folder}".rstrip("/"))
+        except StoreNotFound:
+            return
+        lead = len(self._root) + 1
+        yield from sorted(name for path in found if (name := path[lead:]).startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        """Remove an object; nothing happens if it is not there."""
+        path = self._path(name)
+        try:
+            with self._errors("delete", name):
+                self._fs.rm_file(path)
+        except StoreNotFound:
+            pass
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{check_name(name)}"
+
+    def _make_parents(self, path: str) -> None:
+        # Object stores have no directories, and s3fs would try to make the bucket.
+        if not isinstance(self._conditional, _S3):
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+
+    def _conditions(self) -> _Conditional:
+        if self._conditional is None:
+            raise StoreUnfit(
+                f"store {self._url}: this protocol has no create-only writes and no compare-and-swap that we know of, "
+                "so an old leader could not be fenced. Use s3:// or a local or shared directory."
+            )
+        return self._conditional
+
+    @contextlib.contextmanager
+    def _errors(self, verb: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except FileNotFoundError as error:
+            raise StoreNotFound(f"store {self._url}: cannot {verb} {name}: it is not there") from error
+        # What network file systems raise is an open set (botocore, aiohttp, ...): this is the edge.
+        except Exception as error:
+            raise StoreError(f"store {self._url}: cannot {verb} {name}: {type(error).__name__}: {error}") from error
+
+
+class _Memory:
+    """All in this process: a lock is all it takes."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    def token(self, path: str, data: bytes) -> str:
+        return hexdigest(data) if data else ""
+
+    def create(self, path: str, data: bytes) -> bool:
+        with self._lock:
+            if self._fs.exists(path):
+                return False
+            self._fs.pipe_file(path, data)
+            return True
+
+    def swap(self, path: str, expected: str, data: bytes) -> bool:
+        with self._lock:
+            if not self._fs.exists(path) or hexdigest(self._fs.cat_file(path)) != expected:
+                return False
+            self._fs.pipe_file(path, data)
+            return True
+
+
+class _S3:
+    """Conditional PUTs; a client below may repeat one whose answer was lost, so callers read back."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    def token(self, path: str, data: bytes) -> str:
+        return str(self._fs.info(path)["ETag"])
+
+    def create(self, path: str, data: bytes) -> bool:
+        try:
+            self._fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if _refused(error):
+                return False
+            raise
+        return True
+
+    def swap(self, path: str, expected: str, data: bytes) -> bool:
+        try:
+            self._fs.pipe_file(path, data, IfMatch=expected)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if _refused(error):
+                return False
+            raise
+        return True
+
+
+def _refused(error: OSError) -> bool:
+    """Return whether S3 said no to the condition: 412, or 409 when another write won just then."""
+    text = f"{error} {error.__cause__!r}"
+    return any(code in text for code in ("PreconditionFailed", "ConditionalRequestConflict", "412"))

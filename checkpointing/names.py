@@ -1,0 +1,97 @@
+"""The names of objects (format.md, section 4). Nothing else builds or takes apart a name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CHECKPOINT = re.compile(r"(\d{12,19})\.(\d{8,19})\.(\d{4,19})\.(\d{8,19})", re.ASCII)
+_MANIFEST = re.compile(r"saves/(\d{12,19})\.(\d{8,19})\.(\d{4,19})/(\d{5,19})\.manifest", re.ASCII)
+_PACK = re.compile(r"packs/([0-9a-f]{2})/([0-9a-f]{64})\.pack")
+
+LATEST = "refs/latest"
+REFS = "refs/"
+CHECKPOINTS = "checkpoints/"
+PROBE = "probe/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """One step's state, made in one generation, in one attempt."""
+
+    step: int
+    made_in: int
+    attempt: int
+
+    def __post_init__(self) -> None:
+        for field in ("step", "made_in", "attempt"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+                raise ValueError(f"a save's {field} is a whole number from 0, not {value!r}")
+
+    def __str__(self) -> str:
+        return f"{self.step:012d}.{self.made_in:08d}.{self.attempt:04d}"
+
+
+def manifest(save: Save, rank: int) -> str:
+    """Return the name of a rank's manifest."""
+    return f"saves/{save}/{rank:05d}.manifest"
+
+
+def pack(pack_id: str) -> str:
+    """Return the name of a pack."""
+    return f"packs/{pack_id[:2]}/{pack_id}.pack"
+
+
+def checkpoint(save: Save, committed_in: int) -> str:
+    """Return the name of a checkpoint, as refs and people use it."""
+    return f"{save}.{committed_in:08d}"
+
+
+def record(checkpoint_name: str) -> str:
+    """Return the name of a checkpoint's record."""
+    return f"{CHECKPOINTS}{checkpoint_name}.record"
+
+
+def is_digest(text: object) -> bool:
+    """Return whether `text` is 64 lower-case hex digits."""
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
+
+
+def parse_checkpoint(text: object) -> tuple[Save, int] | None:
+    """Return (save, committed in) of a checkpoint's name, None if it is not exactly one."""
+    match = _CHECKPOINT.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return None
+    step, made_in, attempt, committed_in = map(int, match.groups())
+    if max(step, made_in, attempt, committed_in) >= 1 << 63:
+        return None
+    save = Save(step=step, made_in=made_in, attempt=attempt)
+    return (save, committed_in) if checkpoint(save, committed_in) == text else None
+
+
+def parse_record(text: str) -> str | None:
+    """Return the checkpoint's name from its record's, None if it is no record."""
+    if not (text.startswith(CHECKPOINTS) and text.endswith(".record")):
+        return None
+    name = text[len(CHECKPOINTS) : -len(".record")]
+    return name if parse_checkpoint(name) else None
+
+
+def parse_manifest(text: object) -> tuple[Save, int] | None:
+    """Return (save, rank) of a manifest's name, None if it is not exactly one."""
+    match = _MANIFEST.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return None
+    step, made_in, attempt, rank = map(int, match.groups())
+    if max(step, made_in, attempt) >= 1 << 63:
+        return None
+    save = Save(step=step, made_in=made_in, attempt=attempt)
+    return (save, rank) if manifest(save, rank) == text else None
+
+
+def parse_pack(text: str) -> str | None:
+    """Return the pack's id from its name, None if it is no pack."""
+    match = _PACK.fullmatch(text)
+    return match[2] if match and match[2].startswith(match[1]) else None

@@ -1,0 +1,93 @@
+"""The host of a script that was started on its own: a world of one, no keeper, nothing to restore from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from elastic3d.errors import Elastic3dError
+from elastic3d.port import Assignment, Flags, Go, StepRecord
+from elastic3d.values import Layout, ModelProfile
+
+if TYPE_CHECKING:
+    import torch
+
+    from checkpointing.tiles import Box, TensorSpec
+
+
+class Alone:
+    """A `Port` without a process behind it. It keeps the records of the steps, for whoever wants to look at them."""
+
+    def __init__(self, *, run_id: str = "alone", threads: int = 1) -> None:
+        self.records: list[StepRecord] = []
+        self.assignment = Assignment(
+            run_id=run_id,
+            generation=1,
+            attempt=0,
+            measuring=False,
+            rank=0,
+            world=1,
+            node="alone",
+            slot=0,
+            layout=Layout(pp=1, dp=1),
+            store_host="",
+            store_port=0,
+            store_prefix="",
+            interface="",
+            store_url=None,
+            threads=threads,
+            snapshot_every=0,
+            checkpoint_every=0,
+        )
+
+    def measured(self, profile: ModelProfile) -> NoReturn:
+        """Never asked for."""
+        raise AssertionError("a script on its own does not measure")
+
+    def await_go(self) -> Go:
+        """Begin at once, from nothing."""
+        return Go(servers=())
+
+    def flags(self) -> Flags:
+        """Return no flags."""
+        return Flags(leave=False, etcd_away=False)
+
+    def held(self) -> int:
+        """Return that nothing is held."""
+        return -1
+
+    def snapshot(
+        self,
+        step: int,
+        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
+        facts: dict[str, Any],
+        *,
+        checkpoint: bool,
+        wait: bool,
+    ) -> None:
+        """Keep nothing."""
+
+    def finish_copy(self) -> None:
+        """Return at once."""
+
+    def committed(self, record: StepRecord) -> None:
+        """Keep the record."""
+        self.records.append(record)
+
+    def restored(self, source: str, step: int, generation: int) -> None:
+        """Do nothing."""
+
+    def leave(self, step: int) -> NoReturn:
+        """Never asked for."""
+        raise AssertionError("a script on its own is not told to leave")
+
+    def peer_lost(self, error: BaseException) -> NoReturn:
+        """Raise: there is no peer of ours, so a collective failed that the script itself made."""
+        raise Elastic3dError(f"a collective of the script's own failed: {error}") from error
+
+    def done(self, digest: str | None) -> NoReturn:
+        """End the script."""
+        raise SystemExit(0)
+
+    def failed(self, error: BaseException) -> NoReturn:
+        """Raise the user's error as it is."""
+        raise error

@@ -1,0 +1,102 @@
+"""`elastic3d.run`: what a script calls, and which of the processes of a job it then is.
+
+Started by torchrun with `mode=resident`, the process becomes a keeper: the first of its node speaks for the node, the
+others serve it. A process a keeper started anew becomes its template. Started by hand, the script trains alone.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable
+
+from elastic3d.errors import ConfigurationError
+from elastic3d.port import Port
+from elastic3d.rendezvous.settings import Settings, from_environment
+from elastic3d.tiers import KeepersAndStore
+from elastic3d.training import Run, run_alone, train
+from elastic3d.values import Layout
+from elastic3d.worker.keeper import Inbox, Keeper, guarded
+from elastic3d.worker.options import Options
+from elastic3d.worker.process import die_with_parent
+from elastic3d.worker.remote import RemoteSlot, SlotServer
+from elastic3d.worker.slot import LocalSlot, Slot, serve_role
+
+TOKEN = "ELASTIC3D_NODE_TOKEN"
+COMPANION_PATIENCE = 120.0
+"""Seconds the keepers of one node wait for each other: the slowest has to import everything first."""
+
+
+def run(
+    main: Callable[[Run], None],
+    *,
+    store: str | None = None,
+    layout: Layout | None = None,
+    events: str | os.PathLike[str] | None = None,
+    snapshot_every: int = 1,
+    checkpoint_every: int = 10,
+    threads: int = 1,
+) -> None:
+    """Train `main` on whatever nodes are there.
+
+    main: entered once per generation, in a fresh process; and once before the first, up to `run.restore`, to measure
+    the model. store: URL (any fsspec one) or path of the checkpoints; None keeps them in memory only. layout: axes to
+    fix, such as Layout(pp=2); free ones are planned. events: folder for one event file per slot. snapshot_every,
+    checkpoint_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations; part of what fixes
+    the bits.
+
+    Returns when the job is over; ends the process with a non-zero code, and the reason where torchrun looks for it,
+    when it failed. UsageError for values that make no sense.
+    """
+
+    def enter(port: Port) -> None:
+        train(main, port, tiers=KeepersAndStore(port.assignment.run_id))
+
+    serve_role(enter)
+    options = Options(
+        store=store,
+        layout=layout,
+        events=os.fspath(events) if events is not None else None,
+        snapshot_every=snapshot_every,
+        checkpoint_every=checkpoint_every,
+        threads=threads,
+    )
+    settings = from_environment()
+    if settings is not None:
+        code = guarded(lambda: _keep(enter, settings, options))
+        if code:
+            raise SystemExit(code)
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigurationError(
+            "elastic3d.run was started by torchrun without its keepers: "
+            "add --rdzv-backend=etcd --rdzv-conf=mode=resident to torchrun's options"
+        )
+    else:
+        run_alone(main)
+
+
+def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -> None:
+    """Be one slot's keeper until the node's part in the job is over."""
+    die_with_parent(os.getppid())
+    local_rank, slots = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    inbox: Inbox = queue.SimpleQueue()
+    # The template is forked here, before this process has any thread.
+    mine = LocalSlot(index=local_rank, run_id=settings.run_id, host=settings.address, entry=enter, events=inbox)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+    def name(index: int) -> str:
+        return f"elastic3d-{os.environ[TOKEN]}-{restarts}-{index}"
+
+    try:
+        if local_rank:
+            SlotServer(mine, inbox, name(local_rank)).serve(COMPANION_PATIENCE)
+            return
+        others: list[Slot] = []
+        try:
+            others += [RemoteSlot(name(index), inbox, patience=COMPANION_PATIENCE) for index in range(1, slots)]
+            Keeper(settings, options, [mine, *others], inbox).run()
+        finally:
+            for slot in others:
+                slot.close()
+    finally:
+        mine.close()

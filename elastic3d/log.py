@@ -1,0 +1,124 @@
+"""The events of elastic3d: one list of names, one file of JSON lines per keeper.
+
+Every line has `event` (a name of `EVENTS`), `at` (wall clock, for people and for order within one machine) and what
+the log was bound with: `run`, `generation`, `node`, `slot`, `rank`, each where it is known. Fields that are None were
+not known and mean nothing. Floats that must survive bit for bit (losses) travel as `float.hex()` text.
+
+The log is an interface: who reads it (the demo, a dashboard, a test) needs nothing else of the runtime.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+import structlog
+
+from elastic3d.clock import SYSTEM, Clock
+
+EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # Membership, as one keeper sees it. `nodes` and `spares` are lists of node names in rank order.
+        "member.joined": ("incarnation",),
+        "generation.proposed": ("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
+        # `layout` is {"pp", "dp", "tp", "zero"}; `leader` is the node that leads the membership now.
+        "generation.sealed": ("number", "cause", "nodes", "spares", "layout", "leader", "detail"),
+        # `peer` is a node name, `evidence` says how its end was noticed.
+        "peer.lost": ("peer", "evidence"),
+        "etcd.lost": ("error",),
+        "etcd.back": ("seconds",),
+        # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "user_error",
+        # "stopped" (by its keeper), "signal" or "template" (it fell).
+        "trainer.started": ("pid",),
+        "trainer.exited": ("pid", "kind", "step", "error"),
+        # `source` is "none", "memory" or "store"; `step` is the number of steps the state has behind it. Events under
+        # `generation` g are about the state that generation starts from.
+        "state.restored": ("source", "step", "seconds"),
+        # Written by the slot that holds rank 0 only. `step` counts the updates made, this one included. `samples` is
+        # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
+        "step.committed": ("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
+        "snapshot.held": ("step",),
+        "checkpoint.committed": ("step",),
+        "checkpoint.failed": ("step", "error"),
+        # `kind` is "done", "error" or "spare"; the last event of a keeper.
+        "job.ended": ("kind", "step", "error"),
+    }
+)
+
+BOUND = ("run", "generation", "node", "slot", "rank")
+
+
+class EventLog:
+    """Append events to one file as JSON lines, or drop them where the path is None.
+
+    Each line is written at once and whole, so that a reader may follow the file while it grows. May be called from
+    several threads. `bind` gives a log with more fields on the same file.
+
+    Raises OSError where the file cannot be made.
+    """
+
+    __slots__ = ("_clock", "_lines", "_logger")
+
+    def __init__(self, path: str | os.PathLike[str] | None, *, clock: Clock = SYSTEM, **bound: Any) -> None:
+        self._clock = clock
+        self._lines: _Lines | None = None
+        if path is not None:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._lines = _Lines(path)
+        self._logger = structlog.wrap_logger(
+            self._lines,
+            processors=[structlog.processors.JSONRenderer(separators=(",", ":"), default=str)],
+            wrapper_class=structlog.BoundLogger,
+            cache_logger_on_first_use=True,
+        ).bind(**bound)
+
+    def bind(self, **fields: Any) -> EventLog:
+        """Return a log on the same file whose events also carry `fields`."""
+        other = object.__new__(EventLog)
+        other._clock = self._clock
+        other._lines = self._lines
+        other._logger = self._logger.bind(**fields)
+        return other
+
+    def emit(self, name: str, **fields: Any) -> None:
+        """Write event `name` with `fields`; ValueError where the list of events does not know one of them."""
+        known = EVENTS.get(name)
+        if known is None:
+            raise ValueError(f"{name!r} is no event of elastic3d; add it to elastic3d/log.py")
+        for field in fields:
+            if field not in known and field not in BOUND:
+                raise ValueError(f"event {name!r} has no field {field!r}; add it to elastic3d/log.py")
+        if self._lines is not None:
+            self._logger.info(name, at=self._clock.wall(), **fields)
+
+    def close(self) -> None:
+        """Close the file; for every log bound from this one too."""
+        if self._lines is not None:
+            self._lines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Lines:
+    """A structlog logger whose every message is one write of one line: O_APPEND keeps whole lines apart."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def info(self, message: str) -> None:
+        if self._file >= 0:
+            os.write(self._file, message.encode() + b"\n")
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -1,0 +1,163 @@
+"""A user's model made ready for its place in the mesh, in two steps: when it is taken, and when its batches are known.
+
+Taking it builds it, cuts it into stages and shards it. Preparing it makes what depends on the batches: the reduction,
+the passes and the vote. Whatever can be refused is refused here, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch import nn
+
+from checkpointing.tiles import TensorSpec
+from elastic3d.data import Batches
+from elastic3d.errors import UsageError
+from elastic3d.parallel import initial, reduction, stages
+from elastic3d.parallel.chain import Chain, prove
+from elastic3d.parallel.mesh import Mesh, check_layout
+from elastic3d.parallel.randomness import Randomness
+from elastic3d.parallel.refusals import look_at_model
+from elastic3d.parallel.schedule import Loop, Passes, Pipeline
+from elastic3d.parallel.state import held_by_model
+from elastic3d.parallel.vote import Paper
+from elastic3d.values import ModelProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the user asked of `run.shard`. blocks: dotted path of the ModuleList, None for no pipeline stages."""
+
+    build: Callable[[], nn.Module]
+    blocks: str | None
+    seed: int
+    reduction: str
+    whole_below: int
+
+    def __post_init__(self) -> None:
+        if self.reduction not in ("ordered", "fast"):
+            raise UsageError(f'run.shard: reduction must be "ordered" or "fast"; it is {self.reduction!r}')
+
+
+class Assembly:
+    """The part of a model that one rank computes, and how its steps are made."""
+
+    def __init__(self, plan: Plan, mesh: Mesh) -> None:
+        self.plan, self.mesh = plan, mesh
+        layout, place = mesh.layout, mesh.place
+        large = initial.nbytes(initial.outline(plan.build)) > plan.whole_below
+        model = initial.skeleton(plan.build) if large else initial.whole(plan.build, plan.seed)
+        self.specs = tuple(held.spec for held in held_by_model(model))
+        self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan.blocks))
+        blocks = []
+        if plan.blocks is not None:
+            blocks = stages.cut(model, plan.blocks, stage=place.pp, stages=layout.pp)
+        self.blocks = blocks
+        present = [(name, block) for name, block in blocks if not isinstance(block, stages.Absent)]
+        if large:
+            for name, block in present:
+                initial.fill(block, name, plan.seed, mesh.device)
+            initial.fill(model, "", plan.seed, mesh.device)
+        model.to(mesh.device)
+        self.units = reduction.shard_units(model, [b for _, b in present], mesh.dp, zero=layout.zero) if mesh.dp else []
+        self.randomness = Randomness(plan.seed)
+        self.randomness.install(model, blocks)
+        self.model = model
+
+    @property
+    def last_stage(self) -> bool:
+        """Whether this rank's stage computes losses."""
+        return self.mesh.place.pp == self.mesh.layout.pp - 1
+
+    def prepare(self, batches: Batches) -> None:
+        """Make the reduction, the passes and the vote for batches of this size."""
+        layout, place = self.mesh.layout, self.mesh.place
+        count = batches.order.micro_batches
+        check_layout(layout, count, max(1, len(self.blocks)))
+        self.reduction = self._reduction(count)
+        self.paper = Paper(world=layout.world, micro_batches=count, parameters=self.parameters)
+        self.passes: Passes
+        if layout.pp == 1:
+            self.passes = Loop(self.model, self.reduction, self.randomness, count)
+            return
+        assert self.plan.blocks is not None
+        assert self.mesh.pp is not None
+        example = batches.example()[0]
+        chain = prove_plan(self.plan, example)
+        stages.cut_links(self.model, self.plan.blocks, chain.links, stage=place.pp, stages=layout.pp)
+        self.passes = Pipeline(
+            self.model,
+            self.reduction,
+            self.randomness,
+            count,
+            stage=place.pp,
+            stages=layout.pp,
+            rounds=batches.share.rounds(count),
+            group=self.mesh.pp,
+            device=self.mesh.device,
+            example_input=example.to("meta"),
+            boundary=chain.activation,
+        )
+
+    def profile_digest(self, batches: Batches) -> str:
+        """Return the digest that `measure` finds for the same model and batches."""
+        return profile_digest(self.plan, self.specs, batches)
+
+    def _reduction(self, micro_batches: int) -> reduction.Reduction:
+        if not self.units:
+            return reduction.Alone(self.model)
+        if self.plan.reduction == "fast":
+            return reduction.Fast(self.model, self.units, zero=self.mesh.layout.zero)
+        return reduction.Ordered(self.model, self.units, micro_batches=micro_batches, zero=self.mesh.layout.zero)
+
+
+def prove_plan(plan: Plan, example: Any) -> Chain:
+    """Return the chain of a plan's model: from a pass on meta, or a real one where forward depends on values."""
+    assert plan.blocks is not None
+    try:
+        return _prove(initial.outline(plan.build), plan.blocks, example)
+    except (RuntimeError, NotImplementedError):
+        with torch.random.fork_rng(devices=[]):
+            return _prove(plan.build(), plan.blocks, example)
+
+
+def _prove(model: nn.Module, blocks: str, example: Any) -> Chain:
+    device = next(model.parameters()).device
+    return prove(model, blocks, example.to(device) if isinstance(example, torch.Tensor) else example)
+
+
+def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
+    """Return the profile of an outline of the whole model; refuse by name what no layout could train."""
+    blocks = 1
+    _sized(model, plan.blocks)
+    if plan.blocks is not None:
+        blocks = len(stages.find_blocks(model, plan.blocks))
+        prove_plan(plan, batches.example()[0])
+    else:
+        batches.example()
+    return ModelProfile(
+        blocks=blocks,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        micro_batches=batches.order.micro_batches,
+        micro_batch=batches.order.micro_batch,
+        digest=profile_digest(plan, [held.spec for held in held_by_model(model)], batches),
+    )
+
+
+def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) -> str:
+    """Return a digest of names, shapes and dtypes, of the batches' sizes and of the seeds."""
+    lines = [f"{spec.key} {spec.shape} {spec.dtype}" for spec in specs]
+    lines += [repr(batches.order), repr((plan.seed, plan.reduction, plan.blocks))]
+    return blake3("\n".join(lines).encode()).hexdigest()
+
+
+def _sized(model: nn.Module, blocks: str | None) -> list[tuple[str, nn.Parameter]]:
+    units = []
+    if blocks is not None:
+        units = [(f"{blocks}.{name}", block) for name, block in stages.find_blocks(model, blocks).named_children()]
+    look_at_model(model, units)
+    return list(model.named_parameters())

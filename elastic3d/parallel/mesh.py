@@ -1,0 +1,105 @@
+"""The mesh of one generation: its axes, this rank's place on them, and their process groups.
+
+rank = (pp index * dp + dp index) * tp + tp index: tp is innermost, so that it stays within a node, and the ranks of one
+pipeline stage are neighbours.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore, set_debug_level_from_env
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from elastic3d.errors import LayoutError
+from elastic3d.port import Assignment
+from elastic3d.values import Layout
+
+GROUP_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A rank's place on the axes of a layout."""
+
+    pp: int
+    dp: int
+    tp: int
+
+
+def place_of(rank: int, layout: Layout) -> Place:
+    """Return where a rank is on the axes."""
+    if not 0 <= rank < layout.world:
+        raise LayoutError(f"rank {rank} is not in a layout of {layout.world} ranks ({layout})")
+    rest, tp = divmod(rank, layout.tp)
+    pp, dp = divmod(rest, layout.dp)
+    return Place(pp=pp, dp=dp, tp=tp)
+
+
+def check_layout(layout: Layout, micro_batches: int, blocks: int) -> None:
+    """Refuse a layout that cannot run M micro-batches over this many blocks."""
+    if layout.pp > blocks:
+        raise LayoutError(f"{layout} has more pipeline stages than the model has blocks ({blocks})")
+    rounds = -(-micro_batches // layout.dp)
+    if rounds < layout.pp:
+        raise LayoutError(
+            f"{layout} leaves {rounds} of {micro_batches} micro-batches to each pipeline of {layout.pp} stages; 1F1B "
+            "needs as many as stages: use fewer stages or replicas, or a smaller micro_batch"
+        )
+
+
+class Mesh:
+    """Process groups over the axes. `pp` and `dp` are None where the axis has one rank."""
+
+    def __init__(self, layout: Layout, rank: int, device: torch.device) -> None:
+        self.layout, self.rank, self.device = layout, rank, device
+        self.place = place_of(rank, layout)
+        self.pp: dist.ProcessGroup | None = None
+        self.dp: DeviceMesh | None = None
+        if layout.world > 1:
+            mesh = init_device_mesh(device.type, (layout.pp, layout.dp), mesh_dim_names=("pp", "dp"))
+            self.pp = mesh["pp"].get_group() if layout.pp > 1 else None
+            self.dp = mesh["dp"] if layout.dp > 1 else None
+
+    def sum(self, votes: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a CPU vector over the world."""
+        if self.layout.world == 1:
+            return votes
+        votes = votes.to(self.device)
+        dist.all_reduce(votes)
+        return votes.cpu()
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """Return rank 0's bytes on every rank; the others give None."""
+        if self.layout.world == 1:
+            assert data is not None
+            return data
+        size = torch.tensor([len(data) if data is not None else 0], dtype=torch.int64, device=self.device)
+        dist.broadcast(size, src=0)
+        content = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        if data is not None:
+            content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(content, src=0)
+        return content.cpu().numpy().tobytes()
+
+
+def join_world(assignment: Assignment, device: torch.device) -> None:
+    """Make the default process group in the generation's own part of its store."""
+    if assignment.interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = assignment.interface
+    # A forked process still has the level that its parent read.
+    set_debug_level_from_env()
+    store = TCPStore(
+        assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False, timeout=GROUP_TIMEOUT
+    )
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore(assignment.store_prefix, store),
+        rank=assignment.rank,
+        world_size=assignment.world,
+        timeout=GROUP_TIMEOUT,
+    )

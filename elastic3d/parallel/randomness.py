@@ -1,0 +1,59 @@
+"""Random numbers that do not depend on the layout: keyed by (seed, step, micro-batch, place in the model).
+
+Before each block and after it, whether the block is here or on another stage, the default generators are seeded anew,
+so that what a block or the code behind it draws depends on neither the blocks before it nor on the rank. The hooks sit
+on the block itself, outside whatever recomputes within it. Where the user's forward recomputes whole blocks, they are
+seeded again in the backward pass, under the micro-batch that the backward pass says it is working on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch import nn
+
+
+def keyed_seed(*parts: object) -> int:
+    """Return a 63-bit seed for `parts`, the same in every process and on every machine."""
+    return int.from_bytes(blake3(repr(parts).encode()).digest(8), "little") >> 1
+
+
+class Randomness:
+    """Seed torch's default generators by place. `at` says where the pass that follows is."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._where = (0, 0)
+
+    def at(self, step: int, micro_batch: int) -> None:
+        """Say which micro-batch of which step the next forward or backward pass works on."""
+        self._where = (step, micro_batch)
+
+    def enter(self, place: str) -> None:
+        """Seed the default generators for what comes at `place`."""
+        seed = keyed_seed(self.seed, *self._where, place)
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed(seed)
+
+    def install(self, model: nn.Module, blocks: Iterable[tuple[str, nn.Module]]) -> None:
+        """Seed at the model's start, and around each block, whose names are global; stand-ins count as blocks."""
+        self._before(model, "start")
+        for name, block in blocks:
+            self._before(block, f"{name} in")
+            self._after(block, f"{name} out")
+
+    def _before(self, module: nn.Module, place: str) -> None:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.enter(place)
+
+        module.register_forward_pre_hook(hook)
+
+    def _after(self, module: nn.Module, place: str) -> None:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self.enter(place)
+
+        module.register_forward_hook(hook)

@@ -1,0 +1,151 @@
+"""Forward and backward passes of one step: a plain loop on one stage, torch's 1F1B over several.
+
+Each micro-batch's loss is divided by their number M, so that the step's gradient is that of the mean over the global
+batch. Losses are kept by number of micro-batch; only the last stage has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining._backward import stage_backward
+
+from elastic3d.data.batches import Batch, MicroBatch
+from elastic3d.parallel.randomness import Randomness
+from elastic3d.parallel.reduction import Reduction
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+
+class Passes(Protocol):
+    """Run the forward and backward passes of a step on this rank."""
+
+    def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
+        """Leave the step's gradients to the reduction; return this rank's losses by number of micro-batch."""
+        ...
+
+
+class Loop:
+    """One stage: micro-batch after micro-batch."""
+
+    def __init__(self, model: nn.Module, reduction: Reduction, randomness: Randomness, micro_batches: int) -> None:
+        self._model, self._reduction, self._randomness = model, reduction, randomness
+        self._micro_batches = micro_batches
+
+    def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
+        """Run every micro-batch forward and back."""
+        losses = {}
+        for round_, part in enumerate(batch.micro_batches):
+            self._randomness.at(batch.step, part.index)
+            self._reduction.begin(round_, last=round_ == len(batch.micro_batches) - 1)
+            loss = loss_fn(self._model(part.input), part.target)
+            if part.counts:
+                losses[part.index] = loss.detach()
+            scaled(loss, part, self._reduction, self._micro_batches).backward()  # type: ignore[no-untyped-call]
+        return losses
+
+
+class Pipeline:
+    """Several stages under torch's 1F1B. boundary: (shape, dtype) of the activation between stages."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        reduction: Reduction,
+        randomness: Randomness,
+        micro_batches: int,
+        *,
+        stage: int,
+        stages: int,
+        rounds: int,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        example_input: torch.Tensor,
+        boundary: torch.Tensor,
+    ) -> None:
+        self._reduction, self._randomness, self._micro_batches = reduction, randomness, micro_batches
+        self._last = stage == stages - 1
+        self._losses: dict[int, torch.Tensor] = {}
+        self._loss_fn: LossFunction | None = None
+        self._stage = _Stage(
+            model,
+            stage,
+            stages,
+            device,
+            group=group,
+            input_args=(example_input if stage == 0 else boundary,),
+            # The last stage sends its output to nobody; torch only wants to see that there is one.
+            output_args=(boundary,),
+            passes=self,
+        )
+        self._schedule: Any = Schedule1F1B(self._stage, rounds, loss_fn=self._loss, scale_grads=False)
+        self._parts: Sequence[MicroBatch] = ()
+        self._step = 0
+        self._chunk = 0
+
+    def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
+        """Run the schedule over this rank's micro-batches."""
+        self._parts, self._step, self._loss_fn, self._losses = batch.micro_batches, batch.step, loss_fn, {}
+        # What Schedule1F1B.step does, but for cutting one large batch into micro-batches: ours are cut already.
+        self._stage.has_backward = True
+        self._stage.clear_runtime_states()
+        self._schedule._step_microbatches(
+            arg_mbs=[(part.input,) if self._stage.is_first else () for part in self._parts],
+            target_mbs=[part.target for part in self._parts] if self._last else None,
+            return_outputs=False,
+        )
+        return self._losses
+
+    def forward_begins(self, chunk: int) -> None:
+        """Note which micro-batch goes forward."""
+        self._chunk = chunk
+        self._randomness.at(self._step, self._parts[chunk].index)
+
+    def backward_begins(self, chunk: int) -> None:
+        """Note which micro-batch goes back."""
+        self._randomness.at(self._step, self._parts[chunk].index)
+        self._reduction.begin(chunk, last=chunk == len(self._parts) - 1)
+
+    def _loss(self, output: Any, target: Any) -> torch.Tensor:
+        part = self._parts[self._chunk]
+        assert self._loss_fn is not None
+        loss = self._loss_fn(output, target)
+        if part.counts:
+            self._losses[part.index] = loss.detach()
+        return scaled(loss, part, self._reduction, self._micro_batches)
+
+
+def scaled(loss: torch.Tensor, part: MicroBatch, reduction: Reduction, micro_batches: int) -> torch.Tensor:
+    """Return the loss whose gradients are to be summed."""
+    loss = loss / micro_batches
+    return loss if part.counts or not reduction.scales_fillers else loss * 0.0
+
+
+class _Stage(PipelineStage):
+    """torch's stage, but every micro-batch reduces: the stage itself would turn that off for all but the last."""
+
+    def __init__(self, *args: Any, passes: Pipeline, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._passes = passes
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._passes.forward_begins(fwd_chunk_id)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._passes.backward_begins(bwd_chunk_id)
+        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        gradients = stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
+        return gradients, None
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Do nothing: the reduction has happened."""

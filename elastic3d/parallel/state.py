@@ -1,0 +1,154 @@
+"""Model and optimizer as tiles, and back: what a rank holds of each global tensor, under names without any layout.
+
+Keys are `model/<name>` for parameters and persistent buffers, `optimizer/<parameter>/<name>` for the optimizer's
+tensors; its scalars, such as `step`, are tensors without dims, held by every rank that holds the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from checkpointing.tiles import Box, TensorSpec
+from elastic3d.errors import StateError
+
+Tile = tuple[TensorSpec, Box, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One tensor of the state as it is in memory: the module's or optimizer's own, whole or a shard of it."""
+
+    spec: TensorSpec
+    tensor: torch.Tensor
+
+    @property
+    def box(self) -> Box:
+        """Which part of the global tensor this rank holds."""
+        return box_of(self.tensor)
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The bytes this rank holds, as a plain tensor."""
+        return local(self.tensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor, detached."""
+    whole: torch.Tensor = tensor.detach()
+    return whole._local_tensor if isinstance(whole, DTensor) else whole
+
+
+def box_of(tensor: torch.Tensor) -> Box:
+    """Return which part of the global tensor this rank holds; FSDP cuts dim 0 into runs of equal length."""
+    shape = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return Box(start=(0,) * len(shape), stop=shape)
+    (placement,) = tensor.placements
+    assert placement == Shard(0), f"tensors are sharded over dim 0 alone; this one is {placement}"
+    ranks, index = tensor.device_mesh.size(), tensor.device_mesh.get_local_rank()
+    run = -(-shape[0] // ranks)
+    start, stop = min(index * run, shape[0]), min((index + 1) * run, shape[0])
+    assert tensor._local_tensor.shape[0] == stop - start
+    return Box(start=(start, *(0,) * (len(shape) - 1)), stop=(stop, *shape[1:]))
+
+
+def specification(key: str, tensor: torch.Tensor) -> TensorSpec:
+    """Return the global tensor that `tensor` is, or is a shard of."""
+    return TensorSpec(key=key, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+
+
+def held_by_model(model: nn.Module) -> Iterator[Held]:
+    """Yield parameters and persistent buffers."""
+    for name, parameter in model.named_parameters():
+        yield Held(spec=specification(f"model/{name}", parameter), tensor=parameter)
+    for name, buffer in persistent_buffers(model):
+        yield Held(spec=specification(f"model/{name}", buffer), tensor=buffer)
+
+
+def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers that belong to a model's state."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".lstrip("."), buffer
+
+
+def held_by_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Held]:
+    """Yield the optimizer's tensors; StateError for state that is none."""
+    for name, parameter in model.named_parameters():
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            if value is None:
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise StateError(
+                    f"{type(optimizer).__name__} keeps {key!r} of parameter {name!r} as {type(value).__name__}; only "
+                    "tensors can be moved between layouts. Trying again does not help: keep it as a tensor"
+                )
+            yield Held(spec=specification(f"optimizer/{name}/{key}", value), tensor=value)
+
+
+def tiles_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Tile]:
+    """Return what this rank holds of the state, without empty shards.
+
+    Parameters and optimizer tensors are handed out as they are, and may not change before they are copied. Buffers,
+    which the next forward pass may change, are copied here.
+    """
+    buffers = {id(buffer) for _, buffer in persistent_buffers(model)}
+    tiles: list[Tile] = []
+    for held in [*held_by_model(model), *(held_by_optimizer(model, optimizer) if optimizer else ())]:
+        if held.box.numel:
+            tensor = held.local.clone() if id(held.tensor) in buffers else held.local
+            tiles.append((held.spec, held.box, tensor))
+    return tiles
+
+
+def writes(spec: TensorSpec, box: Box, dp_index: int) -> bool:
+    """Return whether this rank's copy of a tile goes into checkpoints: where all replicas have it, the first's does."""
+    return dp_index == 0 or box != spec.box
+
+
+def create_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, specs: Iterable[TensorSpec]) -> None:
+    """Make room in a fresh optimizer for the tensors that a saved state has of this rank's parameters.
+
+    A tensor of its parameter's shape is sharded like it; any other is whole on each rank, scalars on the CPU, where
+    torch keeps them unless the optimizer is capturable. What the saved state does not have is forgotten.
+    """
+    parameters = dict(model.named_parameters())
+    capturable = {
+        id(p): group.get("capturable") or group.get("fused")
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    optimizer.state.clear()
+    for spec in specs:
+        if not spec.key.startswith("optimizer/"):
+            continue
+        name, _, key = spec.key.removeprefix("optimizer/").rpartition("/")
+        if name not in parameters:
+            continue
+        parameter = parameters[name]
+        if id(parameter) not in capturable:
+            raise StateError(f"the saved state has {spec.key!r}, but this optimizer was not given parameter {name!r}")
+        dtype = getattr(torch, spec.dtype)
+        if spec.shape == tuple(parameter.shape):
+            room = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            on_device = bool(spec.shape) or capturable[id(parameter)]
+            room = torch.empty(spec.shape, dtype=dtype, device=local(parameter).device if on_device else "cpu")
+        optimizer.state[parameter][key] = room
+
+
+def buffer_of(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor, writable."""
+    assert tensor.is_contiguous()
+    assert tensor.device.type == "cpu"
+    if not tensor.numel():
+        return memoryview(bytearray())
+    data: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(data)

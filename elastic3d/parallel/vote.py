@@ -1,0 +1,155 @@
+"""The step vote: one sum over the world that gives every rank the same answers to all questions of a step.
+
+Every rank writes its own places of one float64 vector and zeros elsewhere, so that the sum only gathers: no value is
+rounded by it. The vector holds, in this order: a row of flags per rank; the loss of each micro-batch; the count and the
+keyed sum of the samples; for each parameter how many ranks got a gradient; and, when gradients are clipped, for each
+row (index of dim 0) of each parameter the sum of its squares. Rows are cut by no layout, and are added elementwise in a
+fixed order, so losses and norms come out the same for any layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from elastic3d.data.positions import fold_sums
+
+FLAGS = 4
+NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
+CHUNK = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot:
+    """What one rank says. losses: by number of micro-batch. rows: parameter name -> (first row, sums of squares)."""
+
+    leave: bool = False
+    etcd_away: bool = False
+    checkpoint: bool = False
+    held: int = -1
+    losses: Mapping[int, float] = field(default_factory=dict)
+    samples: int = 0
+    sample_sum: int = 0
+    present: frozenset[str] = frozenset()
+    rows: Mapping[str, tuple[int, torch.Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the world decided; equal on every rank.
+
+    leave, etcd_away: every rank said so. checkpoint: some rank did. safe_step: the least of the steps held.
+    loss: mean over micro-batches. norm: of the gradient, None where rows were not voted on. absent: parameters that
+    got no gradient anywhere.
+    """
+
+    leave: bool
+    etcd_away: bool
+    checkpoint: bool
+    safe_step: int
+    loss: float
+    norm: float | None
+    samples: int
+    sample_sum: int
+    absent: frozenset[str]
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and norm are numbers one can train on."""
+        return math.isfinite(self.loss) and (self.norm is None or math.isfinite(self.norm))
+
+
+class Paper:
+    """The places of the vector, from what all ranks know: world, micro-batches, parameters as (name, rows) in order."""
+
+    def __init__(self, *, world: int, micro_batches: int, parameters: Sequence[tuple[str, int]]) -> None:
+        self._world, self._micro_batches = world, micro_batches
+        self._names = [name for name, _ in parameters]
+        self._losses_at = FLAGS * world
+        self._samples_at = self._losses_at + micro_batches
+        self._present_at = self._samples_at + 2
+        self._rows_at = self._present_at + len(parameters)
+        self._row: dict[str, int] = {}
+        at = self._rows_at
+        for name, rows in parameters:
+            self._row[name] = at
+            at += rows
+        self._size = at
+
+    def fill(self, rank: int, ballot: Ballot, *, norm: bool) -> torch.Tensor:
+        """Return this rank's vector, on the CPU; norm: with rows."""
+        votes = torch.zeros(self._size if norm else self._rows_at, dtype=torch.float64)
+        flags = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.held)
+        votes[FLAGS * rank : FLAGS * (rank + 1)] = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
+        for index, loss in ballot.losses.items():
+            votes[self._losses_at + index] = loss
+        votes[self._samples_at] = ballot.samples
+        votes[self._samples_at + 1] = ballot.sample_sum
+        for number, name in enumerate(self._names):
+            if name in ballot.present:
+                votes[self._present_at + number] = 1.0
+        if norm:
+            for name, (first, rows) in ballot.rows.items():
+                at = self._row[name] + first
+                votes[at : at + rows.numel()] = rows.cpu()
+        return votes
+
+    def read(self, votes: torch.Tensor, *, norm: bool) -> Outcome:
+        """Return the outcome of the summed vector; norm: as it was filled."""
+        flags = votes[: self._losses_at].view(self._world, FLAGS)
+        total = 0.0
+        for loss in votes[self._losses_at : self._samples_at].tolist():
+            total += loss
+        present = votes[self._present_at : self._rows_at].tolist()
+        squares = float(fold(votes[self._rows_at :].unsqueeze(0).clone())[0]) if norm else None
+        return Outcome(
+            leave=bool((flags[:, 0] != 0).all()),
+            etcd_away=bool((flags[:, 1] != 0).all()),
+            checkpoint=bool((flags[:, 2] != 0).any()),
+            safe_step=int(flags[:, 3].min()),
+            loss=total / self._micro_batches,
+            norm=None if squares is None else math.sqrt(squares),
+            samples=int(votes[self._samples_at]),
+            sample_sum=fold_sums([int(votes[self._samples_at + 1])]),
+            absent=frozenset(name for name, count in zip(self._names, present, strict=True) if not count),
+        )
+
+
+def row_squares(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the sum of squares of each row of dim 0, in float64; a row's bits do not depend on the rows beside it."""
+    if not gradient.numel():
+        return torch.zeros(gradient.shape[0], dtype=torch.float64)
+    rows = gradient.detach().reshape(gradient.shape[0] if gradient.dim() else 1, -1)
+    at_once = max(1, CHUNK // rows.shape[1])
+    return torch.cat([fold(part.to(torch.float64, copy=True).square_()) for part in torch.split(rows, at_once)])
+
+
+def fold(values: torch.Tensor) -> torch.Tensor:
+    """Return the sums of each row of a matrix, halving it elementwise; overwrites `values`.
+
+    Only elementwise additions are made, in an order that depends on the row's length alone, so neither the kernel's
+    way of splitting a reduction nor the number of rows or threads can show in the bits.
+    """
+    length = values.shape[1]
+    if not length:
+        return values.new_zeros(values.shape[0])
+    while length > 1:
+        half = length // 2
+        values[:, :half] += values[:, length - half : length]
+        length -= half
+    return values[:, 0].clone()
+
+
+def clip_coefficient(norm: float, clip: float) -> float:
+    """Return the factor that brings a gradient of this norm down to `clip`; 1.0 where it is below."""
+    return min(1.0, clip / (norm + NORM_EPSILON)) if math.isfinite(norm) else norm
+
+
+def scale(gradients: Iterable[torch.Tensor], coefficient: float) -> None:
+    """Multiply gradients in place, elementwise."""
+    if coefficient != 1.0:
+        for gradient in gradients:
+            gradient.mul_(coefficient)

@@ -1,0 +1,151 @@
+"""The seam between a `Run` and the process that hosts it.
+
+A trainer's `Run` knows nothing of keepers, sockets or shared memory: all it may ask of the world outside its process
+group is a `Port`. In a trainer the port talks to the node's keeper; in a script started on its own it is `run.Alone`.
+Values that cross are frozen. A method that returns `NoReturn` ends the trainer's process, or raises where the host is
+the user's own script.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from elastic3d.values import Layout, ModelProfile
+
+if TYPE_CHECKING:
+    import torch
+
+    from checkpointing.tiles import Box, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What one trainer is to be: its rank in one attempt at one generation, and where that generation meets.
+
+    measuring: build the model on meta, report its profile at `restore`, train nothing.
+    layout: None while measuring. interface: network interface for gloo, "" to leave the choice to gloo.
+    store_host, store_port, store_prefix: the TCPStore this generation's process groups meet in, and their own part of
+    it. store_url: where checkpoints are, None for nowhere. threads: CPU threads for tensor operations.
+    snapshot_every, checkpoint_every: in steps, 0 for never. seed_digest: the profile digest the leader planned from, ""
+    where nobody has planned.
+    """
+
+    run_id: str
+    generation: int
+    attempt: int
+    measuring: bool
+    rank: int
+    world: int
+    node: str
+    slot: int
+    layout: Layout | None
+    store_host: str
+    store_port: int
+    store_prefix: str
+    interface: str
+    store_url: str | None
+    threads: int
+    snapshot_every: int
+    checkpoint_every: int
+    seed_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """Leave to start: the "host:port" of every keeper's tile server, of active nodes and spares."""
+
+    servers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What this rank's host wants the next step vote to hear."""
+
+    leave: bool
+    etcd_away: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One committed step, the same on every rank but for `seconds`.
+
+    step: the number of optimizer updates made, this one included. gradient_norm: before clipping, None where no clip
+    was asked for. safe_step: the newest step that every rank holds at home and at its buddy, -1 for none.
+    samples: positions of the run this step consumed, half-open. sample_sum: keyed sum of the consumed sample ids.
+    """
+
+    generation: int
+    step: int
+    loss: float
+    gradient_norm: float | None
+    seconds: float
+    safe_step: int
+    etcd_away_everywhere: bool
+    samples: tuple[int, int]
+    sample_sum: int
+
+
+class Port(Protocol):
+    """The host process, as a `Run` sees it. Called from the trainer's main thread only."""
+
+    assignment: Assignment
+
+    def measured(self, profile: ModelProfile) -> NoReturn:
+        """Report the profile of a measuring trainer and end it."""
+        ...
+
+    def await_go(self) -> Go:
+        """Say "prepared" to the host and block until told to go."""
+        ...
+
+    def flags(self) -> Flags:
+        """Return this rank's flags for the vote; cheap, never blocks."""
+        ...
+
+    def held(self) -> int:
+        """Return the newest step held both at home and at the buddy, -1 for none."""
+        ...
+
+    def snapshot(
+        self,
+        step: int,
+        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
+        facts: dict[str, Any],
+        *,
+        checkpoint: bool,
+        wait: bool,
+    ) -> None:
+        """Start copying this rank's state in a thread; with `wait`, return when it is copied.
+
+        Skips the snapshot when no buffer is free, unless `wait`. checkpoint: also make a durable checkpoint of it.
+        """
+        ...
+
+    def finish_copy(self) -> None:
+        """Block until no copy reads the state any more; called before anything changes it."""
+        ...
+
+    def committed(self, record: StepRecord) -> None:
+        """Take note of a step; does not block. `record.safe_step` tells which buffers may be used again."""
+        ...
+
+    def restored(self, source: str, step: int, generation: int) -> None:
+        """Take note of where the state came from: "none", "memory" or "store", and which step and generation."""
+        ...
+
+    def leave(self, step: int) -> NoReturn:
+        """End this trainer at a step boundary, after a final `snapshot(wait=True)`."""
+        ...
+
+    def peer_lost(self, error: BaseException) -> NoReturn:
+        """End this trainer because a collective failed: another rank is gone, or this one cannot reach it."""
+        ...
+
+    def done(self, digest: str | None) -> NoReturn:
+        """End this trainer because `main` returned; digest: of the final state, None where it was not asked for."""
+        ...
+
+    def failed(self, error: BaseException) -> NoReturn:
+        """End this trainer because the user's code raised `error`; the traceback travels to the host."""
+        ...

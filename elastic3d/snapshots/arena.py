@@ -1,0 +1,56 @@
+"""Shared memory without names: memfd segments that grow and never shrink.
+
+No name means that nothing is left behind, whoever dies, and that no resource tracker of a killed trainer unlinks what
+its keeper still needs. A seal against shrinking means that no mapping of one process can be cut short by another.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+_F_ADD_SEALS = 1033
+_F_SEAL_SHRINK = 0x0002
+_GRAIN = 2 << 20
+
+
+class Arena:
+    """One segment, as one process sees it. Not safe for several threads at once while it grows."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._mapping: mmap.mmap | None = None
+
+    @classmethod
+    def create(cls) -> Arena:
+        """Return a new, empty segment."""
+        descriptor = os.memfd_create("elastic3d", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fcntl.fcntl(descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK)
+        return cls(descriptor)
+
+    def reserve(self, nbytes: int) -> None:
+        """Make the segment at least `nbytes` long."""
+        if os.fstat(self.descriptor).st_size < nbytes:
+            os.ftruncate(self.descriptor, -(-nbytes // _GRAIN) * _GRAIN)
+
+    def view(self, nbytes: int) -> memoryview:
+        """Return the first `nbytes`, mapped here; ValueError if the segment is shorter.
+
+        A mapping that views of it are still in use of stays alive beside its successor.
+        """
+        if nbytes == 0:
+            return memoryview(b"")
+        if self._mapping is None or len(self._mapping) < nbytes:
+            size = os.fstat(self.descriptor).st_size
+            if size < nbytes:
+                raise ValueError(f"a snapshot of {nbytes} bytes cannot lie in a segment of {size}")
+            self._mapping = mmap.mmap(self.descriptor, size)
+        return memoryview(self._mapping)[:nbytes]
+
+    def close(self) -> None:
+        """Give the segment up here. Its memory lives while another process or a view of this one holds it."""
+        self._mapping = None
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1

@@ -1,0 +1,210 @@
+"""What the tile servers of a run hold, and their tiles as a source for the resolver."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from checkpointing.errors import SourceError
+from checkpointing.resolver import Offered
+from checkpointing.tiles import Box, TensorSpec
+from elastic3d.snapshots import table as tables
+from elastic3d.snapshots import wire
+from elastic3d.snapshots.table import Table
+from elastic3d.snapshots.wire import WireError
+
+_HEX_DIGITS = 64
+_ASKED_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTile:
+    """One tile of a snapshot in a server's memory."""
+
+    spec: TensorSpec
+    box: Box
+    digest: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """One rank's snapshot as one server holds it, its own or another's replica.
+
+    rank, world: in the generation that made it. facts: as given to `snapshot`.
+    """
+
+    server: str
+    generation: int
+    step: int
+    rank: int
+    world: int
+    facts: dict[str, Any]
+    table: Table
+    digests: str
+
+    @cached_property
+    def tiles(self) -> tuple[HeldTile, ...]:
+        """All tiles of the snapshot. Made on first use: most inventories are only looked at for their step."""
+        return tuple(
+            HeldTile(
+                spec=entry.spec,
+                box=entry.box,
+                digest=self.digests[index * _HEX_DIGITS : (index + 1) * _HEX_DIGITS],
+                offset=entry.offset,
+                nbytes=entry.nbytes,
+            )
+            for index, entry in enumerate(self.table.entries)
+        )
+
+    def offers(self) -> list[Offered]:
+        """Return the tiles as the resolver takes them; the source of each is named by the server's address."""
+        return [
+            Offered(
+                spec=tile.spec,
+                box=tile.box,
+                digest=tile.digest,
+                source=self.server,
+                where=[self.generation, self.step, self.rank, tile.offset, tile.nbytes],
+            )
+            for tile in self.tiles
+        ]
+
+
+def inventories(servers: Sequence[str], run_id: str | None = None) -> list[Inventory]:
+    """Ask every server at once what it holds; one that cannot be reached, or does not answer, holds nothing.
+
+    run_id: servers of another run refuse to answer; None asks whoever is there.
+    """
+    if not servers:
+        return []
+    with ThreadPoolExecutor(max_workers=min(len(servers), _ASKED_AT_ONCE), thread_name_prefix="inventory") as pool:
+        return [found for answer in pool.map(lambda server: _ask(server, run_id), servers) for found in answer]
+
+
+def _ask(server: str, run_id: str | None) -> list[Inventory]:
+    try:
+        connection = wire.connect(server, run_id)
+    except WireError:
+        return []
+    with connection:
+        try:
+            wire.send(connection, {"op": "inventory"})
+            return _read_inventories(server, wire.receive(connection))
+        except WireError:
+            return []
+
+
+def _read_inventories(server: str, answer: dict[str, Any]) -> list[Inventory]:
+    try:
+        known = {identity: tables.from_wire(data) for identity, data in answer["tables"].items()}
+        return [
+            Inventory(
+                server=server,
+                generation=int(one["generation"]),
+                step=int(one["step"]),
+                rank=int(one["rank"]),
+                world=int(one["world"]),
+                facts=dict(one["facts"]),
+                table=known[one["table"]],
+                digests=str(one["digests"]),
+            )
+            for one in answer["snapshots"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"{server}: not an inventory: {error!r}") from error
+
+
+class PeerSource:
+    """Tiles from one tile server. Safe for several threads.
+
+    A server that failed once is not asked again: it is dead or cut off, and a thousand tiles must not each find out.
+    """
+
+    def __init__(self, server: str, run_id: str | None = None) -> None:
+        self.name = server
+        self._run_id = run_id
+        self._lock = threading.Lock()
+        self._idle: list[socket.socket] = []
+        self._fetched: dict[tuple[int, ...], memoryview] = {}
+        self._down: str | None = None
+
+    def prefetch(self, tiles: Sequence[Offered]) -> None:
+        """Fetch many tiles in one request, for `fetch` to hand out. Failures show in `fetch`."""
+        try:
+            found = self._request([tuple(tile.where) for tile in tiles])
+        except WireError:
+            return
+        with self._lock:
+            self._fetched.update(found)
+
+    def fetch(self, tile: Offered) -> bytes | memoryview:
+        """Return the tile's bytes, unverified; SourceError when the server is gone or has it no more."""
+        where = tuple(tile.where)
+        with self._lock:
+            data = self._fetched.pop(where, None)
+        if data is None:
+            try:
+                data = self._request([where]).get(where)
+            except WireError as error:
+                raise SourceError(f"tile server {self.name}: {error}") from error
+        if data is None:
+            raise SourceError(f"tile server {self.name} has let go of step {where[1]}")
+        return data
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        with self._lock:
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+            self._fetched.clear()
+
+    def _request(self, wanted: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], memoryview]:
+        connection = self._borrow()
+        try:
+            wire.send(connection, {"op": "fetch", "ranges": [list(where) for where in wanted]})
+            answer = wire.receive(connection)
+            sizes = answer.get("sizes")
+            if not isinstance(sizes, list) or len(sizes) != len(wanted):
+                raise WireError(str(answer.get("error", "not an answer")))
+            return self._receive(connection, wanted, sizes)
+        except WireError as error:
+            connection.close()
+            with self._lock:
+                self._down = str(error)
+            raise
+
+    def _receive(
+        self, connection: socket.socket, wanted: Iterable[tuple[int, ...]], sizes: Iterable[int]
+    ) -> dict[tuple[int, ...], memoryview]:
+        present = [(where, size) for where, size in zip(wanted, sizes, strict=True) if size >= 0]
+        if any(size != where[4] for where, size in present):
+            raise WireError("not the bytes that were asked for")
+        data = memoryview(wire.receive_bytes(connection, sum(size for _, size in present)))
+        found, at = {}, 0
+        for where, size in present:
+            found[where] = data[at : at + size]
+            at += size
+        with self._lock:
+            self._idle.append(connection)
+        return found
+
+    def _borrow(self) -> socket.socket:
+        with self._lock:
+            if self._down is not None:
+                raise WireError(self._down)
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return wire.connect(self.name, self._run_id)
+        except WireError as error:
+            with self._lock:
+                self._down = str(error)
+            raise

@@ -1,0 +1,331 @@
+"""Which buffer holds what, and which may be written again: pure bookkeeping, no bytes.
+
+What must hold: once a step is safe, every rank's snapshot of it stays restorable, from home or from the buddy, until a
+newer step is safe or a newer generation has a safe step of its own. It holds because
+
+- whether a snapshot is taken is decided from what every rank knows (`Cadence`): the steps taken so far and the safe
+  step of the last vote. So all ranks take the same steps, and the minimum over what they hold is a step all took;
+- snapshots are replicated in the order they were taken, so a rank that holds step t holds every taken step before it
+  that has not been dropped;
+- a rank drops a snapshot only when a newer one is safe (`Holdings.safe`), or when the new generation has restored from
+  another (`Holdings.restored`), which then takes the place of the safe step. While a generation has not restored,
+  nothing of its predecessors is dropped anywhere;
+- the buddy drops only what the origin's next snapshot says is dropped at home (`Replicas.begin`), and follows the
+  same rules at a change of generation.
+
+Home buffers: the safe step, two steps not yet safe, and one that an upload has pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elastic3d.errors import StateError
+
+HOME_BUFFERS = 4
+_OUTSTANDING = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """Names a snapshot of one rank: positional, for it is written and compared everywhere."""
+
+    generation: int
+    step: int
+
+
+class Cadence:
+    """Whether to take a snapshot, decided alike on every rank of a generation. Lives in the trainer."""
+
+    def __init__(self) -> None:
+        self._outstanding: list[int] = []
+
+    def voted(self, safe_step: int) -> None:
+        """Take note of the safe step of a vote."""
+        self._outstanding = [step for step in self._outstanding if step > safe_step]
+
+    def take(self) -> bool:
+        """Return whether the snapshot due now is taken: at most two may wait to become safe."""
+        return len(self._outstanding) < _OUTSTANDING
+
+    def taken(self, step: int) -> None:
+        """Take note of a snapshot."""
+        self._outstanding.append(step)
+
+
+class Place(StrEnum):
+    """Where a buffer of this host is in its life."""
+
+    FREE = "free"
+    GRANTED = "granted"  # the trainer may be writing
+    HOME = "home"  # complete here
+    BOTH = "both"  # complete here and at the buddy
+
+
+@dataclass(slots=True)
+class _Buffer:
+    place: Place = Place.FREE
+    mark: Mark | None = None
+    busy: bool = False  # being hashed and sent
+    refused: bool = False  # the buddy knows a newer generation
+
+
+class Holdings:
+    """The home buffers of one slot."""
+
+    def __init__(self, buffers: int = HOME_BUFFERS) -> None:
+        self._buffers = [_Buffer() for _ in range(buffers)]
+        self._generation = 0
+        self._safe: Mark | None = None
+        self._held = -1
+        self._pinned: Mark | None = None
+        self._pin_users = 0
+        self._wanted = False
+
+    # The trainer's side.
+
+    def grant(self) -> list[int]:
+        """Hand every free buffer to the trainer; return those newly granted."""
+        granted = []
+        for index, buffer in enumerate(self._buffers):
+            if buffer.place is Place.FREE:
+                buffer.place = Place.GRANTED
+                granted.append(index)
+        return granted
+
+    def want(self) -> None:
+        """Free a buffer for a final snapshot, now or as soon as one is idle, at the cost of one not yet safe.
+
+        The safe step is what the generation would fall back to, and stays.
+        """
+        self._wanted = True
+        self._sweep()
+
+    def written(self, index: int, mark: Mark, *, checkpoint: bool) -> None:
+        """Take note that the trainer has completed a snapshot in a buffer granted to it."""
+        buffer = self._buffers[index]
+        assert buffer.place is Place.GRANTED, (index, buffer)
+        assert mark.generation >= self._generation, (mark, self._generation)
+        buffer.place, buffer.mark, buffer.refused = Place.HOME, mark, False
+        self._wanted = False
+        if checkpoint and not self._pin_users:
+            self._pinned = mark
+        self._sweep()
+
+    def trainer_gone(self) -> None:
+        """Take back what was granted: what a dead trainer was writing is nothing."""
+        for buffer in self._buffers:
+            if buffer.place is Place.GRANTED:
+                buffer.place, buffer.mark = Place.FREE, None
+        self._wanted = False
+
+    # Votes and generations.
+
+    def restored(self, generation: int, base: Mark | None) -> None:
+        """Let the generation begin: of older ones only what it restored from is still needed.
+
+        base: None where the state came from elsewhere than memory.
+        """
+        self._generation = generation
+        self._safe = base
+        self._held = -1
+        self._sweep()
+
+    def safe(self, mark: Mark) -> None:
+        """Take note of the vote's safe step, of the generation that restored last."""
+        assert mark.generation == self._generation, (mark, self._generation)
+        if self._safe is None or mark > self._safe:
+            self._safe = mark
+            self._sweep()
+
+    def settled(self, generation: int) -> None:
+        """Drop everything older than `generation`, for a slot without a trainer in it."""
+        if generation > self._generation:
+            self._generation, self._safe, self._held = generation, None, -1
+            self._sweep()
+
+    # Replication.
+
+    def next_to_replicate(self) -> Mark | None:
+        """Return the oldest snapshot of the present generation that the buddy lacks."""
+        waiting = [b for b in self._buffers if b.place is Place.HOME and not b.busy and not b.refused]
+        marks = [b.mark for b in waiting if b.mark is not None]
+        return min((mark for mark in marks if mark.generation >= self._generation), default=None)
+
+    def begin(self, mark: Mark) -> int:
+        """Keep a snapshot as it is while it is hashed and sent; return its buffer."""
+        index = self.find(mark)
+        assert index is not None, mark
+        self._buffers[index].busy = True
+        return index
+
+    def end(self, mark: Mark, *, held: bool, refused: bool = False) -> bool:
+        """Stop keeping it; return whether `held` made it the newest step held at home and at the buddy.
+
+        refused: sending it again is no use.
+        """
+        index = self.find(mark)
+        assert index is not None, mark
+        buffer = self._buffers[index]
+        buffer.busy = False
+        buffer.refused = refused
+        if held:
+            buffer.place = Place.BOTH
+        newer = held and mark.generation == self._generation and mark.step > self._held
+        if newer:
+            self._held = mark.step
+        self._sweep()
+        return newer
+
+    def buddy_changed(self) -> None:
+        """Replicate again what only the former buddy has."""
+        for buffer in self._buffers:
+            buffer.refused = False
+            if buffer.place is Place.BOTH:
+                buffer.place = Place.HOME
+
+    @property
+    def held(self) -> int:
+        """Newest step of the present generation held at home and at the buddy, -1 for none."""
+        return self._held
+
+    # Uploads.
+
+    def pin(self, step: int) -> Mark:
+        """Keep the newest snapshot of `step` until `release`; StateError if there is none, or another is pinned."""
+        mark = max((m for m in self.marks() if m.step == step), default=None)
+        if mark is None:
+            raise StateError(f"the snapshot of step {step} is no longer in memory; nothing is lost, use a newer step")
+        if self._pin_users and self._pinned != mark:
+            raise StateError(
+                f"step {step} cannot be pinned while step {self._pinned.step if self._pinned else -1} is being"
+                " written; try again when that save has ended"
+            )
+        self._pinned = mark
+        self._pin_users += 1
+        return mark
+
+    def release(self) -> None:
+        """Undo one `pin`; the last one lets go."""
+        assert self._pin_users > 0
+        self._pin_users -= 1
+        if not self._pin_users:
+            self._pinned = None
+            self._sweep()
+
+    def unpin(self, step: int) -> None:
+        """Let go of a snapshot written for a checkpoint that nobody writes; one in use stays."""
+        if self._pinned is not None and self._pinned.step == step and not self._pin_users:
+            self._pinned = None
+            self._sweep()
+
+    # What is there.
+
+    def marks(self) -> list[Mark]:
+        """Return the complete snapshots, oldest first."""
+        return sorted(b.mark for b in self._buffers if b.mark is not None)
+
+    def find(self, mark: Mark) -> int | None:
+        """Return the buffer that holds a snapshot."""
+        return next((index for index, b in enumerate(self._buffers) if b.mark == mark), None)
+
+    def places(self) -> list[Place]:
+        """Return the place of every buffer."""
+        return [buffer.place for buffer in self._buffers]
+
+    def _needed(self, mark: Mark) -> bool:
+        if mark in (self._pinned, self._safe):
+            return True
+        if mark.generation < self._generation:
+            return False
+        return self._safe is None or mark > self._safe
+
+    def _sweep(self) -> None:
+        for buffer in self._buffers:
+            if buffer.mark is not None and not buffer.busy and not self._needed(buffer.mark):
+                buffer.place, buffer.mark = Place.FREE, None
+        if self._wanted and not any(b.place in (Place.FREE, Place.GRANTED) for b in self._buffers):
+            spare = [
+                b
+                for b in self._buffers
+                if b.mark is not None and not b.busy and b.mark not in (self._pinned, self._safe)
+            ]
+            if spare:
+                oldest = min(spare, key=lambda b: b.mark or Mark(0, 0))
+                oldest.place, oldest.mark = Place.FREE, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Whose snapshot a replica is: a rank of a generation."""
+
+    generation: int
+    rank: int
+
+
+class Replicas:
+    """What this slot holds for others. Buffers are numbered by the caller; -1 is none."""
+
+    def __init__(self) -> None:
+        self._complete: dict[Origin, dict[int, int]] = {}
+        self._receiving: dict[int, tuple[Origin, int]] = {}
+        self._oldest = 0
+        self._free: list[int] = []
+        self._count = 0
+
+    def refuse_below(self, generation: int) -> None:
+        """Refuse snapshots of older generations from now on."""
+        self._oldest = max(self._oldest, generation)
+
+    def begin(self, origin: Origin, step: int, keep: Collection[int]) -> int | None:
+        """Return the buffer to receive a snapshot into, None where its generation is too old.
+
+        keep: the steps the origin still has at home, this one included; its others are dropped.
+        """
+        if origin.generation < self._oldest:
+            return None
+        held = self._complete.get(origin, {})
+        for old in [old for old in held if old not in keep or old == step]:
+            self._free.append(held.pop(old))
+        if not self._free:
+            self._free.append(self._count)
+            self._count += 1
+        buffer = self._free.pop()
+        self._receiving[buffer] = (origin, step)
+        return buffer
+
+    def complete(self, buffer: int) -> bool:
+        """Take note that a snapshot has arrived and is good; return whether it is held, or was dropped meanwhile."""
+        origin, step = self._receiving.pop(buffer)
+        if origin.generation < self._oldest:
+            self._free.append(buffer)
+            return False
+        held = self._complete.setdefault(origin, {})
+        if step in held:
+            self._free.append(held[step])
+        held[step] = buffer
+        return True
+
+    def abort(self, buffer: int) -> None:
+        """Take note that a snapshot will not arrive."""
+        del self._receiving[buffer]
+        self._free.append(buffer)
+
+    def restored(self, generation: int, base: Mark | None) -> None:
+        """Drop what is older than `generation`, but for what it restored from."""
+        for origin, held in list(self._complete.items()):
+            if origin.generation < generation:
+                for step in [s for s in held if base is None or Mark(origin.generation, s) != base]:
+                    self._free.append(held.pop(step))
+                if not held:
+                    del self._complete[origin]
+
+    def settled(self, generation: int) -> None:
+        """Drop what is older than `generation`: it has a safe step of its own."""
+        self.restored(generation, None)
+
+    def held(self) -> list[tuple[Origin, int, int]]:
+        """Return (origin, step, buffer) of every complete replica."""
+        return [(origin, step, buffer) for origin, steps in self._complete.items() for step, buffer in steps.items()]

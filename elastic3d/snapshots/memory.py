@@ -1,0 +1,331 @@
+"""The snapshots of one slot and of those it is the buddy of: bytes, digests and who may use which buffer.
+
+Shared by the slot's thread, the replicator and the tile server's threads; every public method takes the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from checkpointing import tiles
+from checkpointing.tiles import Piece
+from elastic3d.snapshots import table as tables
+from elastic3d.snapshots.arena import Arena
+from elastic3d.snapshots.holdings import HOME_BUFFERS, Holdings, Mark, Origin, Replicas
+from elastic3d.snapshots.table import Table
+
+
+@dataclass(slots=True)
+class Stored:
+    """One complete snapshot in this host's memory.
+
+    table: as the trainer laid it out. cut: the same bytes in tiles; digests are of these, "" until computed, and
+    runs are the groups of tiles that are hashed and sent together.
+    """
+
+    mark: Mark
+    rank: int
+    world: int
+    facts: Mapping[str, Any]
+    table: Table
+    cut: Table
+    runs: list[tuple[int, int]]
+    data: memoryview
+    digests: list[str]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def digest_run(self, first: int, stop: int) -> list[str]:
+        """Return the digests of tiles [first, stop), computing those that nobody has."""
+        with self.lock:
+            if stop > first and not self.digests[stop - 1]:
+                self.digests[first:stop] = digests(self.cut, self.data, first, stop)
+            return self.digests[first:stop]
+
+    def digest_all(self) -> list[str]:
+        """Return the digest of every tile, computing those that nobody has."""
+        for first, stop in self.runs:
+            self.digest_run(first, stop)
+        return self.digests
+
+    def span(self, first: int, stop: int) -> tuple[int, int]:
+        """Return the half-open range of bytes that tiles [first, stop) lie in."""
+        last = self.cut.entries[stop - 1]
+        return self.cut.entries[first].offset, last.offset + last.nbytes
+
+
+def digests(cut: Table, data: memoryview, first: int, stop: int) -> list[str]:
+    """Return the digests of tiles [first, stop) of a snapshot's bytes."""
+    return [
+        tiles.digest(entry.spec, entry.box, data[entry.offset : entry.offset + entry.nbytes])
+        for entry in cut.entries[first:stop]
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arriving:
+    """A snapshot on its way from its origin into `stored`; nobody is offered it before it is complete."""
+
+    buffer: int
+    stored: Stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replication:
+    """A snapshot to send, and the steps its origin keeps at home."""
+
+    stored: Stored
+    keep: tuple[int, ...]
+
+
+class SnapshotMemory:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holdings = Holdings()
+        self._replicas = Replicas()
+        self._arenas = [Arena.create() for _ in range(HOME_BUFFERS)]
+        self._home: dict[Mark, Stored] = {}
+        self._others: dict[int, Stored] = {}
+        self._other_arenas: list[Arena] = []
+        self._tables: dict[str, tuple[Table, Table, list[tuple[int, int]]]] = {}
+        self._closed = False
+
+    # The slot's thread, on behalf of the trainer.
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return the home segments' descriptors, for a trainer to inherit."""
+        return tuple(arena.descriptor for arena in self._arenas)
+
+    def learn(self, table: Table) -> None:
+        """Take note of how the snapshots that follow are laid out."""
+        with self._changed:
+            self._cut(table)
+
+    def grant(self) -> list[int]:
+        """Hand every free buffer to the trainer; return those newly granted."""
+        with self._changed:
+            return self._holdings.grant()
+
+    def want(self) -> None:
+        """Free a buffer for a final snapshot, now or as soon as one is idle."""
+        with self._changed:
+            self._holdings.want()
+            self._forget()
+
+    def written(
+        self, buffer: int, mark: Mark, *, rank: int, world: int, facts: Mapping[str, Any], table: str, checkpoint: bool
+    ) -> None:
+        """Take note of a complete snapshot; `table` is the identity of one that was learnt."""
+        with self._changed:
+            whole, cut, runs = self._tables[table]
+            self._holdings.written(buffer, mark, checkpoint=checkpoint)
+            self._home[mark] = Stored(
+                mark=mark,
+                rank=rank,
+                world=world,
+                facts=facts,
+                table=whole,
+                cut=cut,
+                runs=runs,
+                data=self._arenas[buffer].view(whole.nbytes),
+                digests=[""] * len(cut.entries),
+            )
+            self._forget()
+            self._changed.notify_all()
+
+    def trainer_gone(self) -> None:
+        """Take back what was granted."""
+        with self._changed:
+            self._holdings.trainer_gone()
+
+    # Generations.
+
+    def set_generation(self, number: int) -> None:
+        """Refuse replicas of older generations from now on."""
+        with self._changed:
+            self._replicas.refuse_below(number)
+
+    def restored(self, generation: int, base: Mark | None) -> None:
+        """Let a generation begin: of older ones only what it restored from is kept."""
+        with self._changed:
+            self._holdings.restored(generation, base)
+            self._replicas.restored(generation, base)
+            self._forget()
+
+    def safe(self, mark: Mark) -> None:
+        """Take note of a vote's safe step: older steps, and older generations, are let go."""
+        with self._changed:
+            self._holdings.safe(mark)
+            self._replicas.settled(mark.generation)
+            self._forget()
+
+    def settled(self, generation: int) -> None:
+        """Drop what is older than `generation`."""
+        with self._changed:
+            self._holdings.settled(generation)
+            self._replicas.settled(generation)
+            self._forget()
+
+    # The replicator.
+
+    def wait_for_work(self, timeout: float) -> Replication | None:
+        """Return the next snapshot to hash and send, held as it is until `replicated`; None when none came."""
+        with self._changed:
+            if self._closed:
+                return None
+            mark = self._holdings.next_to_replicate()
+            if mark is None:
+                self._changed.wait(timeout)
+                mark = self._holdings.next_to_replicate()
+            if mark is None or self._closed:
+                return None
+            self._holdings.begin(mark)
+            keep = tuple(m.step for m in self._holdings.marks() if m.generation == mark.generation)
+            return Replication(stored=self._home[mark], keep=keep)
+
+    def replicated(self, mark: Mark, *, held: bool, refused: bool = False) -> bool:
+        """End a replication; return whether it made `mark` the newest step held twice."""
+        with self._changed:
+            newer = self._holdings.end(mark, held=held, refused=refused)
+            self._forget()
+            return newer
+
+    def buddy_changed(self) -> None:
+        """Replicate again what only the former buddy has."""
+        with self._changed:
+            self._holdings.buddy_changed()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let `wait_for_work` return. The memory goes when the last view of it does."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            for arena in (*self._arenas, *self._other_arenas):
+                arena.close()
+            self._home.clear()
+            self._others.clear()
+
+    # The tile server.
+
+    def offered(self) -> list[Stored]:
+        """Return every complete snapshot, its digests computed: those at home first."""
+        with self._changed:
+            stored = list(self._home.values())
+        for one in stored:
+            one.digest_all()
+        with self._changed:
+            # What was let go while it was being hashed may have been written over.
+            return [one for one in stored if self._home.get(one.mark) is one] + list(self._others.values())
+
+    def find(self, generation: int, step: int, rank: int) -> Stored | None:
+        """Return a complete snapshot."""
+        with self._changed:
+            home = self._home.get(Mark(generation, step))
+            if home is not None and home.rank == rank:
+                return home
+            for stored in self._others.values():
+                if stored.mark == Mark(generation, step) and stored.rank == rank:
+                    return stored
+            return None
+
+    def arriving(
+        self, mark: Mark, *, rank: int, world: int, facts: Mapping[str, Any], table: str, keep: Collection[int]
+    ) -> Arriving | None:
+        """Return where to receive a snapshot into, None where its generation is too old; UnknownTable."""
+        with self._changed:
+            if table not in self._tables:
+                raise tables.UnknownTable(table)
+            origin = Origin(generation=mark.generation, rank=rank)
+            buffer = self._replicas.begin(origin, mark.step, keep)
+            if buffer is None:
+                return None
+            self._forget()
+            whole, cut, runs = self._tables[table]
+            while buffer >= len(self._other_arenas):
+                self._other_arenas.append(Arena.create())
+            arena = self._other_arenas[buffer]
+            arena.reserve(whole.nbytes)
+            stored = Stored(
+                mark=mark,
+                rank=rank,
+                world=world,
+                facts=facts,
+                table=whole,
+                cut=cut,
+                runs=runs,
+                data=arena.view(whole.nbytes),
+                digests=[""] * len(cut.entries),
+            )
+            return Arriving(buffer=buffer, stored=stored)
+
+    def arrived(self, arriving: Arriving) -> bool:
+        """Offer a snapshot whose every tile was verified; return whether it is held."""
+        with self._changed:
+            held = self._replicas.complete(arriving.buffer)
+            if held:
+                self._others[arriving.buffer] = arriving.stored
+            self._forget()
+            return held
+
+    def lost(self, arriving: Arriving) -> None:
+        """Give up a snapshot that did not arrive whole and good."""
+        with self._changed:
+            self._replicas.abort(arriving.buffer)
+
+    # The keeper, for uploads.
+
+    @contextmanager
+    def pinned(self, step: int) -> Iterator[Stored]:
+        """Keep the newest snapshot of `step` as it is while the context is open; StateError if there is none."""
+        with self._changed:
+            stored = self._home[self._holdings.pin(step)]
+        try:
+            yield stored
+        finally:
+            with self._changed:
+                self._holdings.release()
+                self._forget()
+
+    def unpin(self, step: int) -> None:
+        """Let go of a snapshot written for a checkpoint."""
+        with self._changed:
+            self._holdings.unpin(step)
+            self._forget()
+
+    def descriptor_of(self, stored: Stored) -> int:
+        """Return the descriptor of the segment a home snapshot lies in."""
+        with self._changed:
+            buffer = self._holdings.find(stored.mark)
+            assert buffer is not None, stored.mark
+            return self._arenas[buffer].descriptor
+
+    def _cut(self, table: Table) -> None:
+        if table.identity not in self._tables:
+            cut = tables.cut(table)
+            self._tables[table.identity] = (table, cut, tables.groups(cut))
+
+    def _forget(self) -> None:
+        marks = set(self._holdings.marks())
+        for mark in [mark for mark in self._home if mark not in marks]:
+            del self._home[mark]
+        held = {buffer for _, _, buffer in self._replicas.held()}
+        for buffer in [buffer for buffer in self._others if buffer not in held]:
+            del self._others[buffer]
+        used = {one.table.identity for one in (*self._home.values(), *self._others.values())}
+        # Tables of layouts long gone; those just learnt are the youngest.
+        for identity in [i for i in list(self._tables)[:-8] if i not in used]:
+            del self._tables[identity]
+
+
+def pieces(table: Table, data: memoryview) -> list[Piece]:
+    """Return a snapshot's bytes as pieces, one for each box the trainer gave."""
+    return [
+        Piece(spec=entry.spec, box=entry.box, data=data[entry.offset : entry.offset + entry.nbytes])
+        for entry in table.entries
+    ]

@@ -1,0 +1,180 @@
+"""Copies this slot's snapshots to its buddy, in the order they were taken, on one thread.
+
+Each run of tiles is hashed and then sent, so that this side hashes the next while the other verifies the last.
+A buddy that does not answer is tried again, slowly; until it has a snapshot, that snapshot is not held, and
+training goes on with fewer snapshots rather than waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from elastic3d.snapshots import table as tables
+from elastic3d.snapshots import wire
+from elastic3d.snapshots.holdings import Mark
+from elastic3d.snapshots.memory import Replication, SnapshotMemory, Stored
+from elastic3d.snapshots.wire import WireError
+
+_IDLE_SECONDS = 60.0
+_RETRY_SECONDS = 0.25
+
+log = structlog.get_logger()
+
+
+class Stale(Exception):
+    """The buddy knows a newer generation than the snapshot's."""
+
+
+class Replicator:
+    """Hashes and sends what `memory` has.
+
+    digested: called once for each snapshot, when its digests are known. ended: called after each attempt, with whether
+    it made the snapshot the newest one held twice; buffers may have become free. Both on the replicator's thread.
+    """
+
+    def __init__(
+        self,
+        memory: SnapshotMemory,
+        *,
+        run_id: str,
+        digested: Callable[[Mark], None],
+        ended: Callable[[Mark, bool], None],
+        name: str = "replicator",
+    ) -> None:
+        self._memory = memory
+        self._run_id = run_id
+        self._digested = digested
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._buddy: str | None = None
+        self._connection: socket.socket | None = None
+        self._told: Mark | None = None
+        self._changed = threading.Event()
+        self._closed = False
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def set_buddy(self, address: str | None) -> None:
+        """Send to another tile server from now on; what only the former one has is sent again."""
+        if address is not None:
+            wire.parse_address(address)
+        with self._lock:
+            if address == self._buddy:
+                return
+            self._buddy = address
+            self._drop_connection()
+        if address is not None:
+            self._memory.buddy_changed()
+        self._changed.set()
+
+    def close(self) -> None:
+        """Stop. A snapshot on its way is lost to the buddy."""
+        with self._lock:
+            self._closed = True
+            self._drop_connection()
+        self._memory.close()
+        self._changed.set()
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it
+            self._connection.close()
+            self._connection = None
+
+    def _run(self) -> None:
+        while not self._closed:
+            work = self._memory.wait_for_work(_IDLE_SECONDS)
+            if work is None:
+                continue
+            with self._lock:
+                buddy = self._buddy
+            held = refused = failed = False
+            try:
+                held = self._replicate(work, buddy)
+            except Stale:
+                refused = True
+                log.info("replica.stale", generation=work.stored.mark.generation, step=work.stored.mark.step)
+            except (WireError, OSError) as error:
+                failed = True
+                log.info("replica.failed", step=work.stored.mark.step, buddy=buddy, error=str(error))
+            with self._lock:
+                # A buddy that was changed meanwhile holds it, but is none any more.
+                held = held and self._buddy == buddy
+                newer = self._memory.replicated(work.stored.mark, held=held, refused=refused)
+            self._ended(work.stored.mark, newer)
+            if failed:
+                self._changed.wait(_RETRY_SECONDS)
+                self._changed.clear()
+
+    def _replicate(self, work: Replication, buddy: str | None) -> bool:
+        if buddy is None:
+            self._digest(work.stored)
+            return True
+        try:
+            connection = self._connect(buddy)
+            if connection is None:
+                return False
+            self._send(connection, work)
+        except (WireError, OSError):
+            with self._lock:
+                self._drop_connection()
+            raise
+        finally:
+            self._digest(work.stored)
+        return True
+
+    def _digest(self, stored: Stored) -> None:
+        stored.digest_all()
+        if self._told is None or stored.mark > self._told:
+            self._told = stored.mark
+            self._digested(stored.mark)
+
+    def _connect(self, buddy: str) -> socket.socket | None:
+        with self._lock:
+            if self._connection is not None:
+                return self._connection
+        connection = wire.connect(buddy, self._run_id)
+        with self._lock:
+            if self._closed or self._buddy != buddy:
+                connection.close()
+                return None
+            self._connection = connection
+            return connection
+
+    def _send(self, connection: socket.socket, work: Replication) -> None:
+        stored = work.stored
+        request = {
+            "op": "replicate",
+            "generation": stored.mark.generation,
+            "step": stored.mark.step,
+            "rank": stored.rank,
+            "world": stored.world,
+            "facts": dict(stored.facts),
+            "keep": list(work.keep),
+            "identity": stored.table.identity,
+            "table": None,
+        }
+        wire.send(connection, request)
+        answer = wire.receive(connection)
+        if "table" in answer:
+            wire.send(connection, {**request, "table": tables.to_wire(stored.table)})
+            answer = wire.receive(connection)
+        _expect("ok", answer)
+        for first, stop in stored.runs:
+            wire.send_bytes(connection, bytes.fromhex("".join(stored.digest_run(first, stop))))
+            low, high = stored.span(first, stop)
+            wire.send_bytes(connection, stored.data[low:high])
+        self._digest(stored)
+        _expect("held", wire.receive(connection))
+
+
+def _expect(word: str, answer: dict[str, object]) -> None:
+    if "stale" in answer:
+        raise Stale
+    if word not in answer:
+        raise WireError(f"the buddy refused: {answer.get('error', answer)}")

@@ -1,0 +1,137 @@
+"""What lies where in a snapshot: shards as the trainer laid them out, cut into tiles as others fetch them.
+
+Tables change only with the layout, so each is sent and cut once and then named by its identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from checkpointing.tiles import Box, TensorSpec
+
+ALIGNMENT = 64
+TILE_BYTES = 4 << 20
+
+
+class UnknownTable(KeyError):
+    """No table of this identity was learnt; send it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The bytes of one box, C-contiguous at `offset` of a snapshot."""
+
+    spec: TensorSpec
+    box: Box
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        return self.box.numel * self.spec.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """All boxes of a snapshot, by offset, and the bytes they take together."""
+
+    entries: tuple[Entry, ...]
+    nbytes: int
+    identity: str
+
+
+def lay_out(boxes: Iterable[tuple[TensorSpec, Box]]) -> Table:
+    """Return a table with each box at the next aligned offset."""
+    entries, offset = [], 0
+    for spec, box in boxes:
+        entry = Entry(spec=spec, box=box, offset=offset)
+        entries.append(entry)
+        offset = -(-(offset + entry.nbytes) // ALIGNMENT) * ALIGNMENT
+    return _table(entries, offset)
+
+
+def cut(table: Table, limit: int = TILE_BYTES) -> Table:
+    """Return the same bytes in tiles of at most `limit` bytes, as far as cutting whole rows can do it.
+
+    A trainer of another layout then fetches little more than the rows it needs.
+    """
+    tiles: list[Entry] = []
+    for entry in table.entries:
+        tiles.extend(_rows(entry, limit))
+    return _table(tiles, table.nbytes)
+
+
+def _rows(entry: Entry, limit: int) -> Iterable[Entry]:
+    box = entry.box
+    if entry.nbytes <= limit or not box.shape or box.shape[0] < 2:
+        return [entry]
+    row = math.prod(box.shape[1:]) * entry.spec.itemsize
+    rows = max(1, limit // row)
+    # Cut at multiples of the global row, so that ranks that hold the same rows name the same tiles.
+    edges = [box.start[0], *range((box.start[0] // rows + 1) * rows, box.stop[0], rows), box.stop[0]]
+    return [
+        Entry(
+            spec=entry.spec,
+            box=Box(start=(low, *box.start[1:]), stop=(high, *box.stop[1:])),
+            offset=entry.offset + (low - box.start[0]) * row,
+        )
+        for low, high in itertools.pairwise(edges)
+    ]
+
+
+def groups(table: Table, limit: int = TILE_BYTES) -> list[tuple[int, int]]:
+    """Return half-open runs of tiles that lie together in at least `limit` bytes where there are as many.
+
+    A run is hashed, sent and received in one piece, so that a thousand small tiles do not cost a thousand calls.
+    """
+    runs, first, size = [], 0, 0
+    for index, entry in enumerate(table.entries):
+        size += entry.nbytes
+        if size >= limit:
+            runs.append((first, index + 1))
+            first, size = index + 1, 0
+    if first < len(table.entries):
+        runs.append((first, len(table.entries)))
+    return runs
+
+
+def to_wire(table: Table) -> dict[str, object]:
+    """Return the table as plain JSON data."""
+    return {
+        "identity": table.identity,
+        "nbytes": table.nbytes,
+        "entries": [[e.spec.key, e.spec.dtype, e.spec.shape, e.box.start, e.box.stop, e.offset] for e in table.entries],
+    }
+
+
+def from_wire(data: dict[str, object]) -> Table:
+    """Return the table that `to_wire` wrote; ValueError where offsets leave the snapshot or data does not fit."""
+    entries = []
+    rows, nbytes = data["entries"], data["nbytes"]
+    if not isinstance(rows, list) or not isinstance(nbytes, int):
+        raise ValueError("not a table of tiles")
+    for key, dtype, shape, start, stop, offset in rows:
+        entry = Entry(
+            spec=TensorSpec(key=str(key), dtype=str(dtype), shape=_dims(shape)),
+            box=Box(start=_dims(start), stop=_dims(stop)),
+            offset=int(offset),
+        )
+        if entry.offset < 0 or entry.offset + entry.nbytes > nbytes:
+            raise ValueError(f"tile {key} {entry.box} lies outside its snapshot")
+        entries.append(entry)
+    return Table(entries=tuple(entries), nbytes=nbytes, identity=str(data["identity"]))
+
+
+def _dims(data: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(size) for size in data)
+
+
+def _table(entries: Sequence[Entry], nbytes: int) -> Table:
+    named = json.dumps([[e.spec.key, e.spec.dtype, e.spec.shape, e.box.start, e.box.stop, e.offset] for e in entries])
+    identity = hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+    return Table(entries=tuple(entries), nbytes=nbytes, identity=identity)

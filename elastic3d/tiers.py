@@ -1,0 +1,56 @@
+"""The places a trainer's state may come from: the memory of all keepers of the job, then the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from checkpointing import open_checkpoint, open_store, read_latest
+from checkpointing.errors import CheckpointError
+from checkpointing.resolver import TileSource
+from elastic3d import restoring
+from elastic3d.errors import StateError
+from elastic3d.snapshots.client import Inventory, PeerSource, inventories
+
+STORE_SOURCE = "store"
+
+
+class KeepersAndStore:
+    """The tiers of a job whose keepers hold snapshots. `run_id`: servers of another run are not listened to."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    def inventories(self, servers: Sequence[str]) -> Sequence[Inventory]:
+        """Return what the reachable keepers hold, their own trainers' snapshots and replicas."""
+        return inventories(servers, self._run_id)
+
+    def checkpoint(self, url: str) -> restoring.Decision | None:
+        """Return the newest checkpoint, None where nothing was committed; StateError where it cannot be trusted."""
+        try:
+            store = open_store(url)
+            ref = read_latest(store)
+            if ref is None or ref.checkpoint is None:
+                return None
+            found = open_checkpoint(store, ref)
+        except (CheckpointError, OSError) as error:
+            raise StateError(
+                f"the newest checkpoint under {url} cannot be read: {error}. `elastic3d ckpt verify {url}` says more"
+            ) from error
+        return restoring.Decision(
+            source=restoring.STORE,
+            step=found.step,
+            generation=found.made_in,
+            facts=found.facts,
+            offers=tuple(found.offers(STORE_SOURCE)),
+        )
+
+    def sources(self, decision: restoring.Decision, url: str | None) -> Mapping[str, TileSource]:
+        """Return one source per keeper that offers a tile, and the store."""
+        names = sorted({offer.source for offer in decision.offers})
+        sources: dict[str, TileSource] = {}
+        for name in names:
+            if name != STORE_SOURCE:
+                sources[name] = PeerSource(name, self._run_id)
+            elif url is not None:
+                sources[name] = open_checkpoint(open_store(url)).source(STORE_SOURCE)
+        return sources

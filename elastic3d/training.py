@@ -1,0 +1,423 @@
+"""What a user's `main` sees of a run, and the loop that a trainer goes through around it.
+
+    def main(run):
+        model = run.shard(lambda: GPT(config), blocks="blocks")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        batches = run.batches(dataset, global_batch=512, micro_batch=2, seed=17)
+        run.restore(model=model, optimizer=optimizer, batches=batches)
+        for batch in batches.until(step=20_000):
+            loss = run.backward(model, batch, loss_fn)
+            run.step(optimizer, loss=loss, clip=1.0)
+
+A `Run` lives as long as one generation and talks to the world outside its process group through a `Port` alone. When
+another rank is lost, or this one is to leave, the port ends the process: `main` never hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from checkpointing.resolver import resolve
+from elastic3d import restoring
+from elastic3d.alone import Alone
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.data import Batch, Batches, Share
+from elastic3d.data.batches import Dataset
+from elastic3d.data.ledger import Ledger, Line, add
+from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.parallel import facts as written
+from elastic3d.parallel import vote
+from elastic3d.parallel.assembly import Assembly, Plan, measure
+from elastic3d.parallel.digest import state_digest
+from elastic3d.parallel.initial import WHOLE_BELOW, outline
+from elastic3d.parallel.lost import is_lost_peer
+from elastic3d.parallel.mesh import Mesh, join_world
+from elastic3d.parallel.refusals import look_at_optimizer
+from elastic3d.parallel.room import Room
+from elastic3d.parallel.schedule import LossFunction
+from elastic3d.parallel.state import box_of, create_optimizer_state, held_by_model, held_by_optimizer, local, tiles_of
+from elastic3d.port import Flags, Go, Port, StepRecord
+from elastic3d.values import Layout, from_json, to_json
+
+Main = Callable[["Run"], None]
+
+
+class Loss:
+    """The loss of one step: known to all ranks once `run.step` has taken it."""
+
+    def __init__(self, parts: Mapping[int, torch.Tensor], batch: Batch) -> None:
+        self._parts, self._batch = parts, batch
+        self._value: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The mean over the global batch; UsageError before `run.step`."""
+        if self._value is None:
+            raise UsageError("the loss of a step is known after run.step(..., loss=loss); read it then")
+        return self._value
+
+    @property
+    def batch(self) -> Batch:
+        """What it is the loss of."""
+        return self._batch
+
+    def parts(self) -> dict[int, float]:
+        """Return this rank's losses by number of micro-batch."""
+        return {index: float(part) for index, part in self._parts.items()}
+
+    def settle(self, value: float) -> None:
+        """Take note of the value that the vote has found."""
+        self._value = value
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+
+class Run:
+    """One generation of a training run, as its trainer on one rank sees it."""
+
+    def __init__(self, port: Port, *, tiers: restoring.Tiers | None = None, clock: Clock = SYSTEM) -> None:
+        self._port, self._clock = port, clock
+        self._tiers = tiers or restoring.Nowhere()
+        self._assignment = port.assignment
+        self._layout = port.assignment.layout or Layout(pp=1, dp=1)
+        self._device = torch.device("cpu")
+        self._mesh: Mesh | None = None
+        self._plan: Plan | None = None
+        self._model: nn.Module | None = None
+        self._assembly: Assembly | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._schedule: Any = None
+        self._batches: Batches | None = None
+        self._ledger: Ledger = ()
+        self._since = 0.0
+        torch.set_num_threads(self._assignment.threads)
+        torch.use_deterministic_algorithms(True)
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer updates made so far in the run."""
+        return self._batches.step if self._batches else 0
+
+    @property
+    def rank(self) -> int:
+        """This trainer's number within the generation."""
+        return self._assignment.rank
+
+    @property
+    def world(self) -> int:
+        """Number of ranks of the generation."""
+        return self._assignment.world
+
+    @property
+    def layout(self) -> Layout:
+        """Sizes of the mesh axes in this generation."""
+        return self._layout
+
+    @property
+    def generation(self) -> int:
+        """Number of this generation."""
+        return self._assignment.generation
+
+    @property
+    def measuring(self) -> bool:
+        """Whether this trainer only measures the model, which is on meta then, and ends at `restore`."""
+        return self._assignment.measuring
+
+    @property
+    def ledger(self) -> Ledger:
+        """Account of the samples consumed up to the present step."""
+        return self._ledger
+
+    def shard(
+        self,
+        build: Callable[[], nn.Module],
+        *,
+        blocks: str | None = None,
+        tensor: Any = None,
+        seed: int = 0,
+        reduction: str = "ordered",
+        whole_below: int = WHOLE_BELOW,
+    ) -> nn.Module:
+        """Build the model and return this rank's part of it.
+
+        blocks: dotted path of the ModuleList of repeated layers, which pipeline stages and ZeRO shards are made of;
+        None for no pipeline stages. seed: of initial weights and dropout. reduction: "ordered" gives the same bits for
+        every layout, "fast" leaves the order of sums to the backend. whole_below: bytes of parameters from which on
+        the model is no longer built whole in each process. ModelError for a model that cannot be taken.
+        """
+        if self._plan is not None:
+            raise UsageError("run.shard was called twice; a run has one model")
+        if tensor is not None:
+            raise UsageError("run.shard: tensor parallelism is not supported yet; leave tensor= out")
+        self._plan = Plan(build=build, blocks=blocks, seed=seed, reduction=reduction, whole_below=whole_below)
+        if self.measuring:
+            self._model = outline(build)
+            return self._model
+        with self._peers():
+            if self.world > 1:
+                join_world(self._assignment, self._device)
+            self._mesh = Mesh(self._layout, self.rank, self._device)
+            self._assembly = Assembly(self._plan, self._mesh)
+        self._model = self._assembly.model
+        return self._model
+
+    def batches(
+        self, dataset: Dataset, *, global_batch: int, micro_batch: int, seed: int = 0, workers: int = 0
+    ) -> Batches:
+        """Return the run's batches over a map-style data set of (input, target) pairs.
+
+        global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run.
+        """
+        if self._plan is None:
+            raise UsageError("call run.shard before run.batches")
+        share = Share()
+        if self._mesh is not None:
+            place, layout = self._mesh.place, self._layout
+            share = Share(dp=layout.dp, index=place.dp, inputs=place.pp == 0, targets=place.pp == layout.pp - 1)
+        self._batches = Batches(
+            dataset,
+            global_batch=global_batch,
+            micro_batch=micro_batch,
+            seed=seed,
+            share=share,
+            workers=workers,
+            device=self._device,
+        )
+        return self._batches
+
+    def restore(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batches: Batches,
+        schedule: Any = None,
+    ) -> None:
+        """Bring back the newest state there is; at the run's start, leave everything as it was built.
+
+        Blocks until the generation may begin. While measuring it reports the model's profile and does not return.
+        """
+        if self._plan is None or model is not self._model or batches is not self._batches:
+            raise UsageError("run.restore needs the model of run.shard and the batches of run.batches")
+        look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
+        if self.measuring:
+            self._port.measured(measure(self._plan, model, batches))
+        self._optimizer, self._schedule = optimizer, schedule
+        assembly = self._made()
+        self._check_profile(assembly, batches)
+        with self._peers():
+            assembly.prepare(batches)
+            go = self._port.await_go()
+            decision = self._decide(assembly, go)
+        if decision.source != restoring.NONE:
+            self._load(assembly, optimizer, decision)
+        self._port.restored(decision.source, decision.step, decision.generation)
+        if decision.source != restoring.NONE:
+            self._snapshot(checkpoint=False, wait=False)
+        self._since = self._clock.monotonic()
+
+    def backward(self, model: nn.Module, batch: Batch, loss_fn: LossFunction) -> Loss:
+        """Run this rank's micro-batches of a step forward and back; `loss_fn(output, target)` is their mean loss."""
+        assembly = self._made()
+        if model is not self._model:
+            raise UsageError("run.backward needs the model that run.shard returned")
+        with self._peers():
+            return Loss(assembly.passes.run(batch, loss_fn), batch)
+
+    def step(
+        self, optimizer: torch.optim.Optimizer, schedule: Any = None, *, loss: Loss, clip: float | None = None
+    ) -> None:
+        """Vote, clip, update and account: make the step whose gradients `backward` has left.
+
+        clip: largest norm of the whole gradient. Ends the process at this step's end when all ranks were told to leave.
+        """
+        assembly, batches = self._made(), self._ready(optimizer, schedule)
+        flags = self._port.flags()
+        done = batches.step + 1
+        with self._peers():
+            outcome = self._vote(assembly, loss, flags, checkpoint=self._due(done), clip=clip is not None)
+        parameters = dict(assembly.model.named_parameters())
+        for name in outcome.absent:
+            if name in parameters:
+                parameters[name].grad = None
+        if clip is not None and outcome.norm is not None:
+            gradients = [p.grad for p in parameters.values() if p.grad is not None]
+            vote.scale([local(gradient) for gradient in gradients], vote.clip_coefficient(outcome.norm, clip))
+        self._port.finish_copy()
+        with self._peers():
+            optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.settle(outcome.loss)
+        self._account(batches, outcome)
+        batches.step = done
+        every = self._assignment.snapshot_every
+        if outcome.leave:
+            self._snapshot(checkpoint=outcome.checkpoint, wait=True)
+        elif outcome.checkpoint or (every and done % every == 0):
+            self._snapshot(checkpoint=outcome.checkpoint, wait=False)
+        self._commit(batches, outcome)
+        if outcome.leave:
+            self._port.leave(done)
+
+    def digest(self) -> str:
+        """Return one digest of parameters, buffers and optimizer state, equal for equal bits in any layout.
+
+        A collective: all ranks call it after the same step.
+        """
+        assembly = self._made()
+        with self._peers():
+            return state_digest(assembly.mesh, assembly.model, self._optimizer)
+
+    def _made(self) -> Assembly:
+        if self._assembly is None:
+            raise UsageError("call run.shard first; and while measuring, nothing after run.restore is reached")
+        return self._assembly
+
+    def _ready(self, optimizer: torch.optim.Optimizer, schedule: Any) -> Batches:
+        if self._batches is None or self._optimizer is None:
+            raise UsageError("call run.restore before run.step")
+        if optimizer is not self._optimizer or schedule is not self._schedule:
+            raise UsageError("run.step needs the optimizer and the schedule that run.restore was given")
+        return self._batches
+
+    def _due(self, step: int) -> bool:
+        every = self._assignment.checkpoint_every
+        return bool(every) and step % every == 0
+
+    def _check_profile(self, assembly: Assembly, batches: Batches) -> None:
+        """The leader planned from one profile; a node whose script says otherwise would train another model."""
+        planned = self._assignment.seed_digest
+        if planned and planned != assembly.profile_digest(batches):
+            raise ConfigurationError(
+                f"node {self._assignment.node}: this script's model, batches or seeds are not those the run was "
+                "planned from; run the same script with the same arguments on every node"
+            )
+
+    def _decide(self, assembly: Assembly, go: Go) -> restoring.Decision:
+        decided = None
+        if self.rank == 0:
+            url = self._assignment.store_url
+            decided = restoring.dump(restoring.decide(self._tiers, go.servers, url, assembly.specs))
+        return restoring.load(assembly.mesh.broadcast(decided))
+
+    def _load(self, assembly: Assembly, optimizer: torch.optim.Optimizer, decision: restoring.Decision) -> None:
+        assert self._batches is not None
+        facts = restoring.check_facts(decision, self._batches.order)
+        saved = {offer.spec.key: offer.spec for offer in decision.offers}
+        create_optimizer_state(assembly.model, optimizer, saved.values())
+        held = [*held_by_model(assembly.model), *held_by_optimizer(assembly.model, optimizer)]
+        room = Room(held)
+        sources = self._tiers.sources(decision, self._assignment.store_url)
+        resolve(room.wanted(), decision.offers, sources, room.destination)
+        room.settle()
+        written.set_optimizer_groups(optimizer, facts["optimizer_groups"])
+        written.set_schedule_state(self._schedule, facts["schedule"])
+        self._ledger = tuple(from_json(Line, line) for line in facts["ledger"])
+        self._batches.step = decision.step
+
+    def _facts(self) -> dict[str, Any]:
+        assert self._optimizer is not None
+        assert self._batches is not None
+        return {
+            "step": self._batches.step,
+            "order": to_json(self._batches.order),
+            "optimizer_groups": written.optimizer_groups(self._optimizer),
+            "schedule": written.schedule_state(self._schedule),
+            "ledger": to_json(self._ledger),
+        }
+
+    def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
+        tiles = tiles_of(self._made().model, self._optimizer)
+        self._port.snapshot(self.steps, tiles, self._facts(), checkpoint=checkpoint, wait=wait)
+
+    def _vote(self, assembly: Assembly, loss: Loss, flags: Flags, *, checkpoint: bool, clip: bool) -> vote.Outcome:
+        assembly.reduction.finish()
+        rows = {}
+        if clip:
+            for name, parameter in assembly.model.named_parameters():
+                if parameter.grad is not None:
+                    first = box_of(parameter.grad).start
+                    rows[name] = (first[0] if first else 0, vote.row_squares(local(parameter.grad)))
+        counts = assembly.mesh.place.pp == 0
+        ballot = vote.Ballot(
+            leave=flags.leave,
+            etcd_away=flags.etcd_away,
+            checkpoint=checkpoint,
+            held=self._port.held(),
+            losses=loss.parts(),
+            samples=loss.batch.samples if counts else 0,
+            sample_sum=loss.batch.sample_sum if counts else 0,
+            present=frozenset(assembly.reduction.present()),
+            rows=rows,
+        )
+        votes = assembly.mesh.sum(assembly.paper.fill(self.rank, ballot, norm=clip))
+        return assembly.paper.read(votes, norm=clip)
+
+    def _account(self, batches: Batches, outcome: vote.Outcome) -> None:
+        self._ledger = add(
+            self._ledger,
+            generation=self.generation,
+            step=batches.step,
+            layout=str(self.layout),
+            samples=outcome.samples,
+            sample_sum=outcome.sample_sum,
+        )
+
+    def _commit(self, batches: Batches, outcome: vote.Outcome) -> None:
+        now = self._clock.monotonic()
+        size = batches.order.global_batch
+        record = StepRecord(
+            generation=self.generation,
+            step=batches.step,
+            loss=outcome.loss,
+            gradient_norm=outcome.norm,
+            seconds=now - self._since,
+            safe_step=outcome.safe_step,
+            etcd_away_everywhere=outcome.etcd_away,
+            samples=((batches.step - 1) * size, batches.step * size),
+            sample_sum=outcome.sample_sum,
+        )
+        self._since = now
+        self._port.committed(record)
+
+    @contextmanager
+    def _peers(self) -> Iterator[None]:
+        """Hand the failure of a collective to the port, which ends the process."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            if is_lost_peer(error):
+                self._port.peer_lost(error)
+            raise
+
+
+def train(main: Main, port: Port, *, tiers: restoring.Tiers | None = None) -> NoReturn:
+    """Go through `main` as the trainer that `port` hosts, and end by it."""
+    try:
+        main(Run(port, tiers=tiers))
+    except Exception as error:  # noqa: BLE001  # the edge of the trainer: whatever the user's code raised goes to the host
+        if is_lost_peer(error):
+            port.peer_lost(error)
+        port.failed(error)
+    port.done(None)
+
+
+def run_alone(main: Main, *, threads: int | None = None) -> Run:
+    """Go through `main` in this very process, as the only rank; return the run as `main` left it.
+
+    No snapshots and no checkpoints. threads: for tensor operations, torch's own choice by default.
+    """
+    run = Run(Alone(threads=threads or torch.get_num_threads()))
+    main(run)
+    return run

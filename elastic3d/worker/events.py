@@ -1,0 +1,153 @@
+"""What a slot tells its keeper, as frozen events.
+
+Every event names its slot (local index) and, where one is meant, the trainer: a number unique within the slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elastic3d.port import StepRecord
+from elastic3d.values import ModelProfile
+
+
+class ExitKind(StrEnum):
+    """How a trainer ended. Only `done` carries a digest, only `left` and `done` a step that means something."""
+
+    DONE = "done"  # main returned
+    LEFT = "left"  # asked to leave, and left at a step boundary
+    MEASURED = "measured"  # a measuring trainer reported its profile
+    PEER_LOST = "peer_lost"  # a collective failed: somebody else is gone
+    USER_ERROR = "user_error"  # the user's code raised
+    STOPPED = "stopped"  # killed because the keeper asked for it
+    SIGNAL = "signal"  # died by a signal nobody here asked for, or with an exit code that is not ours
+    TEMPLATE = "template"  # its template died and took it along
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFault:
+    """An exception that travelled: its class, its message and its formatted traceback."""
+
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A measuring trainer reported the model's profile; its `TrainerExited(kind=measured)` follows."""
+
+    slot: int
+    trainer: int
+    profile: ModelProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A trainer was forked and runs as `pid`, leader of process group `pid`."""
+
+    slot: int
+    trainer: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A trainer has built everything and waits in `run.restore` for `go`."""
+
+    slot: int
+    trainer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A trainer has its state. source: "none", "memory" or "store"; of which step and generation."""
+
+    slot: int
+    trainer: int
+    source: str
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommitted:
+    """A trainer made a step."""
+
+    slot: int
+    trainer: int
+    record: StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTaken:
+    """A snapshot lies complete in this host's memory, digests known: `pieces(step)` works from here on.
+
+    checkpoint: the trainer asked for a durable checkpoint of it; the snapshot is pinned until `pieces(step)` has been
+    entered and left, or `unpin(step)` was called.
+    """
+
+    slot: int
+    trainer: int
+    generation: int
+    step: int
+    checkpoint: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotHeld:
+    """A snapshot is held at home and at the buddy (at home alone while there is no buddy)."""
+
+    slot: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerExited:
+    """A trainer and its whole process group are dead and reaped; the last event of that trainer.
+
+    step: the last step it committed or left at, -1 for none. code: exit code, or minus the signal's number.
+    digest: of the final state, where kind is `done` and it was computed. fault: where kind is `user_error` or
+    `peer_lost`. detail: one line for people.
+    """
+
+    slot: int
+    trainer: int
+    kind: ExitKind
+    step: int
+    code: int
+    digest: str | None = None
+    fault: TrainerFault | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateDied:
+    """The template died; a new interpreter is being started and forks asked for meanwhile wait for it."""
+
+    slot: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLost:
+    """The slot cannot go on: its companion keeper is gone, or its template could not be started again."""
+
+    slot: int
+    detail: str
+
+
+SlotEvent = (
+    Measured
+    | Started
+    | Prepared
+    | Restored
+    | StepCommitted
+    | SnapshotTaken
+    | SnapshotHeld
+    | TrainerExited
+    | TemplateDied
+    | SlotLost
+)

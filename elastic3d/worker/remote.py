@@ -1,0 +1,302 @@
+"""Slots of the node's other keepers, as the first keeper sees them: the same calls and events, over a Unix socket.
+
+A companion keeper listens under an abstract name (nothing to clean up, gone with its process) and leaves when the
+first keeper's connection ends. Frames are a length and a JSON object. A pinned snapshot has a connection of its own,
+over which its memory's descriptor travels: nothing is copied, and whatever ends the connection ends the pin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any, cast, get_args
+
+from elastic3d.clock import SYSTEM
+from elastic3d.errors import StateError
+from elastic3d.port import Assignment, Go
+from elastic3d.snapshots import memory
+from elastic3d.snapshots import table as tables
+from elastic3d.snapshots.arena import Arena
+from elastic3d.values import from_json, to_json
+from elastic3d.worker.events import SlotEvent, SlotLost
+from elastic3d.worker.slot import LocalSlot, PinnedSnapshot
+
+_LENGTH = struct.Struct("<I")
+_EVENTS = {kind.__name__: kind for kind in get_args(SlotEvent)}
+_CLOSE_SECONDS = 5.0
+
+
+class SlotServer:
+    """Exposes this keeper's slot to the node's first keeper."""
+
+    def __init__(self, slot: LocalSlot, events: queue.SimpleQueue[SlotEvent], name: str) -> None:
+        """Listen under the abstract name. events: the queue the slot was created with; it is read here."""
+        self._slot = slot
+        self._events = events
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind("\0" + name)
+        self._listener.listen(16)
+
+    def serve(self, patience: float) -> None:
+        """Obey the first keeper until its connection ends; give up when it does not come in `patience` seconds."""
+        try:
+            self._listener.settimeout(patience)
+            with _accept(self._listener) as connection:
+                _send(connection, {"index": self._slot.index, "tile_port": self._slot.tile_port, "pid": os.getpid()})
+                self._listener.settimeout(None)
+                threading.Thread(target=self._accept_pins, name="slot-pins", daemon=True).start()
+                lock = threading.Lock()
+                threading.Thread(target=self._forward, args=(connection, lock), name="slot-events", daemon=True).start()
+                with contextlib.suppress(OSError):
+                    while (frame := _receive(connection)) is not None and frame["call"] != "close":
+                        self._obey(frame)
+        except TimeoutError:
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+
+    def _obey(self, frame: dict[str, Any]) -> None:
+        slot = self._slot
+        match frame["call"]:
+            case "prepare":
+                slot.prepare(from_json(Assignment, frame["assignment"]), trainer=frame["trainer"])
+            case "go":
+                slot.go(frame["trainer"], from_json(Go, frame["go"]))
+            case "ask_leave":
+                slot.ask_leave(frame["trainer"])
+            case "set_etcd_away":
+                slot.set_etcd_away(frame["away"])
+            case "stop":
+                slot.stop(frame["trainer"])
+            case "stop_all":
+                slot.stop_all()
+            case "set_buddy":
+                slot.set_buddy(frame["address"])
+            case "set_generation":
+                slot.set_generation(frame["number"])
+            case "settled":
+                slot.settled(frame["generation"])
+            case "unpin":
+                slot.unpin(frame["step"])
+            case other:
+                raise AssertionError(other)
+
+    def _forward(self, connection: socket.socket, lock: threading.Lock) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                event = self._events.get()
+                with lock:
+                    _send(connection, {"event": type(event).__name__, "body": to_json(event)})
+
+    def _accept_pins(self) -> None:
+        while True:
+            try:
+                connection = _accept(self._listener)
+            except OSError:
+                return
+            threading.Thread(target=self._serve_pin, args=(connection,), name="slot-pin", daemon=True).start()
+
+    def _serve_pin(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            frame = _receive(connection)
+            if frame is None:
+                return
+            try:
+                with self._slot.segment(frame["pin"]) as (stored, descriptor):
+                    pinned = {
+                        "generation": stored.mark.generation,
+                        "step": stored.mark.step,
+                        "rank": stored.rank,
+                        "world": stored.world,
+                        "facts": dict(stored.facts),
+                        "table": tables.to_wire(stored.table),
+                    }
+                    _send(connection, {"pinned": pinned})
+                    socket.send_fds(connection, [b"\0"], [descriptor])
+                    connection.recv(1)
+            except StateError as error:
+                _send(connection, {"error": str(error)})
+
+
+class RemoteSlot:
+    """A companion keeper's slot; see `slot.Slot`. Events arrive in the queue given here."""
+
+    def __init__(self, name: str, events: queue.SimpleQueue[SlotEvent], *, patience: float) -> None:
+        """Connect to the `SlotServer` of this abstract name; TimeoutError when it does not come in `patience` s."""
+        self._name = name
+        self._events = events
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._connection = _connect(name, patience)
+        hello = _receive(self._connection)
+        if hello is None:
+            raise TimeoutError("a companion keeper left before it was asked for anything")
+        self.index: int = hello["index"]
+        self.pid: int = hello["pid"]
+        self._tile_port: int = hello["tile_port"]
+        self._reader = threading.Thread(target=self._read, name=f"remote-slot-{self.index}", daemon=True)
+        self._reader.start()
+
+    @property
+    def tile_port(self) -> int:
+        """TCP port of the slot's tile server."""
+        return self._tile_port
+
+    def measure(self, assignment: Assignment) -> int:
+        """Fork a trainer that reports the model's profile and ends; return its number."""
+        assert assignment.measuring
+        return self.prepare(assignment)
+
+    def prepare(self, assignment: Assignment) -> int:
+        """Fork a trainer now, beside any that runs; return its number."""
+        number = next(self._numbers)
+        self._call("prepare", trainer=number, assignment=to_json(assignment))
+        return number
+
+    def go(self, trainer: int, go: Go) -> None:
+        """Let a prepared trainer restore and train."""
+        self._call("go", trainer=trainer, go=to_json(go))
+
+    def ask_leave(self, trainer: int) -> None:
+        """Raise the trainer's leave flag."""
+        self._call("ask_leave", trainer=trainer)
+
+    def set_etcd_away(self, away: bool) -> None:
+        """Set the flag every trainer of this slot carries into the step vote."""
+        self._call("set_etcd_away", away=away)
+
+    def stop(self, trainer: int) -> None:
+        """SIGKILL the trainer's whole process group."""
+        self._call("stop", trainer=trainer)
+
+    def stop_all(self) -> None:
+        """`stop` every trainer."""
+        self._call("stop_all")
+
+    def set_buddy(self, address: str | None) -> None:
+        """Copy snapshots to the tile server at "host:port" from now on."""
+        self._call("set_buddy", address=address)
+
+    def set_generation(self, number: int) -> None:
+        """Refuse replicas of any older generation from now on."""
+        self._call("set_generation", number=number)
+
+    def settled(self, generation: int) -> None:
+        """Drop what is older than `generation`."""
+        self._call("settled", generation=generation)
+
+    def unpin(self, step: int) -> None:
+        """Let go of a snapshot taken for a checkpoint without writing it."""
+        self._call("unpin", step=step)
+
+    @contextlib.contextmanager
+    def pieces(self, step: int) -> Iterator[PinnedSnapshot]:
+        """Pin the newest home snapshot of `step` while the context is open; StateError if it is not held."""
+        with _pin_connection(self._name) as connection:
+            _send(connection, {"pin": step})
+            answer = _receive(connection)
+            if answer is None or "error" in answer:
+                raise StateError(answer["error"] if answer else "the companion keeper is gone; use another copy")
+            pinned = answer["pinned"]
+            table = tables.from_wire(pinned["table"])
+            _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            arena = Arena(descriptor)
+            try:
+                yield PinnedSnapshot(
+                    generation=pinned["generation"],
+                    step=pinned["step"],
+                    rank=pinned["rank"],
+                    world=pinned["world"],
+                    facts=pinned["facts"],
+                    pieces=memory.pieces(table, arena.view(table.nbytes)),
+                )
+            finally:
+                arena.close()
+
+    def close(self) -> None:
+        """Have the companion keeper leave. Idempotent."""
+        self._closed = True
+        self._call("close")
+        self._reader.join(_CLOSE_SECONDS)
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _call(self, name: str, **arguments: Any) -> None:
+        # A companion that is gone is told of by the reader, once.
+        with self._lock, contextlib.suppress(OSError):
+            _send(self._connection, {"call": name, **arguments})
+
+    def _read(self) -> None:
+        try:
+            while (frame := _receive(self._connection)) is not None:
+                self._events.put(cast(SlotEvent, from_json(_EVENTS[frame["event"]], frame["body"])))
+        except OSError:
+            pass
+        if not self._closed:
+            self._events.put(SlotLost(slot=self.index, detail=f"the keeper of slot {self.index} is gone"))
+
+
+def _connect(name: str, patience: float) -> socket.socket:
+    deadline = SYSTEM.monotonic() + patience
+    while True:
+        try:
+            return _pin_connection(name)
+        except OSError as error:
+            if SYSTEM.monotonic() > deadline:
+                raise TimeoutError(f"no companion keeper answered in {patience:g} s ({error})") from error
+            SYSTEM.sleep(0.02)
+
+
+def _pin_connection(name: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect("\0" + name)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _accept(listener: socket.socket) -> socket.socket:
+    """Return the next connection of a process of the same user: an abstract name has no permissions of its own."""
+    while True:
+        connection, _ = listener.accept()
+        connection.settimeout(None)
+        size = struct.calcsize("3i")
+        _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        if user == os.geteuid():
+            return connection
+        connection.close()
+
+
+def _send(connection: socket.socket, frame: dict[str, Any]) -> None:
+    body = json.dumps(frame, separators=(",", ":")).encode()
+    connection.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def _receive(connection: socket.socket) -> dict[str, Any] | None:
+    """Return the next frame, None at the end."""
+    head = _exactly(connection, _LENGTH.size)
+    body = None if head is None else _exactly(connection, _LENGTH.unpack(head)[0])
+    return None if body is None else cast(dict[str, Any], json.loads(body))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            return None
+        data += part
+    return bytes(data)

@@ -1,0 +1,30 @@
+"""Drawn histories can happen, and are the same for the same seed."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.draw import draw
+from chaos.scenario import bounds, check
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_drawn_history_can_happen(seed: int) -> None:
+    """No fault names a node that is not there or a step that never comes, and somebody survives."""
+    history = draw(seed, 24)
+    check(history.faults, nodes=history.nodes, steps=24)
+    low, high = bounds(history.faults, history.nodes)
+    assert 1 <= low <= high
+    assert str(draw(seed, 24)) == str(history)
+
+
+def test_draws_cover_what_they_should() -> None:
+    """Two hundred seeds hold kills at one step, kills during a recovery, joins, two slots, one node, no fault."""
+    drawn = [draw(seed, 24) for seed in range(200)]
+    told = [str(history) for history in drawn]
+    assert any("@g" in text for text in told)
+    assert any("join" in text for text in told)
+    assert any(history.slots == 2 for history in drawn)
+    assert any(history.nodes == 1 for history in drawn)
+    assert any(not history.faults for history in drawn)
+    assert any(len({fault.when for fault in history.faults}) < len(history.faults) for history in drawn)

@@ -1,0 +1,110 @@
+"""A history is judged by its own events and by an undisturbed run."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+from rich.console import Console
+
+from chaos.follow import Event, picture
+from chaos.oracle import document, judge
+from chaos.play import Outcome, Setting
+from chaos.plot import loss_plot
+from chaos.scenario import parse_kill
+from chaos.view import progress, summary
+from tests.chaos.told import a_death_and_a_join, sealed, step
+
+
+def outcome(events: list[Event], digest: str | None = "abc") -> Outcome:
+    return Outcome(
+        setting=Setting(steps=6),
+        faults=(parse_kill("1@3"),),
+        picture=picture(events),
+        digest=digest,
+        exit_codes={"node0": 0, "node1": -9, "node2": 0, "node3": 0, "node4": 0},
+        killed=("node1",),
+        undone=(),
+        leftovers=(),
+    )
+
+
+def quiet() -> Outcome:
+    events = [sealed(1, 0.0, "start", ["node0", "node1"]), *(step(n, float(n), 1) for n in range(1, 7))]
+    return replace(outcome(events), faults=(), killed=(), exit_codes={"node0": 0, "node1": 0})
+
+
+def test_the_same_bits_are_recognised() -> None:
+    """Same digest, same losses, same samples: every promise held."""
+    verdict = judge(outcome(a_death_and_a_join()), quiet())
+    assert verdict.same_bits is True
+    assert verdict.broken == ()
+    assert verdict.kept
+
+
+def test_one_other_bit_is_a_broken_promise() -> None:
+    """A digest or a loss that differs is named."""
+    other = judge(outcome(a_death_and_a_join(), digest="abd"), quiet())
+    assert other.same_bits is False
+    assert "digest" in " ".join(other.broken)
+    events = [e for e in a_death_and_a_join() if e.fields.get("step") != 6]
+    changed = judge(outcome([*events, step(6, 15.0, 3, loss=1.0)]), quiet())
+    assert changed.same_bits is False
+    assert "loss of step 6" in " ".join(changed.broken)
+
+
+def test_without_a_quiet_run_nothing_is_claimed() -> None:
+    """same_bits is None, and the other promises still count."""
+    assert judge(outcome(a_death_and_a_join())).same_bits is None
+    assert judge(outcome(a_death_and_a_join())).kept
+
+
+def test_everything_that_can_be_broken_is_named() -> None:
+    """Exit codes, an early end, no digest, leftovers, faults that never happened."""
+    bad = replace(
+        outcome(a_death_and_a_join()[:-1], digest=None),
+        exit_codes={"node0": 1, "node1": -9},
+        leftovers=("process 7: python",),
+        undone=(parse_kill("2@5"),),
+    )
+    told = "\n".join(judge(bad).broken)
+    for part in (
+        "node0 ended with exit code 1",
+        "after step 5 of 6",
+        "no digest",
+        "process 7",
+        "kill node2@5",
+        "16 sam",
+    ):
+        assert part in told
+
+
+def test_the_document_has_the_documented_fields() -> None:
+    """What --json prints can be read by a program that knows nothing else."""
+    seen = outcome(a_death_and_a_join())
+    data = json.loads(json.dumps(document(seen, judge(seen, quiet()))))
+    assert set(data) == {"digest", "losses", "generations", "samples", "same_bits", "leftovers"}
+    assert [float.fromhex(loss) for loss in data["losses"]] == [4.9, 4.8, 4.7, 4.6, 4.5, 4.4]
+    assert data["samples"] == {"consumed": 96, "repeated": 0, "missing": 0}
+    second = data["generations"][1]
+    assert set(second) == {
+        *("number", "cause", "nodes", "layout", "first_step", "steps_repeated", "restored_from"),
+        "seconds_to_first_step",
+    }
+    assert second["layout"] == {"pp": 1, "dp": 3, "tp": 1, "zero": 3}
+
+
+def test_what_people_see_names_the_nodes_and_the_verdict() -> None:
+    """The map of the mesh, the table of generations, the verdict and the plot are made of the same picture."""
+    seen = outcome(a_death_and_a_join())
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(progress(seen.picture, seen.setting, "job"))
+    console.print(summary(seen, judge(seen, quiet())))
+    text = console.export_text()
+    for part in ("pp 1", "dp 1", "node4", "death", "memory", "same bits", "96 consumed once"):
+        assert part in text
+    plot = loss_plot(seen.picture, quiet().picture)
+    assert plot.startswith("<svg")
+    assert plot.count("<polyline") == 2
+    assert "3: join" in plot

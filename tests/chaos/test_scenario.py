@@ -1,0 +1,107 @@
+"""What the command line asks to be done to a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.follow import Picture, picture
+from chaos.scenario import Fault, Join, Kill, When, bounds, check, parse_join, parse_kill, parse_layout, resolve
+from elastic3d.errors import UsageError
+from elastic3d.values import Layout
+from tests.chaos.told import a_death_and_a_join
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("1@20", Kill(node="node1", when=When(step=20))),
+        ("node3@5", Kill(node="node3", when=When(step=5))),
+        ("leader@20", Kill(node="leader", when=When(step=20))),
+        ("stage0@g2", Kill(node="stage0", when=When(generation=2))),
+    ],
+)
+def test_a_kill_names_a_node_and_a_moment(text: str, fault: Kill) -> None:
+    """A number, a name or a role; a step or a generation."""
+    assert parse_kill(text) == fault
+
+
+@pytest.mark.parametrize("text", ["20", "@20", "1@", "1@-3", "1@x", "boss@3", "1@0", "", "1@2@3"])
+def test_what_is_no_kill_is_refused_with_an_example(text: str) -> None:
+    """The error repeats what was given."""
+    with pytest.raises(UsageError, match="--kill"):
+        parse_kill(text)
+
+
+def test_a_join_names_a_moment() -> None:
+    """@STEP, and nothing else."""
+    assert parse_join("@40") == Join(when=When(step=40))
+    for wrong in ("40", "1@40", "@", "@0"):
+        with pytest.raises(UsageError, match="--join"):
+            parse_join(wrong)
+
+
+def test_a_layout_fixes_some_axes() -> None:
+    """Axes that are not given are free."""
+    assert parse_layout("pp=2") == Layout(pp=2)
+    assert parse_layout("pp=2,zero=2") == Layout(pp=2, zero=2)
+    for wrong in ("pp", "pp=two", "xx=2", "pp=2,pp=4", "zero=1", "tp=2", ""):
+        with pytest.raises(UsageError, match="layout"):
+            parse_layout(wrong)
+
+
+@pytest.mark.parametrize(
+    ("kills", "joins", "message"),
+    [
+        (["1@60"], [], "never comes"),
+        (["7@20"], [], "no such node"),
+        (["1@20", "1@30"], [], "only once"),
+        (["0@5", "1@5", "2@5", "3@5"], [], "leave at least one"),
+        ([], ["@99"], "never comes"),
+    ],
+)
+def test_what_cannot_happen_is_refused_before_anything_starts(kills: list[str], joins: list[str], message: str) -> None:
+    """Four nodes and sixty steps are what the faults are checked against."""
+    faults: list[Fault] = [*map(parse_kill, kills), *map(parse_join, joins)]
+    with pytest.raises(UsageError, match=message):
+        check(faults, nodes=4, steps=60)
+
+
+@pytest.mark.parametrize(
+    ("kills", "joins", "expected"),
+    [
+        ([], [], (2, 4)),
+        (["1@20"], ["@40"], (2, 4)),
+        (["1@20"], ["@20"], (2, 4)),
+        ([], ["@20"], (2, 5)),
+        (["0@5", "1@5", "2@5"], [], (1, 4)),
+    ],
+)
+def test_the_bounds_of_the_job_leave_room_for_every_fault(
+    kills: list[str], joins: list[str], expected: tuple[int, int]
+) -> None:
+    """The maximum is the most nodes alive at once, the minimum two where two are always left."""
+    assert bounds([*map(parse_kill, kills), *map(parse_join, joins)], 4) == expected
+
+
+def test_a_job_of_one_node_may_have_one_node() -> None:
+    """No minimum above what was started."""
+    assert bounds([], 1) == (1, 1)
+
+
+def test_roles_are_resolved_when_their_moment_comes() -> None:
+    """The leader and stage 0 are who they are then."""
+    now = picture(a_death_and_a_join())
+    assert resolve("leader", now) == "node4"
+    assert resolve("stage0", now) == "node0"
+    assert resolve("node2", now) == "node2"
+    assert resolve("leader", Picture()) is None
+
+
+def test_a_moment_comes_with_its_step_or_generation() -> None:
+    """Later than asked for is come too: a poll may have missed the exact step."""
+    now = picture(a_death_and_a_join())
+    assert When(step=6).come(now)
+    assert When(step=4).come(now)
+    assert not When(step=7).come(now)
+    assert When(generation=3).come(now)
+    assert not When(generation=4).come(now)

@@ -1,0 +1,263 @@
+"""What `verify` finds, and what readers refuse."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from states import SMALL, load, make_state, save, save_and_commit
+
+from checkpointing import Store, open_checkpoint, open_store, verify
+from checkpointing.encoding import document, hexdigest, parse
+from checkpointing.errors import CheckpointError, Corrupt, FormatError, NewerFormat
+from checkpointing.manifest import decode_manifest
+from checkpointing.refs import decode_ref
+from checkpointing.verify import Fault, Progress
+
+_numbers = itertools.count()
+
+
+def fresh() -> Store:
+    return open_store(f"memory://verify-{next(_numbers)}")
+
+
+def flip(store: Store, name: str, place: int, bit: int = 0) -> bytes:
+    data = store.get(name)
+    changed = bytearray(data)
+    changed[place] ^= 1 << bit
+    store.put(name, bytes(changed))
+    return data
+
+
+def test_every_flipped_byte_of_every_object_is_found() -> None:
+    """One flipped bit at any byte of any object is a finding that names the object, or what it points to."""
+    store = fresh()
+    tiny = {"w": ("float32", (3, 2)), "step": ("int64", ())}
+    save_and_commit(store, make_state(tiny), world=1)
+    save(store, make_state(tiny, seed=4), step=2, world=1)  # not committed: checked all the same
+    for name in list(store.list("")):
+        for place in range(store.size(name)):
+            data = flip(store, name, place, bit=place % 8)
+            findings = list(verify(store))
+            assert any(finding.object == name for finding in findings), (name, place)
+            store.put(name, data)
+    assert list(verify(store)) == []
+
+
+def test_a_damaged_tile_is_named_with_tensor_rank_and_pack() -> None:
+    """The finding says what is lost, who wrote it, and which checkpoints it spoils."""
+    store = fresh()
+    done = save_and_commit(store, make_state(SMALL))
+    tile = next(tile for tile in open_checkpoint(store).tiles if tile.spec.key == "model/w")
+    ranks = {}
+    for name in store.list("saves/"):
+        manifest = decode_manifest(store.get(name), name)
+        ranks.update(dict.fromkeys(((t.pack, t.offset) for t in manifest.tiles), manifest.rank))
+    place = tile.pack, tile.offset
+    flip(store, f"packs/{tile.pack[:2]}/{tile.pack}.pack", tile.offset + 3)
+    (finding,) = verify(store)
+    assert (finding.fault, finding.tensor, finding.rank, finding.pack) == (
+        Fault.CORRUPT,
+        "model/w",
+        ranks[place],
+        tile.pack,
+    )
+    assert finding.box == str(tile.box)
+    assert finding.checkpoints == (done.checkpoint,)
+
+
+def test_missing_objects_and_strangers_are_named() -> None:
+    """What a committed checkpoint needs and is not there is a finding; so is what does not belong."""
+    store = fresh()
+    done = save_and_commit(store, make_state(SMALL))
+    for name in [*store.list("packs/"), *store.list("saves/"), *store.list("checkpoints/")]:
+        data = store.get(name)
+        store.delete(name)
+        assert (name, Fault.MISSING) in {(f.object, f.fault) for f in verify(store)}
+        assert all(f.checkpoints == (done.checkpoint,) for f in verify(store))
+        store.put(name, data)
+    store.put("notes.txt", b"mine")
+    assert [(f.object, f.fault) for f in verify(store)] == [("notes.txt", Fault.UNEXPECTED)]
+
+
+def test_a_sound_object_in_the_wrong_place_is_refused() -> None:
+    """A manifest or record that is whole, but not the one that was committed, is neither read nor passed over."""
+    store, rival = fresh(), fresh()
+    save_and_commit(store, make_state(SMALL))
+    save_and_commit(rival, make_state(SMALL, seed=8))
+    for name in [*store.list("saves/"), *store.list("checkpoints/")]:
+        data = store.get(name)
+        store.put(name, rival.get(name))
+        with pytest.raises(Corrupt, match=f"{name}: is not the (manifest|record) the"):
+            open_checkpoint(store)
+        assert (name, Fault.INCONSISTENT) in {(f.object, f.fault) for f in verify(store)}
+        store.put(name, data)
+    assert load(open_checkpoint(store))[0] == make_state(SMALL)
+
+
+def test_what_is_not_committed_may_be_incomplete() -> None:
+    """A save under way, and a pack that no manifest names yet, are no findings."""
+    store = fresh()
+    save_and_commit(store, make_state(SMALL))
+    save(store, make_state(SMALL, seed=1), step=2)
+    store.delete(next(name for name in store.list("saves/") if "000000000002." in name))
+    assert list(verify(store)) == []
+
+
+def test_progress_ends_at_the_size_of_the_store() -> None:
+    """Every byte is counted once."""
+    store = fresh()
+    save_and_commit(store, make_state(SMALL))
+    seen: list[Progress] = []
+    assert list(verify(store, seen.append)) == []
+    total = sum(store.size(name) for name in store.list(""))
+    assert seen[-1] == Progress(done=total, total=total)
+    assert [p.done for p in seen] == sorted(p.done for p in seen)
+
+
+def test_no_flipped_byte_is_ever_restored() -> None:
+    """A reader raises, or returns the right bytes: never others."""
+    store, state = fresh(), make_state(SMALL)
+    save_and_commit(store, state)
+    for name in list(store.list("")):
+        for place in range(0, store.size(name), 3):
+            data = flip(store, name, place, bit=(place + 1) % 8)
+            try:
+                assert load(open_checkpoint(store))[0] == state
+            except CheckpointError:
+                pass
+            store.put(name, data)
+
+
+def rank_manifest() -> dict[str, Any]:
+    return {
+        "step": 1, "made_in": 1, "attempt": 0, "rank": 0, "world": 1, "parent": None,
+        "facts": {}, "facts_digest": hexdigest(b"{}"),
+        "packs": [{"id": "a" * 64, "size": 200}],
+        "tensors": [
+            {
+                "key": "w", "dtype": "float32", "shape": [4],
+                "tiles": [
+                    {"start": [0], "stop": [2], "digest": "b" * 64, "pack": 0, "offset": 8, "length": 8,
+                     "codec": "raw", "stats": None},
+                    {"start": [2], "stop": [4], "digest": "b" * 64, "pack": 0, "offset": 16, "length": 8,
+                     "codec": "raw", "stats": [0, 1.5, "inf", 2]},
+                ],
+            }
+        ],
+    }  # fmt: skip
+
+
+NAME = "saves/000000000001.00000001.0000/00000.manifest"
+
+
+def put_in(*path: str | int, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(body: Any) -> None:
+        for part in path[:-1]:
+            body = body[part]
+        body[path[-1]] = value
+
+    return change
+
+
+tile = ("tensors", 0, "tiles", 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put_in("packs", 0, "id", value="../../../etc/passwd"),
+        put_in("packs", 0, "id", value="A" * 64),
+        put_in("packs", 0, "size", value=-1),
+        put_in("packs", 0, "size", value=True),
+        put_in("packs", value=None),
+        put_in("parent", value="../up"),
+        put_in("rank", value=1),
+        put_in("step", value=2),
+        put_in("step", value=1 << 70),
+        put_in("facts", value={"other": 1}),
+        put_in("facts", value={"x": "\ud800"}),
+        put_in("tensors", 0, "dtype", value="object"),
+        put_in("tensors", 0, "shape", value=[1 << 62, 1 << 62]),
+        put_in("tensors", 0, "shape", value=[-4]),
+        put_in("tensors", 0, "shape", value=[1] * 65),
+        put_in("tensors", 0, "key", value="w\x1b[2J"),
+        put_in("tensors", 0, "key", value="w" * 5000),
+        put_in("tensors", 0, "key", value=["w"]),
+        put_in(*tile, "start", value=[1]),
+        put_in(*tile, "start", value=[-2]),
+        put_in(*tile, "start", value=[4]),
+        put_in(*tile, "start", value=[2, 0]),
+        put_in(*tile, "stop", value=[5]),
+        put_in(*tile, "digest", value="b" * 63),
+        put_in(*tile, "pack", value=1),
+        put_in(*tile, "offset", value=0),
+        put_in(*tile, "offset", value=190),
+        put_in(*tile, "offset", value=1.5),
+        put_in(*tile, "length", value=9),
+        put_in(*tile, "codec", value="pickle"),
+        put_in(*tile, "stats", value=["__import__", 1, 2, 3]),
+        put_in(*tile, value=None),
+    ],
+)
+def test_a_hostile_manifest_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    """Escaping names, impossible sizes, boxes outside or over one another, unknown dtypes: FormatError, no more."""
+    body = rank_manifest()
+    assert decode_manifest(document("rank", body), NAME).tiles
+    change(body)
+    try:
+        data = document("rank", body)
+    except UnicodeEncodeError:
+        return  # cannot even be written
+    with pytest.raises(FormatError, match=r"saves/"):
+        decode_manifest(data, NAME)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.sampled_from([*rank_manifest(), "id", "size"]), x),
+    )
+)
+def test_any_json_is_a_manifest_or_a_format_error(value: object) -> None:
+    """Documents of any shape raise FormatError, nothing else."""
+    body = {**rank_manifest(), **(value if isinstance(value, dict) else {"tensors": value})}
+    try:
+        decode_manifest(document("rank", body), NAME)
+    except FormatError:
+        pass
+    except UnicodeEncodeError:
+        pass
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_document_or_corrupt(data: bytes) -> None:
+    """Random bytes are refused as damaged."""
+    with pytest.raises(Corrupt, match="damaged"):
+        decode_ref(data, "refs/latest")
+
+
+def test_a_newer_version_and_a_bomb_are_refused() -> None:
+    """A version above ours says to upgrade; content that would unpack to gigabytes is not unpacked."""
+    import zstandard
+
+    import checkpointing.encoding as encoding
+
+    frame = encoding.pack_json({"format": encoding.FORMAT, "version": 2, "kind": "ref"})
+    with pytest.raises(NewerFormat, match="upgrade"):
+        parse(sealed(frame), "ref", "refs/latest")
+    bomb = zstandard.ZstdCompressor(level=3).compress(bytes(1 << 28))
+    with pytest.raises(FormatError, match=r"cannot hold|not JSON"):
+        parse(sealed(bomb), "ref", "refs/latest")
+    deep = zstandard.ZstdCompressor().compress(b"[" * 200_000)
+    with pytest.raises(FormatError):
+        parse(sealed(deep), "ref", "refs/latest")
+
+
+def sealed(frame: bytes) -> bytes:
+    return frame + bytes.fromhex("502a4d1820000000") + bytes.fromhex(hexdigest(frame))

@@ -1,0 +1,94 @@
+"""What holds for every test: nothing it started, opened or wrote is left when it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chaos.processes import Found, marked, wait_until
+
+GRACE = 5.0
+
+# Beside a cluster's own mark, which its processes carry too.
+MARK = "ELASTIC3D_TEST"
+
+# Made by torch's launcher and compiler, which never remove them; not ours to hide, not ours to count.
+FOREIGN = ("torchelastic_", "torchinductor_", "pymp-")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail a test that leaves a process, a shared-memory segment, an open port or a temporary file behind."""
+    tmp_path_factory.getbasetemp()
+    mark = uuid.uuid4().hex
+    temp = Path(tempfile.mkdtemp(prefix="e3d-"))
+    before = _Held.now()
+    outer = {name: os.environ.get(name) for name in (MARK, "TMPDIR")}
+    outer_temp = tempfile.tempdir
+    os.environ |= {MARK: mark, "TMPDIR": str(temp)}
+    tempfile.tempdir = str(temp)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = outer_temp
+        for name, value in outer.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def left() -> list[str]:
+        files = [f"temporary file {path}" for path in temp.iterdir() if not path.name.startswith(FOREIGN)]
+        return [*map(str, marked(mark, MARK)), *_Held.now().beyond(before), *files]
+
+    wait_until(lambda: not left(), GRACE)
+    problems = left()
+    for found in marked(mark, MARK):
+        psutil.Process(found.pid).kill()
+    shutil.rmtree(temp, ignore_errors=True)
+    assert not problems, "the test left behind:\n" + "\n".join(problems)
+
+
+class _Held:
+    """What this process holds that another would notice."""
+
+    def __init__(self, children: set[Found], segments: list[str], ports: set[int]) -> None:
+        self.children, self.segments, self.ports = children, segments, ports
+
+    @classmethod
+    def now(cls) -> _Held:
+        me = psutil.Process()
+        children = set()
+        for child in me.children(recursive=True):
+            try:
+                children.add(Found(pid=child.pid, command=" ".join(child.cmdline())[:160] or child.name()))
+            except psutil.NoSuchProcess:
+                continue
+            except psutil.ZombieProcess:
+                children.add(Found(pid=child.pid, command="zombie"))
+        segments = []
+        for descriptor in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{descriptor}")
+            except FileNotFoundError:
+                continue
+            if target.startswith("/memfd:"):
+                segments.append(target)
+        ports = {c.laddr.port for c in me.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        return cls(children, segments, ports)
+
+    def beyond(self, before: _Held) -> list[str]:
+        pids = {child.pid for child in before.children}
+        extra = max(0, len(self.segments) - len(before.segments))
+        return [
+            *(str(child) for child in self.children if child.pid not in pids),
+            *(f"shared memory {name}" for name in self.segments[-extra:] if extra),
+            *(f"listening port {port}" for port in self.ports - before.ports),
+        ]

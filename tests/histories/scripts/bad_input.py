@@ -1,0 +1,47 @@
+"""A script with one thing wrong, chosen by its first argument; started by torchrun in the tests of bad input."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import nn
+
+import elastic3d
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Loop(Chain):
+    """Its head is used before the blocks and after them: no chain."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.head(x))
+
+
+def main(run: elastic3d.Run) -> None:
+    kind = sys.argv[1]
+    model = run.shard(Loop if kind == "loop" else Chain, blocks="layers" if kind == "blocks" else "blocks")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [(torch.ones(4) * i, torch.zeros(4)) for i in range(64)]
+    batches = run.batches(data, global_batch=8, micro_batch=3 if kind == "batch" else 2)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=int(sys.argv[2]) if len(sys.argv) > 2 else 3):
+        if kind == "raise" and run.steps == 2:
+            raise KeyError("the user's own mistake")
+        loss = run.backward(model, batch, nn.functional.mse_loss)
+        run.step(optimizer, loss=loss)
+
+
+if __name__ == "__main__":
+    elastic3d.run(main, store="/proc/nowhere/store" if sys.argv[1] == "store" else None)

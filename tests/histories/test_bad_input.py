@@ -1,0 +1,108 @@
+"""What is wrong is said in words, on the command line it came from; the exit code is not 0, and nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster import Cluster, Launch
+from chaos.etcd import EtcdServer
+from chaos.processes import free_port
+
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(180)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
+
+
+def start(
+    workdir: Path, endpoint: str, arguments: Sequence[str], *, nodes: int = 1, minimum: int = 1, **conf: str
+) -> tuple[set[int | None], str]:
+    """Run the script on `nodes` agents until all have ended; return their exit codes and what they printed."""
+    launch = Launch(
+        run_id=f"bad-{workdir.name}",
+        endpoint=endpoint,
+        script=SCRIPT,
+        script_args=tuple(arguments),
+        min_nodes=minimum,
+        max_nodes=max(minimum, nodes),
+        conf={"mode": "resident", "last_call": "1", **conf},
+    )
+    with Cluster(launch, workdir) as cluster:
+        for number in range(nodes):
+            cluster.start_node(f"node{number}")
+        codes = cluster.wait(120)
+        assert not cluster.leftovers()
+        return set(codes.values()), "\n".join(node.log.read_text() for node in cluster.nodes)
+
+
+CASES = {
+    "blocks": ["no ModuleList", "layers", "blocks"],
+    "loop": ["head", "chain"],
+    "batch": ["micro_batch", "3", "8"],
+    "store": ["/proc/nowhere/store", "cannot be used"],
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_mistake_in_the_script_is_named(kind: str, job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """Before any world is formed, the model, the batches and the store are looked at."""
+    codes, said = start(tmp_path, job_etcd.endpoint, [kind])
+    assert codes == {1}
+    for word in CASES[kind][1:]:
+        assert word in said
+
+
+def test_no_etcd_at_the_endpoint(tmp_path: Path) -> None:
+    """The endpoint is named, and what to check."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    codes, said = start(tmp_path, endpoint, ["good"])
+    assert codes == {1}
+    assert endpoint in said
+
+
+def test_too_few_nodes_for_too_long(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """After --rdzv-conf=timeout the job fails and says which knobs there are."""
+    codes, said = start(tmp_path, job_etcd.endpoint, ["good"], minimum=2, timeout="3")
+    assert codes == {1}
+    assert "1 node(s) for 3 s, the minimum is 2" in said
+
+
+def test_the_users_own_error_ends_the_job_with_its_traceback(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """Raised on every try: all agents exit with torchrun's own code, the trainer's traceback and rank are shown."""
+    codes, said = start(tmp_path, job_etcd.endpoint, ["raise", "9"], nodes=2, minimum=2)
+    assert codes == {1}
+    assert "the user's own mistake" in said
+    assert "bad_input.py" in said
+    assert "rank " in said
+
+
+def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """A node whose model or batches differ is told so; the job that runs goes on to its end."""
+    launch = Launch(
+        run_id="shared-id",
+        endpoint=job_etcd.endpoint,
+        script=SCRIPT,
+        script_args=("good", "3000"),
+        min_nodes=1,
+        max_nodes=2,
+        conf={"mode": "resident", "last_call": "0"},
+    )
+    stranger = Path(__file__).parents[2] / "chaos" / "scripts" / "train_gpt.py"
+    with Cluster(launch, tmp_path / "a") as first:
+        first.start_node("node0")
+        other = Launch(
+            run_id="shared-id",
+            endpoint=job_etcd.endpoint,
+            script=stranger,
+            script_args=("--width=16", "--context=16", "--blocks=2"),
+            min_nodes=1,
+            max_nodes=2,
+            conf={"mode": "resident"},
+        )
+        with Cluster(other, tmp_path / "b") as second:
+            second.start_node("node1")
+            assert second.wait(60) == {"node1": 1}
+            assert "another --rdzv-id" in second.node("node1").log.read_text()
+        assert first.running() == ["node0"]

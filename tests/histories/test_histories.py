@@ -1,0 +1,142 @@
+"""Whatever happens to a job, its bits are those of the undisturbed run.
+
+Real torchrun agents, a real etcd, a small GPT on real text; every history is judged by the same oracle as the demo.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from chaos.oracle import judge
+from chaos.play import Outcome, Setting, play
+from chaos.scenario import EtcdPause, EtcdRestart, Fault, When, parse_join, parse_kill
+from elastic3d.values import Layout
+from tests.histories.conftest import Quiet
+
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
+
+# Small, so that a step takes some tens of milliseconds; five blocks and seven micro-batches divide by nothing.
+SMALL = Setting(
+    steps=24,
+    width=32,
+    blocks=5,
+    context=32,
+    global_batch=14,
+    micro_batch=2,
+    options=("--checkpoint-every=4",),
+    patience=120.0,
+)
+
+
+def faults(*texts: str) -> list[Fault]:
+    """Return faults as the demo's command line has them: `@8` is a join, `1@8` a kill."""
+    return [parse_join(text) if text.startswith("@") else parse_kill(text) for text in texts]
+
+
+HISTORIES = {
+    "nothing happens": [],
+    "a node is killed": ["1@8"],
+    "the leader's node is killed": ["leader@8"],
+    "the node with stage 0 is killed": ["stage0@8"],
+    "killed at the first step": ["2@1"],
+    "killed at the last step but one": ["3@23"],
+    "a second kill during the first recovery": ["1@8", "2@g2"],
+    "a kill, then a join": ["1@6", "@12"],
+    "a join nobody made room for": ["@8"],
+    "a kill and a join at one step": ["3@10", "@10"],
+    "two kills one after the other": ["0@6", "stage0@14"],
+}
+
+
+def held(outcome: Outcome, undisturbed: Outcome) -> Outcome:
+    """Assert that `outcome` kept every promise, and return it."""
+    verdict = judge(outcome, undisturbed)
+    logs = [f"--- {name}\n{log}" for name, log in outcome.logs.items()]
+    assert verdict.kept, "\n".join((*verdict.broken, *logs))
+    assert verdict.same_bits is True
+    return outcome
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES.keys())
+def test_any_history_ends_with_the_same_bits(
+    history: list[str], job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
+) -> None:
+    """Deaths and joins at any step change nothing but time."""
+    asked = faults(*history)
+    outcome = held(play(SMALL, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    causes = [view.cause for view in outcome.picture.generations]
+    assert causes[0] == "start"
+    if not asked:
+        assert causes == ["start"]
+
+
+def test_one_death_costs_one_step_at_most(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """State comes from memory, and nothing before the newest snapshot is done again."""
+    outcome = held(play(SMALL, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    second = outcome.picture.generations[1]
+    assert second.cause == "death"
+    assert second.restored_from == "memory"
+    assert second.steps_repeated <= 1
+    assert "node1" not in second.nodes
+
+
+def test_a_join_costs_no_step(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """A planned change happens at a step boundary, and the fresh node takes part."""
+    setting = dataclasses.replace(SMALL, steps=60)
+    asked = faults("1@6", "@12")
+    outcome = held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
+    last = outcome.picture.generations[-1]
+    assert (last.cause, last.steps_repeated, last.restored_from) == ("join", 0, "memory")
+    assert "node4" in last.nodes
+
+
+def test_losing_a_node_and_its_buddy_means_the_store(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Three of four nodes die at once: some node and its buddy are among them, and the newest checkpoint counts."""
+    asked = faults("0@10", "1@10", "2@10")
+    # A generation without a majority of its predecessor still has one of its members, so it does not wait long.
+    outcome = held(play(SMALL, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    assert outcome.picture.generations[-1].restored_from == "store"
+    assert outcome.picture.generations[-1].nodes == ("node3",)
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=1), Layout(pp=2, zero=2), Layout(pp=4)], ids=str)
+def test_any_layout_ends_with_the_same_bits(layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """A fixed layout, a death in it, and the planner's own choice: one digest."""
+    setting = dataclasses.replace(SMALL, layout=layout)
+    # A pipeline of four stages needs all four nodes.
+    asked = faults() if layout.pp == 4 else faults("2@8")
+    held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+
+
+def test_two_slots_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Two trainers a node, a whole node lost: the bits of one trainer a node."""
+    setting = dataclasses.replace(SMALL, nodes=3, slots=2)
+    held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+
+
+@pytest.fixture
+def own_etcd() -> Iterator[EtcdServer]:
+    """Run an etcd that may be broken."""
+    with EtcdServer() as server:
+        yield server
+
+
+ETCD_FAULTS: dict[str, Fault] = {
+    "stopped for 5 s, past every lease": EtcdPause(seconds=5.0, when=When(step=8)),
+    "killed and started again": EtcdRestart(seconds=0.5, when=When(step=8)),
+    "away for 5 s": EtcdRestart(seconds=5.0, when=When(step=8)),
+}
+
+
+@pytest.mark.parametrize("fault", ETCD_FAULTS.values(), ids=ETCD_FAULTS.keys())
+def test_losing_etcd_is_not_losing_the_job(fault: Fault, own_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Training goes on without etcd, and no generation changes, even when every lease has run out meanwhile."""
+    # Long enough that the job still trains when etcd is back.
+    setting = dataclasses.replace(SMALL, steps=200)
+    outcome = held(play(setting, [fault], etcd=own_etcd, workdir=tmp_path / "job"), quiet(setting))
+    assert [view.cause for view in outcome.picture.generations] == ["start"]

@@ -1,0 +1,140 @@
+"""Mains for the tests' worlds: importable, as a user's script is."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from elastic3d.training import Run
+from tests.parallel.models import Model, Plain, Recomputing, Sentences, loss_fn
+
+STEPS = 4
+
+
+def train(run: Run, *, steps: int = STEPS, dtype: torch.dtype | None = None) -> str:
+    """Train the small model with dropout, clipping, a schedule and 7 micro-batches a step; return the digest."""
+    model = run.shard(lambda: Model(dtype=dtype), blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
+    for batch in batches.until(step=steps):
+        loss = run.backward(model, batch, loss_fn)
+        run.step(optimizer, schedule, loss=loss, clip=0.5)
+    return run.digest()
+
+
+def train_checkpointed(run: Run) -> str:
+    """Train with activation checkpointing inside the model's forward, which recomputes whole blocks."""
+    model = run.shard(Recomputing, blocks="blocks", seed=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-1, momentum=0.9)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=3):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+    return run.digest()
+
+
+def train_bfloat16(run: Run) -> str:
+    """Train the small model with bf16 parameters."""
+    return train(run, steps=3, dtype=torch.bfloat16)
+
+
+def train_fast(run: Run) -> list[float]:
+    """Train with the backend's own reduction; return the losses."""
+    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3, reduction="fast")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    losses = []
+    for batch in batches.until(step=STEPS):
+        loss = run.backward(model, batch, loss_fn)
+        run.step(optimizer, loss=loss, clip=0.5)
+        losses.append(loss.value)
+    return losses
+
+
+def train_with_groups(run: Run) -> str:
+    """Train with a parameter group that is empty on some stages, frozen parameters and a learning rate per group."""
+    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3)
+    heads = [p for name, p in model.named_parameters() if name.startswith("head")]
+    others = [p for name, p in model.named_parameters() if not name.startswith("head")]
+    for name, parameter in model.named_parameters():
+        if name.startswith("blocks.1.up"):
+            parameter.requires_grad_(False)
+    optimizer = torch.optim.AdamW([{"params": others}, {"params": heads, "lr": 1e-3}], lr=1e-2, betas=(0.8, 0.95))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[1e-2, 1e-3], total_steps=20)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=1)
+    run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
+    for batch in batches.until(step=5):
+        run.step(optimizer, schedule, loss=run.backward(model, batch, loss_fn), clip=1.0)
+    return run.digest()
+
+
+def initial(run: Run) -> dict[str, torch.Tensor]:
+    """Return this rank's parameters as they were built, gathered over its replicas."""
+    model = run.shard(lambda: Model(), blocks="blocks", seed=3)
+    return whole_parameters(model)
+
+
+def initial_large(run: Run) -> dict[str, torch.Tensor]:
+    """The same for a model said to be too large to be built whole."""
+    model = run.shard(lambda: Plain(), blocks="blocks", seed=3, whole_below=0)
+    return whole_parameters(model)
+
+
+def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters of this stage, whole."""
+    found = {}
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+        value = parameter.detach()
+        found[name] = (value.full_tensor() if isinstance(value, DTensor) else value).clone()
+    return found
+
+
+def measured(run: Run) -> None:
+    """Go up to restore, as a measuring trainer does."""
+    model = run.shard(lambda: Model(), blocks="blocks")
+    assert run.measuring
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    raise AssertionError("restore returned")
+
+
+def measured_on_meta(run: Run) -> None:
+    """Measure a model whose forward runs on meta."""
+    model = run.shard(lambda: Plain(), blocks="blocks")
+    assert all(parameter.is_meta for parameter in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+
+
+def dies(run: Run) -> None:
+    """Lose rank 1 in the middle of a step."""
+    model = run.shard(lambda: Model(), blocks="blocks")
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=50):
+        if run.rank == 1 and run.steps == 2:
+            os._exit(9)
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+
+
+def fails(run: Run) -> None:
+    """Raise in the user's loss on every rank."""
+    model = run.shard(lambda: Model(), blocks="blocks")
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+
+    def wrong(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a bug of the user's")
+
+    for batch in batches.until(step=50):
+        run.backward(model, batch, wrong)

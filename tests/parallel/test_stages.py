@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from elastic3d.errors import LayoutError, ModelError, UsageError
+from elastic3d.parallel import chain, initial, stages
+from elastic3d.parallel.mesh import Place, check_layout, place_of
+from elastic3d.parallel.randomness import Randomness
+from elastic3d.parallel.refusals import OutsidePromise, look_at_model, look_at_optimizer
+from elastic3d.values import Layout
+from tests.parallel.models import Model, Plain
+
+WIDTH = 4
+TOKENS = torch.zeros(2, 3, dtype=torch.long)
+
+
+class Chain(nn.Module):
+    """The smallest chain; the refused models below differ from it in one thing each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class AddsBetween(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x) * 2.0
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class AddsAfter(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).float().tanh()
+
+
+class Reversed(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in reversed(self.blocks):
+            x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class Skips(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks[1](self.blocks[0](self.embed(x))))  # type: ignore[no-any-return]
+
+
+class UsedTwice(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.embed(self.head(x).argmax(-1)))  # type: ignore[no-any-return]
+
+
+class Tied(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+
+class OwnParameter(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.zeros(WIDTH))
+
+
+class ReturnsPair(nn.Linear):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return super().forward(x), None
+
+
+class Pairs(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(ReturnsPair(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x, _ = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class Masked(nn.Linear):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x) * mask.unsqueeze(-1)
+
+
+class PassesMask(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Masked(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = tokens != 0
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class HeadFirst(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = self.blocks
+        del self.blocks
+        self.blocks = blocks
+
+
+REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
+    (AddsBetween, r"between the model's input|between module 'embed' and module 'blocks.0'"),
+    (AddsAfter, r"not the output of its last module, module 'head'"),
+    (Reversed, r"blocks run out of order: 'blocks.2'"),
+    (Skips, r"'blocks.2' does not run"),
+    (UsedTwice, r"'embed' runs 2 times"),
+    (Tied, r"'embed.weight' and 'head.weight' are one tensor"),
+    (OwnParameter, r"parameter 'places' is used by forward outside of any module"),
+    (Pairs, r"'blocks.0' returns tuple"),
+    (PassesMask, r"'blocks.0' gets a further argument that was computed from the input's values"),
+    (HeadFirst, r"module 'head' is registered before the blocks .* but runs after 'blocks.2'"),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), REFUSED, ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_model_that_is_no_chain_is_refused_by_name(build: Callable[[], nn.Module], message: str, device: str) -> None:
+    """Each way of not being a chain is told with the part's name and what would work."""
+    with torch.device(device):
+        model = build()
+    with pytest.raises(ModelError, match=message) as caught:
+        chain.prove(model, "blocks", TOKENS.to(device))
+    assert "leave blocks= out" in str(caught.value) or "register modules in the order" in str(caught.value)
+
+
+def test_a_chain_is_proved_without_touching_anything() -> None:
+    """A chain's activation and links are found, and neither random numbers nor the training mode are changed."""
+    model = initial.outline(Plain).eval()
+    before = torch.get_rng_state()
+    found = chain.prove(model, "blocks", TOKENS.to("meta"))
+    assert (found.activation.shape, found.activation.dtype, found.activation.requires_grad) == (
+        (2, 3, 6),
+        torch.float32,
+        True,
+    )
+    assert found.links == ("embed", "drop", "head")
+    assert torch.equal(before, torch.get_rng_state())
+    assert not model.training
+    assert not model.embed._forward_hooks
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_stages_one_after_the_other_are_the_whole(count: int) -> None:
+    """Cut models called in turn compute what the whole computes, bit for bit, under global names."""
+    whole = initial.whole(Plain, 0).eval()
+    links = chain.prove(whole, "blocks", TOKENS).links
+    x = TOKENS
+    names: set[str] = set()
+    for stage in range(count):
+        part = initial.whole(Plain, 0).eval()
+        stages.cut(part, "blocks", stage=stage, stages=count)
+        stages.cut_links(part, "blocks", links, stage=stage, stages=count)
+        assert isinstance(part.drop, stages.Absent) == (stage > 0)
+        x = part(x)
+        mine = {name for name, _ in part.named_parameters()}
+        assert not mine & names
+        names |= mine
+    assert torch.equal(x, whole(TOKENS))
+    assert names == {name for name, _ in whole.named_parameters()}
+
+
+def test_blocks_are_spread_evenly_and_in_order() -> None:
+    """Runs are contiguous and differ by one block at most."""
+    for blocks in range(1, 12):
+        for count in range(1, blocks + 1):
+            spread = [stages.stage_of_block(block, blocks, count) for block in range(blocks)]
+            sizes = [spread.count(stage) for stage in range(count)]
+            assert spread == sorted(spread)
+            assert max(sizes) - min(sizes) <= 1
+            assert min(sizes) >= 1
+
+
+def test_a_wrong_name_of_the_blocks_lists_the_right_ones() -> None:
+    """The candidates are named with their lengths."""
+    with pytest.raises(ModelError, match=r"no such module in Chain. ModuleLists in the model: 'blocks' \(3\)"):
+        stages.find_blocks(Chain(), "layers")
+    with pytest.raises(ModelError, match="a Linear, not a ModuleList"):
+        stages.find_blocks(Chain(), "head")
+    with pytest.raises(ModelError, match="has no ModuleList"):
+        stages.find_blocks(nn.Linear(2, 2), "blocks")
+    with pytest.raises(ModelError, match="4 pipeline stages need as many blocks"):
+        stages.cut(Chain(), "blocks", stage=0, stages=4)
+
+
+def test_blocks_deep_inside_a_model_are_found() -> None:
+    """A dotted path names the ends on each level."""
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Chain()
+            self.last = nn.Linear(9, 9)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.inner(x))  # type: ignore[no-any-return]
+
+    assert stages.ends(Wrapped(), "inner.blocks") == (["inner.embed"], ["last", "inner.head"])
+    links = chain.prove(Wrapped(), "inner.blocks", TOKENS).links
+    assert links == ("inner.embed", "inner.head", "last")
+    part = Wrapped()
+    stages.cut(part, "inner.blocks", stage=1, stages=2)
+    assert [name for name, m in part.named_modules() if isinstance(m, stages.Absent)] == [
+        "inner.embed",
+        "inner.blocks.0",
+        "inner.blocks.1",
+    ]
+
+
+def test_random_numbers_depend_on_the_place_alone() -> None:
+    """A block draws the same whether those before it are here or stand-ins, and other numbers elsewhere."""
+
+    def drawn(stage: int | None, micro_batch: int = 0) -> list[float]:
+        seen: list[float] = []
+        model = Model(dropout=0.0)
+        blocks = [(f"blocks.{i}", b) for i, b in enumerate(model.blocks)]
+        if stage is not None:
+            blocks = stages.cut(model, "blocks", stage=stage, stages=2)
+        randomness = Randomness(5)
+        randomness.install(model, blocks)
+        for _, block in blocks:
+            block.register_forward_hook(lambda *_: seen.append(float(torch.rand(()))))
+        randomness.at(3, micro_batch)
+        model(TOKENS if stage in (0, None) else torch.zeros(2, 3, 7))
+        return seen
+
+    whole = drawn(None)
+    assert drawn(0) == drawn(1) == whole
+    assert len(set(whole)) == len(whole)
+    assert not set(drawn(None, micro_batch=1)) & set(whole)
+
+
+def test_places_are_laid_out_with_the_pipeline_outermost() -> None:
+    """Ranks of one stage are neighbours."""
+    layout = Layout(pp=2, dp=3)
+    assert [place_of(rank, layout) for rank in (0, 2, 3, 5)] == [
+        Place(pp=0, dp=0, tp=0),
+        Place(pp=0, dp=2, tp=0),
+        Place(pp=1, dp=0, tp=0),
+        Place(pp=1, dp=2, tp=0),
+    ]
+    with pytest.raises(LayoutError, match="rank 6"):
+        place_of(6, layout)
+
+
+def test_layouts_that_cannot_run_the_batch_are_refused() -> None:
+    """1F1B needs as many micro-batches as stages, and a stage needs a block."""
+    check_layout(Layout(pp=2, dp=2), 4, 2)
+    with pytest.raises(LayoutError, match="more pipeline stages than the model has blocks"):
+        check_layout(Layout(pp=3, dp=1), 4, 2)
+    with pytest.raises(LayoutError, match="leaves 1 of 4 micro-batches"):
+        check_layout(Layout(pp=2, dp=4), 4, 2)
+
+
+def test_what_cannot_be_sharded_or_promised_is_named() -> None:
+    """Numbers as parameters, mixed dtypes, fused optimizers and batch statistics."""
+
+    class Odd(nn.Module):
+        def __init__(self, parameter: nn.Parameter) -> None:
+            super().__init__()
+            self.linear, self.odd = nn.Linear(2, 2), parameter
+
+    with pytest.raises(ModelError, match="parameter 'odd' has no dims"):
+        look_at_model(Odd(nn.Parameter(torch.tensor(1.0))), [])
+    mixed = Odd(nn.Parameter(torch.ones(2, dtype=torch.bfloat16)))
+    with pytest.raises(ModelError, match=r"'odd' \(torch.bfloat16\) and 'linear.weight' \(torch.float32\)"):
+        look_at_model(mixed, [])
+    look_at_model(mixed, [("linear", mixed.linear)])
+    with pytest.warns(OutsidePromise, match="module '1' .BatchNorm1d."):
+        look_at_model(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        look_at_model(Plain(), [])
+    fused = torch.optim.AdamW(nn.Linear(2, 2).parameters(), fused=True)
+    with pytest.raises(UsageError, match=r"AdamW\(fused=True\)"):
+        look_at_optimizer(fused, ordered=True)
+    look_at_optimizer(fused, ordered=False)
+
+
+def test_a_large_model_without_a_way_to_begin_is_refused_by_name() -> None:
+    """A module with parameters that cannot initialise itself is named."""
+
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+    bare = initial.skeleton(lambda: nn.Sequential(nn.Linear(2, 2), Bare()))
+    with pytest.raises(ModelError, match=r"module '1' \(Bare\) has parameters but no reset_parameters"):
+        initial.fill(bare, "", 0, torch.device("cpu"))
+    with pytest.raises(ModelError, match="needs a function that builds the model"):
+        initial.whole(lambda: 3, 0)  # type: ignore[arg-type, return-value]

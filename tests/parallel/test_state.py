@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from checkpointing.resolver import Offered
+from checkpointing.tiles import Box, TensorSpec
+from elastic3d import restoring
+from elastic3d.data import Order
+from elastic3d.errors import StateError, UsageError
+from elastic3d.parallel import facts
+from elastic3d.parallel.lost import is_lost_peer
+from elastic3d.parallel.state import create_optimizer_state, tiles_of, writes
+from elastic3d.training import Run, run_alone
+from elastic3d.values import to_json
+from tests.parallel.models import Model, Sentences, loss_fn
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
+    lambda inner: (
+        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(plain_values)
+def test_facts_come_back_exactly_through_json(value: Any) -> None:
+    """Whatever Python's plain values hold, written as strict JSON and read back, is equal and of the same types."""
+    text = json.dumps(facts.encode(value, "x"), allow_nan=False)
+    back = facts.decode(json.loads(text))
+    assert back == value
+    assert repr(back) == repr(value)
+
+
+def test_odd_facts_come_back_too() -> None:
+    """Infinities, NaN, counters and scalar tensors are written as what they are."""
+    values = {"lr": torch.tensor(0.1), "best": -math.inf, "milestones": Counter({5: 1}), "betas": (0.9, 0.999)}
+    back = facts.decode(json.loads(json.dumps(facts.encode(values, "x"), allow_nan=False)))
+    assert back == values
+    assert isinstance(back["milestones"], Counter)
+    assert back["lr"].dtype == torch.float32
+    assert math.isnan(facts.decode(facts.encode(math.nan, "x")))
+
+
+def test_state_that_cannot_be_written_is_named() -> None:
+    """The message says where in the state it was found."""
+    with pytest.raises(StateError, match=r"LambdaLR.state_dict\(\)\['a'\]\[1\] is function"):
+        facts.encode({"a": [1, lambda: None]}, "LambdaLR.state_dict()")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=9),
+        lambda o: torch.optim.lr_scheduler.MultiStepLR(o, milestones=[2, 4]),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=20),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+        lambda o: torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [
+                torch.optim.lr_scheduler.LinearLR(o, total_iters=3),
+                torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=9),
+            ],
+            milestones=[3],
+        ),
+    ],
+    ids=["cosine", "steps", "one cycle", "lambda", "sequential"],
+)
+def test_schedules_go_on_where_they_were(make: Any) -> None:
+    """A fresh schedule and optimizer, given what was written down, take the same learning rates to the last bit."""
+
+    def fresh() -> tuple[torch.optim.Optimizer, Any]:
+        optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=0.01)
+        return optimizer, make(optimizer)
+
+    def rates(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list[float]:
+        taken = []
+        for _ in range(steps):
+            optimizer.step()
+            schedule.step()
+            taken.append(optimizer.param_groups[0]["lr"])
+        return taken
+
+    whole = rates(*fresh(), 8)
+    optimizer, schedule = fresh()
+    rates(optimizer, schedule, 5)
+    written = json.loads(json.dumps([facts.optimizer_groups(optimizer), facts.schedule_state(schedule)]))
+    optimizer, schedule = fresh()
+    facts.set_optimizer_groups(optimizer, written[0])
+    facts.set_schedule_state(schedule, written[1])
+    assert rates(optimizer, schedule, 3) == whole[5:]
+
+
+def test_a_schedule_that_does_not_fit_is_named() -> None:
+    """A missing or surplus schedule, or another number of groups, is told rather than ignored."""
+    with pytest.raises(StateError, match=r"has a schedule and run.restore was given none"):
+        facts.set_schedule_state(None, {"last_epoch": 3})
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(StateError, match="2 parameter groups and this optimizer 1"):
+        facts.set_optimizer_groups(optimizer, [{}, {}])
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = Model(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens, targets = Sentences()[0]
+    loss_fn(model(tokens.unsqueeze(0)), targets.unsqueeze(0)).backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_tiles_carry_global_names_and_the_tensors_themselves() -> None:
+    """Keys name tensors, not ranks; buffers are copied at once, non-persistent ones are no state."""
+    model, optimizer = trained()
+    tiles = {spec.key: (spec, box, tensor) for spec, box, tensor in tiles_of(model, optimizer)}
+    assert "model/blocks.0.up.weight" in tiles
+    assert "optimizer/blocks.0.up.weight/exp_avg_sq" in tiles
+    assert not any(key.startswith("optimizer/blocks.0.never") for key in tiles)
+    step, box, _ = tiles["optimizer/embed.weight/step"]
+    assert (step.shape, box) == ((), Box(start=(), stop=()))
+    assert tiles["model/embed.weight"][2].data_ptr() == model.embed.weight.data_ptr()
+    assert tiles["model/scale"][2].data_ptr() != model.scale.data_ptr()
+
+
+def test_one_replica_writes_what_all_hold() -> None:
+    """Shards are written by who has them, whole copies by the first replica."""
+    spec = TensorSpec(key="a", dtype="float32", shape=(4,))
+    half = Box(start=(2,), stop=(4,))
+    assert writes(spec, spec.box, 0)
+    assert not writes(spec, spec.box, 1)
+    assert writes(spec, half, 1)
+
+
+def test_a_fresh_optimizer_gets_room_for_what_was_saved() -> None:
+    """State is made for this rank's parameters alone, and what was not saved is forgotten."""
+    model, old = trained()
+    specs = [spec for spec, _, _ in tiles_of(model, old)]
+    fresh = torch.optim.AdamW(model.parameters())
+    create_optimizer_state(
+        model, fresh, [*specs, TensorSpec(key="optimizer/elsewhere/step", dtype="float32", shape=())]
+    )
+    assert {s.key for s in specs} == {s.key for s, _, _ in tiles_of(model, fresh)}
+    create_optimizer_state(model, old, [])
+    assert not old.state
+    one = torch.optim.AdamW([model.head.weight])
+    with pytest.raises(StateError, match=r"this optimizer was not given parameter 'embed.weight'"):
+        create_optimizer_state(model, one, specs)
+
+
+def test_an_optimizer_that_keeps_no_tensors_is_named() -> None:
+    """State that is a Python number cannot be moved between layouts."""
+    model, optimizer = trained()
+    optimizer.state[model.head.weight]["count"] = 3
+    with pytest.raises(StateError, match=r"AdamW keeps 'count' of parameter 'head.weight' as int"):
+        tiles_of(model, optimizer)
+
+
+@dataclass(kw_only=True)
+class Held:
+    spec: TensorSpec
+    box: Box
+    digest: str = "d"
+
+
+@dataclass(kw_only=True)
+class Stock:
+    step: int
+    generation: int = 1
+    tiles: list[Held] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def offers(self) -> list[Offered]:
+        return [Offered(spec=t.spec, box=t.box, digest=t.digest, source="s", where=[self.step]) for t in self.tiles]
+
+
+W = TensorSpec(key="model/w", dtype="float32", shape=(4, 2))
+M = TensorSpec(key="optimizer/w/m", dtype="float32", shape=(4, 2))
+
+
+def rows(spec: TensorSpec, start: int, stop: int) -> Held:
+    return Held(spec=spec, box=Box(start=(start, 0), stop=(stop, 2)))
+
+
+def test_the_newest_whole_state_is_chosen() -> None:
+    """A newer state with a hole is passed over; replicas beside it do not matter; then the newer generation wins."""
+    holed = Stock(step=9, tiles=[rows(W, 0, 2)])
+    first, second = Stock(step=8, tiles=[rows(W, 0, 2)]), Stock(step=8, tiles=[rows(W, 2, 4)])
+    older = Stock(step=7, tiles=[rows(W, 0, 4)])
+    assert restoring.choose([older, holed, first, second, first], [W]) == [first, second, first]
+    again = Stock(step=8, generation=2, tiles=[rows(W, 0, 4)])
+    assert restoring.choose([first, again, second], [W]) == [again]
+    assert restoring.choose([holed], [W]) is None
+    assert restoring.choose([], [W]) is None
+
+
+def test_optimizer_state_must_be_whole_as_well() -> None:
+    """Tensors that the model does not know, but a snapshot names, count; steps and generations are not mixed."""
+    half = Stock(step=8, tiles=[rows(W, 0, 4), rows(M, 0, 2)])
+    rest = Stock(step=8, generation=2, tiles=[rows(M, 2, 4)])
+    assert restoring.choose([half, rest], [W]) is None
+    rest.generation = 1
+    assert restoring.choose([half, rest], [W]) == [half, rest]
+    other = TensorSpec(key="model/w", dtype="float32", shape=(4, 3))
+    assert restoring.choose([half, rest], [other]) is None
+
+
+class Shelf(restoring.Nowhere):
+    """Tiers with given contents."""
+
+    def __init__(self, stocks: list[Stock], saved: restoring.Decision | None) -> None:
+        self.stocks, self.saved = stocks, saved
+
+    def inventories(self, servers: Any) -> Any:
+        return self.stocks
+
+    def checkpoint(self, url: str) -> restoring.Decision | None:
+        return self.saved
+
+
+def test_memory_comes_before_the_store_and_the_store_before_nothing() -> None:
+    """The decision names its source, and survives being broadcast."""
+    stock = Stock(step=3, tiles=[rows(W, 0, 4)], facts={"step": 3})
+    saved = restoring.Decision(source="store", step=2, generation=1, facts={})
+    assert restoring.decide(Shelf([stock], saved), ["a:1"], "file:///x", [W]).source == "memory"
+    assert restoring.decide(Shelf([], saved), ["a:1"], "file:///x", [W]) == saved
+    assert restoring.decide(Shelf([], None), ["a:1"], "file:///x", [W]).source == "none"
+    assert restoring.decide(Shelf([stock], saved), [], None, [W]).source == "none"
+    decision = restoring.decide(Shelf([stock], saved), ["a:1"], None, [W])
+    assert restoring.load(restoring.dump(decision)) == decision
+
+
+def test_a_state_of_other_samples_is_refused() -> None:
+    """Another data set, batch or seed than the saved run's could not be accounted for; another micro-batch can."""
+    order = Order(length=10, global_batch=4, micro_batch=2, seed=1)
+    decision = restoring.Decision(source="store", step=2, facts={"order": to_json(order)})
+    restoring.check_facts(decision, Order(length=10, global_batch=4, micro_batch=1, seed=1))
+    with pytest.raises(StateError, match=r"trained with global_batch=4 and run.batches now has 8"):
+        restoring.check_facts(decision, Order(length=10, global_batch=8, micro_batch=2, seed=1))
+    with pytest.raises(StateError, match="has no facts"):
+        restoring.check_facts(restoring.Decision(source="store", step=2), order)
+
+
+def test_calls_in_the_wrong_order_say_what_is_missing() -> None:
+    """main's mistakes are told by the call that finds them."""
+
+    def early(run: Run) -> None:
+        run.batches(Sentences(), global_batch=4, micro_batch=2)
+
+    def unrestored(run: Run) -> None:
+        model = run.shard(Model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        batches = run.batches(Sentences(), global_batch=4, micro_batch=2)
+        run.restore(model=Model(), optimizer=optimizer, batches=batches)
+
+    def unread(run: Run) -> None:
+        model = run.shard(Model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        batches = run.batches(Sentences(), global_batch=4, micro_batch=2)
+        run.restore(model=model, optimizer=optimizer, batches=batches)
+        loss = run.backward(model, next(batches.until(step=1)), loss_fn)
+        with pytest.raises(UsageError, match=r"known after run.step"):
+            float(loss)
+        with pytest.raises(UsageError, match=r"the optimizer and the schedule that run.restore was given"):
+            run.step(torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
+        run.step(optimizer, loss=loss)
+        assert f"{loss:.2f}" == f"{loss.value:.2f}"
+        assert run.steps == 1
+        assert len(run.digest()) == 64
+
+    with pytest.raises(UsageError, match=r"call run.shard before run.batches"):
+        run_alone(early)
+    with pytest.raises(UsageError, match=r"needs the model of run.shard"):
+        run_alone(unrestored)
+    run_alone(unread)
+    with pytest.raises(UsageError, match="tensor parallelism is not supported yet"):
+        run_alone(lambda run: run.shard(Model, tensor={}))  # type: ignore[arg-type, return-value]
+    with pytest.raises(UsageError, match='"ordered" or "fast"'):
+        run_alone(lambda run: run.shard(Model, reduction="best"))  # type: ignore[arg-type, return-value]
+
+
+def test_lost_peers_are_known_by_their_cause() -> None:
+    """gloo's errors count, also when wrapped; a user's RuntimeError does not."""
+    gloo = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    wrapped = RuntimeError("failed to run forward")
+    wrapped.__cause__ = gloo
+    assert is_lost_peer(gloo)
+    assert is_lost_peer(wrapped)
+    assert is_lost_peer(torch.distributed.DistNetworkError("timed out"))
+    assert not is_lost_peer(RuntimeError("shapes cannot be multiplied"))
+    assert not is_lost_peer(ValueError("gloo/"))

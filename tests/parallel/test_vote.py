@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic3d.parallel.vote import Ballot, Outcome, Paper, clip_coefficient, fold, row_squares
+
+PARAMETERS = [("a", 5), ("b", 3)]
+
+
+def count(ballots: list[Ballot], *, norm: bool = True, micro_batches: int = 3) -> Outcome:
+    paper = Paper(world=len(ballots), micro_batches=micro_batches, parameters=PARAMETERS)
+    votes = torch.stack([paper.fill(rank, ballot, norm=norm) for rank, ballot in enumerate(ballots)]).sum(0)
+    return paper.read(votes, norm=norm)
+
+
+def test_leaving_needs_everybody_and_checkpoints_anybody() -> None:
+    """Leave and etcd's absence are unanimous, a checkpoint takes one voice, the safe step is the least held."""
+    one, other = Ballot(leave=True, etcd_away=True, checkpoint=True, held=7), Ballot(held=5)
+    both = count([one, one])
+    assert (both.leave, both.etcd_away, both.checkpoint, both.safe_step) == (True, True, True, 7)
+    mixed = count([one, other])
+    assert (mixed.leave, mixed.etcd_away, mixed.checkpoint, mixed.safe_step) == (False, False, True, 5)
+    assert count([other, Ballot()]).safe_step == -1
+
+
+def test_losses_are_added_in_the_order_of_micro_batches() -> None:
+    """Who computed a loss does not matter to their mean, to the last bit."""
+    losses = [0.1, 1e16, -1e16]
+    alone = count([Ballot(losses=dict(enumerate(losses)))])
+    apart = count([Ballot(losses={2: losses[2]}), Ballot(losses={0: losses[0]}), Ballot(losses={1: losses[1]})])
+    assert alone.loss == apart.loss == ((0.1 + 1e16) + -1e16) / 3
+
+
+def test_parameters_without_a_gradient_anywhere_are_absent() -> None:
+    """One rank's gradient is enough to be present."""
+    outcome = count([Ballot(present=frozenset({"a"})), Ballot()])
+    assert outcome.absent == {"b"}
+
+
+def test_samples_and_their_sums_come_together() -> None:
+    """Counts add, keyed sums add below 2**40."""
+    outcome = count([Ballot(samples=3, sample_sum=(1 << 40) - 1), Ballot(samples=4, sample_sum=2)])
+    assert (outcome.samples, outcome.sample_sum) == (7, 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 5), st.integers(0, 3), st.integers(0, 2**31))
+def test_the_norm_does_not_show_where_shards_are_cut(cut_a: int, cut_b: int, seed: int) -> None:
+    """Cutting rows anywhere, over any ranks, leaves every bit of the norm."""
+    made = torch.Generator().manual_seed(seed)
+    a, b = torch.randn(5, 77, generator=made), torch.randn(3, generator=made)
+    alone = count([Ballot(rows={"a": (0, row_squares(a)), "b": (0, row_squares(b))})])
+    apart = count(
+        [
+            Ballot(rows={"a": (0, row_squares(a[:cut_a])), "b": (cut_b, row_squares(b[cut_b:]))}),
+            Ballot(rows={"a": (cut_a, row_squares(a[cut_a:])), "b": (0, row_squares(b[:cut_b]))}),
+        ]
+    )
+    assert alone.norm == apart.norm
+    expected = math.sqrt(float(a.double().square().sum() + b.double().square().sum()))
+    assert alone.norm == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_is_not_finite_is_noted_not_raised() -> None:
+    """A NaN in one row or one loss reaches the outcome, which says so."""
+    bad = count([Ballot(rows={"a": (0, row_squares(torch.tensor([[1.0], [math.nan]])))})])
+    assert math.isnan(bad.norm or 0.0)
+    assert not bad.finite
+    assert not count([Ballot(losses={0: math.inf})]).finite
+    assert count([Ballot()]).finite
+    assert math.isnan(clip_coefficient(math.nan, 1.0))
+
+
+def test_without_clipping_no_rows_are_voted_on() -> None:
+    """The vote is short then, and there is no norm."""
+    assert count([Ballot()], norm=False).norm is None
+
+
+def test_rows_of_every_shape_are_squared() -> None:
+    """Scalars, vectors, empty shards and wide tensors have one number per row."""
+    assert row_squares(torch.tensor(3.0)).tolist() == [9.0]
+    assert row_squares(torch.tensor([1.0, 2.0])).tolist() == [1.0, 4.0]
+    assert row_squares(torch.zeros(0, 4)).tolist() == []
+    assert row_squares(torch.ones(2, 3, 5)).tolist() == [15.0, 15.0]
+    given_ = torch.ones(2, 3, dtype=torch.float64)
+    row_squares(given_ * 1.0)
+    assert torch.equal(given_, torch.ones(2, 3, dtype=torch.float64))
+    assert fold(torch.zeros(2, 0)).tolist() == [0.0, 0.0]
+
+
+def test_clipping_brings_a_norm_down_and_never_up() -> None:
+    """The factor is one below the limit."""
+    assert clip_coefficient(0.5, 1.0) == 1.0
+    assert clip_coefficient(4.0, 1.0) == pytest.approx(0.25, rel=1e-5)

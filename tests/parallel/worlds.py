@@ -1,0 +1,248 @@
+"""Worlds of real ranks for the tests: processes forked from one server that has torch imported, talking over gloo.
+
+A rank runs the real `Run` over a real process group. Its port is the seam that a keeper would stand behind: it writes
+snapshots to files, and a later world restores from those files through the real resolver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import traceback
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from checkpointing.errors import SourceError
+from checkpointing.resolver import Offered, TileSource
+from checkpointing.tiles import Box, TensorSpec, digest
+from elastic3d.alone import Alone
+from elastic3d.parallel.state import buffer_of
+from elastic3d.port import Flags, Go, StepRecord
+from elastic3d.restoring import Decision
+from elastic3d.training import Main, Run
+from elastic3d.values import Layout, ModelProfile
+
+TIMEOUT = 120
+PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "tests.parallel.models"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What the hosts of a world are to do: where to keep snapshots, when to ask the ranks to leave."""
+
+    layout: Layout
+    keep: Path | None = None
+    take: Path | None = None
+    leave_at: Mapping[int, int] = field(default_factory=dict)
+    snapshot_every: int = 0
+    checkpoint_every: int = 0
+    measuring: bool = False
+
+
+class Ended(BaseException):
+    """The port ended the trainer; stands for `os._exit` where the test wants the process to live on."""
+
+    def __init__(self, how: str, what: Any = None) -> None:
+        super().__init__(how)
+        self.how, self.what = how, what
+
+
+@dataclass
+class Report:
+    """What one rank's host saw."""
+
+    rank: int
+    ended: str = ""
+    error: str = ""
+    records: list[StepRecord] = field(default_factory=list)
+    restored: tuple[str, int, int] | None = None
+    snapshots: list[tuple[int, bool, bool]] = field(default_factory=list)
+    profile: ModelProfile | None = None
+    result: Any = None
+
+
+class Host(Alone):
+    """The port of one rank of a test's world."""
+
+    def __init__(self, orders: Orders, rank: int, store: tuple[str, int], prefix: str) -> None:
+        super().__init__()
+        self.orders = orders
+        self.report = Report(rank=rank)
+        self.records = self.report.records
+        self.assignment = replace(
+            self.assignment,
+            generation=2 if orders.take else 1,
+            measuring=orders.measuring,
+            rank=rank,
+            world=orders.layout.world,
+            layout=None if orders.measuring else orders.layout,
+            store_host=store[0],
+            store_port=store[1],
+            store_prefix=prefix,
+            snapshot_every=orders.snapshot_every,
+            checkpoint_every=orders.checkpoint_every,
+        )
+
+    def measured(self, profile: ModelProfile) -> NoReturn:
+        self.report.profile = profile
+        raise Ended("measured")
+
+    def await_go(self) -> Go:
+        return Go(servers=(str(self.orders.take),) if self.orders.take else ())
+
+    def flags(self) -> Flags:
+        at = self.orders.leave_at.get(self.assignment.rank)
+        return Flags(leave=at is not None and len(self.records) >= at, etcd_away=False)
+
+    def snapshot(
+        self,
+        step: int,
+        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
+        facts: dict[str, Any],
+        *,
+        checkpoint: bool,
+        wait: bool,
+    ) -> None:
+        self.report.snapshots.append((step, checkpoint, wait))
+        if self.orders.keep:
+            content = [(spec, box, bytes(buffer_of(tensor.contiguous()))) for spec, box, tensor in tiles]
+            file = self.orders.keep / f"{step}.{self.assignment.generation}.{self.assignment.rank}"
+            file.write_bytes(pickle.dumps((facts, content)))
+
+    def restored(self, source: str, step: int, generation: int) -> None:
+        self.report.restored = (source, step, generation)
+
+    def leave(self, step: int) -> NoReturn:
+        raise Ended("left", step)
+
+    def peer_lost(self, error: BaseException) -> NoReturn:
+        raise Ended("peer lost", str(error))
+
+    def done(self, digest: str | None) -> NoReturn:
+        raise Ended("done")
+
+    def failed(self, error: BaseException) -> NoReturn:
+        raise Ended("failed", "".join(traceback.format_exception(error)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A snapshot in a file, as an inventory."""
+
+    file: Path
+
+    @property
+    def step(self) -> int:
+        return int(self.file.name.split(".")[0])
+
+    @property
+    def generation(self) -> int:
+        return int(self.file.name.split(".")[1])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = pickle.loads(self.file.read_bytes())[0]
+        return facts
+
+    @property
+    def tiles(self) -> list[Offered]:
+        _, content = pickle.loads(self.file.read_bytes())
+        return [
+            Offered(spec=spec, box=box, digest=digest(spec, box, data), source="files", where=[str(self.file), number])
+            for number, (spec, box, data) in enumerate(content)
+        ]
+
+    def offers(self) -> list[Offered]:
+        return self.tiles
+
+
+class Files:
+    """The tiers of a test: a folder of snapshots stands for the keepers' memory."""
+
+    name = "files"
+
+    def __init__(self) -> None:
+        self._read: dict[str, Any] = {}
+
+    def inventories(self, servers: Sequence[str]) -> Sequence[Kept]:
+        return [Kept(file=file) for server in servers for file in sorted(Path(server).iterdir())]
+
+    def checkpoint(self, url: str) -> Decision | None:
+        return None
+
+    def sources(self, decision: Decision, url: str | None) -> Mapping[str, TileSource]:
+        return {self.name: self}
+
+    def fetch(self, tile: Offered) -> bytes | memoryview:
+        file, number = tile.where
+        if file not in self._read:
+            try:
+                self._read[file] = pickle.loads(Path(file).read_bytes())[1]
+            except OSError as error:
+                raise SourceError(str(error)) from error
+        data: bytes = self._read[file][number][2]
+        return data
+
+
+def run_world(main: Callable[[Run], Any], orders: Orders) -> list[Report]:
+    """Run `main` on every rank of a world; return the hosts' reports. `main` and what it uses must be importable."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    world = 1 if orders.measuring else orders.layout.world
+    with _store() as store:
+        prefix = uuid.uuid4().hex
+        ends = [context.Pipe(duplex=False) for _ in range(world)]
+        ranks = [
+            context.Process(target=_rank, args=(main, orders, rank, store, prefix, ends[rank][1]), daemon=True)
+            for rank in range(world)
+        ]
+        for rank, (_, sender) in zip(ranks, ends, strict=True):
+            rank.start()
+            sender.close()
+        try:
+            return [_receive(receiver) for receiver, _ in ends]
+        finally:
+            for rank in ranks:
+                rank.join(timeout=5)
+                rank.kill()
+                rank.join()
+
+
+def _receive(receiver: Any) -> Report:
+    try:
+        if not receiver.poll(TIMEOUT):
+            return Report(rank=-1, ended="timed out")
+        report: Report = pickle.loads(receiver.recv_bytes())
+    except EOFError:
+        return Report(rank=-1, ended="died")
+    return report
+
+
+@contextlib.contextmanager
+def _store() -> Iterator[tuple[str, int]]:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield "127.0.0.1", store.port
+    del store
+
+
+def _rank(main: Main, orders: Orders, rank: int, store: tuple[str, int], prefix: str, sender: Any) -> None:
+    host = Host(orders, rank, store, prefix)
+    try:
+        host.report.result = main(Run(host, tiers=Files()))
+        host.report.ended = "done"
+    except Ended as end:
+        host.report.ended, host.report.error = end.how, str(end.what)
+    except Exception as error:  # noqa: BLE001  # the edge of the process: whatever happened is told to the test
+        host.report.ended, host.report.error = "raised", "".join(traceback.format_exception(error))
+    sender.send_bytes(pickle.dumps(host.report))
+    sender.close()
+    os._exit(0)

@@ -1,0 +1,378 @@
+"""The rules of the safe step, alone and under any interleaving of copies, acknowledgements, votes and deaths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from elastic3d.errors import StateError
+from elastic3d.snapshots.holdings import Cadence, Holdings, Mark, Origin, Place, Replicas
+
+
+def take(holdings: Holdings, mark: Mark, *, checkpoint: bool = False) -> None:
+    """Write a snapshot into some granted buffer."""
+    holdings.grant()
+    index = holdings.places().index(Place.GRANTED)
+    holdings.written(index, mark, checkpoint=checkpoint)
+
+
+def hold(holdings: Holdings, mark: Mark) -> None:
+    """Replicate a snapshot."""
+    holdings.begin(mark)
+    holdings.end(mark, held=True)
+
+
+def begun() -> Holdings:
+    """Holdings of generation 1, from step 0."""
+    holdings = Holdings()
+    holdings.restored(1, None)
+    return holdings
+
+
+def test_the_safe_step_and_what_may_become_safe_is_kept() -> None:
+    """A vote frees only what is older than the safe step."""
+    holdings = begun()
+    for step in (1, 2, 3):
+        take(holdings, Mark(1, step))
+        hold(holdings, Mark(1, step))
+    holdings.safe(Mark(1, 2))
+    assert holdings.marks() == [Mark(1, 2), Mark(1, 3)]
+    assert holdings.held == 3
+
+
+def test_snapshots_are_replicated_in_order() -> None:
+    """A rank that holds a step holds every taken step before it."""
+    holdings = begun()
+    take(holdings, Mark(1, 1))
+    take(holdings, Mark(1, 2))
+    assert holdings.next_to_replicate() == Mark(1, 1)
+    holdings.begin(Mark(1, 1))
+    holdings.end(Mark(1, 1), held=False)
+    assert holdings.next_to_replicate() == Mark(1, 1)
+    hold(holdings, Mark(1, 1))
+    assert holdings.next_to_replicate() == Mark(1, 2)
+
+
+def test_a_refused_snapshot_is_not_sent_again_until_the_buddy_changes() -> None:
+    """A buddy that knows a newer generation will not change its mind."""
+    holdings = begun()
+    take(holdings, Mark(1, 1))
+    holdings.begin(Mark(1, 1))
+    holdings.end(Mark(1, 1), held=False, refused=True)
+    assert holdings.next_to_replicate() is None
+    holdings.buddy_changed()
+    assert holdings.next_to_replicate() == Mark(1, 1)
+
+
+def test_a_new_buddy_gets_what_the_former_one_had() -> None:
+    """What is safe must again be in two places; what was reported held is not taken back."""
+    holdings = begun()
+    take(holdings, Mark(1, 1))
+    hold(holdings, Mark(1, 1))
+    holdings.buddy_changed()
+    assert holdings.next_to_replicate() == Mark(1, 1)
+    assert holdings.held == 1
+
+
+def test_a_dead_trainers_half_written_buffer_is_nothing() -> None:
+    """What was granted is free again, what was written stays."""
+    holdings = begun()
+    take(holdings, Mark(1, 1))
+    holdings.trainer_gone()
+    assert holdings.marks() == [Mark(1, 1)]
+    assert holdings.places().count(Place.FREE) == 3
+
+
+def test_a_generation_keeps_its_predecessors_safe_step_until_it_has_its_own() -> None:
+    """What was restored from stays through votes without a safe step, and goes with the first that has one."""
+    holdings = begun()
+    for step in (1, 2, 3):
+        take(holdings, Mark(1, step))
+    holdings.restored(2, Mark(1, 2))
+    assert holdings.marks() == [Mark(1, 2)]
+    take(holdings, Mark(2, 3))
+    take(holdings, Mark(2, 4))
+    assert Mark(1, 2) in holdings.marks()
+    hold(holdings, Mark(2, 3))
+    holdings.safe(Mark(2, 3))
+    assert holdings.marks() == [Mark(2, 3), Mark(2, 4)]
+
+
+def test_nothing_is_dropped_before_the_new_generation_has_restored() -> None:
+    """Between a death and the next restore every snapshot may be the one that all still have."""
+    holdings = begun()
+    for step in (1, 2, 3):
+        take(holdings, Mark(1, step))
+    holdings.trainer_gone()
+    assert len(holdings.marks()) == 3
+
+
+def test_a_final_snapshot_takes_the_place_of_one_not_yet_safe() -> None:
+    """At a planned change there is no more vote to wait for; the safe step stays."""
+    holdings = begun()
+    for step in (1, 2, 3, 4):
+        take(holdings, Mark(1, step))
+        if step == 1:
+            hold(holdings, Mark(1, 1))
+            holdings.safe(Mark(1, 1))
+    assert holdings.grant() == []
+    holdings.begin(Mark(1, 2))
+    holdings.want()
+    assert holdings.marks() == [Mark(1, 1), Mark(1, 2), Mark(1, 4)]  # 2 is being sent
+    assert len(holdings.grant()) == 1
+
+
+def test_a_final_snapshot_waits_while_all_are_being_sent() -> None:
+    """A buffer is never handed out while the replicator reads it."""
+    holdings = Holdings(2)
+    holdings.restored(1, None)
+    for step in (1, 2):
+        take(holdings, Mark(1, step))
+        holdings.begin(Mark(1, step))
+    holdings.want()
+    assert holdings.grant() == []
+    holdings.end(Mark(1, 2), held=False)
+    assert len(holdings.grant()) == 1
+
+
+def test_a_pinned_snapshot_outlives_its_time() -> None:
+    """An upload's snapshot stays through votes and generations, and one more buffer makes room for it."""
+    holdings = begun()
+    take(holdings, Mark(1, 1), checkpoint=True)
+    holdings.pin(1)
+    for step in (2, 3, 4):
+        take(holdings, Mark(1, step))
+        hold(holdings, Mark(1, step))
+        holdings.safe(Mark(1, step))
+    holdings.restored(2, Mark(1, 4))
+    assert holdings.marks() == [Mark(1, 1), Mark(1, 4)]
+    holdings.release()
+    assert holdings.marks() == [Mark(1, 4)]
+
+
+def test_one_pin_at_a_time() -> None:
+    """A second upload has to wait for the first; a checkpoint that nobody writes gives way to the next."""
+    holdings = begun()
+    take(holdings, Mark(1, 1), checkpoint=True)
+    take(holdings, Mark(1, 2), checkpoint=True)
+    holdings.safe(Mark(1, 2))
+    assert holdings.marks() == [Mark(1, 2)]
+    holdings.pin(2)
+    take(holdings, Mark(1, 3), checkpoint=True)
+    with pytest.raises(StateError, match="try again"):
+        holdings.pin(3)
+    with pytest.raises(StateError, match="no longer in memory"):
+        holdings.pin(1)
+    holdings.unpin(2)  # in use: stays
+    holdings.safe(Mark(1, 3))
+    assert Mark(1, 2) in holdings.marks()
+
+
+def test_replicas_of_an_older_generation_are_refused() -> None:
+    """A cut-off rank of the past cannot place anything, nor finish what it had begun."""
+    replicas = Replicas()
+    late = replicas.begin(Origin(generation=4, rank=0), 9, [9])
+    assert late is not None
+    replicas.refuse_below(5)
+    assert replicas.begin(Origin(generation=4, rank=0), 10, [10]) is None
+    assert not replicas.complete(late)
+    assert replicas.held() == []
+
+
+def test_a_buddy_drops_only_what_its_origin_has_dropped() -> None:
+    """And needs no more buffers than the origin, however long it goes on."""
+    replicas = Replicas()
+    origin = Origin(generation=1, rank=3)
+    buffers = set()
+    for step in range(1, 50):
+        buffer = replicas.begin(origin, step, [s for s in (step - 2, step - 1, step) if s > 0])
+        assert buffer is not None
+        buffers.add(buffer)
+        assert replicas.complete(buffer)
+    assert sorted(step for _, step, _ in replicas.held()) == [47, 48, 49]
+    assert len(buffers) <= 4
+
+
+# The whole, as a model: nodes with one rank each, the buddy of a rank on the next node.
+
+
+@dataclass
+class Node:
+    """A keeper with its holdings and, in a generation, a trainer."""
+
+    name: int
+    holdings: Holdings = field(default_factory=Holdings)
+    replicas: Replicas = field(default_factory=Replicas)
+    cadence: Cadence = field(default_factory=Cadence)
+    rank: int = -1
+    told_held: int = -1  # what the trainer has been told
+    votes_heard: int = 0  # votes the keeper has been told of
+    copying: int = -1
+    restored: bool = False
+    steps: int = 0
+
+
+class Cluster:
+    """Generations of a few nodes, one small event at a time, in any order; what was once safe must stay restorable."""
+
+    def __init__(self, nodes: int) -> None:
+        self.generation = 0
+        self.nodes = [Node(name) for name in range(nodes)]
+        self.names = nodes
+        self.safe: Mark | None = None
+        self.votes: list[int] = []
+        self.owners: dict[int, list[Node]] = {}
+        self.seal()
+
+    def seal(self) -> None:
+        """Begin a generation with the nodes there are; its ranks restore one by one."""
+        self.generation += 1
+        self.votes = []
+        self.base = self.restorable()
+        if self.safe is not None:
+            assert self.base is not None, f"{self.safe} was safe and nothing is restorable"
+            assert self.base >= self.safe, f"{self.safe} was safe and only {self.base} is restorable"
+        self.owners[self.generation] = list(self.nodes)
+        for rank, node in enumerate(self.nodes):
+            node.holdings.trainer_gone()
+            node.replicas.refuse_below(self.generation)
+            node.cadence = Cadence()
+            node.rank, node.told_held, node.votes_heard, node.copying = rank, -1, 0, -1
+            node.restored, node.steps = False, self.base.step if self.base else 0
+
+    def restorable(self) -> Mark | None:
+        """The newest snapshot of which every rank's part is at a living node."""
+        found: dict[Mark, set[int]] = {}
+        for node in self.nodes:
+            for mark in node.holdings.marks():
+                owner = next((r for r, n in enumerate(self.owners[mark.generation]) if n is node), None)
+                assert owner is not None
+                found.setdefault(mark, set()).add(owner)
+            for origin, step, _ in node.replicas.held():
+                found.setdefault(Mark(origin.generation, step), set()).add(origin.rank)
+        whole = [mark for mark, ranks in found.items() if len(ranks) == len(self.owners[mark.generation])]
+        return max(whole, default=None)
+
+    def restore(self, node: Node) -> None:
+        """A trainer has loaded its state."""
+        if not node.restored:
+            node.restored = True
+            node.holdings.restored(self.generation, self.base)
+            node.replicas.restored(self.generation, self.base)
+
+    def step(self) -> None:
+        """All ranks vote, step, and decide alike whether to take a snapshot."""
+        if not all(node.restored and node.copying < 0 for node in self.nodes):
+            return
+        safe = min(node.told_held for node in self.nodes)
+        self.votes.append(safe)
+        if safe >= 0:
+            self.safe = Mark(self.generation, safe)
+        takes = set()
+        for node in self.nodes:
+            node.cadence.voted(safe)
+            node.steps += 1
+            takes.add(node.cadence.take())
+            if node.cadence.take():
+                node.cadence.taken(node.steps)
+                node.copying = node.steps
+        assert len(takes) == 1
+        assert len({node.steps for node in self.nodes}) == 1
+
+    def hear_vote(self, node: Node) -> bool:
+        """A keeper is told of a vote."""
+        if node.votes_heard == len(self.votes):
+            return False
+        safe = self.votes[node.votes_heard]
+        node.votes_heard += 1
+        if safe >= 0:
+            node.holdings.safe(Mark(self.generation, safe))
+            node.replicas.settled(self.generation)
+        return True
+
+    def finish_copy(self, node: Node, pin: bool) -> None:
+        """A trainer's copy is complete: messages arrive in order, so the keeper has heard the votes before it."""
+        if node.copying >= 0:
+            while self.hear_vote(node):
+                pass
+            node.holdings.grant()
+            assert Place.GRANTED in node.holdings.places(), "a snapshot all ranks take has no buffer here"
+            take(node.holdings, Mark(self.generation, node.copying), checkpoint=pin)
+            node.copying = -1
+
+    def replicate(self, node: Node, arrives: bool) -> None:
+        """A snapshot goes to the buddy, or is lost on the way."""
+        mark = node.holdings.next_to_replicate()
+        if mark is None or mark.generation != self.generation:
+            return
+        buddy = self.nodes[(self.nodes.index(node) + 1) % len(self.nodes)]
+        node.holdings.begin(mark)
+        held = True
+        if buddy is not node:
+            keep = [m.step for m in node.holdings.marks() if m.generation == mark.generation]
+            buffer = buddy.replicas.begin(Origin(generation=mark.generation, rank=node.rank), mark.step, keep)
+            assert buffer is not None
+            if arrives:
+                held = buddy.replicas.complete(buffer)
+            else:
+                buddy.replicas.abort(buffer)
+                held = False
+        node.holdings.end(mark, held=held)
+
+    def tell_held(self, node: Node) -> None:
+        """A trainer is told what is held; the message may be late."""
+        if node.restored:
+            node.told_held = max(node.told_held, node.holdings.held)
+
+    def die(self, node: Node) -> None:
+        """A node dies; a fresh one comes, for one keeps the number of nodes.
+
+        Not while the last death is still to be recovered from: then node and buddy may be gone together.
+        """
+        if self.safe is not None and self.safe.generation != self.generation:
+            return
+        self.nodes.remove(node)
+        self.nodes.append(Node(self.names))
+        self.names += 1
+        self.seal()
+
+    def trainers_die(self) -> None:
+        """All trainers are killed, the keepers stay: a fault without a death."""
+        self.seal()
+
+    def check(self) -> None:
+        """At every moment, not only when it is needed."""
+        if self.safe is not None:
+            found = self.restorable()
+            assert found is not None, self.safe
+            assert found >= self.safe, (found, self.safe)
+
+
+@settings(max_examples=400, deadline=None, phases=(Phase.generate,))  # a shorter history says no more
+@given(nodes=st.integers(2, 4), seed=st.integers(0, 2**32), haste=st.sampled_from((0.2, 0.5, 0.8)))
+def test_what_was_safe_stays_restorable(nodes: int, seed: int, haste: float) -> None:
+    """Under random interleavings of copies, replicas, acknowledgements, votes and deaths.
+
+    haste: how often replication gets a turn, against all else; below one half it is slower than the steps.
+    """
+    random, cluster = Random(seed), Cluster(nodes)
+    for _ in range(250):
+        node = random.choice(cluster.nodes)
+        dice = random.random()
+        if dice < 0.01:
+            cluster.die(node)
+        elif dice < 0.015:
+            cluster.trainers_die()
+        elif random.random() < haste:
+            cluster.replicate(node, arrives=random.random() < 0.8)
+            if random.random() < 0.7:
+                cluster.tell_held(node)
+        else:
+            random.choice((cluster.restore, cluster.hear_vote))(node)
+            cluster.finish_copy(node, pin=random.random() < 0.2)
+            cluster.step()
+        cluster.check()

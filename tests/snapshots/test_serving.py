@@ -1,0 +1,328 @@
+"""Snapshots between slots: replicated, offered, fetched, verified, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from checkpointing.errors import SourceError
+from checkpointing.tiles import Box, TensorSpec
+from checkpointing.tiles import digest as tile_digest
+from elastic3d.snapshots import client, wire
+from elastic3d.snapshots import table as tables
+from elastic3d.snapshots.client import PeerSource, inventories
+from elastic3d.snapshots.holdings import Mark
+from elastic3d.snapshots.memory import SnapshotMemory
+from elastic3d.snapshots.replicate import Replicator
+from elastic3d.snapshots.server import TileServer
+
+SHAPE = (1200, 1024)
+
+
+class Place:
+    """One slot's memory, server and replicator."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.memory = SnapshotMemory()
+        self.server = TileServer(self.memory, host="127.0.0.1", run_id="run")
+        self.address = f"127.0.0.1:{self.server.port}"
+        self.held: list[Mark] = []
+        self.digested: list[Mark] = []
+        self.replicator = Replicator(
+            self.memory, run_id="run", digested=self.digested.append, ended=lambda m, new: new and self.held.append(m)
+        )
+        self.credits: list[int] = []
+
+    def begin(self, generation: int, base: Mark | None = None) -> None:
+        """Be in a generation."""
+        self.memory.set_generation(generation)
+        self.memory.restored(generation, base)
+
+    def write(self, mark: Mark) -> bytes:
+        """Write a snapshot as a trainer would; return its bytes."""
+        whole = TensorSpec(key="model/w", dtype="float32", shape=(SHAPE[0] * 2, SHAPE[1]))
+        scalar = TensorSpec(key=f"optimizer/w{self.rank}/step", dtype="float32", shape=())
+        low = self.rank * SHAPE[0]
+        table = tables.lay_out(
+            [(whole, Box(start=(low, 0), stop=(low + SHAPE[0], SHAPE[1]))), (scalar, Box(start=(), stop=()))]
+        )
+        self.memory.learn(table)
+        self.credits += self.memory.grant()
+        buffer = self.credits.pop(0)
+        data = os.urandom(table.nbytes)
+        arena = self.memory._arenas[buffer]
+        arena.reserve(table.nbytes)
+        arena.view(table.nbytes)[:] = data
+        self.memory.written(
+            buffer, mark, rank=self.rank, world=2, facts={"step": mark.step}, table=table.identity, checkpoint=False
+        )
+        return data
+
+    def close(self) -> None:
+        """Stop."""
+        self.server.close()
+        self.replicator.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Callable[[int], Place]]:
+    """Make places that are closed in the end."""
+    made: list[Place] = []
+
+    def make(rank: int) -> Place:
+        made.append(Place(rank))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+    """Whether the condition comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def fetch(server: str, rank: int, *, prefetch: bool = True) -> dict[str, bytes]:
+    """Fetch a rank's newest snapshot from one server, each tile verified, joined by key."""
+    newest = max((i for i in inventories([server], "run") if i.rank == rank), key=lambda i: (i.generation, i.step))
+    source = PeerSource(server, "run")
+    offers = newest.offers()
+    if prefetch:
+        source.prefetch(offers)
+    found: dict[str, bytes] = {}
+    for offer in offers:
+        data = source.fetch(offer)
+        assert tile_digest(offer.spec, offer.box, data) == offer.digest
+        found[offer.spec.key] = found.get(offer.spec.key, b"") + bytes(data)
+    source.close()
+    return found
+
+
+def test_a_snapshot_is_fetched_from_home_and_from_the_buddy(place: Callable[[int], Place]) -> None:
+    """Both give the same bytes, in tiles, with the facts; the buddy's copy outlives the home's server."""
+    home, buddy = place(0), place(1)
+    home.begin(1)
+    buddy.begin(1)
+    home.replicator.set_buddy(buddy.address)
+    data = home.write(Mark(1, 7))
+    assert eventually(lambda: home.held == [Mark(1, 7)])
+    at_home, at_buddy = inventories([home.address, buddy.address], "run")
+    assert (at_home.step, at_home.generation, at_home.rank, at_home.world) == (7, 1, 0, 2)
+    assert at_home.facts == at_buddy.facts == {"step": 7}
+    assert [t.digest for t in at_home.tiles] == [t.digest for t in at_buddy.tiles]
+    assert len(at_home.tiles) > 2
+    size = SHAPE[0] * SHAPE[1] * 4
+    assert fetch(home.address, 0)["model/w"] == data[:size]
+    home.close()
+    assert fetch(buddy.address, 0, prefetch=False) == {
+        "model/w": data[:size],
+        "optimizer/w0/step": data[size : size + 4],
+    }
+
+
+def test_without_a_buddy_home_alone_counts(place: Callable[[int], Place]) -> None:
+    """A single node makes progress too."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    assert eventually(lambda: home.held == [Mark(1, 1)])
+
+
+def test_a_buddy_that_is_gone_delays_what_is_held_until_another_comes(place: Callable[[int], Place]) -> None:
+    """Nothing hangs, digests are computed all the same, and the next buddy gets everything."""
+    home, dead, other = place(0), place(1), place(1)
+    for one in (home, dead, other):
+        one.begin(1)
+    dead.close()
+    home.replicator.set_buddy(dead.address)
+    home.write(Mark(1, 1))
+    home.write(Mark(1, 2))
+    assert eventually(lambda: home.digested == [Mark(1, 1)])
+    assert home.held == []
+    assert len(inventories([home.address], "run")) == 2
+    home.replicator.set_buddy(other.address)
+    assert eventually(lambda: home.held == [Mark(1, 1), Mark(1, 2)])
+    assert len(inventories([other.address], "run")) == 2
+
+
+def test_replicas_of_a_stale_generation_are_refused(place: Callable[[int], Place]) -> None:
+    """A rank cut off in the past cannot place a snapshot, and does not try for ever."""
+    home, buddy = place(0), place(1)
+    home.begin(1)
+    buddy.begin(2)
+    home.replicator.set_buddy(buddy.address)
+    home.write(Mark(1, 1))
+    assert eventually(lambda: home.digested)
+    time.sleep(0.1)
+    assert home.held == []
+    assert inventories([buddy.address], "run") == []
+
+
+def test_a_byte_that_changed_at_home_shows_at_the_receiver(place: Callable[[int], Place]) -> None:
+    """Corruption between hashing and sending is caught by the buddy, between hashing and fetching by the fetcher."""
+    home, buddy = place(0), place(1)
+    home.begin(1)
+    buddy.begin(1)
+    home.write(Mark(1, 1))
+    assert eventually(lambda: home.held)
+    stored = home.memory.find(1, 1, 0)
+    assert stored is not None
+    stored.data[100] ^= 1
+    home.replicator.set_buddy(buddy.address)
+    with pytest.raises(AssertionError):
+        fetch(home.address, 0)
+    time.sleep(0.5)
+    assert inventories([buddy.address], "run") == []
+
+
+def test_what_is_dropped_at_home_is_dropped_at_the_buddy(place: Callable[[int], Place]) -> None:
+    """Memory does not grow: the buddy follows the votes the origin has heard."""
+    home, buddy = place(0), place(1)
+    home.begin(1)
+    buddy.begin(1)
+    home.replicator.set_buddy(buddy.address)
+    for step in range(1, 12):
+        home.write(Mark(1, step))
+        assert eventually(lambda step=step: home.held[-1:] == [Mark(1, step)])
+        home.memory.safe(Mark(1, step))
+    assert {i.step for i in inventories([home.address], "run")} == {11}
+    assert {i.step for i in inventories([buddy.address], "run")} <= {10, 11}
+    assert len(buddy.memory._other_arenas) <= 3
+
+
+def test_a_new_generation_keeps_what_it_restored_from(place: Callable[[int], Place]) -> None:
+    """At home and at the buddy, until it has a safe step of its own."""
+    home, buddy = place(0), place(1)
+    home.begin(1)
+    buddy.begin(1)
+    home.replicator.set_buddy(buddy.address)
+    home.write(Mark(1, 1))
+    home.write(Mark(1, 2))
+    assert eventually(lambda: home.held == [Mark(1, 1), Mark(1, 2)])
+    for one in (home, buddy):
+        one.begin(2, Mark(1, 1))
+        assert [i.step for i in inventories([one.address], "run")] == [1]
+    buddy.memory.settled(2)
+    assert inventories([buddy.address], "run") == []
+
+
+def test_an_inventory_waits_for_digests(place: Callable[[int], Place]) -> None:
+    """The final snapshot of a planned change is offered however soon after it somebody asks."""
+    home = place(0)
+    home.begin(1)
+    for step in range(1, 4):
+        home.write(Mark(1, step))
+        assert max(i.step for i in inventories([home.address], "run")) == step
+
+
+def test_servers_of_another_run_do_not_answer(place: Callable[[int], Place]) -> None:
+    """A port that was given to another job holds nothing for this one."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    assert inventories([home.address], "another") == []
+    assert len(inventories([home.address])) == 1
+
+
+def test_dead_and_silent_servers_hold_nothing_and_hang_nobody(
+    place: Callable[[int], Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One refuses, one accepts and says nothing, one lives: the answer of the one that lives comes in time."""
+    monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.5)
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as refusing:
+        refused = f"127.0.0.1:{refusing.getsockname()[1]}"
+        refusing.close()
+        begun = time.monotonic()
+        found = inventories([f"127.0.0.1:{silent.getsockname()[1]}", refused, home.address], "run")
+        assert [i.server for i in found] == [home.address]
+        assert time.monotonic() - begun < 3.0
+
+
+def test_a_source_that_failed_is_not_asked_again(place: Callable[[int], Place]) -> None:
+    """A thousand tiles of a dead server fail at once, not one timeout after the other."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    (inventory,) = inventories([home.address], "run")
+    home.close()
+    source = PeerSource(home.address, "run")
+    source.prefetch(inventory.offers())
+    begun = time.monotonic()
+    for offer in inventory.offers() * 100:
+        with pytest.raises(SourceError, match="tile server"):
+            source.fetch(offer)
+    assert time.monotonic() - begun < 1.0
+
+
+def test_a_tile_that_was_let_go_is_an_error_of_that_tile(place: Callable[[int], Place]) -> None:
+    """Others of the same server are still fetched."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    (old,) = inventories([home.address], "run")
+    home.write(Mark(1, 2))
+    home.memory.safe(Mark(1, 2))
+    source = PeerSource(home.address, "run")
+    with pytest.raises(SourceError, match="let go of step 1"):
+        source.fetch(old.offers()[0])
+    (new,) = inventories([home.address], "run")
+    assert len(source.fetch(new.offers()[0])) == new.tiles[0].nbytes
+    source.close()
+
+
+def test_nonsense_does_not_hurt_the_server(place: Callable[[int], Place]) -> None:
+    """Whoever connects: the server says no and serves the next."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    with socket.create_connection(wire.parse_address(home.address)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    for request in (
+        {"op": "fetch", "ranges": [[1, 1, 0, -5, 10]]},
+        {"op": "fetch"},
+        {"op": "what"},
+        {"op": "replicate"},
+    ):
+        with wire.connect(home.address, None) as connection:
+            wire.send(connection, request)
+            answer = wire.receive(connection)
+            assert "error" in answer or answer == {"sizes": [-1]}
+    assert len(inventories([home.address], "run")) == 1
+
+
+def test_many_fetch_at_once(place: Callable[[int], Place]) -> None:
+    """A new world restores from one server together."""
+    home = place(0)
+    home.begin(1)
+    data = home.write(Mark(1, 1))
+    found: list[dict[str, bytes]] = []
+    threads = [threading.Thread(target=lambda: found.append(fetch(home.address, 0))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(found) == 8
+    assert all(one["model/w"] == data[: len(one["model/w"])] for one in found)
+
+
+def test_an_address_is_read_strictly() -> None:
+    """IPv6 in brackets; what is no address is refused when it is given, not when it is used."""
+    assert wire.parse_address("[::1]:80") == ("::1", 80)
+    with pytest.raises(ValueError, match="host:port"):
+        wire.parse_address("nowhere")
+    assert client.inventories([]) == []

@@ -1,0 +1,85 @@
+"""Packages depend on each other in one direction only."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
+
+# Inside elastic3d each line may import itself and what stands above it. `training` is the Run that a user's main sees,
+# `entry` the elastic3d.run that a script calls; `rendezvous` is torchrun's side of a node, `worker` the job's.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("values", "errors", "clock", "log"),
+    ("planner", "data", "etcd", "port"),
+    ("membership",),
+    ("snapshots", "parallel", "health"),
+    ("rendezvous",),
+    ("worker",),
+    ("restoring", "tiers", "alone", "training"),
+    ("entry",),
+    ("cli",),
+)
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules a file imports, at any depth of its code."""
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            found |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES[:-1])
+def test_a_package_imports_none_that_stands_above_it(package: str) -> None:
+    """checkpointing, elastic3d, chaos, tests: each may import only those before it."""
+    above = PACKAGES[PACKAGES.index(package) + 1 :]
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files(package)
+        for name in sorted(imports(path))
+        if name.partition(".")[0] in above
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_layers_of_the_runtime_have_one_direction() -> None:
+    """Values and decisions know nothing of processes; processes nothing of the command line."""
+    rank = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    wrong = []
+    for path in files("elastic3d"):
+        own = path.relative_to(ROOT / "elastic3d").parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        assert own in rank, f"elastic3d/{own} has no place among the layers; give it one here"
+        for name in sorted(imports(path)):
+            top, _, rest = name.partition(".")
+            other = rest.partition(".")[0]
+            if top == "elastic3d" and rank.get(other, -1) > rank[own]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_checkpoints_know_no_cluster() -> None:
+    """The checkpointing library has no collective, no etcd and no torchrun in it."""
+    strange = ("torch.distributed", "grpc", "etcd")
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files("checkpointing")
+        for name in sorted(imports(path))
+        if name.startswith(strange)
+    ]
+    assert not wrong, "\n".join(wrong)

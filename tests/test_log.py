@@ -1,0 +1,58 @@
+"""The event log: one list of names, whole lines."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from elastic3d.log import EventLog
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_event_carries_what_the_log_is_bound_with(tmp_path: Path) -> None:
+    """A bound log adds its fields to each event and shares the file with the log it came from."""
+    with EventLog(tmp_path / "sub" / "n0-0.jsonl", run="r", node="n0", slot=0) as log:
+        log.emit("member.joined", incarnation="a")
+        log.bind(generation=2, rank=3).emit("state.restored", source="memory", step=7, seconds=0.5)
+    first, second = lines(tmp_path / "sub" / "n0-0.jsonl")
+    assert (first["event"], first["run"], first["node"], first["incarnation"]) == ("member.joined", "r", "n0", "a")
+    assert (second["generation"], second["rank"], second["source"]) == (2, 3, "memory")
+    assert isinstance(first["at"], float)
+
+
+def test_an_unknown_event_or_field_is_refused(tmp_path: Path) -> None:
+    """Names come from the list; a misspelt one is an error where it is written, not where it is missed."""
+    with EventLog(tmp_path / "log.jsonl") as log:
+        with pytest.raises(ValueError, match="no event"):
+            log.emit("member.joind")
+        with pytest.raises(ValueError, match="no field 'colour'"):
+            log.emit("member.joined", colour="red")
+
+
+def test_threads_never_tear_a_line(tmp_path: Path) -> None:
+    """Lines written by several threads at once are whole and all there."""
+    path = tmp_path / "log.jsonl"
+    with EventLog(path, node="n0") as log:
+        threads = [
+            threading.Thread(target=lambda: [log.emit("snapshot.held", step=step) for step in range(200)])
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(lines(path)) == 800
+
+
+def test_a_log_without_a_file_drops_events_and_still_checks_them() -> None:
+    """Who does not ask for events pays nothing for them, and cannot misspell them either."""
+    log = EventLog(None)
+    log.emit("member.joined", incarnation="a")
+    with pytest.raises(ValueError, match="no event"):
+        log.emit("nothing")

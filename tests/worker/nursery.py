@@ -1,0 +1,238 @@
+"""A process that has imported torch once and forks keepers for the tests, each driven over a Unix socket.
+
+It is the template of a template: a keeper here is what torchrun would have started, forked instead of imported anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from checkpointing.tiles import Box, TensorSpec
+from elastic3d.port import Port, StepRecord
+from elastic3d.values import ModelProfile
+from elastic3d.worker import process, template
+from elastic3d.worker.remote import SlotServer
+from elastic3d.worker.slot import LocalSlot, serve_role
+
+ROWS, COLUMNS = 1024, 256
+
+
+class Boom(Exception):
+    """What a user's code may raise."""
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    """Every item takes a while."""
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.05)
+        return index
+
+
+def record(port: Port, step: int) -> StepRecord:
+    """A step of a world of one: what this rank holds is what all hold."""
+    return StepRecord(
+        generation=port.assignment.generation,
+        step=step,
+        loss=1.0 / (step + 1),
+        gradient_norm=None,
+        seconds=0.01,
+        safe_step=port.held(),
+        etcd_away_everywhere=False,
+        samples=(step, step + 1),
+        sample_sum=step,
+    )
+
+
+def idle(port: Port) -> None:
+    """Be prepared, start, and do nothing until asked to leave."""
+    port.await_go()
+    port.restored("none", 0, 0)
+    while not port.flags().leave:
+        time.sleep(0.002)
+    port.leave(0)
+
+
+def value(step: int, key: str, row: int) -> float:
+    """What the stepping trainer's tensors hold after a step."""
+    return float(step * 1000 + row + (0.5 if key.startswith("optimizer") else 0.0))
+
+
+def tiles(tensors: dict[str, torch.Tensor]) -> list[tuple[TensorSpec, Box, torch.Tensor]]:
+    """Name tensors as whole global ones."""
+    return [
+        (
+            TensorSpec(key=key, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape)),
+            Box(start=(0,) * tensor.dim(), stop=tuple(tensor.shape)),
+            tensor,
+        )
+        for key, tensor in tensors.items()
+    ]
+
+
+def steps(port: Port) -> None:
+    """Step until asked to leave, a snapshot each step; the state's bytes say which step it is of."""
+    rows = torch.arange(ROWS, dtype=torch.float32)[:, None].expand(ROWS, COLUMNS)
+    tensors = {
+        "model/w": torch.empty(ROWS, COLUMNS),
+        "optimizer/w/exp_avg": torch.empty(ROWS, COLUMNS),
+        "optimizer/w/step": torch.empty(()),
+        "model/b": torch.empty(7, dtype=torch.bfloat16),
+    }
+    port.await_go()
+    port.restored("none", 0, 0)
+    step = 0
+    while True:
+        time.sleep(0.01)
+        leave = port.flags().leave
+        port.finish_copy()
+        step += 1
+        tensors["model/w"].copy_(rows + step * 1000)
+        tensors["optimizer/w/exp_avg"].copy_(rows + step * 1000 + 0.5)
+        tensors["optimizer/w/step"].fill_(step)
+        tensors["model/b"].fill_(step % 128)
+        port.committed(record(port, step))
+        port.snapshot(step, tiles(tensors), {"step": step}, checkpoint=step == 5, wait=leave)
+        if leave:
+            port.leave(step)
+
+
+def big(port: Port) -> None:
+    """Take 100 MB snapshots, one each time the last is held; say how long copies and replication took."""
+    state = {f"model/{index}": torch.ones(1 << 20) for index in range(25)}
+    port.await_go()
+    port.restored("none", 0, 0)
+    for step in range(1, 12):
+        begun = time.perf_counter()
+        port.committed(record(port, step))
+        port.snapshot(step, tiles(state), {}, checkpoint=False, wait=False)
+        port.finish_copy()
+        copied = time.perf_counter()
+        while port.held() < step:
+            time.sleep(0.0005)
+        print(f"copied {1e3 * (copied - begun):.1f} held {1e3 * (time.perf_counter() - copied):.1f}", flush=True)
+    port.done(None)
+
+
+def measure(port: Port) -> None:
+    """Report a profile."""
+    port.measured(ModelProfile(blocks=2, parameters=10, micro_batches=4, micro_batch=1, digest="d"))
+
+
+def done(port: Port) -> str:
+    """Return at once, leaving output in the buffer."""
+    sys.stdout.write("unflushed words from rank " + os.environ["RANK"])
+    print(f"\nworld {os.environ['WORLD_SIZE']} master {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+    print("agent store", os.environ.get("TORCHELASTIC_USE_AGENT_STORE"))
+    print(f"threads {torch.get_num_threads()} interface {os.environ.get('GLOO_SOCKET_IFNAME')}")
+    return "digest-of-state"
+
+
+def user_error(port: Port) -> None:
+    """Raise as a user's code would."""
+    raise Boom("the user's own words")
+
+
+def peer_lost(port: Port) -> None:
+    """End as a trainer does whose peer has gone."""
+    port.peer_lost(RuntimeError("Connection closed by peer"))
+
+
+def system_exit(port: Port) -> None:
+    """Call sys.exit as a script might."""
+    sys.exit("sys.exit of the user's script")
+
+
+def exits_behind_our_back(port: Port) -> None:
+    """End without a word, with a code that means something else."""
+    os._exit(process.ExitCode.LEFT)
+
+
+def loader(port: Port) -> None:
+    """Iterate a DataLoader with two workers."""
+    batches = iter(torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2))
+    next(batches)
+    port.await_go()
+    time.sleep(600)
+
+
+def escapes(port: Port) -> None:
+    """Leave a grandchild behind in the trainer's group, its parent gone."""
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+    port.await_go()
+    time.sleep(600)
+
+
+def floods(port: Port) -> None:
+    """Say much in little time, then end."""
+    port.await_go()
+    port.restored("none", 0, 0)
+    for step in range(2000):
+        port.committed(record(port, step))
+    port.done(None)
+
+
+ENTRIES: dict[str, Any] = {
+    f.__name__: f
+    for f in (
+        idle,
+        steps,
+        big,
+        measure,
+        done,
+        user_error,
+        peer_lost,
+        system_exit,
+        exits_behind_our_back,
+        loader,
+        escapes,
+        floods,
+    )
+}
+
+
+def entry(port: Port) -> str | None:
+    """Run the entry the keeper was made for."""
+    found: str | None = ENTRIES[os.environ["NURSERY_ENTRY"]](port)
+    return found
+
+
+def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
+    """Be a keeper: a slot, exposed under the name in `spec`."""
+    told = json.loads(spec)
+    os.environ["NURSERY_ENTRY"] = told["entry"]
+    output = os.open(told["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    if told["threads_before"]:
+        threading.Thread(target=time.sleep, args=(600,), name="user-thread", daemon=True).start()
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    slot = LocalSlot(index=told["index"], run_id=told["run_id"], host="127.0.0.1", entry=entry, events=events)
+    print("keeper threads", sorted(thread.name for thread in threading.enumerate()), flush=True)
+    SlotServer(slot, events, told["name"]).serve(patience=20.0)
+    slot.close()
+
+
+if __name__ == "__main__":
+    if "NURSERY_ENTRY" in os.environ:
+        serve_role(entry)
+    template.serve(socket.socket(fileno=int(sys.argv[1])), keeper, os.getppid())

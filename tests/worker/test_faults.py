@@ -1,0 +1,201 @@
+"""Whatever is killed in a slot, nothing hangs, nothing is orphaned and no zombie is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from elastic3d.port import Go
+from elastic3d.worker import process
+from elastic3d.worker.events import (
+    ExitKind,
+    Prepared,
+    Restored,
+    Started,
+    StepCommitted,
+    TemplateDied,
+    TrainerExited,
+)
+from tests.worker.keepers import Nursery, assignment, children, eventually, gone
+
+GO = Go(servers=())
+
+
+def group(pid: int) -> list[int]:
+    """The pids of a process group."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                if os.getpgid(int(name)) == pid:
+                    found.append(int(name))
+            except ProcessLookupError:
+                pass
+    return found
+
+
+def test_a_killed_trainer_is_told_by_its_signal(nursery: Nursery) -> None:
+    """kill -9 from outside is told within a tenth of a second, and the slot forks the next at once."""
+    keeper = nursery.keeper("steps")
+    keeper.slot.go(keeper.slot.prepare(assignment()), GO)
+    pid = keeper.wait(Started).pid
+    keeper.wait(StepCommitted)
+    os.kill(pid, signal.SIGKILL)
+    begun = time.monotonic()
+    ended = keeper.wait(TrainerExited)
+    assert time.monotonic() - begun < 0.5
+    assert (ended.kind, ended.code) == (ExitKind.SIGNAL, -signal.SIGKILL)
+    assert gone(pid)
+    keeper.slot.prepare(assignment(generation=2))
+    keeper.wait(Prepared)
+
+
+def test_data_loader_workers_die_with_their_trainer(nursery: Nursery) -> None:
+    """Its workers would hold its sockets for seconds: they are dead and reaped when the exit is told."""
+    keeper = nursery.keeper("loader")
+    keeper.slot.prepare(assignment())
+    pid = keeper.wait(Started).pid
+    keeper.wait(Prepared)
+    members = group(pid)
+    assert len(members) >= 3
+    os.kill(pid, signal.SIGKILL)
+    begun = time.monotonic()
+    keeper.wait(TrainerExited)
+    assert time.monotonic() - begun < 1.0
+    assert all(map(gone, members))
+
+
+def test_an_orphan_in_the_trainers_group_is_reaped_too(nursery: Nursery) -> None:
+    """A grandchild whose parent ended long ago dies with the group, and leaves no zombie at the template."""
+    keeper = nursery.keeper("escapes")
+    trainer = keeper.slot.prepare(assignment())
+    pid = keeper.wait(Started).pid
+    keeper.wait(Prepared)
+    assert eventually(lambda: len(group(pid)) == 2)
+    keeper.slot.stop(trainer)
+    keeper.wait(TrainerExited)
+    assert group(pid) == []
+    assert children(keeper.template) == []
+
+
+def test_a_killed_keeper_takes_everything_along(nursery: Nursery) -> None:
+    """Template, trainer and data-loader workers are dead at once after the keeper's kill -9."""
+    keeper = nursery.keeper("loader")
+    keeper.slot.prepare(assignment())
+    pid = keeper.wait(Started).pid
+    keeper.wait(Prepared)
+    everybody = {keeper.pid, keeper.template, *group(pid)}
+    assert len(everybody) >= 5
+    os.kill(keeper.pid, signal.SIGKILL)
+    assert eventually(lambda: all(map(gone, everybody)), seconds=2.0), [p for p in everybody if not gone(p)]
+
+
+def test_a_killed_template_is_replaced_by_a_new_interpreter(nursery: Nursery) -> None:
+    """Its trainer goes with it, snapshots' keeper stays; forks asked for meanwhile are made by the successor."""
+    keeper = nursery.keeper("loader")
+    keeper.slot.prepare(assignment())
+    pid = keeper.wait(Started).pid
+    keeper.wait(Prepared)
+    dead = keeper.template
+    everybody = {dead, *group(pid)}
+    os.kill(dead, signal.SIGKILL)
+    keeper.wait(TemplateDied)
+    second = keeper.slot.prepare(assignment(generation=2))
+    ended = keeper.wait(TrainerExited)
+    assert ended.kind is ExitKind.TEMPLATE
+    assert all(map(gone, everybody))
+    assert keeper.wait(Started, seconds=60.0).trainer == second
+    keeper.wait(Prepared)
+    successor = keeper.template
+    # An interpreter of its own, running the same script: not a fork of the keeper with its threads.
+    assert Path(f"/proc/{successor}/cmdline").read_bytes() == Path(f"/proc/{keeper.pid}/cmdline").read_bytes()
+    assert os.getsid(successor) == successor
+    assert eventually(lambda: children(keeper.pid) == [successor])
+
+
+def test_a_stopped_template_is_replaced(nursery: Nursery) -> None:
+    """A template that does not do what it is told is killed, and the trainer it had with it."""
+    keeper = nursery.keeper("idle")
+    trainer = keeper.slot.prepare(assignment())
+    pid = keeper.wait(Started).pid
+    keeper.wait(Prepared)
+    os.kill(keeper.template, signal.SIGSTOP)
+    keeper.slot.stop(trainer)
+    assert keeper.wait(TrainerExited, seconds=30.0).kind is ExitKind.STOPPED
+    assert gone(pid)
+
+
+def test_a_new_template_dies_with_its_keeper_while_it_still_imports(nursery: Nursery) -> None:
+    """The parent-death signal is set before the seconds that imports take."""
+    keeper = nursery.keeper("idle")
+    os.kill(keeper.template, signal.SIGKILL)
+    keeper.wait(TemplateDied)
+    successor = keeper.template
+    os.kill(keeper.pid, signal.SIGKILL)
+    assert eventually(lambda: gone(keeper.pid) and gone(successor), seconds=2.0)
+
+
+def test_signals_to_the_keepers_group_do_not_reach_trainers(nursery: Nursery) -> None:
+    """torchrun ends its workers by SIGTERM to their group; the trainer goes on until the keeper has drained it."""
+    keeper = nursery.keeper("steps")
+    trainer = keeper.slot.prepare(assignment())
+    keeper.slot.go(trainer, GO)
+    keeper.wait(Restored)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(keeper.template, number)
+    os.killpg(os.getpgid(keeper.pid), signal.SIGTERM)
+    step = keeper.wait(StepCommitted).record.step
+    keeper.wait(StepCommitted, where=lambda event: event.record.step > step + 5)
+    keeper.slot.ask_leave(trainer)
+    assert keeper.wait(TrainerExited).kind is ExitKind.LEFT
+
+
+def test_sigterm_ends_a_single_trainer(nursery: Nursery) -> None:
+    """What the template ignores, a trainer does not."""
+    keeper = nursery.keeper("idle")
+    keeper.slot.prepare(assignment())
+    pid = keeper.wait(Started).pid
+    keeper.wait(Prepared)
+    os.kill(pid, signal.SIGTERM)
+    assert keeper.wait(TrainerExited).code == -signal.SIGTERM
+
+
+def test_fifty_forks_leak_nothing(nursery: Nursery) -> None:
+    """Descriptors of keeper, template and trainer are as many after fifty trainers as after three."""
+    keeper = nursery.keeper("idle")
+
+    def one() -> tuple[int, int, int]:
+        keeper.slot.stop(keeper.slot.prepare(assignment()))
+        keeper.wait(TrainerExited)
+        trainer = keeper.slot.prepare(assignment())
+        pid = keeper.wait(Started).pid
+        keeper.wait(Prepared)
+        counts = tuple(len(os.listdir(f"/proc/{p}/fd")) for p in (keeper.pid, keeper.template, pid))
+        keeper.slot.stop(trainer)
+        keeper.wait(TrainerExited)
+        return counts  # type: ignore[return-value]
+
+    for _ in range(3):
+        first = one()
+    for _ in range(22):
+        last = one()
+    assert first == last
+    assert children(keeper.template) == []
+
+
+def test_a_script_with_threads_gets_new_interpreters(nursery: Nursery) -> None:
+    """Where a fork is not safe each trainer is an interpreter of its own, and says so; the rules stay the same."""
+    keeper = nursery.keeper("idle", threads_before=True)
+    assert "user-thread" in keeper.output.read_text()
+    trainer = keeper.slot.prepare(assignment())
+    pid = keeper.wait(Started).pid
+    keeper.wait(Prepared, seconds=60.0)
+    assert os.getpgid(pid) == pid
+    bare = keeper.template
+    keeper.slot.go(trainer, GO)
+    keeper.wait(Restored)
+    os.kill(keeper.pid, signal.SIGKILL)
+    assert eventually(lambda: all(map(gone, (keeper.pid, bare, pid))), seconds=2.0)
+    assert not process.session_members(bare)
