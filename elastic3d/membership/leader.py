@@ -286,7 +286,9 @@ def _planned(
         return _drive(view, view.proposal, policy, timers, now)
     known = {(node.name, node.incarnation) for node in (*current.nodes, *current.spares)}
     newcomers = [p for p in view.members.values() if (p.node.name, p.node.incarnation) not in known]
-    if not newcomers or now - view.newest_join < policy.gather or now < timers.not_before:
+    # Whoever lost its lease is not known to be dead: a plan without it would seal it out before its grace is over.
+    whole = all(view.is_registered(node) for node in current.nodes)
+    if not newcomers or not whole or now - view.newest_join < policy.gather or now < timers.not_before:
         return None
     try:
         formed = _form(view, me, policy, planner, _candidates(view))

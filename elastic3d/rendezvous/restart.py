@@ -18,10 +18,13 @@ import secrets
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elastic3d.errors import Elastic3dError, JobEnded
@@ -34,7 +37,11 @@ from elastic3d.planner import Plan
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.guard import VARIABLE
 from elastic3d.rendezvous.settings import Settings
+from elastic3d.rendezvous.store import GenerationOver, GenerationStore
 from elastic3d.values import Generation, Layout, Node
+
+CONNECT = timedelta(seconds=2)
+"""One try to reach the store of a generation's first node."""
 
 END_PATIENCE = 30.0
 """Seconds a finished agent waits for the others' word that the job is over."""
@@ -71,6 +78,13 @@ class RestartHandler(RendezvousHandler):
         """
         if self._member is None:
             self._join()
+        while True:
+            try:
+                return self._meet(self._await_go())
+            except GenerationOver:
+                continue
+
+    def _await_go(self) -> Generation:
         assert self._member is not None
         assert self._node is not None
         with self._lock:
@@ -80,20 +94,42 @@ class RestartHandler(RendezvousHandler):
                 self._member.tell(m.Faulted(key=self._running.key, detail=f"workers failed on {self._node.name}"))
             elif self._wanted:
                 self._member.tell(m.Prepared(key=self._wanted))
-        generation = self._next()
+        return self._next()
+
+    def _meet(self, generation: Generation) -> RendezvousInfo:
+        """Open the generation's store and agree on rank 0's address; GenerationOver if it ends meanwhile."""
+        assert self._node is not None
         rank = generation.first_rank(self._node.name, self._node.incarnation)
         assert rank is not None
-        nodes = [node.name for node in generation.nodes]
-        first = generation.nodes[0]
+        position = [node.name for node in generation.nodes].index(self._node.name)
+
+        def over() -> bool:
+            return self._changed or self._running is not generation
+
+        def finished() -> None:
+            if self._member is not None:
+                self._member.tell(m.Finished(key=generation.key))
+
+        prefixed = PrefixStore(f"{self._settings.run_id}/{generation.key}", self._server(generation.nodes[0], over))
+        store = GenerationStore(prefixed, position, len(generation.nodes), over, finished)
+        # torch only calls its methods, and an own Store class would be called through C++, deaf to signals.
+        as_torchs = cast(Store, store)
+        info = RendezvousStoreInfo.build(position, as_torchs, local_addr=self._node.address)
+        store.admit()
+        return RendezvousInfo(as_torchs, position, len(generation.nodes), info)
+
+    def _server(self, first: Node, over: Callable[[], bool]) -> TCPStore:
+        """Return a connection to the store of the generation's first node."""
+        assert self._node is not None
         if first.name == self._node.name:
             assert self._store is not None
-            server = self._store
-        else:
-            server = TCPStore(first.address, first.store_port, is_master=False, timeout=timedelta(seconds=30))
-        store = PrefixStore(f"{self._settings.run_id}/{generation.key}", server)
-        position = nodes.index(self._node.name)
-        info = RendezvousStoreInfo.build(position, store, local_addr=self._node.address)
-        return RendezvousInfo(store, position, len(nodes), info)
+            return self._store
+        while not over():
+            try:
+                return TCPStore(first.address, first.store_port, is_master=False, timeout=CONNECT)
+            except DistError:
+                continue
+        raise GenerationOver
 
     def is_closed(self) -> bool:
         """Return whether this agent is done with the job."""
@@ -177,6 +213,9 @@ class RestartHandler(RendezvousHandler):
         with self._lock:
             match action:
                 case m.Prepare():
+                    # Sealed already: planned changes are not prepared beside what runs here. Finished or not, that is
+                    # over, and there may be no word of its own about it.
+                    self._running = None
                     self._wanted = action.generation.key
                     self._changed = True
                     if self._waiting and self._member is not None:

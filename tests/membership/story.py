@@ -14,6 +14,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > expire                         etcd loses all leases, and everybody is well
     > etcd away | etcd back          nobody reaches etcd; leases do not end meanwhile
     > cut b | heal b                 b alone does not reach etcd; its lease ends
+    > deaf b                         etcd takes b's next decision, and the answer is lost
     > step 20                        every running trainer commits step 20
     > run 5                          let 5 seconds pass
 """
@@ -52,6 +53,7 @@ class Story:
         self.vanished: set[str] = set()
         self.away = False
         self.heals = 0
+        self.deaf: set[str] = set()
         self.pending: dict[str, list[tuple[Core, e.Write]]] = {}
         self.cut: set[str] = set()
         self.trainers: dict[str, dict[str, str]] = {}
@@ -129,6 +131,8 @@ class Story:
                         self.later(0.005, lambda n=name, c=core, a=action: self.write(n, c, a))
                     self.to(name, e.EtcdBack())
                     self.list(name)
+            case "deaf":
+                self.deaf.update(words)
             case "run":
                 self.advance(float(words[0]))
             case _:
@@ -327,15 +331,19 @@ class Story:
                 if ok:
                     self.say(name, "withdraw")
                     self.delete("proposal")
-                    self.to(name, e.ProposalGone(revision=self.revision))
             case e.PutEnd():
                 ok = token == action.token
                 if ok:
                     self.say(name, "end: " + ("failed " if action.end.failed else "finished ") + action.end.detail)
                     self.put("end", action.end)
+        if ok and name in self.deaf and isinstance(action, e.FENCED):
+            self.deaf.discard(name)
+            ok = False
         written = {e.Campaign: "leader", e.Seal: "generation", e.Propose: "proposal", e.PutEnd: "end"}.get(type(action))
         if ok and written:
             self.to(name, self.event(written))
+        if ok and isinstance(action, e.Withdraw):
+            self.to(name, e.ProposalGone(revision=self.revision))
         self.to(name, e.WriteDone(write=action, ok=ok))
 
     def put(self, key: str, value: object, owner: str = "") -> None:

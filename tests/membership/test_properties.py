@@ -30,6 +30,7 @@ EVENTS = st.one_of(
     about("error"),
     about("cut"),
     about("heal"),
+    about("deaf"),
     st.sampled_from(["step", "step", "expire", "etcd away", "etcd back"]),
 )
 COMMANDS = st.lists(st.one_of(RUNS, EVENTS), max_size=24)
@@ -59,7 +60,7 @@ class Teller:
                 possible = name not in self.story.cores
             case "fault" | "error":
                 possible = name in alive and alive[name].running is not None
-            case "kill" | "vanish" | "leave" | "cut":
+            case "kill" | "vanish" | "leave" | "cut" | "deaf":
                 possible = name in alive
             case "expire":
                 possible = not self.story.away

@@ -82,7 +82,7 @@ class Agents:
             *(f"--max-restarts={restarts}", "--rdzv-conf=" + ",".join(filter(None, (f"node={name}", conf)))),
             *script,
         ]
-        environment = {**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"}
         agent = Agent(name, command, self.directory / f"{name}-{len(self.all)}.log", environment)
         self.all.append(agent)
         return agent

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +72,65 @@ def test_foreign_script_survives_what_happens(agents: Agents, tmp_path: Path) ->
     )
     assert sum("worker: end" in agent.text for agent in (*left, *late)) == 3
     agents.wait_for("nothing is left", lambda: not agents.processes(), 5)
+
+
+PLAIN = """\
+import os, sys, time
+from pathlib import Path
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+os.write(1, f"worker: begin rank={rank} world={world} step=0 pid={os.getpid()}\\n".encode())
+while not Path(sys.argv[1], f"stop-{rank}-{world}").exists(): time.sleep(0.05)
+"""
+"""A worker without torch: ends well when the file for its rank and world is there."""
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> tuple[str, str]:
+    """The script and its argument."""
+    (tmp_path / "plain.py").write_text(PLAIN)
+    return str(tmp_path / "plain.py"), str(tmp_path)
+
+
+def test_an_agent_that_hangs_does_not_hold_up_the_others(
+    agents: Agents, plain: tuple[str, str], tmp_path: Path
+) -> None:
+    """One agent stops, another is killed: the third waits for the stopped one only as long as its lease, then goes on.
+
+    Once it runs again, the stopped one takes part again.
+    """
+    a, b, c = three = [agents.start(name, *plain, nodes="1:3", conf="lease=2,grace=1") for name in "abc"]
+    agents.wait_for("three run", lambda: world(three) == [(0, 3), (1, 3), (2, 3)], 90)
+    os.kill(c.process.pid, signal.SIGSTOP)
+    try:
+        b.kill()
+        agents.wait_for("one goes on", lambda: world([a]) == [(0, 1)], 15)
+    finally:
+        os.kill(c.process.pid, signal.SIGCONT)
+    agents.wait_for("two run", lambda: world([a, c]) == [(0, 2), (1, 2)], 15)
+    for rank in range(2):
+        (tmp_path / f"stop-{rank}-2").touch()
+    assert [agent.wait(20) for agent in (a, c)] == [0, 0]
+
+
+def test_an_agent_dies_when_another_has_finished(agents: Agents, plain: tuple[str, str], tmp_path: Path) -> None:
+    """Whoever has finished is not kept by torchrun's exit barrier, and the one still at work starts again without it.
+
+    An agent that gets SIGTERM leaves at once, and the job goes on.
+    """
+    four = [agents.start(name, *plain, nodes="1:4") for name in "abcd"]
+    agents.wait_for("four run", lambda: world(four) == [(0, 4), (1, 4), (2, 4), (3, 4)], 90)
+    by_rank = {agent.begun()[-1]["rank"]: agent for agent in four}
+    (tmp_path / "stop-0-4").touch()
+    agents.wait_for("the first finished", lambda: "worker group successfully finished" in by_rank[0].text, 5)
+    by_rank[1].kill()
+    assert by_rank[0].wait(10) == 0
+    left = [by_rank[2], by_rank[3]]
+    agents.wait_for("two go on", lambda: world(left) == [(0, 2), (1, 2)], 15)
+    left[0].process.terminate()
+    assert left[0].wait(40) != 0
+    agents.wait_for("one goes on", lambda: world(left[1:]) == [(0, 1)], 15)
+    (tmp_path / "stop-0-1").touch()
+    assert left[1].wait(20) == 0
 
 
 def test_a_script_that_always_raises_ends_the_job_everywhere(agents: Agents, tmp_path: Path) -> None:
