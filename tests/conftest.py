@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from chaos.processes import Found, marked, wait_until
 
@@ -21,6 +22,10 @@ MARK = "ELASTIC3D_TEST"
 
 # Made by torch's launcher and compiler, which never remove them; not ours to hide, not ours to count.
 FOREIGN = ("torchelastic_", "torchinductor_", "pymp-")
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("elastic3d", deadline=None)
+settings.load_profile("elastic3d")
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ class Timers:
 
     missing: dict[str, float]
     below: float | None = None
+    unplanned: float | None = None
     orphan: float | None = None
     interrupted: float | None = None
     proposed: float | None = None
@@ -211,9 +212,11 @@ def _first(
     if len(candidates) < policy.maximum and now - view.newest_join < policy.first_gather:
         return None
     try:
-        return _seal(view, replace(_form(view, me, policy, planner, candidates), attempt=timers.next_attempt()))
+        formed = _form(view, me, policy, planner, candidates)
     except LayoutError as error:
-        return e.PutEnd(end=End(failed=True, detail=str(error)), token=view.token)
+        return _without_layout(view, error, policy, timers, now)
+    timers.unplanned = None
+    return _seal(view, replace(formed, attempt=timers.next_attempt()))
 
 
 def _too_few(count: int, policy: Policy, timers: Timers, now: float) -> bool:
@@ -234,6 +237,15 @@ def _below(view: View, count: int, policy: Policy, timers: Timers, now: float) -
         "start more nodes, lower --nnodes, or raise --rdzv-conf=timeout"
     )
     return e.PutEnd(end=End(failed=True, detail=detail), token=view.token)
+
+
+def _without_layout(view: View, error: LayoutError, policy: Policy, timers: Timers, now: float) -> e.Write | None:
+    """No layout fits these nodes: wait for others as below the minimum, then fail with the planner's words."""
+    if timers.unplanned is None:
+        timers.unplanned = now
+    if now - timers.unplanned < policy.below_minimum:
+        return None
+    return e.PutEnd(end=End(failed=True, detail=str(error)), token=view.token)
 
 
 def _reform(
@@ -259,10 +271,9 @@ def _reform(
         return _below(view, len(candidates), policy, timers, now)
     try:
         formed = _form(view, me, policy, planner, candidates)
-    except LayoutError:
-        if _too_few(0, policy, timers, now):
-            return _below(view, len(candidates), policy, timers, now)
-        return None
+    except LayoutError as error:
+        return _without_layout(view, error, policy, timers, now)
+    timers.unplanned = None
     return _seal(
         view,
         replace(

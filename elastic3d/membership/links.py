@@ -78,6 +78,7 @@ class Links:
             self._closed = True
             self._wake_in.send(b"c")
             self._thread.join(timeout=5)
+            self._wake_in.close()
 
     def _loop(self) -> None:
         while not self._closed:
@@ -96,7 +97,6 @@ class Links:
         for key in list(self._selector.get_map().values()):
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
-        self._wake_in.close()
         self._selector.close()
 
     def _accept(self) -> None:

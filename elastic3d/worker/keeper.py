@@ -76,7 +76,8 @@ class Keeper:
         if self._options.store is not None:
             _store, floor = open_checked(self._options.store)
         profile = self._measure()
-        self._plan(self._settings.policy.minimum, profile)
+        # What no number of nodes could train is said before anybody waits for more of them.
+        self._plan(min(self._settings.policy.maximum, profile.blocks * profile.micro_batches), profile)
         self._wait_at_gate()
         if self._exit is None:
             self._take_part(profile, floor)

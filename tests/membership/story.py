@@ -3,6 +3,7 @@
 A story is a text of commands, one a line, behind `>`; what the members did because of it follows, indented.
 
     > policy minimum=2 maximum=4     before the first start
+    > layout pp=4                    the same
     > start a b c                    nodes come, in this order
     > stranger x                     a node comes that runs another script
     > twin b                         a second process comes under the name of a living node
@@ -44,6 +45,7 @@ class Story:
         self.lines: list[str] = []
         self.policy = Policy(minimum=1, maximum=8, first_gather=1.0)
         self.profile: ModelProfile | None = PROFILE
+        self.layout = Layout()
         self.cores: dict[str, Core] = {}
         self.revision = 1
         self.store: dict[str, tuple[object, int, int]] = {}
@@ -77,6 +79,8 @@ class Story:
             case "policy":
                 changes = {k: type(getattr(self.policy, k))(float(v)) for k, v in (w.split("=") for w in words)}
                 self.policy = replace(self.policy, **changes)
+            case "layout":
+                self.layout = Layout(**{axis: int(size) for axis, size in (w.split("=") for w in words)})
             case "restart-mode":
                 self.policy, self.profile = replace(self.policy, beside=False), None
             case "start":
@@ -152,7 +156,7 @@ class Story:
             self.list(name, gap=False)
 
     def plan(self, nodes: int, record: MemberRecord):
-        return plan(nodes, len(record.node.slots), PROFILE, Layout())
+        return plan(nodes, len(record.node.slots), PROFILE, self.layout)
 
     def die(self, name: str, *, refused: bool) -> None:
         node = self.cores.pop(name).record.node
