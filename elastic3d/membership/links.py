@@ -70,7 +70,8 @@ class Links:
         """Watch these peers and nobody else; those already heard are told again."""
         self._wanted = peers
         self._tell_again = True
-        self._wake_in.send(b"w")
+        if not self._closed:
+            self._wake_in.send(b"w")
 
     def close(self) -> None:
         """Stop listening and watching."""
@@ -78,6 +79,7 @@ class Links:
             self._closed = True
             self._wake_in.send(b"c")
             self._thread.join(timeout=5)
+            self._wake_in.close()
 
     def _loop(self) -> None:
         while not self._closed:
@@ -96,7 +98,6 @@ class Links:
         for key in list(self._selector.get_map().values()):
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
-        self._wake_in.close()
         self._selector.close()
 
     def _accept(self) -> None:

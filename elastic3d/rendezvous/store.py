@@ -9,6 +9,8 @@ the generation: what it returns after that only has to bring the agent to the po
 from __future__ import annotations
 
 import json
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -29,6 +31,33 @@ _NUMBERS = "torchelastic/assigned_ranks/"
 
 class GenerationOver(Exception):
     """The generation ended while its agents were still meeting: wait for the next one."""
+
+
+def attend(do: Callable[[], T], over: Callable[[], bool]) -> T:
+    """Return what `do` returns, GenerationOver once `over`, even if `do` itself never comes back.
+
+    Some of TCPStore's calls have no timeout: with a server that is stopped they take for ever. Such a call is left to
+    itself, on a thread of its own.
+    """
+    answers: queue.SimpleQueue[tuple[T] | RuntimeError] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((do(),))
+        except RuntimeError as error:
+            answers.put(error)
+
+    threading.Thread(target=run, name="elastic3d-store", daemon=True).start()
+    while True:
+        try:
+            answer = answers.get(timeout=POLL)
+        except queue.Empty:
+            if over():
+                raise GenerationOver from None
+            continue
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer[0]
 
 
 class GenerationStore:
@@ -115,7 +144,9 @@ class GenerationStore:
         """Return what `do` does; None when its server died and the generation is over."""
         while not self._ended():
             try:
-                return do()
+                return attend(do, self._over)
+            except GenerationOver:
+                continue
             except DistError:
                 # Its server is dead or slow: it is a matter of time until the generation is over, or it answers.
                 self._clock.sleep(POLL)

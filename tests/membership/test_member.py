@@ -210,17 +210,22 @@ def test_etcd_stopped_for_longer_than_every_lease(job: Job) -> None:
     job.trains("bc", 2, 2)
 
 
-def test_etcd_killed_and_started_again(job: Job) -> None:
+def test_etcd_killed_and_started_again() -> None:
     """A restart of etcd is not noticed in the generation, and what happens after it is."""
-    job.start("a", "b")
-    job.trains("ab", 1, 5)
-    job.etcd.kill()
-    time.sleep(1)
-    job.etcd.restart()
-    wait(lambda: all(one.heard[-1] for one in job.all.values()), 10)
-    job.trains("ab", 1, 0.1)
-    job.start("c")
-    job.trains("abc", 2, 5)
+    with EtcdServer() as etcd:
+        job = Job(etcd)
+        try:
+            job.start("a", "b")
+            job.trains("ab", 1, 5)
+            etcd.kill()
+            time.sleep(1)
+            etcd.restart()
+            wait(lambda: all(one.heard[-1] for one in job.all.values()), 10)
+            job.trains("ab", 1, 0.1)
+            job.start("c")
+            job.trains("abc", 2, 5)
+        finally:
+            job.close()
 
 
 def test_leases_revoked_by_somebody(job: Job) -> None:
