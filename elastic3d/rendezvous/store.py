@@ -8,6 +8,7 @@ the generation: what it returns after that only has to bring the agent to the po
 
 from __future__ import annotations
 
+import atexit
 import json
 import queue
 import threading
@@ -24,6 +25,9 @@ T = TypeVar("T")
 
 POLL = 0.1
 """Most seconds between two looks at the store; torch's own `wait` would be deaf, and complains on stderr in the end."""
+
+EXIT_PATIENCE = 8.0
+"""Seconds to wait at exit for a call left to itself: one that comes back while the interpreter ends aborts it."""
 
 _FINISHING = "torchelastic/agent/terminal_state"
 _NUMBERS = "torchelastic/assigned_ranks/"
@@ -47,12 +51,14 @@ def attend(do: Callable[[], T], over: Callable[[], bool]) -> T:
         except RuntimeError as error:
             answers.put(error)
 
-    threading.Thread(target=run, name="elastic3d-store", daemon=True).start()
+    thread = threading.Thread(target=run, name="elastic3d-store", daemon=True)
+    thread.start()
     while True:
         try:
             answer = answers.get(timeout=POLL)
         except queue.Empty:
             if over():
+                atexit.register(thread.join, EXIT_PATIENCE)
                 raise GenerationOver from None
             continue
         if isinstance(answer, RuntimeError):
