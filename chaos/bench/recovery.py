@@ -9,6 +9,8 @@ committed by the next membership, building, loading and that step included.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import tempfile
 from dataclasses import dataclass
@@ -78,7 +80,11 @@ def peer(steps: int = STEPS, patience: float = 150.0) -> Recovery:
             if not wait_until(lambda: _newest(out)[0] >= KILL, patience):
                 return Recovery(kill_to_step=None)
             killed_at, before = SYSTEM.wall(), _newest(out)[0]
+            # torchrun leaves a killed agent's workers alive; what is measured is the loss of the whole node.
+            workers = cluster.node("node2").keepers()
             cluster.kill_node("node2")
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
             if not wait_until(lambda: _newest(out)[1] > killed_at + 0.2 and _newest(out)[2] == 3, patience):
                 return Recovery(kill_to_step=None)
             step, at, _ = _first_after(out, killed_at)

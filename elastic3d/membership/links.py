@@ -70,7 +70,8 @@ class Links:
         """Watch these peers and nobody else; those already heard are told again."""
         self._wanted = peers
         self._tell_again = True
-        self._wake_in.send(b"w")
+        if not self._closed:
+            self._wake_in.send(b"w")
 
     def close(self) -> None:
         """Stop listening and watching."""

@@ -37,7 +37,7 @@ from elastic3d.planner import Plan
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.guard import VARIABLE
 from elastic3d.rendezvous.settings import Settings
-from elastic3d.rendezvous.store import GenerationOver, GenerationStore
+from elastic3d.rendezvous.store import GenerationOver, GenerationStore, attend
 from elastic3d.values import Generation, Layout, Node
 
 CONNECT = timedelta(seconds=2)
@@ -126,7 +126,7 @@ class RestartHandler(RendezvousHandler):
             return self._store
         while not over():
             try:
-                return TCPStore(first.address, first.store_port, is_master=False, timeout=CONNECT)
+                return attend(lambda: TCPStore(first.address, first.store_port, is_master=False, timeout=CONNECT), over)
             except DistError:
                 continue
         raise GenerationOver

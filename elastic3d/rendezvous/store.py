@@ -8,7 +8,10 @@ the generation: what it returns after that only has to bring the agent to the po
 
 from __future__ import annotations
 
+import atexit
 import json
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -23,12 +26,44 @@ T = TypeVar("T")
 POLL = 0.1
 """Most seconds between two looks at the store; torch's own `wait` would be deaf, and complains on stderr in the end."""
 
+EXIT_PATIENCE = 8.0
+"""Seconds to wait at exit for a call left to itself: one that comes back while the interpreter ends aborts it."""
+
 _FINISHING = "torchelastic/agent/terminal_state"
 _NUMBERS = "torchelastic/assigned_ranks/"
 
 
 class GenerationOver(Exception):
     """The generation ended while its agents were still meeting: wait for the next one."""
+
+
+def attend(do: Callable[[], T], over: Callable[[], bool]) -> T:
+    """Return what `do` returns, GenerationOver once `over`, even if `do` itself never comes back.
+
+    Some of TCPStore's calls have no timeout: with a server that is stopped they take for ever. Such a call is left to
+    itself, on a thread of its own.
+    """
+    answers: queue.SimpleQueue[tuple[T] | RuntimeError] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((do(),))
+        except RuntimeError as error:
+            answers.put(error)
+
+    thread = threading.Thread(target=run, name="elastic3d-store", daemon=True)
+    thread.start()
+    while True:
+        try:
+            answer = answers.get(timeout=POLL)
+        except queue.Empty:
+            if over():
+                atexit.register(thread.join, EXIT_PATIENCE)
+                raise GenerationOver from None
+            continue
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer[0]
 
 
 class GenerationStore:
@@ -115,7 +150,9 @@ class GenerationStore:
         """Return what `do` does; None when its server died and the generation is over."""
         while not self._ended():
             try:
-                return do()
+                return attend(do, self._over)
+            except GenerationOver:
+                continue
             except DistError:
                 # Its server is dead or slow: it is a matter of time until the generation is over, or it answers.
                 self._clock.sleep(POLL)

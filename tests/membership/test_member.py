@@ -154,15 +154,6 @@ def job(etcd: EtcdServer) -> Iterator[Job]:
     job.close()
 
 
-@pytest.fixture
-def own_job() -> Iterator[Job]:
-    """A job on a server of the test's own, which it may kill: a restarted one is another process."""
-    with EtcdServer() as server:
-        job = Job(server)
-        yield job
-        job.close()
-
-
 def test_a_life(job: Job) -> None:
     """Form, lose a member, take one in, lose the leader, let one go: each change takes about a second or less.
 
@@ -219,18 +210,22 @@ def test_etcd_stopped_for_longer_than_every_lease(job: Job) -> None:
     job.trains("bc", 2, 2)
 
 
-def test_etcd_killed_and_started_again(own_job: Job) -> None:
+def test_etcd_killed_and_started_again() -> None:
     """A restart of etcd is not noticed in the generation, and what happens after it is."""
-    job = own_job
-    job.start("a", "b")
-    job.trains("ab", 1, 5)
-    job.etcd.kill()
-    time.sleep(1)
-    job.etcd.restart()
-    wait(lambda: all(one.heard[-1] for one in job.all.values()), 10)
-    job.trains("ab", 1, 0.1)
-    job.start("c")
-    job.trains("abc", 2, 5)
+    with EtcdServer() as etcd:
+        job = Job(etcd)
+        try:
+            job.start("a", "b")
+            job.trains("ab", 1, 5)
+            etcd.kill()
+            time.sleep(1)
+            etcd.restart()
+            wait(lambda: all(one.heard[-1] for one in job.all.values()), 10)
+            job.trains("ab", 1, 0.1)
+            job.start("c")
+            job.trains("abc", 2, 5)
+        finally:
+            job.close()
 
 
 def test_leases_revoked_by_somebody(job: Job) -> None:

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.utils.store import barrier
 
-from elastic3d.rendezvous.store import GenerationOver, GenerationStore
+from elastic3d.rendezvous.store import GenerationOver, GenerationStore, attend
+
+SERVER = """\
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
 
 
-@dataclass
 class Meeting:
-    """A server and the stores of two agents, whose generation can end."""
+    """A server in a process of its own and the stores of two agents, whose generation can end."""
 
-    server: Any = field(default_factory=lambda: TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-    is_over: bool = False
-    finished: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.server = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.server.stdout is not None
+        self.port = int(self.server.stdout.readline())
+        self.is_over = False
+        self.finished: list[int] = []
 
     def agent(self, rank: int, *, admitted: bool = True) -> GenerationStore:
-        client = TCPStore("127.0.0.1", self.server.port, is_master=False, timeout=timedelta(seconds=2))
+        client = TCPStore("127.0.0.1", self.port, is_master=False, timeout=timedelta(seconds=2))
         prefixed = PrefixStore("1.1", client)
         store = GenerationStore(prefixed, rank, 2, lambda: self.is_over, lambda: self.finished.append(rank))
         if admitted:
@@ -34,11 +49,17 @@ class Meeting:
     def end_in(self, seconds: float) -> None:
         threading.Timer(seconds, lambda: setattr(self, "is_over", True)).start()
 
+    def close(self) -> None:
+        self.server.kill()
+        self.server.communicate()
+
 
 @pytest.fixture
-def meeting() -> Meeting:
+def meeting() -> Iterator[Meeting]:
     """A meeting of two."""
-    return Meeting()
+    meeting = Meeting()
+    yield meeting
+    meeting.close()
 
 
 def test_values_travel(meeting: Meeting) -> None:
@@ -91,7 +112,19 @@ def test_before_torchrun_is_in_charge_the_end_is_an_exception(meeting: Meeting) 
 def test_a_dead_server_is_waited_out(meeting: Meeting) -> None:
     """When the server dies, nothing fails before the generation ends; it is the membership's to say."""
     store = meeting.agent(1)
-    meeting.server = None
+    meeting.server.kill()
     meeting.end_in(0.5)
     assert json.loads(store.get("torchelastic/assigned_ranks/1")) == [1, 2, 1, 2]
     assert store.add("n", 1) == 0
+
+
+def test_a_stopped_server_is_waited_out(meeting: Meeting) -> None:
+    """A server whose host hangs holds nobody: TCPStore's own calls would wait for it for ever."""
+    store = meeting.agent(1)
+    meeting.server.send_signal(signal.SIGSTOP)
+    meeting.end_in(0.5)
+    began = time.monotonic()
+    assert json.loads(store.get("torchelastic/assigned_ranks/1")) == [1, 2, 1, 2]
+    with pytest.raises(GenerationOver):
+        attend(lambda: meeting.agent(1), lambda: meeting.is_over)
+    assert time.monotonic() - began < 2
