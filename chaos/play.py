@@ -63,7 +63,7 @@ class Setting:
     seed: int = 17
     layout: Layout | None = None
     store: str | None = None
-    global_batch: int = 16
+    global_batch: int = 8
     micro_batch: int = 2
     blocks: int = 8
     width: int = 208

@@ -88,7 +88,7 @@ def arguments() -> argparse.Namespace:
     for name, value in (
         ("steps", 60),
         ("seed", 17),
-        ("global-batch", 16),
+        ("global-batch", 8),
         ("micro-batch", 2),
         ("blocks", 8),
         ("width", 208),
