@@ -5,11 +5,12 @@ layout; `verify` finds every byte that is not as it was written.
 """
 
 from checkpointing.commit import Committed, commit, fence
+from checkpointing.opening import open_store
 from checkpointing.reader import Checkpoint, open_checkpoint, read_latest
 from checkpointing.refs import Ref
 from checkpointing.resolver import Offered, Resolved, TileSource, resolve
 from checkpointing.save import SavedRank, save_rank
-from checkpointing.store import Store, open_store
+from checkpointing.store import Store
 from checkpointing.tiles import Box, Piece, TensorSpec
 from checkpointing.verify import Finding, verify
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from elastic3d.errors import ConfigurationError
 from elastic3d.port import Port
 from elastic3d.rendezvous.settings import Settings, from_environment
-from elastic3d.tiers import KeepersAndStore
 from elastic3d.training import Run, run_alone, train
+from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import Layout
 from elastic3d.worker.keeper import Inbox, Keeper, guarded
 from elastic3d.worker.options import Options

@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("snapshots", "parallel", "health"),
     ("rendezvous",),
     ("worker",),
-    ("restoring", "tiers", "alone", "training"),
+    ("training",),
     ("entry",),
     ("cli",),
 )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checkpointing import Store
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError, MembershipError, TrainingFailed
 from elastic3d.membership import events as m
@@ -62,6 +63,7 @@ class Keeper:
         self._journal = Journal(options.events, settings.run_id, settings.node)
         self._worlds: dict[str, World] = {}
         self._member: Member | None = None
+        self._store: Store | None = None
         self._committer: Committer | None = None
         self._uploaders: list[Uploader] = []
         self._exit: m.Exit | None = None
@@ -74,7 +76,7 @@ class Keeper:
             signal.signal(number, lambda number, _frame: self._inbox.put(Signalled(number)))
         floor = 0
         if self._options.store is not None:
-            _store, floor = open_checked(self._options.store)
+            self._store, floor = open_checked(self._options.store)
         profile = self._measure()
         # What no number of nodes could train is said before anybody waits for more of them.
         self._plan(min(self._settings.policy.maximum, profile.blocks * profile.micro_batches), profile)
@@ -136,9 +138,9 @@ class Keeper:
             store_port=store.port,
         )
         record = MemberRecord(node=node, profile=profile, floor=floor)
-        if self._options.store is not None:
-            self._committer = Committer(self._options.store, self._committed)
-            self._uploaders = [Uploader(self._options.store, slot, self._inbox.put) for slot in self._slots]
+        if self._store is not None:
+            self._committer = Committer(self._store, self._committed)
+            self._uploaders = [Uploader(self._store, slot, self._inbox.put) for slot in self._slots]
         self._node = node
         self._member = Member(
             client,

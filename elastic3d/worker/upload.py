@@ -52,8 +52,8 @@ def open_checked(url: str) -> tuple[Store, int]:
 class Uploader:
     """Writes the snapshots of one slot that are meant as checkpoints; `tell` hears what came of each."""
 
-    def __init__(self, url: str, slot: Slot, tell: Callable[[Written | WriteFailed], None]) -> None:
-        self._store = open_store(url)
+    def __init__(self, store: Store, slot: Slot, tell: Callable[[Written | WriteFailed], None]) -> None:
+        self._store = store
         self._slot, self._tell = slot, tell
         self._jobs: queue.SimpleQueue[tuple[int, Generation] | None] = queue.SimpleQueue()
         self._busy = False
@@ -99,8 +99,8 @@ class Uploader:
 class Committer:
     """The leader's hand in the store. `told` hears of each commit (step, None) or failure (step, error)."""
 
-    def __init__(self, url: str, told: Callable[[int, str | None], None]) -> None:
-        self._store = open_store(url)
+    def __init__(self, store: Store, told: Callable[[int, str | None], None]) -> None:
+        self._store = store
         self._told = told
         self._jobs: queue.SimpleQueue[tuple[SavedStep | None, int] | None] = queue.SimpleQueue()
         self._done: set[SavedStep] = set()

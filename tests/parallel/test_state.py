@@ -14,13 +14,12 @@ from torch import nn
 
 from checkpointing.resolver import Offered
 from checkpointing.tiles import Box, TensorSpec
-from elastic3d import restoring
 from elastic3d.data import Order
 from elastic3d.errors import StateError, UsageError
 from elastic3d.parallel import facts
 from elastic3d.parallel.lost import is_lost_peer
 from elastic3d.parallel.state import create_optimizer_state, tiles_of, writes
-from elastic3d.training import Run, run_alone
+from elastic3d.training import Run, restoring, run_alone
 from elastic3d.values import to_json
 from tests.parallel.models import Model, Sentences, loss_fn
 

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from checkpointing.errors import SourceError
 from checkpointing.resolver import Offered, TileSource
 from checkpointing.tiles import Box, TensorSpec, digest
-from elastic3d.alone import Alone
 from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Flags, Go, StepRecord
-from elastic3d.restoring import Decision
 from elastic3d.training import Main, Run
+from elastic3d.training.alone import Alone
+from elastic3d.training.restoring import Decision
 from elastic3d.values import Layout, ModelProfile
 
 TIMEOUT = 120

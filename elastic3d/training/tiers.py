@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from checkpointing import open_checkpoint, open_store, read_latest
 from checkpointing.errors import CheckpointError
 from checkpointing.resolver import TileSource
-from elastic3d import restoring
 from elastic3d.errors import StateError
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
+from elastic3d.training import restoring
 
 STORE_SOURCE = "store"
 
@@ -27,7 +27,7 @@ class KeepersAndStore:
     def checkpoint(self, url: str) -> restoring.Decision | None:
         """Return the newest checkpoint, None where nothing was committed; StateError where it cannot be trusted."""
         try:
-            store = open_store(url)
+            store = open_store(url, write=False)
             ref = read_latest(store)
             if ref is None or ref.checkpoint is None:
                 return None
@@ -52,5 +52,5 @@ class KeepersAndStore:
             if name != STORE_SOURCE:
                 sources[name] = PeerSource(name, self._run_id)
             elif url is not None:
-                sources[name] = open_checkpoint(open_store(url)).source(STORE_SOURCE)
+                sources[name] = open_checkpoint(open_store(url, write=False)).source(STORE_SOURCE)
         return sources

@@ -17,20 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 
-from checkpointing.resolver import resolve
-from elastic3d import restoring
-from elastic3d.alone import Alone
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Share
 from elastic3d.data.batches import Dataset
-from elastic3d.data.ledger import Ledger, Line, add
+from elastic3d.data.ledger import Ledger, add
 from elastic3d.errors import ConfigurationError, UsageError
-from elastic3d.parallel import facts as written
 from elastic3d.parallel import vote
 from elastic3d.parallel.assembly import Assembly, Plan, measure
 from elastic3d.parallel.digest import state_digest
@@ -38,13 +34,11 @@ from elastic3d.parallel.initial import WHOLE_BELOW, outline
 from elastic3d.parallel.lost import is_lost_peer
 from elastic3d.parallel.mesh import Mesh, join_world
 from elastic3d.parallel.refusals import look_at_optimizer
-from elastic3d.parallel.room import Room
 from elastic3d.parallel.schedule import LossFunction
-from elastic3d.parallel.state import box_of, create_optimizer_state, held_by_model, held_by_optimizer, local, tiles_of
+from elastic3d.parallel.state import box_of, local, tiles_of
 from elastic3d.port import Flags, Go, Port, StepRecord
-from elastic3d.values import Layout, from_json, to_json
-
-Main = Callable[["Run"], None]
+from elastic3d.training import loading, restoring
+from elastic3d.values import Layout
 
 
 class Loss:
@@ -219,7 +213,8 @@ class Run:
             go = self._port.await_go()
             decision = self._decide(assembly, go)
         if decision.source != restoring.NONE:
-            self._load(assembly, optimizer, decision)
+            sources = self._tiers.sources(decision, self._assignment.store_url)
+            self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
         self._port.restored(decision.source, decision.step, decision.generation)
         if decision.source != restoring.NONE:
             self._snapshot(checkpoint=False, wait=False)
@@ -284,6 +279,10 @@ class Run:
             raise UsageError("call run.shard first; and while measuring, nothing after run.restore is reached")
         return self._assembly
 
+    def _ready_batches(self) -> Batches:
+        assert self._batches is not None
+        return self._batches
+
     def _ready(self, optimizer: torch.optim.Optimizer, schedule: Any) -> Batches:
         if self._batches is None or self._optimizer is None:
             raise UsageError("call run.restore before run.step")
@@ -311,35 +310,11 @@ class Run:
             decided = restoring.dump(restoring.decide(self._tiers, go.servers, url, assembly.specs))
         return restoring.load(assembly.mesh.broadcast(decided))
 
-    def _load(self, assembly: Assembly, optimizer: torch.optim.Optimizer, decision: restoring.Decision) -> None:
-        assert self._batches is not None
-        facts = restoring.check_facts(decision, self._batches.order)
-        saved = {offer.spec.key: offer.spec for offer in decision.offers}
-        create_optimizer_state(assembly.model, optimizer, saved.values())
-        held = [*held_by_model(assembly.model), *held_by_optimizer(assembly.model, optimizer)]
-        room = Room(held)
-        sources = self._tiers.sources(decision, self._assignment.store_url)
-        resolve(room.wanted(), decision.offers, sources, room.destination)
-        room.settle()
-        written.set_optimizer_groups(optimizer, facts["optimizer_groups"])
-        written.set_schedule_state(self._schedule, facts["schedule"])
-        self._ledger = tuple(from_json(Line, line) for line in facts["ledger"])
-        self._batches.step = decision.step
-
-    def _facts(self) -> dict[str, Any]:
-        assert self._optimizer is not None
-        assert self._batches is not None
-        return {
-            "step": self._batches.step,
-            "order": to_json(self._batches.order),
-            "optimizer_groups": written.optimizer_groups(self._optimizer),
-            "schedule": written.schedule_state(self._schedule),
-            "ledger": to_json(self._ledger),
-        }
-
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
         tiles = tiles_of(self._made().model, self._optimizer)
-        self._port.snapshot(self.steps, tiles, self._facts(), checkpoint=checkpoint, wait=wait)
+        assert self._optimizer is not None
+        facts = loading.facts(self._ready_batches(), self._optimizer, self._schedule, self._ledger)
+        self._port.snapshot(self.steps, tiles, facts, checkpoint=checkpoint, wait=wait)
 
     def _vote(self, assembly: Assembly, loss: Loss, flags: Flags, *, checkpoint: bool, clip: bool) -> vote.Outcome:
         assembly.reduction.finish()
@@ -400,24 +375,3 @@ class Run:
             if is_lost_peer(error):
                 self._port.peer_lost(error)
             raise
-
-
-def train(main: Main, port: Port, *, tiers: restoring.Tiers | None = None) -> NoReturn:
-    """Go through `main` as the trainer that `port` hosts, and end by it."""
-    try:
-        main(Run(port, tiers=tiers))
-    except Exception as error:  # noqa: BLE001  # the edge of the trainer: whatever the user's code raised goes to the host
-        if is_lost_peer(error):
-            port.peer_lost(error)
-        port.failed(error)
-    port.done(None)
-
-
-def run_alone(main: Main, *, threads: int | None = None) -> Run:
-    """Go through `main` in this very process, as the only rank; return the run as `main` left it.
-
-    No snapshots and no checkpoints. threads: for tensor operations, torch's own choice by default.
-    """
-    run = Run(Alone(threads=threads or torch.get_num_threads()))
-    main(run)
-    return run

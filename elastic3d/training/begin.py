@@ -1,0 +1,37 @@
+"""How a process goes through a user's `main`: as a trainer that a port hosts, or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from elastic3d.parallel.lost import is_lost_peer
+from elastic3d.port import Port
+from elastic3d.training import restoring
+from elastic3d.training.alone import Alone
+from elastic3d.training.run import Run
+
+Main = Callable[[Run], None]
+
+
+def train(main: Main, port: Port, *, tiers: restoring.Tiers | None = None) -> NoReturn:
+    """Go through `main` as the trainer that `port` hosts, and end by it."""
+    try:
+        main(Run(port, tiers=tiers))
+    except Exception as error:  # noqa: BLE001  # the edge of the trainer: whatever the user's code raised goes to the host
+        if is_lost_peer(error):
+            port.peer_lost(error)
+        port.failed(error)
+    port.done(None)
+
+
+def run_alone(main: Main, *, threads: int | None = None) -> Run:
+    """Go through `main` in this very process, as the only rank; return the run as `main` left it.
+
+    No snapshots and no checkpoints. threads: for tensor operations, torch's own choice by default.
+    """
+    run = Run(Alone(threads=threads or torch.get_num_threads()))
+    main(run)
+    return run

@@ -1,0 +1,53 @@
+"""State into a built model, and what of it is no tensor out again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from checkpointing.resolver import TileSource, resolve
+from elastic3d.data import Batches
+from elastic3d.data.ledger import Ledger, Line
+from elastic3d.parallel import facts as written
+from elastic3d.parallel.room import Room
+from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
+from elastic3d.training import restoring
+from elastic3d.values import from_json, to_json
+
+
+def load(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    batches: Batches,
+    decision: restoring.Decision,
+    sources: Mapping[str, TileSource],
+) -> Ledger:
+    """Bring the decided state into this rank's model, optimizer, schedule and batches; return its ledger.
+
+    StateError for state of other batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
+    """
+    facts = restoring.check_facts(decision, batches.order)
+    saved = {offer.spec.key: offer.spec for offer in decision.offers}
+    create_optimizer_state(model, optimizer, saved.values())
+    room = Room([*held_by_model(model), *held_by_optimizer(model, optimizer)])
+    resolve(room.wanted(), decision.offers, sources, room.destination)
+    room.settle()
+    written.set_optimizer_groups(optimizer, facts["optimizer_groups"])
+    written.set_schedule_state(schedule, facts["schedule"])
+    batches.step = decision.step
+    return tuple(from_json(Line, line) for line in facts["ledger"])
+
+
+def facts(batches: Batches, optimizer: torch.optim.Optimizer, schedule: Any, ledger: Ledger) -> dict[str, Any]:
+    """Return the state that is no tensor, equal on all ranks, as plain JSON data."""
+    return {
+        "step": batches.step,
+        "order": to_json(batches.order),
+        "optimizer_groups": written.optimizer_groups(optimizer),
+        "schedule": written.schedule_state(schedule),
+        "ledger": to_json(ledger),
+    }
