@@ -148,6 +148,7 @@ def test_every_beginning_ends_well(policy: tuple[int, int, bool], commands: list
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @settings(max_examples=3000, **OPTIONS)
 @given(POLICIES, COMMANDS)
 def test_many_stories_end_well(policy: tuple[int, int, bool], commands: list[str]) -> None:
