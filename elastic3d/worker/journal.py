@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from elastic3d.membership import events as m
 from elastic3d.values import Generation
 from elastic3d.worker import events as w
 
+SAID = ("generation.sealed", "peer.lost", "etcd.lost", "etcd.back", "checkpoint.failed", "job.ended")
+"""Events a person reading torchrun's output wants to see."""
+
 WELL = (w.ExitKind.DONE, w.ExitKind.LEFT, w.ExitKind.MEASURED, w.ExitKind.STOPPED)
 
 
 class Journal:
-    """The event file of one node's first keeper; nothing is written where `folder` is None."""
+    """One node's event file, none where `folder` is None; what matters most is said on stderr too."""
 
     def __init__(self, folder: str | None, run_id: str, node: str) -> None:
         path = Path(folder) / f"{node}-0.jsonl" if folder else None
@@ -24,8 +28,12 @@ class Journal:
         self._etcd_lost_at: float | None = None
 
     def emit(self, name: str, **fields: Any) -> None:
-        """Write an event that needs no translation."""
+        """Write an event, and say it where people look."""
         self._log.emit(name, **fields)
+        if name in SAID:
+            words = " ".join(f"{key}={value}" for key, value in fields.items() if value not in (None, "", []))
+            sys.stderr.write(f"elastic3d: {name} {words}\n")
+            sys.stderr.flush()
 
     def close(self) -> None:
         """Close the file."""
@@ -37,11 +45,11 @@ class Journal:
             match item:
                 case m.GenerationPut() if item.generation.key != self._sealed and item.generation.nodes:
                     self._sealed = item.generation.key
-                    self._log.emit("generation.sealed", **_shown(item.generation), leader=item.generation.leader)
+                    self.emit("generation.sealed", **_shown(item.generation), leader=item.generation.leader)
                 case m.ProposalPut() if item.proposal.generation.key != self._proposed:
                     formed = item.proposal.generation
                     self._proposed = formed.key
-                    self._log.emit("generation.proposed", **_shown(formed), attempt=formed.attempt)
+                    self.emit("generation.proposed", **_shown(formed), attempt=formed.attempt)
                 case _:
                     pass
 
@@ -49,9 +57,9 @@ class Journal:
         """Write that etcd is away, or back."""
         if not there:
             self._etcd_lost_at = SYSTEM.monotonic()
-            self._log.emit("etcd.lost", error=None)
+            self.emit("etcd.lost", error=None)
         elif self._etcd_lost_at is not None:
-            self._log.emit("etcd.back", seconds=SYSTEM.monotonic() - self._etcd_lost_at)
+            self.emit("etcd.back", seconds=SYSTEM.monotonic() - self._etcd_lost_at)
             self._etcd_lost_at = None
 
     def trainer(

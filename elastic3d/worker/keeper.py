@@ -10,6 +10,7 @@ import os
 import queue
 import secrets
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -321,7 +322,9 @@ class Keeper:
                 self._tell(m.Interrupted(key=key))
                 self._stop(key)
             case w.ExitKind.USER_ERROR:
-                self._tell(m.Faulted(key=key, detail=_words(event, self._settings.node, rank), error=True))
+                words = _words(event, self._settings.node, rank)
+                sys.stderr.write(f"elastic3d: {words}\n")
+                self._tell(m.Faulted(key=key, detail=words, error=True))
                 self._stop(key)
             case _:
                 detail = f"trainer of rank {rank} ended by {event.kind}: {event.detail or event.code}"
