@@ -14,12 +14,12 @@ from chaos.play import Outcome, Setting
 from chaos.plot import loss_plot
 from chaos.scenario import parse_kill
 from chaos.view import progress, summary
-from tests.chaos.told import a_death_and_a_join, sealed, step
+from tests.chaos.told import BATCH, a_death_and_a_join, sealed, step
 
 
 def outcome(events: list[Event], digest: str | None = "abc") -> Outcome:
     return Outcome(
-        setting=Setting(steps=6),
+        setting=Setting(steps=6, global_batch=BATCH),
         faults=(parse_kill("1@3"),),
         picture=picture(events),
         digest=digest,
