@@ -64,7 +64,7 @@ def test_conditional_writes(store: Store) -> None:
 
 
 def test_swaps_from_many_threads_lose_none(store: Store) -> None:
-    """A counter that is only swapped counts every success."""
+    """A counter that is only swapped counts every success; of those who try at once, one succeeds."""
     store.put("n", b"0")
 
     def add(_: int) -> int:
@@ -76,7 +76,7 @@ def test_swaps_from_many_threads_lose_none(store: Store) -> None:
         return won
 
     with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(add, range(4))) == int(store.get("n")) > 20
+        assert sum(pool.map(add, range(4))) == int(store.get("n")) >= 20
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../b", "/etc/passwd", "", "a//b", "a/", ".", "a\0b", "a b"])

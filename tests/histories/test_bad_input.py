@@ -9,7 +9,7 @@ import pytest
 
 from chaos.cluster import Cluster, Launch
 from chaos.etcd import EtcdServer
-from chaos.processes import free_port
+from chaos.processes import free_port, wait_until
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(180)]
 
@@ -84,14 +84,15 @@ def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_
         run_id="shared-id",
         endpoint=job_etcd.endpoint,
         script=SCRIPT,
-        script_args=("good", "3000"),
+        script_args=("good", "1000000"),
         min_nodes=1,
         max_nodes=2,
         conf={"mode": "resident", "last_call": "0"},
     )
     stranger = Path(__file__).parents[2] / "chaos" / "scripts" / "train_gpt.py"
     with Cluster(launch, tmp_path / "a") as first:
-        first.start_node("node0")
+        node = first.start_node("node0")
+        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60)
         other = Launch(
             run_id="shared-id",
             endpoint=job_etcd.endpoint,
