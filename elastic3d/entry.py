@@ -41,7 +41,7 @@ def run(
 
     main: entered once per generation, in a fresh process; and once before the first, up to `run.restore`, to measure
     the model. store: URL (any fsspec one) or path of the checkpoints; None keeps them in memory only. layout: axes to
-    fix, such as Layout(pp=2); free ones are planned. events: folder for one event file per slot. snapshot_every,
+    fix, such as Layout(pp=2); free ones are planned. events: folder for one event file per node. snapshot_every,
     checkpoint_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations; part of what fixes
     the bits.
 

@@ -11,8 +11,7 @@ Every error says what happened, whether trying again helps, and what the person 
         EtcdUnavailable     no endpoint answered in time; trying again may help
         EtcdRefused         wrong version, wrong credentials, or a request etcd will never accept
       MembershipError       the job cannot be joined or cannot go on
-        BelowMinimum        too few nodes for longer than the timeout
-        JobEnded            the job under this run id is over
+        JobEnded            the job under this run id is over; the message says why
       StateError            state that was asked for is nowhere, or does not fit the model
       TrainingFailed        the user's code raised on every try
 """
@@ -60,12 +59,8 @@ class MembershipError(Elastic3dError):
     """The job cannot be joined, or cannot go on."""
 
 
-class BelowMinimum(MembershipError):
-    """Fewer nodes than the minimum for longer than the timeout."""
-
-
 class JobEnded(MembershipError):
-    """The job under this run id is over."""
+    """The job under this run id is over, for this node or for all; the message says why."""
 
 
 class StateError(Elastic3dError):

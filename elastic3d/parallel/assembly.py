@@ -68,11 +68,6 @@ class Assembly:
         self.randomness.install(model, blocks)
         self.model = model
 
-    @property
-    def last_stage(self) -> bool:
-        """Whether this rank's stage computes losses."""
-        return self.mesh.place.pp == self.mesh.layout.pp - 1
-
     def prepare(self, batches: Batches) -> None:
         """Make the reduction, the passes and the vote for batches of this size."""
         layout, place = self.mesh.layout, self.mesh.place

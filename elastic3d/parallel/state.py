@@ -108,11 +108,6 @@ def tiles_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[
     return tiles
 
 
-def writes(spec: TensorSpec, box: Box, dp_index: int) -> bool:
-    """Return whether this rank's copy of a tile goes into checkpoints: where all replicas have it, the first's does."""
-    return dp_index == 0 or box != spec.box
-
-
 def create_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, specs: Iterable[TensorSpec]) -> None:
     """Make room in a fresh optimizer for the tensors that a saved state has of this rank's parameters.
 

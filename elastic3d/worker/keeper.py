@@ -17,7 +17,7 @@ from typing import Any
 
 from checkpointing import Store
 from elastic3d.clock import SYSTEM
-from elastic3d.errors import Elastic3dError, MembershipError, TrainingFailed
+from elastic3d.errors import Elastic3dError, JobEnded, MembershipError, TrainingFailed
 from elastic3d.membership import events as m
 from elastic3d.membership.links import Links
 from elastic3d.membership.member import Member
@@ -176,7 +176,7 @@ class Keeper:
         self._journal.emit("job.ended", kind=kind, error=self._exit.detail or None)
         self._journal.close()
         if self._exit.failed:
-            raise TrainingFailed(self._exit.detail)
+            raise JobEnded(self._exit.detail)
 
     def _next(self) -> object:
         """Return the next thing to handle; None when only time has passed while trainers are leaving."""

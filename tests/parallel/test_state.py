@@ -18,7 +18,7 @@ from elastic3d.data import Order
 from elastic3d.errors import StateError, UsageError
 from elastic3d.parallel import facts
 from elastic3d.parallel.lost import is_lost_peer
-from elastic3d.parallel.state import create_optimizer_state, tiles_of, writes
+from elastic3d.parallel.state import create_optimizer_state, tiles_of
 from elastic3d.training import Run, restoring, run_alone
 from elastic3d.values import to_json
 from tests.parallel.models import Model, Sentences, loss_fn
@@ -130,15 +130,6 @@ def test_tiles_carry_global_names_and_the_tensors_themselves() -> None:
     assert (step.shape, box) == ((), Box(start=(), stop=()))
     assert tiles["model/embed.weight"][2].data_ptr() == model.embed.weight.data_ptr()
     assert tiles["model/scale"][2].data_ptr() != model.scale.data_ptr()
-
-
-def test_one_replica_writes_what_all_hold() -> None:
-    """Shards are written by who has them, whole copies by the first replica."""
-    spec = TensorSpec(key="a", dtype="float32", shape=(4,))
-    half = Box(start=(2,), stop=(4,))
-    assert writes(spec, spec.box, 0)
-    assert not writes(spec, spec.box, 1)
-    assert writes(spec, half, 1)
 
 
 def test_a_fresh_optimizer_gets_room_for_what_was_saved() -> None:
