@@ -12,6 +12,8 @@ Every error says what happened, whether trying again helps, and what the person 
         EtcdRefused         wrong version, wrong credentials, or a request etcd will never accept
       MembershipError       the job cannot be joined or cannot go on
         JobEnded            the job under this run id is over; the message says why
+        AdmissionFailed     this node did not pass its own checks; mend what the message names
+        JobUnknown          there is no job under this run id; the message names those that are there (exit 3)
       StateError            state that was asked for is nowhere, or does not fit the model
       TrainingFailed        the user's code raised on every try
 """
@@ -61,6 +63,16 @@ class MembershipError(Elastic3dError):
 
 class JobEnded(MembershipError):
     """The job under this run id is over, for this node or for all; the message says why."""
+
+
+class AdmissionFailed(MembershipError):
+    """This node did not pass its own checks and never joined; the message names what to mend."""
+
+
+class JobUnknown(MembershipError):
+    """There is no job under this run id, or none at all; the message names those that are there."""
+
+    exit_code = 3
 
 
 class StateError(Elastic3dError):

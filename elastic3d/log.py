@@ -22,14 +22,24 @@ from elastic3d.clock import SYSTEM, Clock
 EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         # Membership, as one keeper sees it. `nodes` and `spares` are lists of node names in rank order.
+        # A keeper joins again, as a newcomer, after the others put it out: `member.fenced` says why they did.
         "member.joined": ("incarnation",),
+        "member.fenced": ("incarnation", "detail"),
+        # One for each check that this node did not pass; it then ends without joining.
+        "admission.failed": ("check", "detail", "seconds"),
         "generation.proposed": ("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
         # `layout` is {"pp", "dp", "tp", "zero"}; `leader` is the node that leads the membership now.
         "generation.sealed": ("number", "cause", "nodes", "spares", "layout", "leader", "detail"),
         # `peer` is a node name, `evidence` says how its end was noticed.
         "peer.lost": ("peer", "evidence"),
+        # This node is to leave in `seconds`, at leisure where that is None.
+        "node.draining": ("seconds", "detail"),
+        "node.leaving": ("detail",),
         "etcd.lost": ("error",),
         "etcd.back": ("seconds",),
+        # etcd answers, but takes no writes of ours until somebody has mended what `error` says.
+        "etcd.impaired": ("error",),
+        "etcd.mended": (),
         # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "user_error",
         # "stopped" (by its keeper), "signal" or "template" (it fell).
         "trainer.started": ("pid",),

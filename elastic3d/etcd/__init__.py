@@ -8,10 +8,11 @@ Not fork-safe: open it after a fork, never before.
 """
 
 from elastic3d.etcd.client import EtcdClient
-from elastic3d.etcd.endpoints import Endpoint, Tls, parse_endpoints
-from elastic3d.etcd.failures import Compacted, LeaseGone, OutcomeUnknown
+from elastic3d.etcd.endpoints import Endpoint, parse_endpoints
+from elastic3d.etcd.failures import Compacted, Impaired, LeaseGone, OutcomeUnknown
 from elastic3d.etcd.lease import Lease, LeaseKeeper, Loss
 from elastic3d.etcd.operations import Compare, Delete, Get, KeyValue, Operation, Put, TxnResult
+from elastic3d.etcd.tls import Tls
 from elastic3d.etcd.watch import Change, Changes, Connected, Delivery, Disconnected, Ended, Snapshot, Watch
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Disconnected",
     "Ended",
     "OutcomeUnknown",
+    "Impaired",
     "LeaseGone",
     "Compacted",
 ]

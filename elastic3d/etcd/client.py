@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -17,10 +17,11 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import EtcdRefused, EtcdUnavailable
 from elastic3d.etcd import diagnosis, messages, transport
 from elastic3d.etcd.codec import Codec
-from elastic3d.etcd.endpoints import Tls, parse_endpoints
+from elastic3d.etcd.endpoints import parse_endpoints
 from elastic3d.etcd.failures import LeaseGone
 from elastic3d.etcd.operations import Compare, Get, KeyValue, Operation, TxnResult
 from elastic3d.etcd.session import Session
+from elastic3d.etcd.tls import Tls
 
 OLDEST = (3, 4)
 
@@ -29,8 +30,9 @@ class EtcdClient:
     """Talk to the cluster behind `endpoints`.
 
     endpoints: "h1:2379,h2:2379", with or without http(s)://, or a sequence of such. user, password: where etcd asks
-    for them. tls: files, see Tls. timeout: seconds for one try at one member. budget: seconds for a call with all its
-    tries, by default; each call can have its own. namespace: put before every key and taken off again.
+    for them; a function is asked for the password each time etcd asks us. tls: files, see Tls; they are read for each
+    connection. timeout: seconds for one try at one member. budget: seconds for a call with all its tries, by default;
+    each call can have its own. namespace: put before every key and taken off again.
 
     Makes no connection until first used. Every method raises EtcdUnavailable (trying again may help), EtcdRefused (it
     does not), UsageError in a forked child or after close.
@@ -41,7 +43,7 @@ class EtcdClient:
         endpoints: str | Sequence[str],
         *,
         user: str | None = None,
-        password: str | None = None,
+        password: str | Callable[[], str] | None = None,
         tls: Tls | None = None,
         namespace: str = "",
         timeout: float = 1.0,
@@ -84,9 +86,7 @@ class EtcdClient:
             raise
         version = str(status.version)
         diagnosis.require_version(version, OLDEST)
-        span = self.codec.span(prefix, prefix=True)
-        request = messages.new("RangeRequest", limit=1, keys_only=True, **span)
-        self.session.call(transport.RANGE, request, safe=True, budget=budget)
+        self.exists(prefix, budget=budget)
         return version
 
     def get(self, key: str, *, budget: float | None = None) -> KeyValue | None:
@@ -103,6 +103,18 @@ class EtcdClient:
         request = messages.new("RangeRequest", revision=revision, **self.codec.span(prefix, prefix=True))
         answer = self.session.call(transport.RANGE, request, safe=True, budget=budget)
         return tuple(map(self.codec.key_value, answer.kvs)), revision or int(answer.header.revision)
+
+    def next_key(self, start: str, end: str, *, budget: float | None = None) -> str | None:
+        """Return the first key from `start` on and before `end`, None if there is none; no value is sent."""
+        span = {"key": self.codec.key(start), "range_end": self.codec.key(end)}
+        request = messages.new("RangeRequest", limit=1, keys_only=True, **span)
+        answer = self.session.call(transport.RANGE, request, safe=True, budget=budget)
+        return self.codec.key_value(answer.kvs[0]).key if answer.kvs else None
+
+    def exists(self, prefix: str, *, budget: float | None = None) -> bool:
+        """Return whether there is any key that begins with `prefix`."""
+        request = messages.new("RangeRequest", limit=1, keys_only=True, **self.codec.span(prefix, prefix=True))
+        return bool(self.session.call(transport.RANGE, request, safe=True, budget=budget).kvs)
 
     def put(
         self, key: str, value: bytes, lease: int = 0, *, idempotent: bool = False, budget: float | None = None

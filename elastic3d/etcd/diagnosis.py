@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from elastic3d.errors import EtcdError, EtcdRefused
 from elastic3d.etcd.endpoints import Endpoint
+from elastic3d.etcd.tls import Tls
 
 # What gRPC says of it. A client certificate that is missing shows only after the handshake: TLS 1.3 asks for it late.
 HANDSHAKE = ("handshake failed", "CERTIFICATE", "TSI_")
@@ -30,6 +31,20 @@ def explain(endpoints: Iterable[Endpoint], timeout: float, error: EtcdError) -> 
             f"etcd: the TLS handshake fails ({error}); see that `ca` signed the servers' certificates, that these name "
             "the endpoint's host, and that a client certificate is given where the servers ask for one"
         ) from error
+
+
+def handshake(endpoint: Endpoint, tls: Tls | None, timeout: float) -> str:
+    """Return why a TLS handshake with `endpoint` fails, "" if that cannot be told."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca if tls is not None else None)
+        name = (tls.server_name if tls is not None else None) or endpoint.host
+        with socket.create_connection((endpoint.host, endpoint.port), timeout) as connection:
+            with context.wrap_socket(connection, server_hostname=name):
+                return ""
+    except ssl.SSLCertVerificationError as error:
+        return f"the certificate of {endpoint} is not accepted: {error.verify_message}"
+    except OSError:
+        return ""
 
 
 def require_version(version: str, oldest: tuple[int, int]) -> None:

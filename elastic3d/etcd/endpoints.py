@@ -4,35 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from elastic3d.errors import ConfigurationError
 
 DEFAULT_PORT = 2379
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """Files for an encrypted connection, all PEM.
-
-    ca: who signed the servers' certificates; None trusts the system's authorities. certificate, key: the client's own,
-    where the servers ask for one (`--client-cert-auth`). etcd takes the user from the certificate's common name when no
-    token is sent: with `CN=root` neither user nor password is needed. server_name: the name to expect in the servers'
-    certificates, where it is not the endpoint's host.
-    """
-
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    server_name: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.certificate is None) != (self.key is None):
-            raise ConfigurationError("etcd: a client certificate and its key go together; give both or neither")
-        for path in (self.ca, self.certificate, self.key):
-            if path is not None and not path.is_file():
-                raise ConfigurationError(f"etcd: there is no file {path}; TLS files are paths of PEM files")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,13 @@ class OutcomeUnknown(EtcdUnavailable):
     """A write got no answer and may or may not be applied: read it back before trying again."""
 
 
+class Impaired(EtcdUnavailable):
+    """etcd answers but takes no writes, or does not know us any more; nothing was applied.
+
+    Trying again helps once somebody has mended what the message names.
+    """
+
+
 class LeaseGone(EtcdError):
     """The lease is over, its keys with it; a write under it was not applied. Trying again needs a new lease."""
 
@@ -28,6 +35,7 @@ class Kind(StrEnum):
 
     NOT_APPLIED = "not_applied"  # the request never got in: any request may be sent again, elsewhere
     UNKNOWN = "unknown"  # no answer: only a safe request may be sent again
+    LATER = "later"  # etcd answered no, and will until somebody has mended it: nothing was applied
     TOKEN = "token"  # the token is not good any more: authenticate and send again
     FINAL = "final"  # etcd answered no: the same request gets the same answer
 
@@ -40,19 +48,47 @@ _NOT_APPLIED = (
     "etcdserver: too many requests",
     "etcdserver: rpc not supported for learner",
 )
-_TOKEN = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old")
-_NO_ANSWER_CODES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL", "UNKNOWN", "CLOSED")
+_FULL = "database space exceeded"
+_NO_NAME = "user name is empty"
+_WRONG = ("invalid user ID or password", "user name not found")
+# The last two say the same: the token is from before some change of users or roles. A write is not applied either way.
+_TOKEN = (
+    "etcdserver: invalid auth token",
+    "etcdserver: revision of auth store is old",
+    "auth: revision in header is old",
+)
+_NO_ANSWER_CODES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL", "UNKNOWN")
 
 
 def kind(failure: RpcFailure) -> Kind:
     """Return what to do about `failure`."""
     if any(text in failure.detail for text in _TOKEN):
         return Kind.TOKEN
-    if failure.code == "CLOSED" or any(text in failure.detail for text in _NOT_APPLIED):
+    if _FULL in failure.detail:
+        return Kind.LATER
+    if failure.code == "NOT_SENT" or any(text in failure.detail for text in _NOT_APPLIED):
         return Kind.NOT_APPLIED
     if failure.code in _NO_ANSWER_CODES:
         return Kind.UNKNOWN
     return Kind.FINAL
+
+
+def about_us(failure: RpcFailure) -> bool:
+    """Return whether etcd does not know us: a wrong password or none, or a user that is gone."""
+    return any(text in failure.detail for text in (*_WRONG, _NO_NAME)) or failure.code == "UNAUTHENTICATED"
+
+
+def later(failure: RpcFailure) -> Impaired:
+    """Return the error for a call that etcd will answer with no until somebody mends what is wrong."""
+    if _FULL in failure.detail:
+        return Impaired(
+            "etcd: its database is full (alarm NOSPACE), it takes no writes; "
+            "compact and defragment it and disarm the alarm (etcdctl compact, defrag, alarm disarm)"
+        )
+    return Impaired(
+        f"etcd: we were let in before and are refused now ({failure.detail}); "
+        "if the password was changed, write the new one into the password file: it is read again"
+    )
 
 
 def final(failure: RpcFailure) -> EtcdError:
@@ -62,18 +98,14 @@ def final(failure: RpcFailure) -> EtcdError:
         return LeaseGone("etcd: the lease is over and its keys are gone; nothing was written. Grant a new lease")
     if "has been compacted" in detail:
         return Compacted(f"etcd: {detail}; list again at the newest revision")
-    if "invalid user ID or password" in detail or "user name not found" in detail:
+    if any(text in detail for text in _WRONG):
         return EtcdRefused("etcd: wrong user name or password; trying again does not help")
-    if "user name is empty" in detail or code == "UNAUTHENTICATED":
+    if _NO_NAME in detail or code == "UNAUTHENTICATED":
         return EtcdRefused("etcd: this cluster asks who we are; give user and password (or a client certificate)")
     if code == "PERMISSION_DENIED":
         return EtcdRefused(
             "etcd: permission denied; grant the user's role readwrite on the prefix in use "
             "(etcdctl role grant-permission ROLE --prefix=true readwrite PREFIX)"
-        )
-    if "database space exceeded" in detail:
-        return EtcdRefused(
-            "etcd: its database is full (alarm NOSPACE); compact, defragment and disarm the alarm, then try again"
         )
     if code == "UNIMPLEMENTED":
         return EtcdRefused(f"etcd: what answers does not know this request ({detail}); etcd 3.4 or later is needed")

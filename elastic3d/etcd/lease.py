@@ -128,9 +128,13 @@ class LeaseKeeper:
 
     def revoke(self, lease: Lease, *, budget: float | None = None) -> None:
         """End a lease and delete its keys now. If etcd cannot be asked it runs out by itself, no longer kept alive."""
+        self.forget(lease)
+        self._client.revoke(lease.id, budget=budget)
+
+    def forget(self, lease: Lease) -> None:
+        """Keep a lease alive no longer: it runs out by itself, and nobody is told."""
         with self._changed:
             self._leases.pop(lease.id, None)
-        self._client.revoke(lease.id, budget=budget)
 
     def close(self) -> None:
         """Stop keeping; return when the threads have ended. May be called twice, and from a callback."""
@@ -247,7 +251,7 @@ class LeaseKeeper:
             old.close()  # outside the lock: its thread may be waiting for it
 
     def _give_up_on(self, index: int, failure: RpcFailure) -> None:
-        if failures.kind(failure) is failures.Kind.TOKEN:
+        if self._session.kind(failure) is failures.Kind.TOKEN:
             self._session.forget_token()
         else:
             self._session.failed(index, failure)

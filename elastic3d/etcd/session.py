@@ -1,26 +1,31 @@
 """A conversation with one etcd cluster through whichever member answers.
 
-Owns the channels, the breaker that orders them, the token, and the rules of sending again. A call is a row of rounds:
+Owns the channels, the breaker that orders them, and the rules of sending again. A call is a row of rounds:
 in each round every endpoint is tried once, best first; between rounds there is a growing random wait; all within one
 budget. What may be sent again is decided by `failures`: a request that can have been applied is surfaced as
 OutcomeUnknown, unless the caller says that applying it twice is the same as once.
+
+A password that is refused is an error for good at first. Once etcd has let us in, it means that somebody changed it:
+then etcd is away for us, until the new one is where we are told the password.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import tenacity
 
 from elastic3d.clock import Clock
 from elastic3d.errors import ConfigurationError, EtcdUnavailable, UsageError
-from elastic3d.etcd import failures, messages, transport
+from elastic3d.etcd import diagnosis, failures, transport
 from elastic3d.etcd.breaker import Breaker
-from elastic3d.etcd.endpoints import Endpoint, Tls
-from elastic3d.etcd.failures import Kind, OutcomeUnknown
+from elastic3d.etcd.endpoints import Endpoint
+from elastic3d.etcd.failures import Impaired, Kind, OutcomeUnknown
+from elastic3d.etcd.login import Login
+from elastic3d.etcd.tls import Tls
 from elastic3d.etcd.transport import Channel, Method, RpcFailure, Stream
 
 # Consecutive deadlines on one connection before it is thrown away: after a partition a fresh one is up at once, while
@@ -36,6 +41,14 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+class _NoAnswer(EtcdUnavailable):
+    """A round in which nobody answered, `index` last."""
+
+    def __init__(self, index: int, failure: RpcFailure) -> None:
+        super().__init__(str(failure))
+        self.index, self.failure = index, failure
+
+
 class Session:
     """See the module. Thread-safe; of one process only."""
 
@@ -44,7 +57,7 @@ class Session:
         endpoints: tuple[Endpoint, ...],
         *,
         user: str | None,
-        password: str | None,
+        password: str | Callable[[], str] | None,
         tls: Tls | None,
         timeout: float,
         budget: float,
@@ -56,7 +69,6 @@ class Session:
         self.timeout = timeout
         self.budget = budget
         self.clock = clock
-        self._credentials = None if user is None else (user, password)
         self._tls = tls
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -67,8 +79,11 @@ class Session:
         self._streams: set[Stream] = set()
         self._attached: list[Closable] = []
         self._deadlines = [0] * len(endpoints)
-        self._token: str | None = None
-        self._token_lock = threading.Lock()
+        self._login: Login | None = None
+        if user is not None and password is not None:
+            told = password
+            self._login = Login(user, told if callable(told) else lambda: told, timeout, clock)
+        self._let_in = False
 
     def ensure_usable(self) -> None:
         """Raise UsageError in a forked child and after close."""
@@ -96,12 +111,42 @@ class Session:
             sleep=self.clock.sleep,
             reraise=True,
         )
-        return retrying(self._round, method, request, safe, deadline)
+        try:
+            return retrying(self._round, method, request, safe, deadline)
+        except _NoAnswer as error:
+            everyone = ", ".join(map(str, self.endpoints))
+            reason = self.reason(error.index, error.failure)
+            raise EtcdUnavailable(
+                f"etcd: no answer from {everyone} (last, {self.endpoints[error.index]}: {reason}); "
+                "trying again may help: see that etcd runs, has a leader, and that the endpoints are right"
+            ) from error
+
+    def kind(self, failure: RpcFailure) -> Kind:
+        """Return what to do about `failure`, as `failures.kind`, knowing whether we were let in before."""
+        kind = failures.kind(failure)
+        if kind is Kind.TOKEN and self._login is None:
+            kind = Kind.FINAL
+        return Kind.LATER if kind is Kind.FINAL and self._let_in and failures.about_us(failure) else kind
+
+    def curable(self, failure: RpcFailure) -> bool:
+        """Return whether somebody must mend something before trying again helps: a password, a certificate."""
+        handshake = any(text in failure.detail for text in diagnosis.HANDSHAKE)
+        return handshake or self.kind(failure) is Kind.LATER
+
+    def reason(self, index: int, failure: RpcFailure) -> str:
+        """Return in words for people why endpoint `index` did not answer; may ask it, for a second or two."""
+        if self.kind(failure) is Kind.LATER:
+            return str(failures.later(failure))
+        if not any(text in failure.detail for text in diagnosis.HANDSHAKE):
+            return _short(failure)
+        expired = "" if self._tls is None else self._tls.expired(self.clock.wall())
+        said = expired or diagnosis.handshake(self.endpoints[index], self._tls, self.timeout)
+        return f"TLS handshake failed: {said}" if said else _short(failure)
 
     def open(self, method: Method, requests: Iterable[Any], index: int) -> Stream:
         """Open a stream to endpoint `index` over a connection of its own; RpcFailure if no token can be had."""
         self.ensure_usable()
-        metadata = transport.HAS_LEADER + self._token_metadata(self._channel(index))
+        metadata = transport.HAS_LEADER + self._token(self._channel(index))
         stream = Channel(self.endpoints[index], self._tls).stream(method, requests, metadata=metadata)
         with self._lock:
             closed = self._closed
@@ -131,6 +176,11 @@ class Session:
         """Take note that endpoint `index` did not answer."""
         stale = None
         with self._lock:
+            channel = self._channels.get(index)
+        outdated = failure is not None and channel is not None and channel.outdated()
+        with self._lock:
+            if outdated and self._channels.get(index) is channel:
+                stale = self._channels.pop(index)
             self._breaker.failed(index, self.clock.monotonic())
             if failure is not None and failure.code == "DEADLINE_EXCEEDED":
                 self._deadlines[index] += 1
@@ -142,7 +192,8 @@ class Session:
 
     def forget_token(self) -> None:
         """Authenticate anew before the next call."""
-        self._token = None
+        if self._login is not None:
+            self._login.forget()
 
     def pause(self, failures: int) -> float:
         """Return the seconds to wait after this many failed streams in a row: none until every member was tried."""
@@ -191,12 +242,11 @@ class Session:
 
     def _round(self, method: Method, request: Any, safe: bool, deadline: float) -> Any:
         last = RpcFailure("DEADLINE_EXCEEDED", "no time left")
-        where = self.endpoints[0]
+        index = 0
         renewed = False
         tries = self.order()
         while tries:
             index = tries.pop(0)
-            where = self.endpoints[index]
             timeout = min(self.timeout, deadline - self.clock.monotonic())
             if timeout <= 0:
                 break
@@ -207,8 +257,10 @@ class Session:
             else:
                 self.succeeded(index)
                 return answer
-            kind = failures.kind(last)
-            if kind is Kind.FINAL or (kind is Kind.TOKEN and (renewed or self._credentials is None)):
+            kind = self.kind(last)
+            if kind is Kind.LATER:
+                raise failures.later(last)
+            if kind is Kind.FINAL or (kind is Kind.TOKEN and renewed):
                 raise failures.final(last)
             if kind is Kind.TOKEN:
                 renewed = True
@@ -219,51 +271,26 @@ class Session:
             self.ensure_usable()
             if kind is Kind.UNKNOWN and not safe:
                 raise OutcomeUnknown(
-                    f"etcd: {where} gave no answer ({_short(last)}); the write may or may not be applied: "
-                    "read it back before trying again"
+                    f"etcd: {self.endpoints[index]} gave no answer ({_short(last)}); the write may or may not be "
+                    "applied: read it back before trying again"
                 )
-        everyone = ", ".join(map(str, self.endpoints))
-        raise EtcdUnavailable(
-            f"etcd: no answer from {everyone} (last, {where}: {_short(last)}); "
-            "trying again may help: see that etcd runs, has a leader, and that the endpoints are right"
-        )
+        raise _NoAnswer(index, last)
 
     def _once(self, index: int, method: Method, request: Any, timeout: float) -> Any:
         channel = self._channel(index)
         if method in (transport.STATUS, transport.AUTHENTICATE):
             return channel.call(method, request, timeout=timeout)
-        metadata = transport.HAS_LEADER + self._token_metadata(channel)
-        return channel.call(method, request, timeout=timeout, metadata=metadata)
+        metadata = transport.HAS_LEADER + self._token(channel)
+        answer = channel.call(method, request, timeout=timeout, metadata=metadata)
+        self._let_in = True
+        return answer
 
-    def _token_metadata(self, channel: Channel) -> transport.Metadata:
-        if self._credentials is None:
-            return ()
-        token = self._token
-        if token is None:
-            with self._token_lock:
-                token = self._token
-                if token is None:
-                    self._token = token = self._authenticate(channel)
-        return (("token", token),) if token else ()
-
-    def _authenticate(self, channel: Channel) -> str:
-        assert self._credentials is not None
-        name, password = self._credentials
-        request = messages.new("AuthenticateRequest", name=name, password=password)
-        try:
-            answer = channel.call(transport.AUTHENTICATE, request, timeout=self.timeout)
-        except RpcFailure as failure:
-            if "authentication is not enabled" in failure.detail:
-                return ""  # as etcdctl does: credentials for a cluster that asks for none
-            if failures.kind(failure) is Kind.UNKNOWN:
-                # The request that needed the token was not sent.
-                raise RpcFailure(failure.code, f"failed to connect to all addresses: {failure.detail}") from None
-            raise
-        return str(answer.token)
+    def _token(self, channel: Channel) -> transport.Metadata:
+        return () if self._login is None else self._login.metadata(channel)
 
 
 def _may_send_again(error: BaseException) -> bool:
-    return isinstance(error, EtcdUnavailable) and not isinstance(error, OutcomeUnknown)
+    return isinstance(error, EtcdUnavailable) and not isinstance(error, OutcomeUnknown | Impaired)
 
 
 def _short(failure: RpcFailure) -> str:

@@ -14,12 +14,19 @@ from typing import Any
 
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import messages
-from elastic3d.etcd.endpoints import Endpoint, Tls
+from elastic3d.etcd.endpoints import Endpoint
+from elastic3d.etcd.tls import Pem, Tls
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc  # reads the two variables above when it is imported
+import grpc._common
+
+# Who waits for a stream's next answer is woken by it, yet looks ten times a second whether it was: the greater part of
+# what an idle stream costs. The look was for signals, which Python 3 lets through anyway.
+if hasattr(grpc._common, "MAXIMUM_WAIT_TIMEOUT"):
+    grpc._common.MAXIMUM_WAIT_TIMEOUT = 2.0
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -70,7 +77,10 @@ AUTHENTICATE = _method("Auth", "Authenticate")
 
 
 class RpcFailure(Exception):
-    """A call that gave no answer: gRPC's status code by name, and the detail text. Internal to this package."""
+    """A call that gave no answer: gRPC's status code by name, and the detail text. Internal to this package.
+
+    NOT_SENT is our own code: the request never left this process.
+    """
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(f"{code}: {detail}")
@@ -102,21 +112,21 @@ class Stream:
 
 
 class Channel:
-    """A connection to one member, dialled when first used. Thread-safe."""
+    """A connection to one member, dialled when first used. Thread-safe. RpcFailure if the TLS files cannot be used."""
 
     def __init__(self, endpoint: Endpoint, tls: Tls | None) -> None:
         options: list[tuple[str, Any]] = list(OPTIONS)
+        self._tls = tls
+        self._pem = Pem()
         if endpoint.tls:
-            files = tls or Tls()
             try:
-                ca, key, certificate = (
-                    None if path is None else path.read_bytes() for path in (files.ca, files.key, files.certificate)
-                )
-            except OSError as error:
-                raise ConfigurationError(f"etcd: a TLS file cannot be read: {error}") from error
-            if files.server_name is not None:
-                options.append(("grpc.ssl_target_name_override", files.server_name))
-            credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+                self._pem = pem = Pem() if tls is None else tls.read()
+            except ConfigurationError as error:
+                # It was good when the client was made: the files are being replaced.
+                raise RpcFailure("NOT_SENT", str(error)) from None
+            if tls is not None and tls.server_name is not None:
+                options.append(("grpc.ssl_target_name_override", tls.server_name))
+            credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
             self._channel = grpc.secure_channel(endpoint.target, credentials, options)
         else:
             self._channel = grpc.insecure_channel(endpoint.target, options)
@@ -133,7 +143,7 @@ class Channel:
         except grpc.RpcError as error:
             raise _failure(error) from None
         except ValueError as error:  # the channel was closed by another thread before the call was sent
-            raise RpcFailure("CLOSED", str(error)) from None
+            raise RpcFailure("NOT_SENT", str(error)) from None
 
     def stream(self, method: Method, requests: Iterable[Any], *, metadata: Metadata = ()) -> Stream:
         """Open a stream; `requests` is consumed by a thread of gRPC's. Closing the stream closes this channel."""
@@ -143,6 +153,13 @@ class Channel:
             response_deserializer=messages.CLASSES[method.response].FromString,
         )
         return Stream(multi(iter(requests), metadata=metadata), self)
+
+    def outdated(self) -> bool:
+        """Return whether the TLS files hold something else by now: it dials with those it was made of."""
+        try:
+            return self._tls is not None and self._tls.read() != self._pem
+        except ConfigurationError:
+            return False
 
     def close(self) -> None:
         """End the connection; calls under way get RpcFailure CANCELLED. May be called twice."""

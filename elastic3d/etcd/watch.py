@@ -25,6 +25,7 @@ from elastic3d.etcd.transport import RpcFailure
 
 PROGRESS = 0.5
 SILENCE = 1.5
+EXPLAIN = 5.0
 
 DELETE = 1
 
@@ -66,7 +67,8 @@ class Connected:
 class Disconnected:
     """No member serves us: none at all, or none for 3 s. since: monotonic time at which we last heard of one.
 
-    Moving from one member to the next without delay is not told.
+    Told again, without a Connected between, when it turns out that somebody must mend what `reason` says. Moving from
+    one member to the next without delay is not told.
     """
 
     since: float
@@ -137,17 +139,22 @@ class Watch:
         self._heard = self._clock.monotonic()
         self._failures = 0
         self._refusals = 0
+        self._reason = ""
+        self._explained_at = -math.inf
         self._session.ensure_usable()
         self._session.attach(self)
         self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """End the watch; nothing is delivered once this returns. May be called twice, and from a delivery."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the watch; nothing is delivered once this returns. May be called twice, and from a delivery.
+
+        wait=False: return at once; a delivery under way may still come.
+        """
         self._session.detach(self)
         self._closed.set()
         self._answers.put(None)
-        if threading.current_thread() is not self._thread:
+        if wait and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
@@ -252,7 +259,7 @@ class Watch:
         return Change(key=kv.key, kv=None if event.type == DELETE else kv, revision=kv.mod_revision)
 
     def _lost(self, index: int | None, failure: RpcFailure) -> None:
-        kind = failures.kind(failure)
+        kind = self._session.kind(failure)
         if kind is failures.Kind.FINAL:
             raise failures.final(failure)
         if kind is failures.Kind.TOKEN:
@@ -262,7 +269,13 @@ class Watch:
         now = self._clock.monotonic()
         self._failures += 1
         everyone = index is None or self._failures >= len(self._session.endpoints)
-        if self._connected is not False and (everyone or now - self._heard >= 2 * SILENCE):
-            self._connected = False
-            self._tell(Disconnected(since=self._heard, reason=failure.detail))
+        curable = self._session.curable(failure)
+        gone = self._connected is not False and (everyone or now - self._heard >= 2 * SILENCE)
+        # What people have to mend shows only in the tries that follow; finding out what it is takes time.
+        if gone or (self._connected is False and curable and now - self._explained_at >= EXPLAIN):
+            self._explained_at = now if curable else -math.inf
+            reason = failure.detail if index is None else self._session.reason(index, failure)
+            if gone or reason != self._reason:
+                self._connected, self._reason = False, reason
+                self._tell(Disconnected(since=self._heard, reason=reason))
         self._closed.wait(self._session.pause(self._failures))

@@ -54,6 +54,15 @@ def test_keys_are_written_read_and_deleted(client: EtcdClient) -> None:
     assert client.get("k") is None
 
 
+def test_the_next_key_is_found_without_reading_all(client: EtcdClient) -> None:
+    """The first key from one place on and before another, so that a tree of keys can be walked by its branches."""
+    for key in ("a/1/x", "a/1/y", "a/2/x", "b"):
+        client.put(key, b"")
+    assert client.next_key("a/", "a0") == "a/1/x"
+    assert client.next_key("a/10", "a0") == "a/2/x"
+    assert client.next_key("a/20", "a0") is None
+
+
 def test_ranges_are_prefixes_at_a_revision(client: EtcdClient, server: EtcdServer) -> None:
     """A range has the prefix's keys in order, as of now or of a revision, and nothing of another namespace."""
     with EtcdClient(server.endpoints, namespace="/elsewhere/") as other:
@@ -215,14 +224,14 @@ def test_password(binary: Path) -> None:
             client.put("k", b"1")
             server.restart()  # simple tokens are forgotten with the process
             client.put("k", b"2")
-            client.session._token = "invalid.1"
+            _outdate(client)
             found = client.get("k")
             assert found is not None
             assert found.value == b"2"
             deliveries: list[Delivery] = []
             watch = Watch(client, "k", deliveries.append)
             wait_until(lambda: any(isinstance(delivery, Connected) for delivery in deliveries))
-            client.session._token = "invalid.1"
+            _outdate(client)
             server.restart()
             client.put("k", b"3")
             wait_until(lambda: any(isinstance(delivery, Changes) for delivery in deliveries))
@@ -246,6 +255,11 @@ def test_password(binary: Path) -> None:
                 assert "Ended" in repr(ended[0])
                 watch.close()
                 assert time.monotonic() - began < 5
+
+
+def _outdate(client: EtcdClient) -> None:
+    assert client.session._login is not None
+    client.session._login._token = "invalid.1"
 
 
 def test_credentials_for_a_cluster_that_asks_for_none(server: EtcdServer) -> None:

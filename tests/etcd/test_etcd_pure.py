@@ -180,6 +180,8 @@ assert messages.new("PutRequest", key=b"k").SerializeToString() == b"\\n\\x01k"
         ("UNAVAILABLE", "Socket closed", Kind.UNKNOWN),
         ("DEADLINE_EXCEEDED", "", Kind.UNKNOWN),
         ("UNAUTHENTICATED", "etcdserver: invalid auth token", Kind.TOKEN),
+        ("UNKNOWN", "auth: revision in header is old", Kind.TOKEN),
+        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", Kind.LATER),
         ("NOT_FOUND", "etcdserver: requested lease not found", Kind.FINAL),
         ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", Kind.FINAL),
     ],

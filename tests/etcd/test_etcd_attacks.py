@@ -1,0 +1,258 @@
+"""What operators, neighbours and time do to a cluster of three with TLS and passwords: told clearly, and survived."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from etcd_helpers import wait_until
+
+from chaos import etcd_attacks
+from chaos.certificates import Certificates
+from chaos.etcd import EtcdCluster, EtcdMember
+from elastic3d.errors import ConfigurationError, EtcdRefused, EtcdUnavailable
+from elastic3d.etcd import (
+    Changes,
+    Compare,
+    Connected,
+    Delete,
+    Delivery,
+    Disconnected,
+    Ended,
+    Impaired,
+    LeaseKeeper,
+    Loss,
+    Put,
+    Tls,
+    Watch,
+)
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.fixture
+def cluster(one_binary: Path) -> Iterator[EtcdCluster]:
+    """Three members with TLS and a password."""
+    with EtcdCluster(3, binary=one_binary, password="old", tls=True) as cluster:
+        yield cluster
+
+
+def test_a_full_database(binary: Path) -> None:
+    """Over its quota etcd refuses all that could grow it, leases too, and says so at once; what is kept is kept.
+
+    Keepalives, watches, reads and deletes go on, so nobody is lost by it; with space made, so do writes. (A transaction
+    that only deletes is refused by members whose own file is over the quota, and by no others.)
+    """
+    with EtcdCluster(3, binary=binary, password="old", tls=True, quota=4 << 20) as cluster, cluster.client() as client:
+        keeper, lost = LeaseKeeper(client), list[Loss]()
+        lease = keeper.grant(2, lambda _, loss: lost.append(loss))
+        client.put("k", b"1", lease.id)
+        told: list[Delivery] = []
+        watch = Watch(client, "k", told.append)
+        etcd_attacks.fill(cluster)
+        began = time.monotonic()
+        writes: list[Callable[[], object]] = [
+            lambda: client.put("k", b"2"),
+            lambda: client.grant(5),
+            lambda: client.txn([], [Delete("other"), Put("k", b"2")]),
+            lambda: client.txn([Compare.absent("k")], [Put("k", b"2")]),
+        ]
+        for write in writes:
+            with pytest.raises(Impaired, match=r"NOSPACE.*disarm"):
+                write()
+        assert time.monotonic() - began < 2.0
+        time.sleep(lease.ttl + 1)
+        assert lease.held(time.monotonic())
+        client.delete("k")
+        wait_until(lambda: any(isinstance(news, Changes) for news in told))
+        etcd_attacks.make_space(cluster)
+        client.put("k", b"3", lease.id)
+        client.grant(5)
+        assert not lost
+        assert not [news for news in told if isinstance(news, Disconnected)]
+        watch.close()
+        keeper.close()
+
+
+def test_a_changed_password_is_read_again(cluster: EtcdCluster, tmp_path: Path) -> None:
+    """With the file replaced beside the password nobody notices; streams and leases live on."""
+    file = tmp_path / "password"
+    file.write_text("old")
+    with cluster.client(password=file.read_text) as client:
+        client.put("k", b"1")
+        for number in range(5):
+            etcd_attacks.change_password(cluster, f"new{number}")
+            file.write_text(f"new{number}")
+            client.put("k", b"2")
+            client.grant(5)
+
+
+def test_the_wrong_password_after_the_right_one(cluster: EtcdCluster, tmp_path: Path) -> None:
+    """While only the file is late nothing is lost: leases are kept, watches flow; calls say what is wrong.
+
+    A stream that must be opened anew waits for the right password, and then misses nothing.
+    """
+    file = tmp_path / "password"
+    file.write_text("old")
+    with cluster.client(password=file.read_text) as client:
+        keeper, lost = LeaseKeeper(client), list[Loss]()
+        lease = keeper.grant(2, lambda _, loss: lost.append(loss))
+        told: list[Delivery] = []
+        watch = Watch(client, "k", told.append)
+        wait_until(lambda: any(isinstance(news, Connected) for news in told))
+        etcd_attacks.change_password(cluster, "new")
+        before = sum(map(_authentications, cluster.members))
+        began = time.monotonic()
+        while time.monotonic() < began + lease.ttl + 1:
+            with pytest.raises(Impaired, match="password was changed"):
+                client.put("k", b"1")
+        # A refusal costs etcd a tenth of a second's work: not one for each call.
+        assert sum(map(_authentications, cluster.members)) - before <= 3
+        assert lease.held(time.monotonic())
+        with cluster.client() as other:
+            other.put("k", b"2")
+            wait_until(lambda: any(isinstance(news, Changes) for news in told))
+            for member in cluster.members:
+                member.kill()
+                member.start()
+            wait_until(lambda: any(isinstance(news, Disconnected) for news in told))
+            cluster.wait_healthy()
+            wait_until(lambda: lost)
+            other.put("k", b"3")
+        lost_at = len(told)
+        assert not any(isinstance(news, Ended) for news in told)
+        file.write_text("new")
+        wait_until(lambda: any(isinstance(news, Changes) for news in told[lost_at:]))
+        found = next(news for news in told[lost_at:] if isinstance(news, Changes))
+        assert [change.kv.value for change in found.changes if change.kv is not None] == [b"3"]
+        client.put("k", b"4", keeper.grant(2).id)
+        watch.close()
+        keeper.close()
+
+
+def _authentications(member: EtcdMember) -> int:
+    """Return how many passwords this member was asked to check."""
+    with urllib.request.urlopen(urllib.request.Request(f"{member.endpoint}/metrics"), context=member.context) as answer:
+        said = answer.read().decode()
+    counts = re.findall(r'grpc_server_started_total\{grpc_method="Authenticate".*\} (\d+)', said)
+    return sum(map(int, counts))
+
+
+def test_a_password_that_never_was_right_is_refused(cluster: EtcdCluster) -> None:
+    """Nobody is made to wait for a typing error."""
+    with cluster.client(password="wrong") as client:
+        with pytest.raises(EtcdRefused, match="wrong user name or password"):
+            client.check()
+
+
+@pytest.fixture
+def certified(one_binary: Path) -> Iterator[EtcdCluster]:
+    """Three members that ask clients for certificates; the name in ours is root, so no password is needed."""
+    with EtcdCluster(3, binary=one_binary, password="old", tls=True, client_certificates=True) as cluster:
+        yield cluster
+
+
+def test_an_expired_client_certificate(certified: EtcdCluster) -> None:
+    """Connections that stand go on; new ones fail, with its date; the same client goes on with the replaced file."""
+    assert certified.certificates is not None
+    with certified.client(user=None, password=None) as client:
+        client.put("k", b"1")
+        certified.certificates.expire("client")
+        client.put("k", b"2")
+        told: list[Delivery] = []
+        watch = Watch(client, "k", told.append)
+        wait_until(lambda: any(isinstance(news, Disconnected) for news in told))
+        assert re.search(r"client\.pem expired on .*replace the file", str(told[-1]))
+        with certified.client(budget=1.5) as fresh, pytest.raises(EtcdRefused, match=r"client\.pem expired on"):
+            fresh.check()
+        for member in certified.members:
+            member.kill()
+            member.start()
+        with pytest.raises(EtcdUnavailable, match=r"client\.pem expired on"):
+            client.put("k", b"3", idempotent=True)
+        certified.certificates.renew("client")
+        client.put("k", b"4", idempotent=True)
+        wait_until(lambda: any(isinstance(news, Connected) for news in told))
+        watch.close()
+
+
+def test_an_expired_server_certificate(certified: EtcdCluster) -> None:
+    """The same from the other side: etcd reads its own files for each connection."""
+    assert certified.certificates is not None
+    with certified.client() as client:
+        client.put("k", b"1")
+        certified.certificates.expire("server")
+        client.put("k", b"2")
+        with certified.client(budget=1.5) as fresh:
+            with pytest.raises(EtcdUnavailable, match="not accepted: certificate has expired"):
+                fresh.put("k", b"3", idempotent=True)
+            certified.certificates.renew("server")
+            fresh.put("k", b"3", idempotent=True, budget=5.0)
+
+
+HALF_WRITTEN = """
+import sys
+from pathlib import Path
+from elastic3d.errors import EtcdUnavailable
+from elastic3d.etcd import EtcdClient, Tls
+certificate, key, ca = map(Path, sys.argv[2:])
+with EtcdClient(sys.argv[1], tls=Tls(ca=ca, certificate=certificate, key=key), budget=1.0) as client:
+    for path in (certificate, key, ca):
+        content = path.read_bytes()
+        for part in (b"", content[: len(content) // 2]):
+            path.write_bytes(part)
+            try:
+                client.get("k")
+                print("an answer")
+            except EtcdUnavailable as error:
+                print(error)
+        path.write_bytes(content)
+"""
+
+
+def test_files_that_are_being_replaced(one_binary: Path, tmp_path: Path) -> None:
+    """An empty or half-written file is told by name and waited for; gRPC would abort the process over some."""
+    made = Certificates.make(tmp_path)
+    files = [str(path) for path in (made.client, made.client_key, made.ca)]
+    command = [sys.executable, "-c", HALF_WRITTEN, "https://127.0.0.1:9", *files]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    said = ran.stdout.splitlines()
+    assert len(said) == 6
+    names = ("client.pem", "client.pem", "client.key", "client.key", "ca.pem", "ca.pem")
+    assert [name for name, line in zip(names, said, strict=True) if name in line] == list(names)
+
+
+def test_files_that_are_wrong_from_the_start(tmp_path: Path) -> None:
+    """What cannot be used is told before anything is tried: no PEM, or a key that is another's."""
+    made = Certificates.make(tmp_path)
+    with pytest.raises(ConfigurationError, match="cannot be used together"):
+        Tls(ca=made.ca, certificate=made.client, key=made.server_key)
+    made.ca.write_text("-----BEGIN")
+    with pytest.raises(ConfigurationError, match=r"ca\.pem is no PEM file"):
+        Tls(ca=made.ca)
+
+
+def test_a_password_that_cannot_be_read(cluster: EtcdCluster) -> None:
+    """A password that cannot be read is etcd being away, with the reason, not the end of the client."""
+    told: list[str] = ["old"]
+
+    def password() -> str:
+        if not told:
+            raise ConfigurationError("the password file is gone")
+        return told[0]
+
+    with cluster.client(password=password, budget=1.0) as client:
+        client.put("k", b"1")
+        told.clear()
+        etcd_attacks.change_password(cluster, "new")
+        with pytest.raises(EtcdUnavailable, match="password file is gone"):
+            client.put("k", b"2")
+        told.append("new")
+        client.put("k", b"2")
