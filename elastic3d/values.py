@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -73,7 +74,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine as a member: identity is (name, incarnation); ports belong to `address`."""
+    """One machine as a member: identity is (name, incarnation); ports belong to `address`.
+
+    home: what stays the same when its processes are started anew, so that quarantine can keep it out; "" for `name`.
+    """
 
     name: str
     incarnation: str
@@ -82,6 +86,17 @@ class Node:
     heartbeat_port: int = 0
     store_port: int = 0
     labels: dict[str, str] = field(default_factory=dict)
+    home: str = ""
+
+    @property
+    def id(self) -> str:
+        """One text for the identity, as keys and reports use it: no two processes ever share it."""
+        return f"{self.name}@{self.incarnation}"
+
+    @property
+    def place(self) -> str:
+        """The machine, whichever process speaks for it."""
+        return self.home or self.name
 
 
 class Cause(StrEnum):
@@ -93,6 +108,8 @@ class Cause(StrEnum):
     LEAVE = "leave"
     FAULT = "fault"
     ERROR = "error"
+    DRAIN = "drain"
+    QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +118,8 @@ class Generation:
 
     Rank r of the world is slot r % slots of active node r // slots. `attempt` tells proposals of one number apart.
     `job` is the digest of the model and batches all nodes must share. `tries` counts generations in a row that ended by
-    the user's error or a dying trainer without a step of progress beyond `tried_at`.
+    the user's error or a dying trainer without a step of progress beyond `tried_at`. `spent` is the level of the
+    budget of re-formings, which drains with time. `storm` counts generations in a row that a loss ended soon.
     """
 
     number: int
@@ -115,6 +133,8 @@ class Generation:
     job: str = ""
     tries: int = 0
     tried_at: int = -1
+    spent: float = 0.0
+    storm: int = 0
 
     @property
     def world(self) -> int:
@@ -138,8 +158,11 @@ class Generation:
 
 def to_json(value: Any) -> Any:
     """Return `value` as plain JSON data (dict, list, str, int, float, bool, None)."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return {name: to_json(getattr(value, name)) for name in _names(kind)}
     if isinstance(value, dict):
         return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -149,40 +172,60 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(kind: type[T], data: Any) -> T:
-    """Return the `kind` that `to_json` wrote as `data`; ValueError or TypeError where it does not fit."""
-    return typing.cast(T, _read(kind, data))
+_PLAIN = (str, int, float, bool, type(None))
 
 
 @functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    # Evaluating annotations costs more than all the rest of reading a value.
-    return typing.get_type_hints(kind)
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _read(kind: Any, data: Any) -> Any:
+def from_json(kind: type[T], data: Any) -> T:
+    """Return the `kind` that `to_json` wrote as `data`; ValueError or TypeError where it does not fit."""
+    return typing.cast(T, _reader(typing.cast(Any, kind))(data))
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return what reads a `kind`, made once: a generation's record is read by all its agents at the same moment."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        if data is None:
-            return None
-        return _read(next(a for a in arguments if a is not type(None)), data)
+        inner = _reader(next(a for a in arguments if a is not type(None)))
+        return lambda data: None if data is None else inner(data)
     if origin is tuple:
-        if not isinstance(data, list):
-            raise ValueError(f"expected a list, got {data!r}")
-        return tuple(_read(arguments[0], item) for item in data)
+        item = _reader(arguments[0])
+        return lambda data: tuple(map(item, _expect(list, "a list", data)))
     if origin is dict:
-        if not isinstance(data, dict):
-            raise ValueError(f"expected an object, got {data!r}")
-        return {k: _read(arguments[1], v) for k, v in data.items()}
+        value = _reader(arguments[1])
+        return lambda data: {k: value(v) for k, v in _expect(dict, "an object", data).items()}
     if dataclasses.is_dataclass(kind):
-        if not isinstance(data, dict):
-            raise ValueError(f"expected an object for {kind}, got {data!r}")
-        hints = _hints(typing.cast(type, kind))
-        known = {f.name for f in dataclasses.fields(kind) if f.init}
-        return kind(**{k: _read(hints[k], v) for k, v in data.items() if k in known})  # type: ignore[operator]
+        return _dataclass_reader(typing.cast(type, kind))
     if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return kind(data)
+        return kind
     if kind is Any:
+        return lambda data: data
+    return lambda data: _plain(kind, data)
+
+
+def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
+    hints = typing.get_type_hints(kind)
+    known = {f.name: _reader(hints[f.name]) for f in dataclasses.fields(kind) if f.init}
+    what = f"an object for {kind}"
+
+    def read(data: Any) -> Any:
+        return kind(**{k: known[k](v) for k, v in _expect(dict, what, data).items() if k in known})
+
+    return read
+
+
+def _expect(kind: type, what: str, data: Any) -> Any:
+    if not isinstance(data, kind):
+        raise ValueError(f"expected {what}, got {data!r}")
+    return data
+
+
+def _plain(kind: Any, data: Any) -> Any:
+    if type(data) is kind:
         return data
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)

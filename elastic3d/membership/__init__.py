@@ -1,11 +1,17 @@
 """Membership: who takes part, in which generation, in which order.
 
-records   what stands in etcd, and under which keys
-policy    the numbers a job's owner chooses
-events    what a member hears, and what it does about it
-view      what a member knows of the job
-leader    what the leader decides from that: a pure function
-core      the state machine of one member: a pure function of events and `now`
-links     heartbeat connections between keepers
-member    the adapter: the core run against a real etcd
+What is said, to etcd and between the rooms:
+
+    records       what stands in etcd, and under which keys; encoding: how the large ones are written
+    transactions  how each write is made; reading: what each key says
+    policy        the numbers a job's owner chooses
+    events        what a member hears, and what it does about it
+    topology      who stands near whom: rank order, holes and buddies
+    orders        what an operator asks of a job
+
+Who decides, who acts, and who only looks:
+
+    machine/      the state machine of one member, a pure function of events and `now`
+    driver/       the machine run against a real etcd, over real connections between keepers
+    looking/      a job as people see it, read from etcd
 """

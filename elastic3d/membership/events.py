@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import StrEnum
 
-from elastic3d.membership.records import Claim, End, MemberRecord, Proposal, Report, SavedStep, Tomb
+from elastic3d.membership.records import (
+    Claim,
+    Doubt,
+    Drain,
+    End,
+    Flap,
+    History,
+    MemberRecord,
+    Notice,
+    Proposal,
+    Quarantine,
+    Report,
+    SavedStep,
+    Tomb,
+)
 from elastic3d.values import Generation
+
+# News of the roll, for the leader and for who must judge it. `id` is `Node.id`, name@incarnation.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +38,7 @@ class MemberPut:
 class MemberGone:
     """A member key vanished. Without a tomb that is a lost lease: suspicion, not death."""
 
-    name: str
+    id: str
     revision: int
 
 
@@ -29,17 +46,113 @@ class MemberGone:
 class ReportPut:
     """A member's report was written."""
 
-    name: str
+    id: str
     report: Report
     revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportGone:
+    """A member's report vanished with its lease."""
+
+    id: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainPut:
+    """An operator wants this node, by name, to leave."""
+
+    name: str
+    drain: Drain
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainGone:
+    """The operator took it back, or it was done."""
+
+    name: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinePut:
+    """This machine, by `Node.place`, is kept out."""
+
+    place: str
+    quarantine: Quarantine
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineGone:
+    """The machine was released, or its time is over."""
+
+    place: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlapPut:
+    """How often this machine was lost lately."""
+
+    place: str
+    flap: Flap
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlapGone:
+    """The machine behaved long enough to be forgotten."""
+
+    place: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A member's own record is garbage or of a newer schema: it cannot take part, and nobody else is disturbed."""
+
+    id: str
+    detail: str
+    revision: int
+
+
+# News of the board, for everybody.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TombPut:
     """An incarnation is out."""
 
-    name: str
+    id: str
     tomb: Tomb
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombGone:
+    """An old tomb was cleared away."""
+
+    id: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoubtPut:
+    """Somebody does not hear this incarnation."""
+
+    id: str
+    doubt: Doubt
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoubtGone:
+    """The doubt was settled, or its author is gone."""
+
+    id: str
     revision: int
 
 
@@ -53,9 +166,10 @@ class LeaderPut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderGone:
-    """Nobody leads."""
+    """Nobody leads. token: the revision of what stands under the leader's key nevertheless, 0 for nothing."""
 
     revision: int
+    token: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +178,14 @@ class GenerationPut:
 
     generation: Generation
     revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpoiled:
+    """Somebody deleted the generation's record (`stands` 0), or wrote garbage over it, of this revision."""
+
+    revision: int
+    stands: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +212,81 @@ class EndPut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """Everything under the run id, read at one revision: at the start, or after a gap in the watch."""
+class Garbage:
+    """What stands under this key, below the run's root, is no record, and in the way of those that would."""
 
-    items: tuple[MemberPut | ReportPut | TombPut | LeaderPut | GenerationPut | ProposalPut | EndPut, ...]
+    key: str
+    revision: int
+
+
+OfRoll = (
+    MemberPut
+    | MemberGone
+    | ReportPut
+    | ReportGone
+    | DrainPut
+    | DrainGone
+    | QuarantinePut
+    | QuarantineGone
+    | FlapPut
+    | FlapGone
+    | Unreadable
+    | Garbage
+)
+OfBoard = (
+    TombPut
+    | TombGone
+    | DoubtPut
+    | DoubtGone
+    | LeaderPut
+    | LeaderGone
+    | GenerationPut
+    | GenerationSpoiled
+    | ProposalPut
+    | ProposalGone
+    | EndPut
+    | Garbage
+)
+
+
+class Tier(StrEnum):
+    """Which half of the keys a listing is of."""
+
+    BOARD = "board"
+    ROLL = "roll"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """All of one tier, read at one revision: at the start, or after a gap in its watch."""
+
+    tier: Tier
+    items: tuple[OfRoll | OfBoard, ...]
     revision: int
     gap: bool = True
 
 
+# What the own adapters say.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """The own member key stands in etcd."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unregistered:
+    """The own lease is lost, or the own key was found missing: register again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdLost:
-    """No endpoint answers, and none has since this monotonic time."""
+    """No endpoint answers, and none has since this monotonic time; `reason` is for people."""
 
     since: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +295,25 @@ class EtcdBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRefused:
-    """The peer's host refuses the heartbeat connection: its keeper is dead."""
+class EtcdImpaired:
+    """etcd answers, but takes no writes from us until somebody mends what `reason` says; "": it takes them again."""
 
-    name: str
-    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRefused:
+    """The peer's host refuses the heartbeat connection, or another process answers there: its keeper is dead."""
+
+    id: str
     evidence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerHeard:
-    """The heartbeat connection to the peer is alive, or (`alive=False`) silent."""
+    """A neighbour on the ring is heard, or (`alive=False`) has been silent for too long, in either direction."""
 
-    name: str
-    incarnation: str
+    id: str
     alive: bool
 
 
@@ -137,7 +326,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """All own trainers left after `step`, and their last snapshot is safe."""
+    """All own trainers left after `step`, and their last snapshot is safe: in the store where nobody takes over."""
 
     key: str
     step: int
@@ -183,7 +372,14 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
-    """This node shall leave the job (SIGTERM to its keepers)."""
+    """This node leaves the job now, with whatever its trainers are doing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noticed:
+    """This node has to leave soon: the cloud, a scheduler or a signal said so. It becomes a drain."""
+
+    notice: Notice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,19 +403,14 @@ class WriteDone:
 
 
 Event = (
-    MemberPut
-    | MemberGone
-    | ReportPut
-    | TombPut
-    | LeaderPut
-    | LeaderGone
-    | GenerationPut
-    | ProposalPut
-    | ProposalGone
-    | EndPut
+    OfRoll
+    | OfBoard
     | Listed
+    | Registered
+    | Unregistered
     | EtcdLost
     | EtcdBack
+    | EtcdImpaired
     | PeerRefused
     | PeerHeard
     | Prepared
@@ -230,32 +421,44 @@ Event = (
     | Progress
     | Saved
     | LeaveAsked
+    | Noticed
     | Broken
     | Tick
     | WriteDone
 )
 
 
+# Writes. Those of `FENCED` are a leader's, and fail when it is none any more; the others may be sent again at will.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutMember:
-    """Register under the own lease (again, if it was lost)."""
+    """Register under the own lease (again, if it was lost); refused where the own tomb stands."""
 
     record: MemberRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutReport:
-    """Write the own report."""
+    """Write the own report; refused where the own tomb stands."""
 
     report: Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bury:
-    """Delete the keys of this incarnation and put up its tomb. Fenced by the incarnation."""
+    """Delete the keys of this incarnation and put up its tomb, unless one stands already."""
 
-    name: str
+    id: str
     tomb: Tomb
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutDoubt:
+    """Ask an incarnation through etcd whether it lives."""
+
+    id: str
+    doubt: Doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,9 +470,10 @@ class Campaign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """Write the generation record, fenced on the leader's token and the record's revision."""
+    """Write the generation record and its history, fenced on the leader's token and the record's revision."""
 
     generation: Generation
+    history: History
     token: int
     previous: int
 
@@ -299,10 +503,82 @@ class PutEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """Hold heartbeat connections to these (name, incarnation, address, port) and to nobody else."""
+class PutQuarantine:
+    """Keep a machine out for a time, fenced on the leader's token."""
 
-    peers: tuple[tuple[str, str, str, int], ...]
+    place: str
+    quarantine: Quarantine
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutFlap:
+    """Remember for `seconds` that a machine was lost, fenced on the leader's token."""
+
+    place: str
+    flap: Flap
+    seconds: float
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clear:
+    """Delete what is done with - old tombs and doubts by id, drains by name - fenced on the leader's token."""
+
+    tombs: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    drains: tuple[str, ...] = ()
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mend:
+    """Write the sealed generation's record again, over what spoiled it; fenced like a seal."""
+
+    generation: Generation
+    token: int
+    previous: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Delete garbage, if it still is what stood there at `revision`; fenced on the leader's token."""
+
+    key: str
+    revision: int
+    token: int
+
+
+# Everything else a member does.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A neighbour on the ring: whom to connect to, and by which identity to know it."""
+
+    id: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Hold heartbeat connections to `peers`, expect some from `expected` (ids), and none to or from anybody else."""
+
+    peers: tuple[Peer, ...]
+    expected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRoll:
+    """Begin, or cease, to watch the roll."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Keep the own lease alive no longer: this member hears nothing, and the others shall not count on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +593,6 @@ class Go:
     """The generation is sealed: its prepared trainers restore and train."""
 
     generation: Generation
-    members: tuple[MemberRecord, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,14 +626,24 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draining:
+    """This node is to leave within `seconds` (None: at leisure): secure what it alone holds."""
+
+    seconds: float | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """Leave the job for good. `failed` with the reason; `refused`: it was the job that said no."""
+    """This member is over. rejoin: the job goes on and would take this node as a newcomer, under a new incarnation."""
 
     failed: bool
     detail: str = ""
+    rejoin: bool = False
 
 
-Write = PutMember | PutReport | Bury | Campaign | Seal | Propose | Withdraw | PutEnd
-Local = Watch | Prepare | Go | AskLeave | Stop | Fence | Commit | Exit
+Unfenced = PutMember | PutReport | Bury | PutDoubt
+Fenced = Campaign | Seal | Propose | Withdraw | PutEnd | PutQuarantine | PutFlap | Clear | Mend | Sweep
+Write = Unfenced | Fenced
+Local = Watch | WatchRoll | LetGo | Prepare | Go | AskLeave | Stop | Fence | Commit | Draining | Exit
 Action = Write | Local
-FENCED = (Campaign, Seal, Propose, Withdraw, PutEnd)

@@ -18,6 +18,13 @@ class Policy:
     member of its predecessor waits. tries: generations ended by the user's own error, or by a dying trainer, without
     progress between them, before the job fails. beside: prepare planned changes beside the running trainers and switch
     at a step boundary; otherwise planned changes stop the workers at once.
+
+    multiple_of, counts: how many nodes may be active: multiples of the one, and members of the other unless it is
+    empty. doubt: how long an incarnation that one witness does not hear may take to answer through etcd. confirm: how
+    long a silence that two witnesses tell of may still turn out to be a pause. budget: re-formings an hour after which
+    newcomers wait, 0 for no bound; losses always re-form. damping: the longest wait for more losses in a storm of them.
+    flaps: losses of one machine within `flap_memory` after which it is kept out, for `quarantine` at first and twice as
+    long each time after, up to `flap_memory`. 0 flaps: never.
     """
 
     minimum: int = 1
@@ -32,6 +39,15 @@ class Policy:
     interrupted: float = 5.0
     prepare: float = 300.0
     beside: bool = True
+    multiple_of: int = 1
+    counts: tuple[int, ...] = ()
+    doubt: float = 0.6
+    confirm: float = 0.2
+    budget: int = 60
+    damping: float = 5.0
+    flaps: int = 3
+    flap_memory: float = 3600.0
+    quarantine: float = 60.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.maximum:
@@ -42,8 +58,61 @@ class Policy:
             raise ConfigurationError(
                 f"lease={self.lease:g}: etcd cannot keep leases below 2 s; choose at least 2 (default 3)"
             )
-        for name in ("grace", "first_gather", "gather", "below_minimum", "orphan", "interrupted", "prepare"):
+        for name in (
+            "grace",
+            "first_gather",
+            "gather",
+            "below_minimum",
+            "orphan",
+            "interrupted",
+            "prepare",
+            "doubt",
+            "confirm",
+            "damping",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name}={getattr(self, name):g}: a time cannot be negative")
         if self.tries < 1:
             raise ConfigurationError(f"tries={self.tries}: at least 1")
+        if self.multiple_of < 1:
+            raise ConfigurationError(f"multiple_of={self.multiple_of}: at least 1; 1 allows every number of nodes")
+        outside = [count for count in self.counts if not self.minimum <= count <= self.maximum]
+        if outside:
+            raise ConfigurationError(
+                f"counts={'/'.join(map(str, self.counts))}: {', '.join(map(str, outside))} not within "
+                f"--nnodes={self.minimum}:{self.maximum}; change one of the two"
+            )
+        if not self.allowed(self.maximum):
+            raise ConfigurationError(
+                f"--nnodes={self.minimum}:{self.maximum} holds no number of nodes that is allowed ({self.counting()}): "
+                "no membership could ever be formed; widen --nnodes, or change multiple_of or counts"
+            )
+        if self.budget < 0 or self.flaps < 0:
+            raise ConfigurationError(
+                f"budget={self.budget}, flaps={self.flaps}: neither can be negative; 0 turns the one's bound and the "
+                "other's quarantine off"
+            )
+        if self.flaps and not 0 < self.quarantine <= self.flap_memory:
+            raise ConfigurationError(
+                f"quarantine={self.quarantine:g}, flap_memory={self.flap_memory:g}: a quarantine must last some time "
+                "and end before what led to it is forgotten; lower quarantine, raise flap_memory, or give flaps=0"
+            )
+
+    def allowed(self, nodes: int) -> int:
+        """Return the largest number of active nodes allowed that `nodes` nodes can make up, 0 for none."""
+        nodes = min(nodes, self.maximum)
+        if self.counts:
+            fits = [c for c in self.counts if self.minimum <= c <= nodes and c % self.multiple_of == 0]
+            return max(fits, default=0)
+        nodes -= nodes % self.multiple_of
+        return nodes if nodes >= self.minimum else 0
+
+    def counting(self) -> str:
+        """Return in words how many nodes may be active."""
+        some = f"the numbers allowed are {', '.join(map(str, sorted(self.counts)))}" if self.counts else ""
+        many = f"only multiples of {self.multiple_of} are allowed" if self.multiple_of > 1 else ""
+        return " and ".join(part for part in (f"the minimum is {self.minimum}", some, many) if part)
+
+    def kept_out(self, losses: int) -> float:
+        """Return for how long a machine is kept out after this many losses."""
+        return min(self.quarantine * 2.0 ** min(max(losses - self.flaps, 0), 60), self.flap_memory)

@@ -1,25 +1,38 @@
 """What stands in etcd under one run id, and under which keys.
 
-    members/<node>   who I am: written once per incarnation, under the member's lease
-    reports/<node>   what I see: my trainers' state in the present generation, whom I still hear; under the lease
-    tombs/<node>     this incarnation is out: it left, it was found dead, or it was refused
-    leader           who decides; its mod revision is the token that fences every write of a leader
-    generation       the sealed membership; written only by the leader, fenced on its token and the record's revision
-    proposal         the membership being prepared beside the running one
-    end              the job is over: finished or failed
+Two tiers, so that a job of N nodes costs O(N) writes and O(N) deliveries per generation. Everybody watches the board,
+which few write; the leader alone, and whoever must judge the leader, watches the roll, which everybody writes.
 
+    board/generation      the sealed membership; written only by the leader, fenced
+    board/leader          who decides; its mod revision is the token that fences every write of a leader
+    board/proposal        the membership being prepared beside the running one
+    board/end             the job is over: finished or failed
+    board/tombs/<id>      this incarnation is out: it left, it was found dead, it was refused, another took its name
+    board/doubts/<id>     somebody does not hear this incarnation: it shall answer in its report
+    roll/members/<id>     who I am: written once per incarnation, under the member's lease
+    roll/reports/<id>     what I see: my trainers' state, whom I do not hear, notices; under the lease
+    roll/drains/<name>    this node shall leave; written by an operator
+    roll/quarantine/<home>  this machine is kept out; ends with a lease of its own
+    roll/flaps/<home>     how often this machine was lost lately; forgotten with a lease of its own
+    pulses/<id>           figures for people, under the member's lease; watched by nobody
+    history/<number>.<attempt>  why each generation came to be; written in the transaction that seals it
+    refused/<name>        a node that failed its own admission, and why; under a lease of its own
+
+<id> is `Node.id`: name@incarnation. Keys of an incarnation are its own, so that nothing need be compared to bury it.
 Values are JSON objects with a schema version; a reader refuses a newer version and ignores fields it does not know.
 """
 
 from __future__ import annotations
 
 import json
+import typing
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from elastic3d.errors import ConfigurationError
-from elastic3d.values import Generation, ModelProfile, Node, from_json, to_json
+from elastic3d.membership import encoding
+from elastic3d.values import Cause, Generation, ModelProfile, Node, from_json, to_json
 
 SCHEMA = 1
 
@@ -28,11 +41,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRecord:
-    """A node that wants to take part. `floor` is the newest generation number its store has seen."""
+    """A node that wants to take part. `floor` is the newest generation number its store has seen.
+
+    minimum, maximum: how many nodes its policy wants, 0 where it does not say; for people only.
+    """
 
     node: Node
     profile: ModelProfile | None = None
     floor: int = 0
+    minimum: int = 0
+    maximum: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +64,27 @@ class SavedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """This node has to leave. seconds: how long it had when the notice was heard, None where nobody said.
+
+    kind: who said so: aws, gcp, azure, signal. The time runs from when a reader first sees it: no clock is compared.
+    at: the node's wall clock then, for people only; 0.0 where it does not say.
+    """
+
+    kind: str
+    seconds: float | None = None
+    detail: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a member says of itself. Each of the key fields names a generation's `key`, "" for none.
 
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`.
     finished: `main` returned on all its slots. fault: a trainer died. error: the user's code raised.
-    interrupted: a trainer lost a peer and stopped. hears: names of members it hears though their key is gone.
+    interrupted: a trainer lost a peer and stopped. silent: ids of the neighbours on the ring it does not hear.
+    answered: the newest doubt about itself that it has seen. notice: why this node has to leave soon.
     saved: the newest step whose tiles all its slots wrote to the store.
     """
 
@@ -64,7 +97,9 @@ class Report:
     interrupted: str = ""
     detail: str = ""
     step: int = 0
-    hears: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    answered: str = ""
+    notice: Notice | None = None
     saved: SavedStep | None = None
 
 
@@ -74,6 +109,7 @@ class Out(StrEnum):
     LEFT = "left"
     DEAD = "dead"
     REFUSED = "refused"
+    REPLACED = "replaced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +120,82 @@ class Tomb:
     how: Out
     detail: str = ""
     by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """`by`, an id, does not hear this incarnation. `mark` is new for each doubt; the accused answers with it."""
+
+    mark: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """The node shall leave within `seconds` of when the leader sees this; `incarnation` "": whoever has the name.
+
+    at: the writer's wall clock, for people only; 0.0 where it does not say.
+    """
+
+    seconds: float
+    reason: str = ""
+    by: str = ""
+    incarnation: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """The machine is kept out for `seconds` from when this was written; etcd's lease on the key ends it."""
+
+    seconds: float
+    reason: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flap:
+    """How many incarnations of the machine were lost lately, the last of them `id`."""
+
+    id: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A generation as people remember it. at: the leader's wall clock, for people only."""
+
+    number: int
+    attempt: int
+    cause: Cause
+    detail: str
+    leader: str
+    active: int
+    spares: int
+    joined: tuple[str, ...]
+    left: tuple[str, ...]
+    layout: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """What a member tells people every `every` seconds. Ages in seconds at the time of writing; -1 for never.
+
+    state: active, spare, quarantined, draining, joining. step_seconds: the newest step's duration.
+    """
+
+    state: str
+    generation: int
+    every: float
+    step: int = -1
+    step_seconds: float = 0.0
+    snapshot_step: int = -1
+    snapshot_age: float = -1.0
+    checkpoint_step: int = -1
+    checkpoint_age: float = -1.0
+    health: str = "ok"
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,28 +222,48 @@ class End:
     detail: str = ""
 
 
+class NewerSchema(ConfigurationError):
+    """A newer elastic3d wrote this record: nobody may guess what it means, least of all overwrite it."""
+
+
 def encode(record: Any) -> bytes:
-    """Return the JSON bytes of a record, with its schema version."""
+    """Return the JSON bytes of a record, with its schema version. Generations have a form of their own (`encoding`)."""
+    if isinstance(record, Generation):
+        return encoding.pack(encoding.write_generation(record), SCHEMA)
+    if isinstance(record, Proposal):
+        formed = encoding.write_generation(record.generation)
+        return encoding.pack({"generation": formed, "switch": record.switch}, SCHEMA)
     return json.dumps({"schema": SCHEMA, **to_json(record)}, separators=(",", ":")).encode()
 
 
 def decode(kind: type[T], value: bytes, key: str) -> T:
-    """Return the record `encode` wrote; ConfigurationError for garbage or a newer schema, naming the key."""
+    """Return the record `encode` wrote; ConfigurationError for garbage, NewerSchema, naming the key."""
     try:
         data = json.loads(value)
         schema = data.pop("schema")
         if not isinstance(schema, int):
             raise TypeError(f"its schema is {schema!r}")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigurationError(
             f"etcd key {key} holds no elastic3d record ({error}); another program writes under this prefix: "
             "choose another --rdzv-id or prefix"
         ) from error
     if schema > SCHEMA:
-        raise ConfigurationError(
-            f"etcd key {key} has schema {schema}, this elastic3d reads up to {SCHEMA}: upgrade this node"
-        )
+        raise NewerSchema(f"etcd key {key} has schema {schema}, this elastic3d reads up to {SCHEMA}: upgrade this node")
     try:
-        return from_json(kind, data)
+        return _read(kind, data)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"etcd key {key} does not fit {kind.__name__}: {error}") from error
+
+
+def _read(kind: type[T], data: dict[str, Any]) -> T:
+    if kind is Generation:
+        return typing.cast(T, encoding.read_generation(encoding.unpack(data)))
+    if kind is Proposal:
+        data = encoding.unpack(data)
+        switch = data.get("switch", False)
+        if not isinstance(switch, bool):
+            raise ValueError(f"expected bool, got {switch!r}")
+        formed = encoding.read_generation(data.get("generation"))
+        return typing.cast(T, Proposal(generation=formed, switch=switch))
+    return from_json(kind, data)

@@ -4,19 +4,30 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
 
     > policy minimum=2 maximum=4     before the first start
     > layout pp=4                    the same
+    > restart-mode                   the same: without elastic3d.run
     > start a b c                    nodes come, in this order
     > stranger x                     a node comes that runs another script
+    > garbage x                      somebody writes nonsense under a member key
     > twin b                         a second process comes under the name of a living node
     > kill b                         its keeper dies; the watchers' connections are refused
-    > vanish b                       its host dies: nothing is refused, only the lease ends
-    > leave b                        SIGTERM: it goes in good order, and its process ends
+    > vanish b                       its host dies: nothing is refused, only silence and the lease's end
+    > stop b | wake b                all its processes are stopped, and go on
+    > leave b                        it goes in good order, and its process ends
     > fault b | error b              a trainer dies | the user's code raises
     > finish                         every running trainer's main returns
+    > notice b 25                    its cloud says that it has 25 seconds left
+    > drain b 60 | undrain b         an operator wants it gone within 60 seconds | takes it back
+    > quarantine b 600 | release b   an operator keeps the machine out | lets it in again
+    > revoke b                       an operator revokes its lease
     > expire                         etcd loses all leases, and everybody is well
     > etcd away | etcd back          nobody reaches etcd; leases do not end meanwhile
     > cut b | heal b                 b alone does not reach etcd; its lease ends
+    > partition a b | mend           a, b and all others do not reach each other; etcd is reached by all
+    > mute a b | deafen b            what a sends does not reach b | what anybody sends
     > deaf b                         etcd takes b's next decision, and the answer is lost
+    > slow b                         its store is slow: what its trainers leave is not safe in time
     > step 20                        every running trainer commits step 20
+    > save                           every node wrote its last step's tiles to the store
     > run 5                          let 5 seconds pass
 """
 
@@ -27,18 +38,25 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
+from elastic3d.etcd import Delete, Put
 from elastic3d.membership import events as e
-from elastic3d.membership.core import Core
+from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import Claim, MemberRecord, Proposal, Report, Tomb
+from elastic3d.membership.reading import gone, read
+from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, SavedStep, encode
+from elastic3d.membership.transactions import Transaction, lease_of, own_lease, told, transaction
 from elastic3d.planner import plan
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
+from tests.membership.keys import Changed, Keys
 
 PROFILE = ModelProfile(blocks=8, parameters=1000, micro_batches=8, micro_batch=2, digest="job")
+ROOT = "/job/"
+SILENCE = 1.1
+"""Seconds without a byte after which a neighbour counts as silent."""
 
 
 class Story:
-    """Runs commands and keeps what happened as lines."""
+    """Runs commands and keeps what happened as lines. Cores are known by the names the commands give them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -47,21 +65,30 @@ class Story:
         self.profile: ModelProfile | None = PROFILE
         self.layout = Layout()
         self.cores: dict[str, Core] = {}
-        self.revision = 1
-        self.store: dict[str, tuple[object, int, int]] = {}
-        self.lease_of: dict[str, str] = {}
-        self.watched: dict[str, tuple[tuple[str, str, str, int], ...]] = {}
-        self.gone: dict[str, str] = {}
-        self.vanished: set[str] = set()
+        self.names: dict[str, str] = {}
+        self.keys = Keys()
+        self.lease: dict[str, int] = {}
+        self.leases = itertools.count(1)
+        self.rolls: set[str] = set()
+        self.registered: set[str] = set()
+        self.watched: dict[str, e.Watch] = {}
+        self.unheard: dict[tuple[str, str], float] = {}
+        self.killed: set[str] = set()
+        self.stopped: set[str] = set()
+        self.backlog: dict[str, list[e.Event]] = {}
+        self.blocked: Callable[[str, str], bool] = lambda one, other: False
         self.away = False
         self.heals = 0
         self.deaf: set[str] = set()
+        self.slow: set[str] = set()
         self.pending: dict[str, list[tuple[Core, e.Write]]] = {}
         self.cut: set[str] = set()
         self.trainers: dict[str, dict[str, str]] = {}
         self.incarnations = itertools.count(1)
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.alarms: dict[str, float] = {}
         self.tie = itertools.count()
+        self.steps = 40
         self.sealed: list[Generation] = []
 
     def tell(self, text: str) -> list[str]:
@@ -77,7 +104,7 @@ class Story:
     def command(self, verb: str, *words: str) -> None:
         match verb:
             case "policy":
-                changes = {k: type(getattr(self.policy, k))(float(v)) for k, v in (w.split("=") for w in words)}
+                changes = {k: self.number(k, v) for k, v in (w.split("=") for w in words)}
                 self.policy = replace(self.policy, **changes)
             case "layout":
                 self.layout = Layout(**{axis: int(size) for axis, size in (w.split("=") for w in words)})
@@ -90,13 +117,30 @@ class Story:
                 mine, self.profile = self.profile, replace(PROFILE, digest="another")
                 self.start(words[0])
                 self.profile = mine
+            case "garbage":
+                self.publish(self.operate(Put(f"{ROOT}roll/members/{words[0]}@{words[0]}0", b"{]")))
             case "twin":
-                self.cores[words[0] + "-old"] = self.cores.pop(words[0])
-                self.trainers[words[0] + "-old"] = self.trainers.pop(words[0])
+                old, at = self.cores.pop(words[0]), words[0] + "-old"
+                self.cores[at], self.names[old.record.node.id] = old, at
+                self.trainers[at] = self.trainers.pop(words[0])
+                if words[0] in self.registered:
+                    self.registered.add(at)
+                self.watched[at] = self.watched.pop(words[0], e.Watch(peers=()))
+                self.rolls = {at if name == words[0] else name for name in self.rolls}
                 self.start(words[0])
             case "kill" | "vanish":
                 for name in words:
                     self.die(name, refused=verb == "kill")
+            case "stop":
+                for name in words:
+                    self.stopped.add(name)
+                    self.lapse(name)
+                self.relink()
+            case "slow":
+                self.slow.update(words)
+            case "wake":
+                for name in words:
+                    self.wake(name)
             case "leave":
                 for name in words:
                     self.to(name, e.LeaveAsked())
@@ -109,14 +153,35 @@ class Story:
                 for name, core in list(self.cores.items()):
                     if core.running:
                         self.to(name, e.Finished(key=core.running.key))
+            case "notice":
+                notice = Notice(kind="cloud", seconds=float(words[1]), detail="a spot node is taken back")
+                self.to(words[0], e.Noticed(notice=notice))
+            case "drain":
+                drain = Drain(seconds=float(words[1]), reason="an operator's word")
+                self.publish(self.operate(Put(f"{ROOT}roll/drains/{words[0]}", encode(drain))))
+            case "undrain":
+                self.publish(self.operate(Delete(f"{ROOT}roll/drains/{words[0]}")))
+            case "quarantine":
+                self.quarantine(words[0], float(words[1]))
+            case "release":
+                self.publish(self.operate(Delete(f"{ROOT}roll/quarantine/{words[0]}")))
+            case "revoke":
+                self.lose_lease(words[0], self.cores[words[0]].record.node.id)
             case "step":
-                for name, core in self.cores.items():
+                self.steps = int(words[0])
+                for name, core in list(self.cores.items()):
                     if core.running:
                         away = all(n in self.cut for n in self.cores)
                         self.to(name, e.Progress(step=int(words[0]), etcd_away=away))
+            case "save":
+                for name, core in list(self.cores.items()):
+                    current = core.view.generation
+                    if current is not None and current.first_rank(name, core.record.node.incarnation) is not None:
+                        made = {"made_in": current.number, "attempt": current.attempt, "world": current.world}
+                        self.to(name, e.Saved(saved=SavedStep(step=self.steps, **made)))
             case "expire":
-                for key in [key for key in self.lease_of if key in self.store]:
-                    self.delete(key)
+                for name in list(self.cores):
+                    self.lose_lease(name, self.cores[name].record.node.id, anyway=True)
             case "etcd":
                 self.away = words[0] == "away"
                 for name in list(self.cores):
@@ -129,12 +194,16 @@ class Story:
                         self.lapse(name)
             case "heal":
                 for name in words:
-                    self.cut.discard(name)
-                    self.heals += 1
-                    for core, action in self.pending.pop(name, []):
-                        self.later(0.005, lambda n=name, c=core, a=action: self.write(n, c, a))
-                    self.to(name, e.EtcdBack())
-                    self.list(name)
+                    self.heal(name)
+            case "partition":
+                apart = set(words)
+                self.block(lambda one, other: (one in apart) != (other in apart))
+            case "mute":
+                self.block(lambda one, other: (one, other) == words)
+            case "deafen":
+                self.block(lambda one, other: other == words[0])
+            case "mend":
+                self.block(lambda one, other: False)
             case "deaf":
                 self.deaf.update(words)
             case "run":
@@ -142,12 +211,25 @@ class Story:
             case _:
                 raise ValueError(f"no such command: {verb}")
 
+    def number(self, name: str, text: str) -> object:
+        if name == "counts":
+            return tuple(int(count) for count in text.split("/"))
+        return type(getattr(self.policy, name))(float(text))
+
+    # Nodes that come and go.
+
     def start(self, name: str) -> None:
         slots = (Slot(tile_port=1),)
         node = Node(name=name, incarnation=f"{name}{next(self.incarnations)}", address="h", slots=slots)
         core = Core(MemberRecord(node=node, profile=self.profile), self.policy, self.plan)
-        self.cores[name], self.trainers[name] = core, {}
+        self.cores[name], self.names[node.id], self.trainers[name] = core, name, {}
+        self.lease[node.id] = next(self.leases)
         self.watched.pop(name, None)
+        self.registered.discard(name)
+        self.rolls.discard(name)
+        self.alarms.pop(name, None)
+        self.unheard = {pair: since for pair, since in self.unheard.items() if pair[0] != name}
+        self.stopped.discard(name)
         if self.away:
             self.cut.add(name)
             self.to(name, e.EtcdLost(since=self.now))
@@ -160,103 +242,134 @@ class Story:
 
     def die(self, name: str, *, refused: bool) -> None:
         node = self.cores.pop(name).record.node
-        self.gone[node.incarnation] = name
+        del self.names[node.id]
+        self.stopped.discard(name)
+        self.rolls.discard(name)
         if refused:
+            self.killed.add(node.id)
             for watcher in list(self.cores):
-                for peer in self.watched.get(watcher, ()):
-                    if peer[1] == node.incarnation:
-                        self.refuse(watcher, peer)
-        else:
-            self.vanished.add(node.incarnation)
-            silent = e.PeerHeard(name=name, incarnation=node.incarnation, alive=False)
-            for watcher in list(self.cores):
-                if any(peer[1] == node.incarnation for peer in self.watched.get(watcher, ())):
-                    self.later(1.5, lambda watcher=watcher: self.to(watcher, silent))
-        self.later(self.policy.lease, lambda: self.end_lease(name, node.incarnation))
+                if any(peer.id == node.id for peer in self.peers(watcher)):
+                    self.refuse(watcher, node.id)
+        self.relink()
+        lease = self.lease[node.id]
+        self.later(self.policy.lease, lambda: self.end_lease(lease))
 
-    def lapse(self, name: str) -> None:
-        """The lease of a member that does not reach etcd ends, unless it does again in time."""
-        core, healed = self.cores[name], self.heals
-
-        def end() -> None:
-            if self.cores.get(name) is core and name in self.cut and self.heals == healed:
-                self.write(name, core, e.PutMember(record=core.record))
-                self.write(name, core, e.PutReport(report=core.report))
-                self.end_lease(name, core.record.node.incarnation)
-
-        self.later(self.policy.lease, end)
-
-    def close(self, name: str, core: Core) -> None:
+    def close(self, name: str, core: Core, *, rejoin: bool) -> None:
         """The process of a member that exited ends: its lease is given back, its port refuses."""
         if self.cores.get(name) is core:
             reachable = name not in self.cut
             self.die(name, refused=True)
             if reachable:
-                self.end_lease(name, core.record.node.incarnation)
+                self.end_lease(self.lease[core.record.node.id])
+            if rejoin:
+                self.start(name)
 
-    def end_lease(self, name: str, incarnation: str) -> None:
-        if self.away:
-            self.later(1.0, lambda: self.end_lease(name, incarnation))
-            return
-        for key in [key for key, owner in self.lease_of.items() if owner == name]:
-            self.expire(key, incarnation)
+    def wake(self, name: str) -> None:
+        self.stopped.discard(name)
+        for pair in [pair for pair in self.unheard if pair[0] == name]:
+            # The pause was its own: whoever is silent has all its time again.
+            self.unheard[pair] = self.now
+            self.later(SILENCE, lambda pair=pair, at=self.now: self.find(*pair, at))
+        self.relink()
+        core = self.cores.get(name)
+        if core is not None:
+            for writer, action in self.pending.pop(name, []):
+                self.later(0.005, lambda w=writer, a=action: self.write(name, w, a))
+            self.handle(name, [*self.backlog.pop(name, []), e.Tick()])
 
-    def expire(self, key: str, incarnation: str) -> None:
-        value = self.store.get(key, (None,))[0]
-        holder = value.node.incarnation if isinstance(value, MemberRecord) else getattr(value, "incarnation", None)
-        if holder == incarnation:
-            self.delete(key)
+    # The network between nodes.
 
-    def refuse(self, watcher: str, peer: tuple[str, str, str, int]) -> None:
-        event = e.PeerRefused(name=peer[0], incarnation=peer[1], evidence="refused")
-        self.later(0.02, lambda: self.to(watcher, event))
+    def block(self, blocked: Callable[[str, str], bool]) -> None:
+        self.blocked = blocked
+        self.relink()
+
+    def peers(self, name: str) -> tuple[e.Peer, ...]:
+        return self.watched[name].peers if name in self.watched else ()
+
+    def relink(self) -> None:
+        """Let every member that hears a neighbour no more, or again, find it out in time."""
+        for name in list(self.cores):
+            watch = self.watched.get(name)
+            if watch is None or name in self.stopped:
+                continue
+            for id in dict.fromkeys((*(peer.id for peer in watch.peers), *watch.expected)):
+                other = self.names.get(id)
+                heard = other is not None and other not in self.stopped and not self.blocked(other, name)
+                if heard and self.unheard.pop((name, id), None) is not None:
+                    self.later(0.01, lambda n=name, i=id: self.find(n, i, None))
+                elif not heard and (name, id) not in self.unheard:
+                    self.unheard[name, id] = self.now
+                    self.later(SILENCE, lambda n=name, i=id, at=self.now: self.find(n, i, at))
+
+    def find(self, name: str, id: str, since: float | None) -> None:
+        if self.unheard.get((name, id)) == since and name not in self.stopped:
+            self.to(name, e.PeerHeard(id=id, alive=since is None))
+
+    def refuse(self, watcher: str, id: str) -> None:
+        self.later(0.02, lambda: self.to(watcher, e.PeerRefused(id=id, evidence="refused")))
+
+    # Time.
 
     def later(self, seconds: float, do: Callable[[], None]) -> None:
         heapq.heappush(self.queue, (self.now + seconds, next(self.tie), do))
 
     def advance(self, seconds: float) -> None:
         end = self.now + seconds
-        while True:
-            tick = round(int(self.now * 10 + 1) / 10, 6)
-            due = self.queue[0][0] if self.queue else end + 1
-            if min(due, tick) > end:
-                break
-            if due <= tick:
-                self.now, _, do = heapq.heappop(self.queue)
-                do()
-            else:
-                self.now = tick
-                for name in list(self.cores):
-                    self.to(name, e.Tick())
+        while self.queue and self.queue[0][0] <= end:
+            self.now, _, do = heapq.heappop(self.queue)
+            do()
         self.now = end
 
-    def to(self, name: str, event: e.Event) -> None:
+    # Members.
+
+    def to(self, name: str, *events: e.Event) -> None:
+        if name in self.stopped:
+            self.backlog.setdefault(name, []).extend(events)
+        else:
+            self.handle(name, list(events))
+
+    def handle(self, name: str, events: list[e.Event]) -> None:
         core = self.cores.get(name)
         if core is None or core.exited:
             return
-        for action in core.handle(event, self.now):
+        for action in core.handle(events, self.now):
             self.act(name, action)
+        alarm = core.alarm(self.now)
+        if alarm is not None and alarm != self.alarms.get(name):
+            self.alarms[name] = alarm
+            self.later(alarm - self.now, lambda: self.ring(name, core, alarm))
+
+    def ring(self, name: str, core: Core, at: float) -> None:
+        if self.cores.get(name) is core and self.alarms.get(name) == at:
+            del self.alarms[name]
+            self.to(name, e.Tick())
 
     def say(self, name: str, text: str) -> None:
-        self.lines.append(f"  {self.now:6.2f}  {name}: {text}")
+        self.lines.append(f"  {self.now:6.2f}  {name}: {text}".rstrip())
 
     def act(self, name: str, action: e.Action) -> None:
         core = self.cores[name]
         match action:
             case e.Watch():
-                self.watched[name] = action.peers
+                self.watched[name] = action
+                near = {*(peer.id for peer in action.peers), *action.expected}
+                self.unheard = {pair: at for pair, at in self.unheard.items() if pair[0] != name or pair[1] in near}
                 for peer in action.peers:
-                    if peer[1] in self.gone:
-                        if peer[1] not in self.vanished:
-                            self.refuse(name, peer)
-                    else:
-                        heard = e.PeerHeard(name=peer[0], incarnation=peer[1], alive=True)
-                        self.later(0.01, lambda heard=heard: self.to(name, heard))
+                    if peer.id in self.killed:
+                        self.refuse(name, peer.id)
+                self.relink()
+            case e.LetGo():
+                old, self.lease[core.record.node.id] = self.lease[core.record.node.id], next(self.leases)
+                self.later(self.policy.lease, lambda: self.end_lease(old))
+            case e.WatchRoll():
+                self.rolls.discard(name)
+                if action.on:
+                    self.later(0.001, lambda: self.open_roll(name, core))
             case e.Prepare():
                 key = action.generation.key
                 self.say(name, f"prepare {self.show(action.generation)}")
                 self.trainers[name][key] = "preparing"
-                self.later(0.3, lambda: self.prepared(name, core, key))
+                self.later(0.3, lambda: self.prepared(name, core, action.generation))
             case e.Go():
                 self.say(name, f"go {action.generation.number}")
                 self.trainers[name][action.generation.key] = "running"
@@ -264,142 +377,204 @@ class Story:
                 self.trainers[name][action.key] = "asked"
                 running = [n for n, t in self.trainers.items() if n in self.cores and action.key in t]
                 if all(self.trainers[n][action.key] == "asked" for n in running):
-                    for n in running:
+                    for n in [n for n in running if n not in self.slow]:
                         self.later(0.1, lambda n=n: self.left(n, action.key))
             case e.Stop():
                 self.say(name, f"stop {action.key.split('.')[0]} ({action.why})")
                 self.trainers[name].pop(action.key, None)
+            case e.Draining():
+                left = "at leisure" if action.seconds is None else f"within {action.seconds:g} s"
+                self.say(name, f"makes ready to leave {left}: {action.detail}")
             case e.Fence() | e.Commit():
                 pass
             case e.Exit():
-                self.say(name, "exit " + ("failed" if action.failed else "well") + f" {action.detail}".rstrip())
+                how = ("failed" if action.failed else "well") + (", to rejoin:" if action.rejoin else "")
+                self.say(name, f"exit {how} {action.detail}")
                 self.trainers[name] = {}
-                self.later(0.02, lambda: self.close(name, core))
+                self.later(0.02, lambda: self.close(name, core, rejoin=action.rejoin))
             case _:
                 self.later(0.005, lambda: self.write(name, core, action))
 
-    def prepared(self, name: str, core: Core, key: str) -> None:
-        if self.cores.get(name) is core and self.trainers[name].get(key) == "preparing":
+    def prepared(self, name: str, core: Core, generation: Generation) -> None:
+        """Trainers are built once they have found each other."""
+        key = generation.key
+        if self.cores.get(name) is not core or self.trainers[name].get(key) != "preparing":
+            return
+        others = [self.names.get(node.id, node.name) for node in generation.nodes]
+        if name in self.stopped or any(self.blocked(one, name) or self.blocked(name, one) for one in others):
+            self.later(0.3, lambda: self.prepared(name, core, generation))
+        else:
             self.trainers[name][key] = "prepared"
             self.to(name, e.Prepared(key=key))
 
     def left(self, name: str, key: str) -> None:
         if self.trainers.get(name, {}).pop(key, None):
-            self.to(name, e.Left(key=key, step=40))
+            self.say(name, f"left {key.split('.')[0]}")
+            self.to(name, e.Left(key=key, step=self.steps))
+
+    # etcd.
+
+    def lapse(self, name: str) -> None:
+        """The lease of a member that does not reach etcd, or is stopped, ends, unless it does so again in time."""
+        core, healed = self.cores[name], self.heals
+
+        def end() -> None:
+            if self.cores.get(name) is core and (name in self.stopped or (name in self.cut and self.heals == healed)):
+                self.lose_lease(name, core.record.node.id)
+
+        self.later(self.policy.lease, end)
+
+    def lose_lease(self, name: str, id: str, *, anyway: bool = False) -> None:
+        if anyway:
+            self.publish(self.keys.end(self.lease[id]))
+        else:
+            self.end_lease(self.lease[id])
+        self.lease[id] = next(self.leases)
+        self.later(0.005, lambda: self.find_unregistered(name))
+
+    def end_lease(self, lease: int) -> None:
+        """Let a lease end; while nobody reaches etcd, none does."""
+        if self.away:
+            self.later(1.0, lambda: self.end_lease(lease))
+            return
+        self.publish(self.keys.end(lease))
+        for name in list(self.cores):
+            self.later(0.005, lambda name=name: self.find_unregistered(name))
+
+    def find_unregistered(self, name: str) -> None:
+        """A member that reaches etcd, and was registered, finds its key gone."""
+        core = self.cores.get(name)
+        if core is None or name in self.cut or name not in self.registered:
+            return
+        if f"{ROOT}roll/members/{core.record.node.id}" not in self.keys.items:
+            self.registered.discard(name)
+            self.to(name, e.Unregistered())
+
+    def heal(self, name: str) -> None:
+        self.cut.discard(name)
+        self.heals += 1
+        for core, action in self.pending.pop(name, []):
+            self.later(0.005, lambda n=name, c=core, a=action: self.write(n, c, a))
+        self.to(name, e.EtcdBack())
+        self.list(name)
+        if name in self.rolls:
+            self.to(name, self.listing(e.Tier.ROLL, gap=True))
+        self.later(0.005, lambda: self.find_unregistered(name))
 
     def write(self, name: str, core: Core, action: e.Write) -> None:
         """What a transaction in etcd does: all of it at one revision, or nothing."""
         if self.cores.get(name) is not core:
             return
-        if name in self.cut:
+        if name in self.cut or name in self.stopped:
             self.pending.setdefault(name, []).append((core, action))
             return
-        token = self.store.get("leader", (None, 0, 0))[2]
-        ok = True
-        match action:
-            case e.PutMember():
-                self.put(f"members/{name}", action.record, owner=name)
-                return
-            case e.PutReport():
-                self.put(f"reports/{name}", action.report, owner=name)
-                return
-            case e.Bury():
-                self.say(name, f"bury {action.name}: {action.tomb.how} {action.tomb.detail}".rstrip())
-                self.put(f"tombs/{action.name}", action.tomb)
-                self.to(name, self.event(f"tombs/{action.name}"))
-                held = self.store.get(f"members/{action.name}")
-                if held is not None and held[0].node.incarnation == action.tomb.incarnation:
-                    self.delete(f"members/{action.name}")
-                    self.delete(f"reports/{action.name}")
-            case e.Campaign():
-                ok = token == action.expected
-                if ok:
-                    self.say(name, "leads")
-                    node = core.record.node
-                    self.put("leader", Claim(name=name, incarnation=node.incarnation), owner=name)
-            case e.Seal():
-                ok = token == action.token and self.store.get("generation", (None, 0, 0))[2] == action.previous
-                if ok:
-                    self.say(name, f"seal {self.show(action.generation)}")
-                    self.sealed.append(action.generation)
-                    self.put("generation", action.generation)
-                    self.delete("proposal")
-            case e.Propose():
-                ok = token == action.token and self.store.get("generation", (None, 0, 0))[2] == action.previous
-                if ok:
-                    verb = "switch to" if action.proposal.switch else "propose"
-                    self.say(name, f"{verb} {self.show(action.proposal.generation)}")
-                    self.put("proposal", action.proposal)
-            case e.Withdraw():
-                ok = token == action.token
-                if ok:
-                    self.say(name, "withdraw")
-                    self.delete("proposal")
-            case e.PutEnd():
-                ok = token == action.token
-                if ok:
-                    self.say(name, "end: " + ("failed " if action.end.failed else "finished ") + action.end.detail)
-                    self.put("end", action.end)
-        if ok and name in self.deaf and isinstance(action, e.FENCED):
+        me = core.record.node
+        seconds, lease = lease_of(action, self.policy.lease), 0
+        if own_lease(action):
+            lease = self.lease[me.id]
+        elif seconds is not None:
+            lease = next(self.leases)
+        tell = self.worth_telling(action)
+        changed = self.keys.transact(transaction(ROOT, me, action, lease))
+        if changed is not None:
+            if tell:
+                self.say(name, tell)
+            if isinstance(action, e.Seal):
+                self.sealed.append(action.generation)
+            if seconds is not None and not own_lease(action):
+                self.later(seconds, lambda: self.end_lease(lease))
+            self.publish(changed)
+        ok = changed is not None
+        if ok and name in self.deaf and isinstance(action, e.Fenced):
             self.deaf.discard(name)
             ok = False
-        written = {e.Campaign: "leader", e.Seal: "generation", e.Propose: "proposal", e.PutEnd: "end"}.get(type(action))
-        if ok and written:
-            self.to(name, self.event(written))
-        if ok and isinstance(action, e.Withdraw):
-            self.to(name, e.ProposalGone(revision=self.revision))
-        self.to(name, e.WriteDone(write=action, ok=ok))
+        news = list(told(me, action, self.keys.revision)) if ok else []
+        if isinstance(action, e.Fenced):
+            news.append(e.WriteDone(write=action, ok=ok))
+        if isinstance(action, e.PutMember) and ok:
+            self.registered.add(name)
+        if news:
+            self.to(name, *news)
 
-    def put(self, key: str, value: object, owner: str = "") -> None:
-        self.revision += 1
-        created = self.store[key][1] if key in self.store else self.revision
-        self.store[key] = (value, created, self.revision)
-        if owner:
-            self.lease_of[key] = owner
-        self.publish(self.event(key))
+    def worth_telling(self, action: e.Write) -> str:
+        match action:
+            case e.Bury():
+                if f"{ROOT}board/tombs/{action.id}" in self.keys.items:
+                    return ""
+                who = self.names.get(action.id) or action.id.split("@")[0]
+                return f"bury {who}: {action.tomb.how} {action.tomb.detail}"
+            case e.PutDoubt():
+                return f"asks through etcd whether {action.id.split('@')[0]} lives"
+            case e.Campaign():
+                return "leads"
+            case e.Seal():
+                return f"seal {self.show(action.generation)}"
+            case e.Propose():
+                formed = action.proposal.generation
+                if not formed.nodes:
+                    return f"asks all to leave at a boundary ({formed.detail})"
+                return f"{'switch to' if action.proposal.switch else 'propose'} {self.show(formed)}"
+            case e.Withdraw():
+                return "withdraw"
+            case e.PutEnd():
+                return f"end: {'failed' if action.end.failed else 'finished'} {action.end.detail}"
+            case e.PutFlap():
+                return f"counts loss {action.flap.count} of {action.place}"
+            case e.PutQuarantine():
+                return f"quarantine {action.place} for {action.quarantine.seconds:g} s: {action.quarantine.reason}"
+            case e.Clear():
+                done = (("tomb", action.tombs), ("doubt", action.doubts), ("drain", action.drains))
+                return "clears " + ", ".join(f"{kind} of {id.split('@')[0]}" for kind, ids in done for id in ids)
+            case _:
+                return ""
 
-    def delete(self, key: str) -> None:
-        if key not in self.store:
-            return
-        self.revision += 1
-        del self.store[key]
-        self.lease_of.pop(key, None)
-        kind, _, name = key.partition("/")
-        gone = {
-            "members": e.MemberGone(name=name, revision=self.revision),
-            "leader": e.LeaderGone(revision=self.revision),
-            "proposal": e.ProposalGone(revision=self.revision),
-        }.get(kind)
-        if gone is not None:
-            self.publish(gone)
+    def quarantine(self, name: str, seconds: float) -> None:
+        lease, entry = next(self.leases), Quarantine(seconds=seconds, reason="an operator's word")
+        self.publish(self.operate(Put(f"{ROOT}roll/quarantine/{name}", encode(entry), lease)))
+        self.later(seconds, lambda: self.end_lease(lease))
 
-    def publish(self, event: e.Event) -> None:
+    def operate(self, operation: Put | Delete) -> list[Changed]:
+        changed = self.keys.transact(Transaction(conditions=(), operations=(operation,)))
+        assert changed is not None
+        return changed
+
+    def publish(self, changed: list[Changed]) -> None:
+        news = [self.event(change) for change in changed]
+        board = [event for event in news if isinstance(event, e.OfBoard)]
+        roll = [event for event in news if isinstance(event, e.OfRoll)]
         for name in list(self.cores):
+            mine = [*board, *(roll if name in self.rolls else ())]
+            if mine and name not in self.cut:
+                core = self.cores[name]
+                self.later(0.001, lambda n=name, c=core, m=mine: self.deliver(n, c, m))
+
+    def deliver(self, name: str, core: Core, events: list[e.Event]) -> None:
+        if self.cores.get(name) is core and name not in self.cut:
+            self.to(name, *events)
+
+    def open_roll(self, name: str, core: Core) -> None:
+        if self.cores.get(name) is core:
+            self.rolls.add(name)
             if name not in self.cut:
-                self.later(0.001, lambda name=name: None if name in self.cut else self.to(name, event))
+                self.to(name, self.listing(e.Tier.ROLL, gap=False))
 
     def list(self, name: str, *, gap: bool = True) -> None:
-        items = tuple(self.event(key) for key in self.store)
-        self.to(name, e.Listed(items=items, revision=self.revision, gap=gap))
+        self.to(name, self.listing(e.Tier.BOARD, gap=gap))
 
-    def event(self, key: str):
-        value, created, modified = self.store[key]
-        name = key.partition("/")[2]
-        match value:
-            case MemberRecord():
-                return e.MemberPut(record=value, order=created, revision=modified)
-            case Report():
-                return e.ReportPut(name=name, report=value, revision=modified)
-            case Tomb():
-                return e.TombPut(name=name, tomb=value, revision=modified)
-            case Claim():
-                return e.LeaderPut(claim=value, revision=modified)
-            case Generation():
-                return e.GenerationPut(generation=value, revision=modified)
-            case Proposal():
-                return e.ProposalPut(proposal=value, revision=modified)
-            case _:
-                return e.EndPut(end=value, revision=modified)
+    def listing(self, tier: e.Tier, *, gap: bool) -> e.Listed:
+        keys = [item for key, item in self.keys.items.items() if key.startswith(f"{ROOT}{tier}/")]
+        items = tuple(event for event in (read(ROOT, item) for item in keys) if event is not None)
+        return e.Listed(tier=tier, items=items, revision=self.keys.revision, gap=gap)
+
+    def event(self, change: Changed) -> e.Event | None:
+        if change.item is None:
+            return gone(ROOT, change.key, change.revision)
+        return read(ROOT, change.item)
+
+    @property
+    def generation(self) -> Generation | None:
+        item = self.keys.items.get(ROOT + "board/generation")
+        return read(ROOT, item).generation if item is not None else None
 
     @staticmethod
     def show(generation: Generation) -> str:

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elastic3d.membership import events as e
-from elastic3d.membership.core import Core
+from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import Claim, MemberRecord, Out, Tomb
+from elastic3d.membership.records import Claim, MemberRecord, Out, Tomb, decode
+from elastic3d.membership.transactions import transaction
 from elastic3d.planner import Plan
 from elastic3d.values import Cause, Generation, Layout, Node
+from tests.membership.keys import Keys
 from tests.membership.story import Story
 
 
-def test_late_news_of_an_unwatched_peer_is_no_veto() -> None:
-    """A heartbeat heard of a peer that is no longer watched must not keep it alive: nobody would say when it ends."""
+def test_late_news_of_an_unwatched_peer_accuses_nobody() -> None:
+    """Silence of a node that is no neighbour any more is nothing to tell: nobody would say when it ends."""
     story = Story()
-    story.tell("> start a b c d e\n> run 3")
-    assert [peer[0] for peer in story.watched["a"]] == ["b", "c"]
-    gone = story.cores["d"].record.node
-    story.to("a", e.PeerHeard(name="d", incarnation=gone.incarnation, alive=True))
-    story.tell("> vanish d\n> run 12")
-    assert [node.name for node in story.sealed[-1].nodes] == ["a", "b", "c", "e"]
-
-
-def test_an_earlier_incarnation_is_no_veto() -> None:
-    """What was heard of a node's earlier incarnation says nothing of the one that came back under its name."""
-    story = Story()
-    story.tell("> policy lease=2\n> start a b c d\n> run 3\n> vanish b\n> start b\n> run 5")
-    again = story.cores["b"].record.node
-    assert again in story.sealed[-1].nodes
-    # The new one is never heard: its host goes before the first heartbeat.
-    for name in "acd":
-        story.to(name, e.PeerHeard(name="b", incarnation=again.incarnation, alive=False))
-        story.to(name, e.PeerHeard(name="b", incarnation="b2", alive=True))
-    story.tell("> vanish b\n> run 8")
-    assert [node.name for node in story.sealed[-1].nodes] == ["a", "c", "d"]
+    story.tell("> start a b c d e f\n> run 3")
+    assert [peer.id for peer in story.watched["a"].peers] == ["b@b2", "c@c3"]
+    assert story.watched["a"].expected == ("f@f6", "e@e5")
+    story.to("a", e.PeerHeard(id="d@d4", alive=False))
+    assert story.cores["a"].report.silent == ()
+    story.to("a", e.PeerHeard(id="c@c3", alive=False))
+    assert story.cores["a"].report.silent == ("c@c3",)
+    story.tell("> kill b\n> run 3")
+    assert [peer.id for peer in story.watched["a"].peers] == ["c@c3", "d@d4"]
 
 
 NODES = [Node(name=name, incarnation=f"{name}1", address="h", slots=(), heartbeat_port=1) for name in "abc"]
@@ -52,25 +45,30 @@ def member(name: str, *, leader: str = "a", maximum: int = 3) -> Core:
     generation = Generation(number=1, attempt=1, cause=Cause.START, nodes=tuple(NODES))
     sealed = e.GenerationPut(generation=generation, revision=8)
     lead = e.LeaderPut(claim=Claim(name=leader, incarnation=f"{leader}1"), revision=5)
-    core.handle(e.Listed(items=(*members, lead, sealed), revision=9, gap=False), 0.0)
+    core.handle([e.Listed(tier=e.Tier.BOARD, items=(lead, sealed), revision=9, gap=False)], 0.0)
+    core.handle([e.Registered(revision=9), e.Listed(tier=e.Tier.ROLL, items=members, revision=9, gap=False)], 0.0)
     return core
 
 
-def refused(name: str) -> e.PeerRefused:
-    return e.PeerRefused(name=name, incarnation=f"{name}1", evidence="refused")
+def refused(name: str) -> list[e.Event]:
+    return [e.PeerRefused(id=f"{name}@{name}1", evidence="refused")]
+
+
+def buried(name: str, how: Out, by: str) -> e.TombPut:
+    return e.TombPut(id=f"{name}@{name}1", tomb=Tomb(incarnation=f"{name}1", how=how, by=by), revision=10)
 
 
 def test_a_refusal_after_a_clean_leave_does_not_turn_it_into_a_death() -> None:
     """The tomb says how a node went; that its port refuses afterwards is no news."""
     core = member("a", leader="c")
-    core.handle(e.TombPut(name="b", tomb=Tomb(incarnation="b1", how=Out.LEFT, by="b"), revision=10), 1.0)
+    core.handle([buried("b", Out.LEFT, "b")], 1.0)
     assert not [a for a in core.handle(refused("b"), 1.1) if isinstance(a, e.Bury)]
 
 
 def test_a_leader_found_dead_is_succeeded_at_once_even_with_its_tomb_up() -> None:
     """Its key would stand until its lease ends; whoever finds the port refused takes the key over by its revision."""
     core = member("b", leader="a")
-    core.handle(e.TombPut(name="a", tomb=Tomb(incarnation="a1", how=Out.DEAD, by="c"), revision=10), 1.0)
+    core.handle([buried("a", Out.DEAD, "c")], 1.0)
     assert e.Campaign(expected=5) in core.handle(refused("a"), 1.1)
 
 
@@ -79,10 +77,48 @@ def test_a_funeral_does_not_free_the_leader_for_a_second_write() -> None:
     core = member("a")
     told = core.handle(refused("b"), 1.0)
     bury = next(action for action in told if isinstance(action, e.Bury))
-    gone = e.TombPut(name="b", tomb=bury.tomb, revision=10)
-    sealed = [action for action in core.handle(gone, 1.1) if isinstance(action, e.Seal)]
+    gone = e.TombPut(id=bury.id, tomb=bury.tomb, revision=10)
+    sealed = [action for action in core.handle([gone], 1.1) if isinstance(action, e.Seal)]
     assert len(sealed) == 1
-    assert not [a for a in core.handle(e.WriteDone(write=bury, ok=True), 1.2) if isinstance(a, e.Seal)]
-    again = core.handle(e.WriteDone(write=sealed[0], ok=False), 1.3)
+    assert not [a for a in core.handle([e.WriteDone(write=bury, ok=True)], 1.2) if isinstance(a, e.Seal)]
+    again = core.handle([e.WriteDone(write=sealed[0], ok=False)], 1.3)
     assert not [a for a in again if isinstance(a, e.Seal)], "the watch is given a moment to tell why"
-    assert [a for a in core.handle(e.Tick(), 1.5) if isinstance(a, e.Seal)]
+    later = core.alarm(1.3)
+    assert later == pytest.approx(1.4)
+    assert [a for a in core.handle([e.Tick()], later) if isinstance(a, e.Seal)]
+
+
+def test_the_first_tomb_stays() -> None:
+    """A node leaves, and its refusing port is found before its tomb is heard of: that makes no death of it."""
+    keys = Keys()
+    left = e.Bury(id="c@c1", tomb=Tomb(incarnation="c1", how=Out.LEFT, by="c"))
+    dead = e.Bury(id="c@c1", tomb=Tomb(incarnation="c1", how=Out.DEAD, by="a"))
+    assert keys.transact(transaction("/job/", NODES[2], left)) is not None
+    assert keys.transact(transaction("/job/", NODES[0], dead)) is None
+    assert decode(Tomb, keys.items["/job/board/tombs/c@c1"].value, "key").how is Out.LEFT
+
+
+def test_whoever_sees_its_own_key_vanish_registers_again() -> None:
+    """A leader watches the roll: that its own key was deleted by hand it need not be told by anybody else."""
+    core = member("a")
+    gone = e.MemberGone(id="a@a1", revision=20)
+    assert e.PutMember(record=core.record) in core.handle([gone], 1.0)
+    assert not [a for a in core.handle([e.Registered(revision=21), gone], 1.1) if isinstance(a, e.PutMember)]
+
+
+def test_many_events_at_once_are_decided_once() -> None:
+    """A batch is taken in whole before anything is done about it: two deaths, one generation."""
+    core = member("a")
+    dead = [
+        e.TombPut(id=f"{name}@{name}1", tomb=Tomb(incarnation=f"{name}1", how=Out.DEAD), revision=10) for name in "bc"
+    ]
+    seals = [action for action in core.handle(dead, 1.0) if isinstance(action, e.Seal)]
+    assert [[node.name for node in seal.generation.nodes] for seal in seals] == [["a"]]
+    assert seals[0].history.left == ("b", "c")
+
+
+def test_an_idle_member_asks_for_no_tick() -> None:
+    """When nothing is waited for, nobody has to be woken: a job in peace costs no time."""
+    story = Story()
+    story.tell("> start a b c\n> run 5")
+    assert [core.alarm(story.now) for core in story.cores.values()] == [None, None, None]

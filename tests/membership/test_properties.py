@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from tests.membership.story import Story
+from tests.membership.story import ROOT, Story
 
 NAMES = "abcdef"
-QUIET = 60.0
-"""Seconds after which everything must have settled: a leader's lease and grace, an orphan's wait, refused proposals."""
+QUIET = 90.0
+"""Seconds after which everything must have settled: a leader's lease and grace, an orphan's wait, refused proposals,
+the longest notice, the longest quarantine."""
 
 
 def about(verb: str) -> st.SearchStrategy[str]:
@@ -31,21 +32,35 @@ EVENTS = st.one_of(
     about("cut"),
     about("heal"),
     about("deaf"),
-    st.sampled_from(["step", "step", "expire", "etcd away", "etcd back"]),
+    about("stop"),
+    about("wake"),
+    about("revoke"),
+    about("deafen"),
+    st.sampled_from(["step", "step", "expire", "etcd away", "etcd back", "mend", "save"]),
+    st.sampled_from([f"partition {' '.join(names)}" for names in ("a", "b", "ab", "ac", "abc", "cdef")]),
 )
-COMMANDS = st.lists(st.one_of(RUNS, EVENTS), max_size=24)
-POLICIES = st.tuples(st.integers(1, 2), st.integers(2, 6), st.booleans())
+ORDERS = st.one_of(
+    about("quarantine"),
+    about("release"),
+    about("undrain"),
+    st.sampled_from(
+        [f"{verb} {name} {time}" for verb in ("notice", "drain") for name in NAMES for time in (0.4, 3, 9)]
+    ),
+)
+COMMANDS = st.lists(st.one_of(RUNS, EVENTS, ORDERS), max_size=24)
+POLICIES = st.tuples(st.integers(1, 2), st.integers(2, 6), st.booleans(), st.integers(0, 2), st.integers(1, 2))
 
 
 class Teller:
     """Tells random commands to a story, leaving out what makes no sense at the moment."""
 
-    def __init__(self, minimum: int, maximum: int, beside: bool) -> None:
+    def __init__(self, minimum: int, maximum: int, beside: bool, flaps: int, multiple: int) -> None:
         self.story = Story()
         self.step = 0
         if not beside:
             self.tell("restart-mode")
-        self.tell(f"policy minimum={minimum} maximum={maximum} orphan=5 tries=4")
+        numbers = f"minimum={minimum} maximum={maximum} multiple_of={multiple}"
+        self.tell(f"policy {numbers} orphan=5 tries=4 flaps={flaps} quarantine=4 flap_memory=30")
 
     def tell(self, command: str) -> None:
         self.story.tell(f"> {command}")
@@ -62,6 +77,14 @@ class Teller:
                 possible = name in alive and alive[name].running is not None
             case "kill" | "vanish" | "leave" | "cut" | "deaf":
                 possible = name in alive
+            case "stop" | "notice" | "revoke":
+                possible = name in alive and name not in self.story.stopped
+            case "wake":
+                possible = name in self.story.stopped
+            case "quarantine":
+                command, possible = f"{command} 20", True
+            case "drain" | "undrain" | "release" | "partition" | "deafen" | "mend" | "save":
+                possible = True
             case "expire":
                 possible = not self.story.away
             case "step":
@@ -76,6 +99,9 @@ class Teller:
         """End all that is wrong, and let time pass."""
         if self.story.away:
             self.tell("etcd back")
+        self.tell("mend")
+        for name in sorted(self.story.stopped & self.story.cores.keys()):
+            self.tell(f"wake {name}")
         for name in sorted(self.story.cut & self.story.cores.keys()):
             self.tell(f"heal {name}")
         self.tell(f"run {QUIET}")
@@ -91,23 +117,28 @@ def check(teller: Teller) -> None:
         assert len(names) == len(set(names)), "a world holds each node once"
         assert len(generation.nodes) >= story.policy.minimum
         assert len(generation.nodes) <= story.policy.maximum
-    alive = {core.record.node.incarnation: core for core in story.cores.values() if not core.exited}
-    if "end" in story.store:
+        assert len(generation.nodes) % story.policy.multiple_of == 0
+    alive = {core.record.node.id: core for core in story.cores.values() if not core.exited}
+    if ROOT + "board/end" in story.keys.items:
         assert not alive, "everybody goes when the job is over"
         return
-    if len(alive) < story.policy.minimum:
+    allowed = story.policy.allowed(len(alive))
+    if not allowed:
         return
-    current = story.store["generation"][0]
-    assert len(current.nodes) == min(len(alive), story.policy.maximum), "all who can take part do"
+    current = story.generation
+    assert current is not None
+    assert len(current.nodes) == allowed, "all who can take part do"
     for node in current.nodes:
-        assert node.incarnation in alive, f"{node.name} is active, and dead"
+        assert node.id in alive, f"{node.name} is active, and dead"
     for core in alive.values():
         name = core.record.node.name
         trainers = {key: state for key, state in story.trainers[name].items() if state != "dead"}
         assert core.view.generation == current, f"{name} agrees"
-        assert not core.report.hears, f"{name} vetoes nobody who is there"
-        assert set(core.view.members) == {c.record.node.name for c in alive.values()}
-        if core.view.active(name, core.record.node.incarnation):
+        assert not core.report.silent, f"{name} hears all its neighbours"
+        assert (core.view.roll is not None) == core.leads, f"{name} watches the roll if it leads"
+        if core.view.roll is not None:
+            assert core.view.roll.members.keys() == alive.keys()
+        if core.view.active(core.record.node.id):
             assert core.running == current, f"{name} trains"
             assert trainers == {current.key: "running"}, f"{name} has these trainers and no others"
         else:
@@ -115,7 +146,7 @@ def check(teller: Teller) -> None:
     assert sum(core.leads for core in alive.values()) == 1, "one leads"
 
 
-def play(policy: tuple[int, int, bool], commands: list[str]) -> None:
+def play(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
     teller = Teller(*policy)
     try:
         for command in commands:
@@ -135,14 +166,14 @@ OPTIONS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Hea
 
 @settings(max_examples=60, **OPTIONS)
 @given(POLICIES, COMMANDS)
-def test_every_story_ends_well(policy: tuple[int, int, bool], commands: list[str]) -> None:
+def test_every_story_ends_well(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
     """Whatever happened, once it is quiet all who are alive train together in one generation, and stay there."""
     play(policy, ["start a", "start b", "start c", "run 3", *commands])
 
 
 @settings(max_examples=30, **OPTIONS)
 @given(POLICIES, COMMANDS)
-def test_every_beginning_ends_well(policy: tuple[int, int, bool], commands: list[str]) -> None:
+def test_every_beginning_ends_well(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
     """The same when things go wrong before the first generation."""
     play(policy, commands)
 
@@ -151,6 +182,6 @@ def test_every_beginning_ends_well(policy: tuple[int, int, bool], commands: list
 @pytest.mark.timeout(3600)
 @settings(max_examples=3000, **OPTIONS)
 @given(POLICIES, COMMANDS)
-def test_many_stories_end_well(policy: tuple[int, int, bool], commands: list[str]) -> None:
+def test_many_stories_end_well(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
     """The first of these, for longer."""
     play(policy, ["start a", "start b", "start c", "run 3", *commands])

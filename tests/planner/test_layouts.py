@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic3d.errors import LayoutError
-from elastic3d.membership.leader import arrange
 from elastic3d.planner import Plan, legal_layouts, plan
-from elastic3d.values import Cause, Generation, Layout, ModelProfile, Node
+from elastic3d.values import Layout, ModelProfile
 
 SIZES = st.integers(1, 48)
 AXES = st.integers(0, 8)
@@ -115,29 +114,3 @@ def test_wrong_requests(wrong: dict[str, int]) -> None:
     """An axis that cannot be is refused where it is written, by its name."""
     with pytest.raises(LayoutError, match=next(iter(wrong))):
         Layout(**wrong)
-
-
-@given(st.lists(st.integers(0, 20), unique=True), st.permutations(range(21)), st.integers(0, 12))
-def test_rank_order(old: list[int], shuffled: list[int], size: int) -> None:
-    """Survivors keep their relative order, newcomers fill the holes in theirs, and the rest comes at the end."""
-    nodes = [Node(name=f"n{i}", incarnation=f"i{i}", address="h", slots=()) for i in range(21)]
-    previous = Generation(number=1, cause=Cause.START, nodes=tuple(nodes[i] for i in old))
-    chosen = [nodes[i] for i in shuffled[:size]]
-    formed = list(arrange(previous, chosen))
-    assert sorted(node.name for node in formed) == sorted(node.name for node in chosen)
-    survivors = [node for node in previous.nodes if node in chosen]
-    assert [node for node in formed if node in survivors] == survivors
-    newcomers = [node for node in chosen if node not in survivors]
-    assert [node for node in formed if node in newcomers] == newcomers
-    if len(newcomers) >= len(previous.nodes) - len(survivors):
-        for place, node in enumerate(previous.nodes):
-            assert node not in survivors or formed[place] == node, "with no hole left, every survivor keeps its rank"
-
-
-def test_another_incarnation_is_a_newcomer() -> None:
-    """A node that came back under its name has none of its memory, and no claim to its rank."""
-    old = [Node(name=name, incarnation="1", address="h", slots=()) for name in "abc"]
-    again = Node(name="a", incarnation="2", address="h", slots=())
-    previous = Generation(number=1, cause=Cause.START, nodes=tuple(old))
-    assert arrange(previous, [old[1], old[2], again]) == (again, old[1], old[2])
-    assert arrange(None, [again, *old[1:]]) == (again, *old[1:])

@@ -1,0 +1,46 @@
+"""Making room for a new job under the id of one that ended.
+
+What people ask an ended job for, its history and its end, stays readable until then, and goes when the next one
+begins: two jobs under one id never mix. The number of its last generation stays for ever: it is the newest token of
+checkpoints there is. What keeps machines out stays too: it is about the machine.
+"""
+
+from __future__ import annotations
+
+from elastic3d.clock import Clock
+from elastic3d.etcd import Compare, Delete, EtcdClient, Operation, Put
+from elastic3d.membership.records import decode, encode
+from elastic3d.values import Generation
+
+POLL = 0.1
+"""Seconds between two looks at who is still there."""
+
+
+def make_room(client: EtcdClient, root: str, lease: float, clock: Clock) -> None:
+    """Clear away the job that ended under `root`, if one did and nobody of it is there any more.
+
+    Waits for those who are about to go, for a `lease` at most: after that they are there to stay, and whoever joins
+    hears from the records that the job is over.
+    """
+    patience = clock.monotonic() + lease + 1.0
+    while True:
+        end = client.get(root + "board/end")
+        if end is None:
+            return
+        if not client.exists(root + "roll/members/"):
+            break
+        if clock.monotonic() >= patience:
+            return
+        clock.sleep(POLL)
+    wipe: list[Operation] = [Delete(root + key) for key in ("board/end", "board/proposal")]
+    wipe += [
+        Delete(root + prefix, prefix=True) for prefix in ("board/tombs/", "board/doubts/", "roll/drains/", "history/")
+    ]
+    key = root + "board/generation"
+    found = client.get(key)
+    if found is not None:
+        # Its nodes are gone and nobody waits for them.
+        last = decode(Generation, found.value, key)
+        empty = Generation(number=last.number, attempt=last.attempt, cause=last.cause, nodes=())
+        wipe.append(Put(key, encode(empty)))
+    client.txn([Compare.mod_revision(end.key, end.mod_revision)], wipe)

@@ -1,0 +1,322 @@
+"""Heartbeat connections between the members of one job, watched from both ends.
+
+Each member listens, and dials the peers it is told to watch; over each connection (`wire`) both ends send a byte every
+`interval`, and take what arrives for the other's heartbeat. An id is silent when nothing arrived from it for `silence`
+seconds over any connection; one that was never heard yet has `fresh` seconds, since it may not have heard of the ring.
+
+End of file is a hint, not a death: the watcher dials again. Only a refused connection - the host is up, nobody listens
+- or another identity behind that port is the death of the incarnation meant. A silent connection is given up for a new
+one, so that a path that was mended need not wait for TCP's own, ever slower, repetitions. A connection from somebody
+who is not expected is served, and counts for nothing.
+
+Time in which the own loop did not run counts for nobody: a member that was stopped or starved accuses no one of the
+silence it slept through. And patience grows with what a neighbour has shown: whoever was late by a second on its busy
+host a moment ago is given two and a half before it is called silent, but never more than `LONGEST`. (The idea is that
+of accrual failure detectors, Hayashibara et al., SRDS 2004; the worst gap needs no model of how gaps are distributed.)
+
+One thread; callbacks run on it and must not block. Beats do not wake it: a connection that stands wakes it only when it
+ends. Every `interval`, and once more before a silence is told, one system call says over which of them something
+arrived; what it was is read only now and then. Whatever stops all threads of the process for long, such as a full
+collection of garbage, is a pause like any other: whoever holds links keeps such pauses short.
+"""
+
+from __future__ import annotations
+
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.membership import events as e
+from elastic3d.membership.driver.wire import Dial, Guest, Told, family
+
+INTERVAL = 0.2
+"""Seconds between two beats."""
+
+SILENCE = 1.1
+"""Seconds without a beat that are told: five beats lost, or a pause longer than a busy machine makes."""
+
+FRESH = 3.0
+"""Seconds for the first beat of somebody newly watched or expected."""
+
+LONGEST = 3.0
+"""Seconds of silence that are told whatever a neighbour has shown: a lease, after which etcd suspects it anyway."""
+
+TIMES = 2.5
+"""How many times the worst gap a neighbour has shown lately is no silence yet."""
+
+LATELY = 60.0
+"""Seconds for which the worst gap is remembered."""
+
+PAUSE = 0.5
+"""Seconds the own loop may be late before the time is taken off everybody's silence."""
+
+UNREAD = 100
+"""Beats that may lie unread in a connection."""
+
+ABANDONED = 10.0
+"""Seconds after which a guest that says nothing is closed: half-open connections of hosts that vanished."""
+
+
+@dataclass(slots=True)
+class _Neighbour:
+    """What is known of one id: whether it is heard, None for not yet known, and until when it may be silent.
+
+    heard_at: when it was heard last, 0.0 for never. worst, worst_at: the longest gap between two beats lately.
+    """
+
+    silent_at: float
+    alive: bool | None = None
+    heard_at: float = 0.0
+    worst: float = 0.0
+    worst_at: float = 0.0
+
+    def heard(self, now: float, silence: float) -> None:
+        """Take in a beat; be as patient with the next as the gaps so far teach."""
+        gap = now - self.heard_at if self.alive and self.heard_at else 0.0
+        if gap >= self.worst or now - self.worst_at >= LATELY:
+            self.worst, self.worst_at = gap, now
+        self.heard_at = now
+        self.silent_at = now + min(max(silence, TIMES * self.worst), max(silence, LONGEST))
+
+
+class Links:
+    """Listens for those who watch this member, and watches whom it is told to."""
+
+    def __init__(
+        self,
+        address: str,
+        tell: Callable[[e.PeerHeard | e.PeerRefused], None],
+        *,
+        interval: float = INTERVAL,
+        silence: float = SILENCE,
+        fresh: float = FRESH,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._tell, self._clock = tell, clock
+        self._interval, self._silence, self._fresh = interval, silence, fresh
+        self._listener = socket.create_server((address, 0), family=family(address), backlog=128)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._poll = select.epoll()
+        self._poll.register(self._listener, select.EPOLLIN)
+        self._poll.register(self._wake_out, select.EPOLLIN)
+        self._arrivals = select.epoll()
+        self._ends: dict[int, Dial | Guest] = {}
+        self._orders: queue.SimpleQueue[e.Watch | str] = queue.SimpleQueue()
+        self._id = ""
+        self._dials: dict[str, Dial] = {}
+        self._expected: frozenset[str] = frozenset()
+        self._neighbours: dict[str, _Neighbour] = {}
+        self._beat_at = 0.0
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="elastic3d-links", daemon=True)
+        self._thread.start()
+
+    def speak_for(self, id: str) -> None:
+        """Be this incarnation from now on. Nobody is watched any more; those who mean an earlier one are told."""
+        self._orders.put(id)
+        self._wake()
+
+    def watch(self, ring: e.Watch) -> None:
+        """Watch these peers, expect those ids, and nobody else; what is known of them already is told again."""
+        self._orders.put(ring)
+        self._wake()
+
+    def close(self) -> None:
+        """Stop listening and watching. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._wake()
+            self._thread.join(timeout=5)
+            self._wake_in.close()
+
+    def _wake(self) -> None:
+        try:
+            self._wake_in.send(b"w")
+        except OSError:
+            pass  # woken already, or closed
+
+    # The loop's thread.
+
+    def _loop(self) -> None:
+        turned_at = self._clock.monotonic()
+        while not self._closed:
+            patience = self._patience(turned_at)
+            ready = self._poll.poll(patience)
+            now = self._clock.monotonic()
+            if patience is not None and now - turned_at - patience >= PAUSE:
+                self._forgive(now - turned_at - patience)
+            turned_at = now
+            for descriptor, _mask in ready:
+                if descriptor == self._listener.fileno():
+                    self._accept(now)
+                elif descriptor == self._wake_out.fileno():
+                    self._wake_out.recv(4096)
+                elif descriptor in self._ends:
+                    self._read(self._ends[descriptor], now)
+            self._obey(now)
+            if now >= self._beat_at:
+                self._beat(now)
+            self._judge(now)
+            for dial in self._dials.values():
+                if dial.socket is None and now >= dial.retry_at:
+                    self._dial(dial, now)
+        for end in (*self._ends.values(), self._listener, self._wake_out, self._poll, self._arrivals):
+            end.close()
+
+    def _patience(self, now: float) -> float | None:
+        """Return the seconds until there is something to do that no socket tells; None for never."""
+        times = [neighbour.silent_at for neighbour in self._neighbours.values() if neighbour.alive is not False]
+        times += [dial.retry_at for dial in self._dials.values() if dial.socket is None]
+        if self._ends:
+            times.append(self._beat_at)
+        return max(0.0, min(times) - now) if times else None
+
+    def _forgive(self, lost: float) -> None:
+        for neighbour in self._neighbours.values():
+            neighbour.silent_at += lost
+            neighbour.heard_at += lost if neighbour.heard_at else 0.0
+        for end in self._ends.values():
+            end.moved_at += lost
+
+    def _obey(self, now: float) -> None:
+        while True:
+            try:
+                order = self._orders.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(order, str):
+                self._id = order
+                for end in list(self._ends.values()):
+                    self._drop(end)
+                self._dials, self._neighbours, self._expected = {}, {}, frozenset()
+            else:
+                self._arrange(order, now)
+
+    def _arrange(self, ring: e.Watch, now: float) -> None:
+        wanted = {peer.id: peer for peer in ring.peers}
+        for id in [id for id, dial in self._dials.items() if wanted.get(id) != dial.peer]:
+            self._drop(self._dials.pop(id))
+        for id, peer in wanted.items():
+            if id not in self._dials:
+                self._dials[id] = Dial(peer=peer)
+        known, self._neighbours = self._neighbours, {}
+        for id in dict.fromkeys((*wanted, *ring.expected)):
+            neighbour = known.get(id)
+            if neighbour is None:
+                neighbour = _Neighbour(silent_at=now + self._fresh)
+            else:
+                if id not in wanted and id not in self._expected:
+                    # It has to dial us now, instead of us dialling it, and may not know it yet.
+                    neighbour.silent_at = max(neighbour.silent_at, now + self._fresh)
+                if neighbour.alive is not None:
+                    self._tell(e.PeerHeard(id=id, alive=neighbour.alive))
+            self._neighbours[id] = neighbour
+        self._expected = frozenset(ring.expected)
+
+    def _beat(self, now: float) -> None:
+        """Listen and beat over every connection that stands; give up those that fell silent."""
+        self._beat_at = now + self._interval
+        self._listen(now)
+        for end in list(self._ends.values()):
+            if not end.beat():
+                self._ended(end, now)
+            elif isinstance(end, Dial) and now - end.moved_at >= self._silence:
+                self._dial(end, now)
+            elif now - end.moved_at >= ABANDONED:
+                self._drop(end)
+
+    def _listen(self, now: float) -> None:
+        """Hear those from whom something arrived since the last time."""
+        for descriptor, _mask in self._arrivals.poll(0):
+            end = self._ends[descriptor]
+            end.moved_at = now
+            end.unread += 1
+            self._heard(end.peer.id if isinstance(end, Dial) else end.id, now)
+            if end.unread >= UNREAD:
+                self._read(end, now)
+
+    def _judge(self, now: float) -> None:
+        def due() -> list[tuple[str, _Neighbour]]:
+            there = self._neighbours.items()
+            return [(id, one) for id, one in there if one.alive is not False and now >= one.silent_at]
+
+        if not due():
+            return
+        # All that arrived is heard before anybody is judged.
+        self._listen(now)
+        for id, neighbour in due():
+            neighbour.alive = False
+            self._tell(e.PeerHeard(id=id, alive=False))
+
+    def _heard(self, id: str, now: float) -> None:
+        neighbour = self._neighbours.get(id)
+        if neighbour is None:
+            return
+        neighbour.heard(now, self._silence)
+        if neighbour.alive is not True:
+            neighbour.alive = True
+            self._tell(e.PeerHeard(id=id, alive=True))
+
+    # Connections.
+
+    def _accept(self, now: float) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        guest = Guest(socket=connection, moved_at=now)
+        self._ends[connection.fileno()] = guest
+        self._poll.register(connection, guest.mask)
+
+    def _dial(self, dial: Dial, now: float) -> None:
+        self._drop(dial)
+        told = dial.open(now)
+        if dial.socket is not None:
+            self._ends[dial.socket.fileno()] = dial
+            self._poll.register(dial.socket, dial.mask)
+        self._take(dial, told, now)
+
+    def _read(self, end: Dial | Guest, now: float) -> None:
+        before = end.mask
+        told = end.read(self._id, now)
+        if end.socket is not None and end.mask != before:
+            self._poll.modify(end.socket, end.mask)
+            if end.known:
+                self._arrivals.register(end.socket, select.EPOLLIN | select.EPOLLET)
+        self._take(end, told, now)
+
+    def _take(self, end: Dial | Guest, told: Told, now: float) -> None:
+        if told is Told.HEARD:
+            self._heard(end.id if isinstance(end, Guest) else end.peer.id, now)
+        elif told is Told.ENDED:
+            self._ended(end, now)
+        elif told is Told.REFUSED:
+            assert isinstance(end, Dial)
+            self._drop(end)
+            end.retry_at = now + self._silence
+            self._tell(e.PeerRefused(id=end.peer.id, evidence=end.refusal))
+
+    def _ended(self, end: Dial | Guest, now: float) -> None:
+        """Dial again: at once where it had answered before, else soon: a dying process closes its ports one by one."""
+        if isinstance(end, Dial):
+            pause = 0.0 if end.known else self._interval / 4 if end.connected else self._interval
+            end.retry_at = now + pause
+        self._drop(end)
+
+    def _drop(self, end: Dial | Guest) -> None:
+        if end.socket is not None:
+            del self._ends[end.socket.fileno()]
+            self._poll.unregister(end.socket)
+            if end.known:
+                self._arrivals.unregister(end.socket)
+            end.close()

@@ -1,0 +1,254 @@
+"""One member against a real etcd: the core, its watches, a writer with a lease, and heartbeat links.
+
+The core's thread takes what happened from one queue, all that is there at once, asks the core what to do, and sleeps
+until the next news or until the core wants to be asked again. It never waits for etcd: writes go to the writer's
+thread. The board is always watched, the roll while the core wants it.
+"""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.etcd import Delivery, EtcdClient, Watch
+from elastic3d.etcd import watch as etcd_watch
+from elastic3d.membership import events as e
+from elastic3d.membership import reading
+from elastic3d.membership.driver.ended import make_room
+from elastic3d.membership.driver.links import Links
+from elastic3d.membership.driver.writer import Writer
+from elastic3d.membership.machine.core import Core
+from elastic3d.membership.machine.forming import Planner
+from elastic3d.membership.policy import Policy
+from elastic3d.membership.records import MemberRecord, Pulse
+from elastic3d.values import Node
+
+PULSE = 5.0
+"""Seconds between two pulses of a member, at least."""
+
+PULSES = 100
+"""Pulses a second of all members together, at most."""
+
+BOARD = 0
+"""Number of the board's watch; those of the roll, of which there can be several one after the other, are greater."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """News of one of the watches."""
+
+    watch: int
+    event: e.Event
+
+
+class Member:
+    """Takes part in the job under `root`, and tells its owner what to do.
+
+    `act` is called on the member's thread with each local action, `heard` with each change of whether etcd answers,
+    `noted` with all that the core hears, `pulse` when the next pulse is due; none may block. `tell` may be called from
+    any thread. Client and links are the owner's, who closes them after this; after `Exit(rejoin=True)` it may close
+    this and start another, of a new incarnation, over the same ones.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        root: str,
+        record: MemberRecord,
+        policy: Policy,
+        planner: Planner,
+        act: Callable[[e.Local], None],
+        *,
+        pulse: Callable[[], Pulse],
+        heard: Callable[[bool], None] = lambda there: None,
+        noted: Callable[[e.Event], None] = lambda event: None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client, self._root, self._policy, self._clock = client, root, policy, clock
+        self._act, self._heard, self._noted = act, heard, noted
+        self._core = Core(record, policy, planner)
+        self._inbox: queue.SimpleQueue[e.Event | _Heard | threading.Event | None] = queue.SimpleQueue()
+        self._writer = Writer(client, root, record.node, policy.lease, self._inbox.put, pulse, self._period, clock)
+        self._links: Links | None = None
+        self._board: Watch | None = None
+        self._roll: Watch | None = None
+        self._rolls = BOARD
+        self._there = self._away = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="elastic3d-member", daemon=True)
+
+    @property
+    def node(self) -> Node:
+        """The incarnation this is."""
+        return self._core.record.node
+
+    def start(self, links: Links, *, again: bool = False) -> None:
+        """Join. A job that ended under this id makes room for a new one as soon as its last member is gone.
+
+        again: rejoin the job that this process took part in, whatever became of it.
+        """
+        # A full collection visits all that torch's modules are made of, 0.3 s of computing in which every thread stands
+        # still: on a busy machine long enough for the neighbours to take this node for dead.
+        gc.freeze()
+        self._links = links
+        links.speak_for(self.node.id)
+        if not again:
+            make_room(self._client, self._root, self._policy.lease, self._clock)
+        self._thread.start()
+        self._writer.start()
+        self._board = self._watch("board/", e.Tier.BOARD, BOARD)
+
+    def tell(self, event: e.Event) -> None:
+        """Tell the core what happened here."""
+        self._inbox.put(event)
+
+    def settle(self) -> None:
+        """Wait until what was told so far has been taken in; at most 2 seconds."""
+        done = threading.Event()
+        self._inbox.put(done)
+        done.wait(timeout=2.0)
+
+    def stop(self) -> None:
+        """Do nothing more, as a killed process would: what stands in etcd is left to its lease. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._inbox.put(None)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+        for watch in (self._board, self._roll):
+            if watch is not None:
+                watch.close()
+        if self._links is not None:
+            self._links.watch(e.Watch(peers=()))
+        self._writer.stop()
+
+    def close(self) -> None:
+        """Stop; give the last writes two seconds, if etcd is there, and the lease back. Idempotent."""
+        if not self._closed and self._there:
+            self._writer.flush(2.0)
+        self.stop()
+        self._writer.close()
+
+    def _period(self) -> float:
+        generation = self._core.view.generation
+        members = 0 if generation is None else len(generation.nodes) + len(generation.spares)
+        return max(PULSE, members / PULSES)
+
+    # The core's thread.
+
+    def _run(self) -> None:
+        try:
+            self._decide()
+        except Exception as error:  # noqa: BLE001  # the thread's edge: a member that decides nothing must not look alive
+            traceback.print_exc()
+            self._act(e.Exit(failed=True, detail=f"the membership failed: {type(error).__name__}: {error}"))
+
+    def _decide(self) -> None:
+        while not self._closed:
+            batch = self._gather()
+            events: list[e.Event] = []
+            for item in batch:
+                if isinstance(item, _Heard):
+                    # What a watch that was given up had still to say would be taken for the news of today's.
+                    if item.watch in (BOARD, self._rolls):
+                        events.append(item.event)
+                elif item is not None and not isinstance(item, threading.Event):
+                    events.append(item)
+            self._handle(events)
+            for item in batch:
+                if isinstance(item, threading.Event):
+                    item.set()
+            if None in batch:
+                return
+
+    def _gather(self) -> list[e.Event | _Heard | threading.Event | None]:
+        """Return all that came, once something has or the core wants to be asked; a Tick if nothing did."""
+        now = self._clock.monotonic()
+        alarm = self._core.alarm(now)
+        try:
+            found = [self._inbox.get(timeout=None if alarm is None else max(0.001, alarm - now))]
+        except queue.Empty:
+            return [e.Tick()]
+        while True:
+            try:
+                found.append(self._inbox.get_nowait())
+            except queue.Empty:
+                return found
+
+    def _handle(self, events: list[e.Event]) -> None:
+        if not events:
+            return
+        for event in events:
+            self._noted(event)
+        for action in self._core.handle(events, self._clock.monotonic()):
+            match action:
+                case e.Watch():
+                    assert self._links is not None
+                    self._links.watch(action)
+                case e.LetGo():
+                    self._writer.let_go()
+                case e.WatchRoll():
+                    self._watch_roll(action.on)
+                case _ if isinstance(action, e.Local):
+                    self._act(action)
+                case _:
+                    self._writer.write(action)
+
+    def _watch_roll(self, on: bool) -> None:
+        if on is (self._roll is not None):
+            return
+        self._rolls += 1
+        if self._roll is not None:
+            self._roll.close(wait=False)
+            self._roll = None
+        else:
+            self._roll = self._watch("roll/", e.Tier.ROLL, self._rolls)
+
+    # The watches' threads.
+
+    def _watch(self, prefix: str, tier: e.Tier, number: int) -> Watch:
+        return Watch(self._client, self._root + prefix, lambda news: self._watched(tier, number, news))
+
+    def _watched(self, tier: e.Tier, number: int, news: Delivery) -> None:
+        def put(event: e.Event) -> None:
+            self._inbox.put(_Heard(number, event))
+
+        match news:
+            case etcd_watch.Snapshot():
+                items: list[e.OfRoll | e.OfBoard] = []
+                for kv in news.kvs:
+                    said = reading.read(self._root, kv)
+                    if isinstance(said, e.Broken):
+                        put(said)
+                    elif said is not None:
+                        items.append(said)
+                put(e.Listed(tier=tier, items=tuple(items), revision=news.revision, gap=news.gap))
+            case etcd_watch.Changes():
+                for change in news.changes:
+                    if change.kv is not None:
+                        told = reading.read(self._root, change.kv)
+                    else:
+                        told = reading.gone(self._root, change.key, change.revision)
+                    if told is not None:
+                        put(told)
+            case etcd_watch.Connected() if tier is e.Tier.BOARD:
+                self._there, self._away = True, False
+                self._writer.impaired("")
+                self._heard(True)
+                put(e.EtcdBack())
+            case etcd_watch.Disconnected() if tier is e.Tier.BOARD and self._away:
+                self._writer.impaired(news.reason)
+            case etcd_watch.Disconnected() if tier is e.Tier.BOARD:
+                self._there, self._away = False, True
+                self._heard(False)
+                put(e.EtcdLost(since=news.since, reason=news.reason))
+            case etcd_watch.Ended():
+                put(e.Broken(detail=str(news.error)))
+            case _:
+                pass

@@ -1,0 +1,245 @@
+"""The thread of a member that writes to etcd, and the lease its keys stand under.
+
+Writes go in order. Unfenced ones (the own keys, a tomb, a doubt) are tried until etcd takes them; fenced ones once,
+since only the core can say whether they still make sense: one without an answer counts as failed, and the watch tells
+what became of it. What a write changed is told to the core at once; the watch's echo comes later and is recognised by
+its revision.
+
+Between writes comes the pulse. Since it is conditional on the member's own keys, it also finds out when somebody
+deleted them, or wrote over them.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from elastic3d.clock import Clock
+from elastic3d.errors import EtcdError, EtcdUnavailable
+from elastic3d.etcd import EtcdClient, Impaired, Lease, LeaseGone, LeaseKeeper
+from elastic3d.membership import events as e
+from elastic3d.membership import transactions
+from elastic3d.membership.records import Pulse
+from elastic3d.values import Node
+
+BUDGET = 2.0
+"""Seconds for one try of a write, over all endpoints."""
+
+RETRY = 0.2
+"""Seconds between two tries of a write."""
+
+FIRST_PULSE = 0.2
+"""Of a period: in which part of it the first pulse comes, so that not all come at once."""
+
+
+class Writer:
+    """Writes for the member `me` of the job under `root`, own keys under a lease of `ttl` seconds.
+
+    `tell` is called with what came of it. `pulse` is asked for the next pulse's content and `period` for the seconds
+    between two. All three from the writer's own thread; they must not block.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        root: str,
+        me: Node,
+        ttl: float,
+        tell: Callable[[e.Event], None],
+        pulse: Callable[[], Pulse],
+        period: Callable[[], float],
+        clock: Clock,
+    ) -> None:
+        self._client, self._root, self._me, self._ttl, self._clock = client, root, me, ttl, clock
+        self._tell, self._pulse, self._period = tell, pulse, period
+        self._leases = LeaseKeeper(client)
+        self._lease: Lease | None = None
+        self._writes: deque[e.Write] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._registered = self._reported = 0
+        self._impaired = ""
+        self._pulse_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="elastic3d-member-writes", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def write(self, action: e.Write) -> None:
+        """Write this after all that was asked for before; of two reports in a row only the newer one."""
+        with self._changed:
+            if isinstance(action, e.PutReport) and self._writes and isinstance(self._writes[-1], e.PutReport):
+                self._writes.pop()
+            self._writes.append(action)
+            self._changed.notify_all()
+
+    def flush(self, seconds: float) -> None:
+        """Wait until all is written, at most `seconds`."""
+        end = self._clock.monotonic() + seconds
+        with self._changed:
+            while self._writes and (left := end - self._clock.monotonic()) > 0:
+                self._changed.wait(timeout=left)
+
+    def let_go(self) -> None:
+        """Leave the own lease to run out; the next own write gets another."""
+        with self._changed:
+            lease, self._lease = self._lease, None
+            self._registered, self._reported, self._pulse_at = 0, 0, None
+        if lease is not None:
+            self._leases.forget(lease)
+
+    def stop(self) -> None:
+        """Write nothing more, and keep the lease alive no longer, as if the process had ended. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=2 * BUDGET)
+        self._leases.close()
+
+    def close(self) -> None:
+        """Stop, and give the lease back, so that nothing of this member stays in etcd."""
+        self.stop()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            try:
+                self._client.revoke(lease.id, budget=1.0)
+            except EtcdError:
+                pass  # it runs out by itself
+
+    # The writer's thread.
+
+    def _run(self) -> None:
+        while True:
+            action = self._next()
+            if self._closed and action is None:
+                return
+            if action is None:
+                self._beat()
+                continue
+            done = self._write(action)
+            with self._changed:
+                if done and self._writes and self._writes[0] is action:
+                    self._writes.popleft()
+                    self._changed.notify_all()
+                elif self._closed:
+                    return
+                elif not done:
+                    self._changed.wait(timeout=RETRY)
+
+    def _next(self) -> e.Write | None:
+        """Return the next write; None when it is time for a pulse, or to end."""
+        with self._changed:
+            while not self._writes and not self._closed:
+                now = self._clock.monotonic()
+                if self._pulse_at is not None and now >= self._pulse_at:
+                    return None
+                self._changed.wait(timeout=None if self._pulse_at is None else self._pulse_at - now)
+            return self._writes[0] if self._writes else None
+
+    def _write(self, action: e.Write) -> bool:
+        """Return whether this write needs no further try."""
+        fenced = isinstance(action, e.Fenced)
+        try:
+            ok = self._send(action)
+            self.impaired("")
+        except LeaseGone:
+            self._lost(self._lease)
+            return False
+        except EtcdError as error:
+            if isinstance(error, Impaired):
+                self.impaired(str(error))
+            if not fenced:
+                # Waiting cures what is away, not what is refused.
+                if isinstance(error, EtcdUnavailable) or self._closed:
+                    return False
+                self._tell(e.Broken(detail=str(error)))
+                return True
+            ok = False
+        if fenced or isinstance(action, e.Bury | e.PutDoubt):
+            self._tell(e.WriteDone(write=action, ok=ok))
+        return True
+
+    def impaired(self, reason: str) -> None:
+        """Tell of what people have to mend, once, and with "" when they have. From any thread."""
+        with self._changed:
+            known, self._impaired = self._impaired, reason
+        if reason != known:
+            self._tell(e.EtcdImpaired(reason=reason))
+
+    def _send(self, action: e.Write) -> bool:
+        lease = 0
+        ttl = transactions.lease_of(action, self._ttl)
+        if transactions.own_lease(action):
+            lease = self._own_lease()
+        elif ttl is not None:
+            lease, _granted = self._client.grant(ttl, budget=BUDGET)
+        made = transactions.transaction(self._root, self._me, self._stamped(action), lease)
+        idempotent = not isinstance(action, e.Fenced)
+        result = self._client.txn(made.conditions, made.operations, idempotent=idempotent, budget=BUDGET)
+        if result.succeeded:
+            if isinstance(action, e.PutMember):
+                self._begin_pulses(result.revision)
+            elif isinstance(action, e.PutReport):
+                self._reported = result.revision
+            for event in transactions.told(self._me, action, result.revision):
+                self._tell(event)
+        elif lease and not transactions.own_lease(action):
+            self._client.revoke(lease, budget=BUDGET)
+        return result.succeeded
+
+    def _own_lease(self) -> int:
+        if self._lease is None or self._lease.lost is not None:
+            self._lease = self._leases.grant(self._ttl, lambda lease, loss: self._lost(lease), budget=BUDGET)
+        return self._lease.id
+
+    def _lost(self, lease: Lease | None) -> None:
+        """Take note that the own lease is over, once, whoever notices first; called from the keeper's thread too."""
+        with self._changed:
+            if lease is None or lease is not self._lease or self._closed:
+                return
+            self._lease, self._registered, self._reported, self._pulse_at = None, 0, 0, None
+        self._tell(e.Unregistered())
+
+    def _stamped(self, action: e.Write) -> e.Write:
+        """Return the write with the wall clock in what people remember of a generation; the core has no clock."""
+        if not isinstance(action, e.Seal):
+            return action
+        return replace(action, history=replace(action.history, at=self._clock.wall()))
+
+    # The pulse.
+
+    def _begin_pulses(self, registered: int) -> None:
+        spread = zlib.crc32(self._me.id.encode(errors="surrogatepass")) / 2**32
+        with self._changed:
+            self._registered = registered
+            if self._pulse_at is None:
+                self._pulse_at = self._clock.monotonic() + FIRST_PULSE * spread * self._period()
+
+    def _beat(self) -> None:
+        with self._changed:
+            lease, period = self._lease, self._period()
+            registered, reported = self._registered, self._reported
+            self._pulse_at = self._clock.monotonic() + period
+        if lease is None:
+            return
+        pulse = replace(self._pulse(), every=period)
+        made = transactions.pulse(self._root, self._me, pulse, registered, reported, lease.id)
+        try:
+            there = self._client.txn(made.conditions, made.operations, idempotent=True, budget=BUDGET).succeeded
+        except LeaseGone:
+            self._lost(lease)
+            return
+        except EtcdError as error:
+            if isinstance(error, Impaired):
+                self.impaired(str(error))
+            return  # the watch says what there is to say of it
+        self.impaired("")
+        if not there:
+            with self._changed:
+                self._registered, self._reported, self._pulse_at = 0, 0, None
+            self._tell(e.Unregistered())

@@ -1,0 +1,145 @@
+"""All that stands under one run's root, taken apart for people: whatever cannot be read is named, not raised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic3d.errors import ConfigurationError
+from elastic3d.etcd import KeyValue
+from elastic3d.membership.records import (
+    Claim,
+    Doubt,
+    Drain,
+    End,
+    Flap,
+    History,
+    MemberRecord,
+    Proposal,
+    Pulse,
+    Quarantine,
+    Report,
+    Tomb,
+    decode,
+)
+from elastic3d.values import Generation, to_json
+
+BOARD, ROLL, PULSES, HISTORY, REFUSED = TIERS = ("board/", "roll/", "pulses/", "history/", "refused/")
+"""What the keys of a run begin with, below its root."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing a node tried of itself before it took part."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A node that failed its own admission, as it wrote it."""
+
+    node: str
+    address: str = ""
+    checks: tuple[Check, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """Every record of a run by the name in its key. leases: of the keys that have one. problems: what is garbage."""
+
+    leader: Claim | None = None
+    generation: Generation | None = None
+    proposal: Proposal | None = None
+    end: End | None = None
+    members: dict[str, MemberRecord] = field(default_factory=dict)
+    reports: dict[str, Report] = field(default_factory=dict)
+    tombs: dict[str, Tomb] = field(default_factory=dict)
+    doubts: dict[str, Doubt] = field(default_factory=dict)
+    drains: dict[str, Drain] = field(default_factory=dict)
+    quarantine: dict[str, Quarantine] = field(default_factory=dict)
+    flaps: dict[str, Flap] = field(default_factory=dict)
+    pulses: dict[str, Pulse] = field(default_factory=dict)
+    history: dict[str, History] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    leases: dict[str, int] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+_ONE: dict[str, tuple[str, type[Any]]] = {
+    "board/leader": ("leader", Claim),
+    "board/generation": ("generation", Generation),
+    "board/proposal": ("proposal", Proposal),
+    "board/end": ("end", End),
+}
+_MANY: dict[str, tuple[str, type[Any]]] = {
+    "roll/members/": ("members", MemberRecord),
+    "roll/reports/": ("reports", Report),
+    "board/tombs/": ("tombs", Tomb),
+    "board/doubts/": ("doubts", Doubt),
+    "roll/drains/": ("drains", Drain),
+    "roll/quarantine/": ("quarantine", Quarantine),
+    "roll/flaps/": ("flaps", Flap),
+    PULSES: ("pulses", Pulse),
+    HISTORY: ("history", History),
+    REFUSED: ("refused", Refusal),
+}
+# Their few numbers that are no whole ones are never shown, and they are long.
+_UNCHECKED = (Generation, Proposal, MemberRecord)
+
+
+def find(root: str, items: Iterable[KeyValue]) -> Found:
+    """Return what the keys of one listing say."""
+    found = Found()
+    for item in items:
+        below = item.key.removeprefix(root)
+        try:
+            if below in _ONE:
+                name, kind = _ONE[below]
+                setattr(found, name, _record(kind, item))
+                continue
+            head = next((head for head in _MANY if below.startswith(head) and below != head), None)
+            if head is None:
+                raise ConfigurationError(f"etcd key {item.key} is none that this elastic3d knows")
+            name, kind = _MANY[head]
+            _add(found, name, below.removeprefix(head), _record(kind, item), item)
+        except ConfigurationError as error:
+            found.problems.append(str(error))
+            if below.startswith("roll/members/"):
+                found.unreadable[below.removeprefix("roll/members/")] = str(error)
+    return found
+
+
+def history(root: str, items: Iterable[KeyValue]) -> tuple[list[History], list[str]]:
+    """Return the generations that were sealed, oldest first, and what of it cannot be read."""
+    found = find(root, (item for item in items if item.key.startswith(root + HISTORY)))
+    told = sorted(found.history.values(), key=lambda history: (history.number, history.attempt))
+    return told, found.problems
+
+
+def _add(found: Found, name: str, key: str, record: Any, item: KeyValue) -> None:
+    if name == "members" and record.node.id != key:
+        raise ConfigurationError(f"etcd key {item.key} holds the record of {record.node.id}")
+    getattr(found, name)[key] = record
+    if item.lease and name in ("quarantine", "flaps", "refused"):
+        found.leases[f"{name}/{key}"] = item.lease
+
+
+def _record(kind: type[Any], item: KeyValue) -> Any:
+    record = decode(kind, item.value, item.key)
+    if kind not in _UNCHECKED and not _finite(to_json(record)):
+        raise ConfigurationError(f"etcd key {item.key} holds a number that is none")
+    return record
+
+
+def _finite(data: Any) -> bool:
+    if isinstance(data, dict):
+        return all(map(_finite, data.values()))
+    if isinstance(data, list):
+        return all(map(_finite, data))
+    return not isinstance(data, float) or math.isfinite(data)

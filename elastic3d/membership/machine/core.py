@@ -1,0 +1,325 @@
+"""The state machine of one member: `handle(events, now)` returns what to do about them.
+
+It does no I/O and reads no clock, so that the same code runs against a real etcd, in transcripts, and in simulations of
+thousands of nodes. Its state is changed in place, which keeps an event's cost independent of the number of members.
+
+A member is always two things at once:
+
+*A follower* brings its own trainers to where the board says they should be (`trainers`), and tells the others in its
+report. It hears its neighbours on the ring (`neighbours`), buries those whose port refuses, and answers doubts.
+
+*Perhaps the leader*: every member would lead. The first in rank order campaigns at once when the place is free, the
+next ones a little later each. Leading is a key in etcd, and its mod revision fences every write (etcd's own locks are
+not sound; a revision compared in the same transaction is). The leader watches the roll too. So does a *contender*, a
+neighbour of the leader that does not hear it: together with the other neighbours it may find the leader dead.
+
+Losing etcd: a member that alone has lost it, as the step votes tell it, stops its trainers before the lease and the
+grace are over. While every member has lost it nobody can be sealed out, and training goes on. A member that hears no
+votes cannot go on by itself either: a step needs every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from elastic3d.membership import events as e
+from elastic3d.membership.machine.alarm import Alarm
+from elastic3d.membership.machine.campaign import turn
+from elastic3d.membership.machine.commits import Commits
+from elastic3d.membership.machine.forming import Planner
+from elastic3d.membership.machine.funerals import TOGETHER
+from elastic3d.membership.machine.lead import Lead
+from elastic3d.membership.machine.leader import decide
+from elastic3d.membership.machine.neighbours import Neighbours
+from elastic3d.membership.machine.silence import Silence, judge
+from elastic3d.membership.machine.trainers import Phase, Trainers
+from elastic3d.membership.machine.view import View
+from elastic3d.membership.machine.world import world_of
+from elastic3d.membership.policy import Policy
+from elastic3d.membership.records import MemberRecord, Out, Report, Tomb
+from elastic3d.values import Cause, Generation
+
+ALONE = 0.8
+"""Of lease and grace together: how long a member that alone has lost etcd goes on. The others put it out after all
+of it. Some members hear from etcd again before others do, so that a vote or two against this one mean nothing yet."""
+
+RETRY = 0.1
+"""Seconds after a write that failed before the leader decides again: by then the watch has told why."""
+
+
+class Core:
+    """One member of one job. All times are the member's own monotonic seconds."""
+
+    def __init__(self, record: MemberRecord, policy: Policy, planner: Planner) -> None:
+        self.record = record
+        self.policy = policy
+        self.view = View(record)
+        self.report = Report(incarnation=record.node.incarnation)
+        self.exited = False
+        self._id = record.node.id
+        self._planner = planner
+        self._trainers = Trainers(self._id)
+        self._neighbours = Neighbours(self._id)
+        self._silence = Silence()
+        self._buried: dict[str, None] = {}
+        self._lead = Lead(buried=self._buried)
+        self._alarm = Alarm(0.0)
+        self._registered = self._registering = False
+        self._registered_at = 0
+        self._told = self.report
+        self._busy: e.Write | None = None
+        self._retry_at = 0.0
+        self._lost_since: float | None = None
+        self._outvoted_since: float | None = None
+        self._vacant_since: float | None = None
+        self._active_in = 0
+        self._draining = False
+        self._led = 0
+        self._commits = Commits()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this member holds the leader's key, as far as it knows."""
+        return self.view.leader is not None and self.view.leader_id == self._id
+
+    @property
+    def running(self) -> Generation | None:
+        """The sealed generation whose trainers run here, if any."""
+        generation = self.view.generation
+        return generation if generation and self._trainers.phase(generation.key) is Phase.RUNNING else None
+
+    def alarm(self, now: float) -> float | None:
+        """Return when to `handle` at the latest, with a `Tick` if nothing else came; None: there is no hurry ever."""
+        return None if self.exited or self._alarm.next == float("inf") else max(now, self._alarm.next)
+
+    def handle(self, events: Sequence[e.Event], now: float) -> list[e.Action]:
+        """Take in what happened, in this order, and return what to do, in order."""
+        actions: list[e.Action] = []
+        if self.exited:
+            return actions
+        self._alarm = Alarm(now)
+        for event in events:
+            self.view.apply(event, now)
+            if isinstance(event, e.Listed) and event.gap:
+                self._lead.leading = now
+            self._hear(event, actions, now)
+            if self.exited:
+                return actions
+        if self.leads and self._led != self.view.token:
+            self._led = self.view.token
+            self._lead = Lead(buried=self._buried, leading=now, attempt=self.view.token, silence=self._silence)
+            self._busy, self._commits = None, Commits()
+        if self.view.listed and self._lost_since is None:
+            self._take_part(actions)
+            if self.exited:
+                return actions
+            self._trainers.follow(self.view, actions)
+            self._neighbours.follow(self.view, actions)
+            self._answer()
+            self._govern(actions, now)
+        elif self._lost_since is not None:
+            self._endure(actions)
+        # Steps alone are not worth a write each: they travel with the next one.
+        if self.report != self._told and replace(self.report, step=self._told.step) != self._told:
+            self._told = self.report
+            actions.append(e.PutReport(report=self.report))
+        return actions
+
+    def _hear(self, event: e.Event, actions: list[e.Action], now: float) -> None:
+        """Take in what concerns this member alone."""
+        trainers = self._trainers
+        match event:
+            case e.Registered():
+                self._registered, self._registered_at = True, event.revision
+            case e.Unregistered():
+                self._registered = self._registering = False
+            case e.MemberGone() if event.id == self._id and event.revision > self._registered_at:
+                self._registered = self._registering = False
+            case e.TombGone() if event.id == self._id:
+                # It was garbage, and in the way of the own keys.
+                self._registered = self._registering = False
+            case e.EtcdLost():
+                self._lost_since, self._outvoted_since = event.since, None
+            case e.EtcdBack():
+                self._lost_since = None
+            case e.WriteDone() if event.write is self._busy:
+                self._busy = None
+                self._retry_at = now if event.ok else now + RETRY
+            case e.PeerHeard():
+                self._neighbours.hear(event)
+            case e.PeerRefused():
+                self._bury(event.id, event.evidence, actions)
+            case e.Prepared() if trainers.phase(event.key) is Phase.PREPARING:
+                trainers.prepared(event.key)
+                self.report = replace(self.report, prepared=event.key)
+            case e.Left():
+                trainers.over(event.key)
+                self.report = replace(self.report, left=event.key, step=max(self.report.step, event.step))
+            case e.Finished():
+                trainers.over(event.key)
+                self.report = replace(self.report, finished=event.key)
+            case e.Faulted() if trainers.phase(event.key) is not None and self.report.error != event.key:
+                trainers.over(event.key)
+                if event.error:
+                    self.report = replace(self.report, error=event.key, detail=event.detail)
+                else:
+                    self.report = replace(self.report, fault=event.key, detail=event.detail)
+            case e.Interrupted() if trainers.phase(event.key) is not None:
+                trainers.over(event.key)
+                self.report = replace(self.report, interrupted=event.key)
+            case e.Progress():
+                if event.etcd_away:
+                    self._outvoted_since = None
+                elif self._outvoted_since is None:
+                    self._outvoted_since = now
+                if event.step > self.report.step:
+                    self.report = replace(self.report, step=event.step)
+            case e.Saved():
+                self.report = replace(self.report, saved=event.saved)
+            case e.Noticed():
+                self.report = replace(self.report, notice=event.notice)
+                self._drain(actions, event.notice.seconds, event.notice.detail or event.notice.kind)
+            case e.LeaveAsked():
+                tomb = Tomb(incarnation=self.record.node.incarnation, how=Out.LEFT, by=self.record.node.name)
+                self._exit(actions, "this node leaves the job", e.Exit(failed=False, detail="left the job"), tomb)
+            case e.Broken():
+                self._exit(actions, "this node cannot go on", e.Exit(failed=True, detail=event.detail))
+            case _:
+                pass
+
+    def _exit(self, actions: list[e.Action], why: str, how: e.Exit, tomb: Tomb | None = None) -> None:
+        self._trainers.stop_all(actions, why)
+        if tomb is not None:
+            actions.append(e.Bury(id=self._id, tomb=tomb))
+        actions.append(how)
+        self.exited = True
+
+    def _drain(self, actions: list[e.Action], seconds: float | None, detail: str) -> None:
+        self._draining = True
+        actions.append(e.Draining(seconds=seconds, detail=detail))
+
+    def _bury(self, id: str, evidence: str, actions: list[e.Action]) -> None:
+        """Tell everyone that a peer is dead, and take over if it led: both are fenced by its incarnation."""
+        if id not in self._buried:
+            self._buried[id] = None
+            current = self.view.generation
+            if current is not None and self.view.active(id):
+                self._trainers.stop(actions, current.key, f"{id.partition('@')[0]} is dead")
+            if id not in self.view.tombs:
+                tomb = Tomb(incarnation=id.partition("@")[2], how=Out.DEAD, detail=evidence, by=self.record.node.name)
+                actions.append(e.Bury(id=id, tomb=tomb))
+            if self.view.leader_id == id:
+                self._campaign(actions, self.view.token)
+
+    def _take_part(self, actions: list[e.Action]) -> None:
+        """Stay registered; go when the job is over, this incarnation is out, or the others went on without it."""
+        view, current = self.view, self.view.generation
+        tomb = view.tombs.get(self._id)
+        if tomb is not None:
+            how = e.Exit(
+                failed=tomb.how is not Out.LEFT,
+                detail=tomb.detail or f"declared {tomb.how} by {tomb.by}",
+                rejoin=tomb.how is Out.DEAD,
+            )
+            self._exit(actions, f"this incarnation is out: {tomb.how}", how)
+            return
+        if view.end is not None:
+            self._exit(actions, "the job is over", e.Exit(failed=view.end.failed, detail=view.end.detail))
+            return
+        if current is not None and current.nodes:
+            world = world_of(current)
+            if self._id in world.index:
+                self._active_in = current.number
+            elif self._active_in and self._id not in world.spares and current.cause is not Cause.DRAIN:
+                detail = f"the others went on without this node ({current.cause}: {current.detail})"
+                self._exit(actions, "another generation was sealed", e.Exit(failed=True, detail=detail, rejoin=True))
+                return
+        coming = view.coming
+        if coming is not None and coming.cause is Cause.DRAIN and not self._draining and view.active(self._id):
+            world = world_of(coming)
+            if self._id not in world.index and self._id not in world.spares:
+                self._drain(actions, None, coming.detail)
+        if not self._registered and not self._registering:
+            self._registering = True
+            self._told = self.report
+            actions.append(e.PutMember(record=self.record))
+            actions.append(e.PutReport(report=self.report))
+
+    def _answer(self) -> None:
+        """Say what the neighbours are, and that this member lives, if somebody doubts it."""
+        doubt = self.view.doubts.get(self._id)
+        answered = doubt.mark if doubt is not None else self.report.answered
+        if self._neighbours.silent != self.report.silent or answered != self.report.answered:
+            self.report = replace(self.report, silent=self._neighbours.silent, answered=answered)
+
+    def _govern(self, actions: list[e.Action], now: float) -> None:
+        """Campaign when nobody leads, judge a silent leader, decide when this member leads; a stranger does nothing."""
+        current, mine = self.view.generation, self.record.profile
+        if current is not None and current.nodes and mine is not None and current.job != mine.digest:
+            return
+        contends = not self.leads and bool(self.view.leader_id) and self.view.leader_id in self.report.silent
+        self._watch_roll(actions, self.leads or contends)
+        ready = self._busy is None and self._alarm.due(self._retry_at)
+        if self.view.leader is None:
+            self._vacant_since = now if self._vacant_since is None else self._vacant_since
+            if (
+                ready
+                and self._registered
+                and self._alarm.due(self._vacant_since + turn(self.view, leaving=self._draining))
+            ):
+                self._campaign(actions, self.view.token)
+            return
+        self._vacant_since = None
+        roll = self.view.roll
+        if roll is None or not roll.listed or not self._registered:
+            return
+        roll.hear(self._id, self.report, now)
+        if contends:
+            leader = self.view.leader_id
+            dead, doubts = judge(self.view, roll, self.policy, self._silence, self._alarm, only=leader)
+            actions += doubts
+            if leader in dead and len(dead) <= TOGETHER:
+                # With the leader out the ring closes, and who was cut off with it has new neighbours to be missed by.
+                for id in dead:
+                    self._bury(id, dead[id], actions)
+            elif leader in dead:
+                self._bury(leader, dead[leader], actions)
+            return
+        self._commits.follow(self.view, actions)
+        writes = decide(self.view, self.policy, self._planner, self._lead, self._alarm, ready=ready)
+        if writes and isinstance(writes[-1], e.Fenced):
+            self._busy = writes[-1]
+        actions += writes
+
+    def _campaign(self, actions: list[e.Action], expected: int) -> None:
+        if self._busy is None:
+            self._busy = e.Campaign(expected=expected)
+            actions.append(self._busy)
+
+    def _watch_roll(self, actions: list[e.Action], on: bool) -> None:
+        if on and self.view.roll is None:
+            self.view.open_roll()
+            actions.append(e.WatchRoll(True))
+        elif not on and self.view.roll is not None:
+            self.view.close_roll()
+            actions.append(e.WatchRoll(False))
+
+    def _endure(self, actions: list[e.Action]) -> None:
+        """Without etcd: go on while nobody has it, stop before the others could have sealed us out.
+
+        Whoever trains nothing lets its lease go, should that be kept alive still: it would be taken into generations
+        of which it hears nothing.
+        """
+        assert self._lost_since is not None
+        patience = ALONE * (self.policy.lease + self.policy.grace)
+        generation = self.running
+        if generation is not None and self._outvoted_since is not None:
+            alone_since = max(self._outvoted_since, self._lost_since)
+            if self._alarm.due(alone_since + patience):
+                detail = "this node alone lost etcd"
+                self._trainers.stop(actions, generation.key, detail)
+                self.report = replace(self.report, fault=generation.key, detail=detail)
+        if self.running is None and self._registered and self._alarm.due(self._lost_since + patience):
+            self._registered = self._registering = False
+            actions.append(e.LetGo())

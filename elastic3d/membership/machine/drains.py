@@ -1,0 +1,56 @@
+"""By when those who were told to leave must be gone, and what is left of their time.
+
+A drain is a planned change with a deadline. Two thirds of the time are for preparing its generation beside the running
+one; then the change is made without waiting for that, so that the last third is for the step's end, the snapshot and
+its copy. A node whose time is over is let go as it is: what follows then is a loss.
+"""
+
+from __future__ import annotations
+
+from elastic3d.membership import events as e
+from elastic3d.membership.machine.alarm import Alarm
+from elastic3d.membership.machine.roll import Leaving, Roll
+from elastic3d.membership.machine.view import View
+from elastic3d.membership.records import End, Out, Tomb
+
+PREPARING = 2 / 3
+"""The part of a drain's time in which its generation may be prepared."""
+
+FLUSH = 0.9
+"""The part of a drain's time that checkpoints may take when everybody leaves; the rest is for going."""
+
+
+def leaving(view: View, roll: Roll) -> dict[str, Leaving]:
+    """Return the active nodes that were told to leave."""
+    return {id: one for id, one in roll.draining.items() if view.active(id)}
+
+
+def hurried(drains: dict[str, Leaving], alarm: Alarm) -> bool:
+    """Return whether somebody's time for preparing is over."""
+    return any(_part(one, PREPARING, alarm) for one in drains.values())
+
+
+def flushed(drains: dict[str, Leaving], alarm: Alarm) -> bool:
+    """Return whether somebody's time for writing checkpoints is over."""
+    return any(_part(one, FLUSH, alarm) for one in drains.values())
+
+
+def everybody(roll: Roll) -> bool:
+    """Return whether each registered member was told to leave."""
+    return not roll.eligible and all(id in roll.draining for id in roll.members if id not in roll.refused)
+
+
+def gone(view: View, id: str, one: Leaving, *, late: bool = False) -> Tomb:
+    """Return the tomb of a node that leaves because it was told to."""
+    end = "; its time was over" if late else ""
+    detail = f"told to leave ({one.reason}){end}"
+    return Tomb(incarnation=id.partition("@")[2], how=Out.LEFT, detail=detail, by=view.me.node.name)
+
+
+def end(view: View) -> e.PutEnd:
+    """Return the write that stops a job all of whose nodes leave."""
+    return e.PutEnd(end=End(failed=False, detail="every node was told to leave"), token=view.token)
+
+
+def _part(one: Leaving, part: float, alarm: Alarm) -> bool:
+    return one.deadline is not None and alarm.due(one.since + part * (one.deadline - one.since))

@@ -1,0 +1,152 @@
+"""Form the next generation: who could take part, how many of them, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from elastic3d.errors import LayoutError
+from elastic3d.membership import events as e
+from elastic3d.membership.machine.roll import Present, Roll
+from elastic3d.membership.machine.view import View
+from elastic3d.membership.machine.world import world_of
+from elastic3d.membership.policy import Policy
+from elastic3d.membership.records import History, MemberRecord, Proposal
+from elastic3d.membership.topology import arrange
+from elastic3d.planner import Plan
+from elastic3d.values import Cause, Generation, Layout, Node
+
+NAMED = 32
+"""Nodes that a history names of those that came or went; of the others it gives the number."""
+
+Planner = Callable[[int, MemberRecord], Plan]
+"""(number of nodes, the leader's own record) -> plan; raises LayoutError where none fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """Whom a generation can be formed of, in order of preference, and who else is there: warm, but not to be active."""
+
+    candidates: tuple[Present, ...]
+    others: tuple[Present, ...] = ()
+
+
+def crowd(view: View, roll: Roll, without: set[str], places: set[str], *, draining: bool = False) -> Crowd:
+    """Return who is there: members of the present generation first, its spares next, then others by arrival.
+
+    Left out are the ids `without`; members at `places` are kept out as if they were in quarantine. draining: nodes that
+    are to leave, and are active still, may go on if they must. An active node that has lost its lease is there until
+    its time is over, or its neighbours call it silent: whatever else happened, to lose a lease is not to be dead.
+    """
+    world = view.world
+
+    def order(id: str) -> tuple[int, int]:
+        if world is not None and id in world.index:
+            return (0, world.index[id])
+        if world is not None and id in world.spares:
+            return (1, world.spares[id])
+        return (2, roll.members[id].order)
+
+    fit: list[str] = []
+    others: list[str] = []
+    for id in roll.eligible:
+        if id not in without:
+            (others if places and roll.members[id].node.place in places else fit).append(id)
+    last = []
+    for id in roll.unfit:
+        if id in without or id in roll.refused or id in roll.replaced:
+            continue
+        if id not in roll.draining:
+            others.append(id)
+        elif view.active(id) and draining and not roll.kept_out(id):
+            last.append(id)
+    missing = {
+        id: Present(record=MemberRecord(node=node), order=0) for id, node in _unsure(view, roll, without, places)
+    }
+    ids = [*sorted([*fit, *missing], key=order), *sorted(last, key=order)]
+    return Crowd(
+        candidates=tuple(missing[id] if id in missing else roll.members[id] for id in ids),
+        others=tuple(roll.members[id] for id in sorted(others, key=order)),
+    )
+
+
+def _unsure(view: View, roll: Roll, without: set[str], places: set[str]) -> Iterator[tuple[str, Node]]:
+    """Return active nodes without a lease that may go on, beside those of whom it is known that they do."""
+    world = view.world
+    if not any(view.active(id) for id in roll.eligible):
+        return
+    accused = {other for id in roll.reports.accusing if id not in without for other in roll.reports[id].silent}
+    for id in roll.missing:
+        if world is None or id in without or id in roll.replaced:
+            continue
+        if id in accused:
+            near = [n for n in view.ring.around(id, view.tombs) if n in roll.members and n not in without]
+            if not any(report is not None and id not in report.silent for report in map(roll.reports.get, near)):
+                continue
+        node = world.nodes[id]
+        if node.place not in places and node.place not in roll.quarantines and node.name not in roll.drains:
+            yield id, node
+
+
+def form(view: View, me: MemberRecord, policy: Policy, planner: Planner, there: Crowd) -> Generation:
+    """Return the next generation of those who are there, cause to be filled in; LayoutError where none is legal."""
+    used, layout = _fit(len(there.candidates), me, policy, planner)
+    chosen = [p.node for p in there.candidates[:used]]
+    floor = max((p.record.floor for p in there.candidates), default=0)
+    return Generation(
+        number=max(view.generation.number if view.generation else 0, floor) + 1,
+        cause=Cause.START,
+        nodes=arrange(view.generation, chosen, layout),
+        spares=tuple(p.node for p in (*there.candidates[used:], *there.others)),
+        layout=layout,
+        leader=me.node.name,
+        job=me.profile.digest if me.profile else "",
+    )
+
+
+def _fit(count: int, me: MemberRecord, policy: Policy, planner: Planner) -> tuple[int, Layout | None]:
+    """Return how many of `count` nodes can be active, and their layout."""
+    used = policy.allowed(count)
+    if me.profile is None:
+        return used, None
+    while used:
+        plan = planner(used, me)
+        used = policy.allowed(plan.nodes)
+        if used == plan.nodes:
+            return used, plan.layout
+    raise LayoutError(
+        f"no layout uses an allowed number of {count} node(s); {policy.counting()}: add nodes or allow other numbers"
+    )
+
+
+def seal(view: View, generation: Generation) -> e.Seal:
+    """Return the write that makes it so, with its history. The clock of the history is the adapter's to fill in."""
+    before = world_of(view.generation).nodes if view.generation is not None else {}
+    after = world_of(generation)
+    was = world_of(view.generation).index if view.generation is not None else {}
+    joined = [after.nodes[id].name for id in after.ids if id not in was]
+    left = [before[id].name for id in was if id not in after.index]
+    history = History(
+        number=generation.number,
+        attempt=generation.attempt,
+        cause=generation.cause,
+        detail=generation.detail,
+        leader=generation.leader,
+        active=len(generation.nodes),
+        spares=len(generation.spares),
+        joined=_few(joined),
+        left=_few(left),
+        layout=str(generation.layout) if generation.layout is not None else "",
+        at=0.0,
+    )
+    return e.Seal(generation=generation, history=history, token=view.token, previous=view.generation_revision)
+
+
+def propose(view: View, generation: Generation, *, switch: bool = False) -> e.Propose:
+    """Return the write that lets everybody prepare this generation, or leave for it."""
+    proposal = Proposal(generation=generation, switch=switch)
+    return e.Propose(proposal=proposal, token=view.token, previous=view.generation_revision)
+
+
+def _few(names: list[str]) -> tuple[str, ...]:
+    return tuple(names) if len(names) <= NAMED else (*names[:NAMED], f"and {len(names) - NAMED} more")

@@ -1,0 +1,60 @@
+"""What a leader remembers between its decisions: since when it waits for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastic3d.membership.machine.silence import Silence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A machine lost an incarnation, or its trainer died: one more on its count. `id` is new for each."""
+
+    id: str
+    place: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Lead:
+    """One leadership. buried: whom this member has buried already, in whatever role; shared with the core.
+
+    leading: since when it leads without a gap in what it hears. proposed: since when the proposal stands. waiting:
+    since when somebody waits for a planned change. considered: the roll's version of which no planned change came.
+    lost_at: when the first loss of the sealed generation was seen. losses: still to be
+    counted; counted: all that are or were among them. drained: names buried because they were told to leave.
+    """
+
+    buried: dict[str, None]
+    leading: float = 0.0
+    attempt: int = 0
+    below: float | None = None
+    unplanned: float | None = None
+    orphan: float | None = None
+    interrupted: float | None = None
+    proposed: float | None = None
+    waiting: float | None = None
+    lost_at: float | None = None
+    not_before: float = 0.0
+    considered: int = -1
+    silence: Silence = field(default_factory=Silence)
+    losses: list[Loss] = field(default_factory=list)
+    counted: dict[str, None] = field(default_factory=dict)
+    drained: dict[str, None] = field(default_factory=dict)
+    _sealed: int = -1
+
+    def next_attempt(self) -> int:
+        """Return a number no other attempt of this job has.
+
+        A leader counts from its token: tokens are etcd revisions, and each attempt costs a write, so that a later
+        leader's token is beyond all numbers of the earlier ones.
+        """
+        self.attempt += 1
+        return self.attempt
+
+    def turn_to(self, revision: int) -> None:
+        """Forget what was waited for in an earlier generation; `revision` is the record's."""
+        if revision != self._sealed:
+            self._sealed = revision
+            self.below = self.unplanned = self.orphan = self.interrupted = None
+            self.proposed = self.waiting = self.lost_at = None

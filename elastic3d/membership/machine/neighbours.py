@@ -1,0 +1,37 @@
+"""The own neighbours on the ring: whom this member watches, who watches it, and whom of these it does not hear."""
+
+from __future__ import annotations
+
+from elastic3d.membership import events as e
+from elastic3d.membership.machine.view import View
+
+
+class Neighbours:
+    """Those of the node `id`. silent: which of them it does not hear, sorted."""
+
+    def __init__(self, id: str) -> None:
+        self._id = id
+        self._watch = e.Watch(peers=())
+        self._near: frozenset[str] = frozenset()
+        self.silent: tuple[str, ...] = ()
+
+    def hear(self, event: e.PeerHeard) -> None:
+        """Take in that a neighbour is heard, or is not any more."""
+        silent = set(self.silent)
+        # News of one who is no neighbour would never be followed by news of its end.
+        (silent.discard if event.alive or event.id not in self._near else silent.add)(event.id)
+        self.silent = tuple(sorted(silent))
+
+    def follow(self, view: View, actions: list[e.Action]) -> None:
+        """Watch the next two of the ring, expect the two before, and forget what was heard of others."""
+        ring = view.ring
+        watch = e.Watch(peers=())
+        if self._id in ring.index and self._id not in view.tombs:
+            after, before = ring.after(self._id, view.tombs), ring.before(self._id, view.tombs)
+            peers = tuple(e.Peer(id=node.id, address=node.address, port=node.heartbeat_port) for node in after)
+            watch = e.Watch(peers=peers, expected=tuple(node.id for node in before))
+        if watch != self._watch:
+            self._watch = watch
+            self._near = frozenset((*(peer.id for peer in watch.peers), *watch.expected))
+            self.silent = tuple(id for id in self.silent if id in self._near)
+            actions.append(watch)

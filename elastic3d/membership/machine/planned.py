@@ -1,0 +1,189 @@
+"""Planned changes: newcomers come in, those who were told to leave go, machines in quarantine are set aside.
+
+The next generation is prepared beside the running one; when all are prepared, the running trainers leave at a step
+boundary, and it is sealed. A drain's deadline cuts the waiting short (`drains`). Where no legal generation remains
+without those that must leave, nothing is prepared: everybody is asked to leave at a boundary, so that the snapshots are
+held when the draining nodes go, and the others wait for a node to go on from memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic3d.errors import LayoutError
+from elastic3d.membership import events as e
+from elastic3d.membership.machine import drains, forming
+from elastic3d.membership.machine.alarm import Alarm
+from elastic3d.membership.machine.forming import Planner
+from elastic3d.membership.machine.lead import Lead
+from elastic3d.membership.machine.losses import condemned
+from elastic3d.membership.machine.roll import Leaving, Roll
+from elastic3d.membership.machine.view import View
+from elastic3d.membership.machine.world import world_of
+from elastic3d.membership.policy import Policy
+from elastic3d.values import Cause, Generation
+
+RETRY = 5.0
+"""Seconds before a membership whose preparation failed is proposed again."""
+
+PATIENCE = 10
+"""However many more come, nobody waits longer than this many times `Policy.gather`."""
+
+HOUR = 3600.0
+
+
+def planned(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> e.Fenced | None:
+    """Return the next write towards a better membership, None while there is none or it takes its time."""
+    if view.coming is not None:
+        return _drive(view, roll, policy, lead, alarm)
+    current = view.generation
+    assert current is not None
+    going = drains.leaving(view, roll)
+    # Whoever lost its lease is not known to be dead: a plan without it would seal it out before its grace is over.
+    if roll.missing:
+        return None
+    if lead.considered != roll.version:
+        lead.waiting = alarm.now if lead.waiting is None else lead.waiting
+        hurried = drains.hurried(going, alarm)
+        gathered = alarm.due(min(roll.changed_at + policy.gather, lead.waiting + PATIENCE * policy.gather))
+        if not hurried and not (gathered and alarm.due(lead.not_before)):
+            return None
+        aside = [id for id in roll.unfit if view.active(id)]
+        if not aside and not affordable(view, policy, alarm):
+            return None
+        formed = _better(view, roll, policy, planner, lead, aside, going, alarm.now)
+        if formed is not None:
+            lead.waiting = None
+            if not policy.beside:
+                return forming.seal(view, formed)
+            lead.proposed = alarm.now
+            return forming.propose(view, formed)
+        lead.considered, lead.waiting = roll.version, None
+    # While somebody stays, a node may come that makes it legal; where everybody goes there is nothing to wait for.
+    if going and (drains.hurried(going, alarm) or (policy.beside and drains.everybody(roll))):
+        return _ask_all(view, roll, policy, going, lead, alarm)
+    return None
+
+
+def level(view: View, policy: Policy, now: float) -> float:
+    """Return how much of the hour's re-formings is used up by now. A new leader's time begins when it heard of them."""
+    if view.generation is None or not policy.budget:
+        return 0.0
+    return max(0.0, view.generation.spent - (now - view.sealed_at) * policy.budget / HOUR)
+
+
+def spent(view: View, policy: Policy, now: float) -> float:
+    """Return the level after one more. Losses may come faster than the budget: newcomers then wait for one's time."""
+    return min(level(view, policy, now) + 1.0, float(policy.budget)) if policy.budget else 0.0
+
+
+def affordable(view: View, policy: Policy, alarm: Alarm) -> bool:
+    """Return whether the budget allows one more re-forming for newcomers' sake."""
+    over = level(view, policy, alarm.now) + 1.0 - policy.budget if policy.budget else 0.0
+    # A rounding error must not let the alarm ring before the moment it waits for.
+    return over <= 1e-6 or alarm.due(alarm.now + over * HOUR / policy.budget)
+
+
+def _better(
+    view: View,
+    roll: Roll,
+    policy: Policy,
+    planner: Planner,
+    lead: Lead,
+    aside: list[str],
+    going: dict[str, Leaving],
+    now: float,
+) -> Generation | None:
+    """Return the generation to change to; None if the present one is as good as can be, or none is legal."""
+    current, world = view.generation, view.world
+    assert current is not None
+    assert world is not None
+    there = forming.crowd(view, roll, set(), condemned(roll, policy, lead))
+    if not policy.allowed(len(there.candidates)):
+        return None
+    try:
+        formed = forming.form(view, view.me, policy, planner, there)
+    except LayoutError:
+        return None
+    after = world_of(formed).index
+    if after.keys() == world.index.keys() or (not aside and len(after) <= len(world.index)):
+        return None
+    joined = [id for id in world_of(formed).ids if id not in world.index]
+    if going:
+        cause, names, why = Cause.DRAIN, list(going), "; ".join(dict.fromkeys(one.reason for one in going.values()))
+    elif aside:
+        cause, names = Cause.QUARANTINE, aside
+        places = dict.fromkeys(roll.members[id].node.place for id in aside)
+        why = "; ".join(dict.fromkeys(roll.quarantines[p].reason for p in places if p in roll.quarantines))
+    else:
+        cause, names, why = Cause.JOIN, joined, ""
+    text = ", ".join(sorted(id.partition("@")[0] for id in names[: forming.NAMED]))
+    return replace(
+        formed,
+        attempt=lead.next_attempt(),
+        cause=cause,
+        detail=f"{text}: {why}" if why else text,
+        tried_at=current.tried_at,
+        spent=spent(view, policy, now),
+    )
+
+
+def _ask_all(
+    view: View, roll: Roll, policy: Policy, going: dict[str, Leaving], lead: Lead, alarm: Alarm
+) -> e.Fenced | None:
+    """Nobody can go on without those who must leave: ask everybody to leave at a boundary."""
+    current = view.generation
+    assert current is not None
+    if not policy.beside:
+        # Without elastic3d.run there are no boundaries: they go when their time is over.
+        return drains.end(view) if drains.everybody(roll) else None
+    text = ", ".join(sorted(id.partition("@")[0] for id in going))
+    nobody = replace(
+        current,
+        number=current.number + 1,
+        attempt=lead.next_attempt(),
+        cause=Cause.DRAIN,
+        nodes=(),
+        spares=tuple(node for node in current.nodes if node.id not in going),
+        detail=f"{text}: no membership is legal without",
+    )
+    lead.proposed = alarm.now
+    return forming.propose(view, nobody, switch=True)
+
+
+def _drive(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> e.Fenced | None:
+    """Bring a proposal to its seal: all prepared, then all left, then sealed; withdraw it when it cannot come."""
+    current, proposal = view.generation, view.proposal
+    assert current is not None
+    assert proposal is not None
+    formed = proposal.generation
+    lead.proposed = alarm.now if lead.proposed is None else lead.proposed
+    going = drains.leaving(view, roll)
+    all_left = len(roll.reports.who("left", current.key)) == len(current.nodes)
+    if not formed.nodes:
+        if not going:
+            return _withdraw(view, lead, alarm)
+        if drains.everybody(roll) and (all_left or drains.flushed(going, alarm)):
+            return drains.end(view)
+        return None
+    coming = world_of(formed).index
+    failed = roll.reports.who("fault", formed.key) or roll.reports.who("error", formed.key)
+    unfit = not proposal.switch and any(id in coming for id in roll.unfit)
+    if formed.cause in (Cause.DRAIN, Cause.QUARANTINE) and not proposal.switch:
+        # What it is for may have been taken back.
+        unfit = unfit or not any(view.active(id) for id in roll.unfit)
+    if roll.uncertain or failed or unfit or alarm.due(lead.proposed + policy.prepare):
+        return _withdraw(view, lead, alarm, soon=bool(unfit))
+    if not proposal.switch:
+        prepared = len(roll.reports.who("prepared", formed.key)) == len(formed.nodes)
+        if prepared or drains.hurried({id: one for id, one in going.items() if id not in coming}, alarm):
+            switch = replace(proposal, switch=True)
+            return e.Propose(proposal=switch, token=view.token, previous=view.generation_revision)
+        return None
+    return forming.seal(view, replace(formed, spent=spent(view, policy, alarm.now))) if all_left else None
+
+
+def _withdraw(view: View, lead: Lead, alarm: Alarm, *, soon: bool = False) -> e.Withdraw:
+    lead.proposed, lead.considered = None, -1
+    lead.not_before = alarm.now + (0.0 if soon else RETRY)
+    return e.Withdraw(token=view.token)

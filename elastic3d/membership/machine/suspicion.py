@@ -1,0 +1,111 @@
+"""Who is cut off, as the ring tells it: a pure function of who does not hear whom.
+
+Each member is connected with the two before and the two after it. A connection is cut if either end calls the other
+silent; what is not cut holds the ring together in components. *Main* is the component with more active members than any
+other; whoever stands outside it is cut off, and every connection between the two sides is cut. Two members of main at
+the border who say so themselves are enough to know it (`sure`): a single member's word cuts none but its own
+connections, so that the one whose ears are broken isolates nobody but itself, and two members that are cut off together
+can confirm nothing about those they lost. The word of who stands apart is no witness against it: it may have lost its
+neighbours because they died. With one witness, or with no main at all (two nodes, two halves), nobody can tell from the
+ring who is at fault: then the silent are asked through etcd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+REACH = 2
+"""How far around the ring connections go."""
+
+Cut = tuple[str, str]
+"""Two ids: the first says that the second is silent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """A member that stands apart from the judge's side, and who there says that it or its companions are silent.
+
+    more: others of that side stand at the border, who may say so soon. asked: it is a neighbour of the judge's side
+    itself, so that its own silence is witnessed.
+    """
+
+    id: str
+    witnesses: tuple[str, ...]
+    sure: bool
+    more: bool
+    asked: bool
+
+
+def cuts_of(ids: Sequence[str], index: dict[str, int], silent: Iterable[Cut]) -> frozenset[Cut]:
+    """Return which of the pairs (who says so, about whom) are about connections of the ring."""
+    found = set()
+    for one, other in silent:
+        if one in index and other in index and one != other:
+            apart = (index[one] - index[other]) % len(ids)
+            if min(apart, len(ids) - apart) <= REACH:
+                found.add((one, other))
+    return frozenset(found)
+
+
+def suspects(ids: Sequence[str], cuts: frozenset[Cut], active: dict[str, int], judge: str) -> tuple[Suspect, ...]:
+    """Return whom the judge's side has lost, in ring order: nobody, where the judge does not stand in main.
+
+    `ids` is the ring without those that are out.
+    """
+    if not cuts or judge not in ids:
+        return ()
+    parts = _components(ids, cuts)
+    if len(set(parts)) == 1:
+        return ()
+    weight: dict[int, int] = {}
+    for id, part in zip(ids, parts, strict=True):
+        weight[part] = weight.get(part, 0) + (id in active)
+    mine = parts[ids.index(judge)]
+    heaviest = max(weight.values())
+    if weight[mine] < heaviest:
+        return ()
+    strict = sum(w == heaviest for w in weight.values()) == 1
+    border: dict[int, set[int]] = {}
+    near: dict[int, set[int]] = {}
+    asked: set[int] = set()
+    for at, part in enumerate(parts):
+        if part == mine:
+            for step in (-2, -1, 1, 2):
+                other = (at + step) % len(ids)
+                if parts[other] != mine:
+                    near.setdefault(parts[other], set()).add(at)
+                    asked.add(other)
+                    if (ids[at], ids[other]) in cuts:
+                        border.setdefault(parts[other], set()).add(at)
+    return tuple(
+        Suspect(
+            id=id,
+            witnesses=tuple(ids[w] for w in sorted(border.get(parts[at], ()))),
+            sure=strict and len(border.get(parts[at], ())) >= 2,
+            more=strict and len(near.get(parts[at], ())) >= 2,
+            asked=at in asked,
+        )
+        for at, id in enumerate(ids)
+        if parts[at] != mine and (strict or parts[at] in near)
+    )
+
+
+def _components(ids: Sequence[str], cuts: frozenset[Cut]) -> list[int]:
+    """Return for each place of the ring the number of its component."""
+    size = len(ids)
+    parent = list(range(size))
+
+    def root(at: int) -> int:
+        while parent[at] != at:
+            parent[at] = parent[parent[at]]
+            at = parent[at]
+        return at
+
+    for at in range(size):
+        for step in range(1, REACH + 1):
+            other = (at + step) % size
+            if (ids[at], ids[other]) not in cuts and (ids[other], ids[at]) not in cuts:
+                one, two = root(at), root(other)
+                parent[max(one, two)] = min(one, two)
+    return [root(at) for at in range(size)]

@@ -1,0 +1,86 @@
+"""The own trainers, brought to where the records say they should be.
+
+Per generation key they are `preparing` -> `prepared` -> `running` -> `over`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from elastic3d.membership import events as e
+from elastic3d.membership.machine.view import View
+from elastic3d.membership.machine.world import world_of
+from elastic3d.values import Generation
+
+
+class Phase(StrEnum):
+    """How far the own trainers of one generation are."""
+
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    RUNNING = "running"
+    OVER = "over"
+
+
+class Trainers:
+    """Those of the node `id`, as far as the core knows. Methods append what is to be done to `actions`."""
+
+    def __init__(self, id: str) -> None:
+        self._id = id
+        self._phase: dict[str, Phase] = {}
+        self._asked = ""
+
+    def phase(self, key: str) -> Phase | None:
+        """Return how far the trainers of a generation are, None where there are none."""
+        return self._phase.get(key)
+
+    def prepared(self, key: str) -> None:
+        """Take in that all are built."""
+        self._phase[key] = Phase.PREPARED
+
+    def over(self, key: str) -> None:
+        """Take in that they ended by themselves."""
+        if key in self._phase:
+            self._phase[key] = Phase.OVER
+
+    def stop(self, actions: list[e.Action], key: str, why: str) -> None:
+        """Stop those of one generation, if any live."""
+        if self._phase.get(key, Phase.OVER) is not Phase.OVER:
+            self._phase[key] = Phase.OVER
+            actions.append(e.Stop(key=key, why=why))
+
+    def stop_all(self, actions: list[e.Action], why: str) -> None:
+        """Stop all."""
+        for key in list(self._phase):
+            self.stop(actions, key, why)
+
+    def follow(self, view: View, actions: list[e.Action]) -> None:
+        """Prepare, let go, ask to leave and stop, as generation and proposal want it."""
+        current, proposal, formed = view.generation, view.proposal, view.coming
+        wanted: list[Generation] = []
+        if current is not None and self._id in world_of(current).index:
+            wanted.append(current)
+            if view.outs:
+                self.stop(actions, current.key, f"{view.broken()} is out")
+        if formed is not None and self._id in world_of(formed).index:
+            wanted.append(formed)
+        keys = [generation.key for generation in wanted]
+        for key in [key for key in self._phase if key not in keys]:
+            ahead = current is None or int(key.partition(".")[0]) > current.number
+            self.stop(actions, key, "its proposal was withdrawn" if ahead else "another generation was sealed")
+            del self._phase[key]
+        for generation in wanted:
+            if generation is current and view.outs:
+                continue
+            if generation.key not in self._phase:
+                self._phase[generation.key] = Phase.PREPARING
+                actions.append(e.Prepare(generation=generation))
+            elif generation is current and self._phase[generation.key] is Phase.PREPARED:
+                self._phase[generation.key] = Phase.RUNNING
+                actions.append(e.Go(generation=generation))
+        # After `Go`: who is ready only when the switch is wanted already is let go, and asked to leave at once.
+        running = current is not None and self._phase.get(current.key) is Phase.RUNNING
+        switch = formed is not None and proposal is not None and proposal.switch
+        if switch and current is not None and running and self._asked != current.key:
+            self._asked = current.key
+            actions.append(e.AskLeave(key=current.key))

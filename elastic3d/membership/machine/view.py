@@ -1,0 +1,206 @@
+"""What a member knows of the job: the latest of each record, as the watches delivered them.
+
+Events may come twice (the answer to an own write, then its echo in the watch) and a listing may be older than an event
+already heard; each record therefore keeps its revision, and only newer ones count.
+
+Everybody knows the board. Who leads, or judges the leader, knows the roll too.
+"""
+
+from __future__ import annotations
+
+from elastic3d.membership import events as e
+from elastic3d.membership.machine.roll import Roll
+from elastic3d.membership.machine.world import Ring, World, ring_of, world_of
+from elastic3d.membership.records import Claim, Doubt, End, MemberRecord, Out, Proposal, Tomb
+from elastic3d.values import Generation
+
+
+class View:
+    """The job as known to the member `me`. Changed by `apply`, `open_roll` and `close_roll` alone.
+
+    outs: active nodes of the sealed generation that are out, by id, with the time that was heard of. fallen: whoever
+    died of it or of the generation proposed, with its machine, until the next is sealed. generation_revision: of what
+    stands under the generation's key; while it is spoiled that is something else than the generation. garbage:
+    revisions of keys that are to be swept. sealed_at: when the generation was heard of. tombs_at, doubts_at: the same
+    for these.
+    """
+
+    def __init__(self, me: MemberRecord) -> None:
+        self.me = me
+        self.leader: Claim | None = None
+        self.token = 0
+        self.generation: Generation | None = None
+        self.generation_revision = 0
+        self.spoiled = False
+        self.garbage: dict[str, int] = {}
+        self.sealed_at = 0.0
+        self.proposal: Proposal | None = None
+        self.end: End | None = None
+        self.tombs: dict[str, Tomb] = {}
+        self.tombs_at: dict[str, float] = {}
+        self.doubts: dict[str, Doubt] = {}
+        self.doubts_at: dict[str, float] = {}
+        self.outs: dict[str, float] = {}
+        self.fallen: dict[str, str] = {}
+        self.listed = False
+        self.roll: Roll | None = None
+        self._revisions: dict[str, int] = {}
+
+    @property
+    def world(self) -> World | None:
+        """Who is in the sealed generation; None before the first."""
+        return world_of(self.generation) if self.generation is not None else None
+
+    @property
+    def coming(self) -> Generation | None:
+        """The generation proposed to follow the sealed one."""
+        if self.proposal is None:
+            return None
+        formed = self.proposal.generation
+        number = self.generation.number if self.generation is not None else 0
+        return formed if formed.number == number + 1 else None
+
+    @property
+    def ring(self) -> Ring:
+        """Who watches whom, before tombs are left out."""
+        return ring_of(self.generation, self.coming)
+
+    @property
+    def leader_id(self) -> str:
+        """The identity of who leads, "" for nobody."""
+        return f"{self.leader.name}@{self.leader.incarnation}" if self.leader is not None else ""
+
+    def active(self, id: str) -> bool:
+        """Return whether the node trains in the sealed generation."""
+        return self.generation is not None and id in world_of(self.generation).index
+
+    def takes_part(self, id: str) -> bool:
+        """Return whether the node is in the sealed generation, active or a spare."""
+        world = self.world
+        return world is not None and (id in world.index or id in world.spares)
+
+    def place(self, id: str) -> str | None:
+        """Return the machine of a member of the sealed or the proposed generation."""
+        for generation in (self.generation, self.coming):
+            if generation is not None:
+                node = world_of(generation).nodes.get(id)
+                if node is not None:
+                    return node.place
+        return None
+
+    def broken(self) -> str:
+        """Return by whose loss the sealed generation cannot go on, "" while it can: an active node of it is out."""
+        return next(iter(self.outs), "").partition("@")[0]
+
+    def open_roll(self) -> None:
+        """Begin to know the roll; it counts once it is listed."""
+        self.roll = Roll(self.me, self)
+
+    def close_roll(self) -> None:
+        """Forget the roll."""
+        self.roll = None
+
+    def apply(self, event: e.Event, now: float) -> None:
+        """Take in one event of a watch; other events are none of the view's business."""
+        match event:
+            case e.Listed(tier=e.Tier.BOARD):
+                self._list(event, now)
+            case e.Listed():
+                for item in event.items:
+                    if isinstance(item, e.Garbage):
+                        self.apply(item, now)
+                if self.roll is not None:
+                    self.roll.list(event, now)
+            case e.TombPut() if self._newer(f"tombs/{event.id}", event.revision):
+                self.tombs[event.id] = event.tomb
+                self.tombs_at.setdefault(event.id, now)
+                if self.active(event.id):
+                    self.outs.setdefault(event.id, now)
+                place = self.place(event.id)
+                if event.tomb.how is Out.DEAD and place is not None:
+                    self.fallen[event.id] = place
+                if self.roll is not None:
+                    self.roll.buried(event.id)
+            case e.TombGone() if self._newer(f"tombs/{event.id}", event.revision):
+                self._unbury(event.id)
+            case e.DoubtPut() if self._newer(f"doubts/{event.id}", event.revision):
+                self.doubts[event.id] = event.doubt
+                self.doubts_at[event.id] = now
+            case e.DoubtGone() if self._newer(f"doubts/{event.id}", event.revision):
+                self.doubts.pop(event.id, None)
+                self.doubts_at.pop(event.id, None)
+            case e.LeaderPut() if self._newer("leader", event.revision):
+                self.leader, self.token = event.claim, event.revision
+            case e.LeaderGone() if self._newer("leader", event.revision):
+                self.leader, self.token = None, event.token
+            case e.GenerationSpoiled() if self._newer("generation", event.revision):
+                self.generation_revision, self.spoiled = event.stands, True
+            case e.Garbage():
+                self.garbage[event.key] = event.revision
+            case e.GenerationPut() if self._newer("generation", event.revision):
+                mended = self.generation == event.generation
+                self.generation, self.generation_revision = event.generation, event.revision
+                self.spoiled = False
+                if not mended:
+                    self.sealed_at = now
+                    self.fallen = {}
+                index = world_of(event.generation).index
+                self.outs = {id: self.tombs_at[id] for id in self.tombs if id in index}
+                if self.roll is not None:
+                    self.roll.reformed(now)
+            case e.ProposalPut() if self._newer("proposal", event.revision):
+                self._propose(event.proposal)
+            case e.ProposalGone() if self._newer("proposal", event.revision):
+                self._propose(None)
+            case e.EndPut() if self._newer("end", event.revision):
+                self.end = event.end
+            case _:
+                if self.roll is not None:
+                    self.roll.apply(event, now)
+
+    def _propose(self, proposal: Proposal | None) -> None:
+        self.proposal = proposal
+        if self.roll is not None:
+            self.roll.proposed()
+
+    def _unbury(self, id: str) -> None:
+        self.tombs.pop(id, None)
+        self.tombs_at.pop(id, None)
+        self.outs.pop(id, None)
+        if self.roll is not None:
+            self.roll.buried(id)
+
+    def _newer(self, key: str, revision: int) -> bool:
+        if revision <= self._revisions.get(key, 0):
+            return False
+        self._revisions[key] = revision
+        return True
+
+    def _list(self, event: e.Listed, now: float) -> None:
+        keep = {key for key, revision in self._revisions.items() if revision > event.revision}
+        for item in event.items:
+            match item:
+                case e.TombPut():
+                    keep.add(f"tombs/{item.id}")
+                case e.DoubtPut():
+                    keep.add(f"doubts/{item.id}")
+                case e.LeaderPut() | e.LeaderGone():
+                    keep.add("leader")
+                case e.GenerationPut() | e.GenerationSpoiled():
+                    keep.add("generation")
+                case e.ProposalPut():
+                    keep.add("proposal")
+                case _:
+                    pass
+            self.apply(item, now)
+        for id in [id for id in self.tombs if f"tombs/{id}" not in keep]:
+            self._unbury(id)
+        for id in [id for id in self.doubts if f"doubts/{id}" not in keep]:
+            del self.doubts[id], self.doubts_at[id]
+        if "leader" not in keep:
+            self.leader, self.token = None, 0
+        if "generation" not in keep and self.generation is not None:
+            self.generation_revision, self.spoiled = 0, True
+        if "proposal" not in keep:
+            self._propose(None)
+        self.listed = True

@@ -1,0 +1,109 @@
+"""What follows from a generation alone: who stands where, and the ring. Computed once per record, however many ask.
+
+A record of 10,000 nodes is one object for a member, and for all members of a simulation. What is computed from it is
+therefore kept by the object's identity (its values cannot be hashed: labels are dicts), for the few newest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from elastic3d.values import Generation, Node
+
+KEPT = 32
+"""Records of which something is kept: more than are alive at once, also with several members in one process."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The members of one generation by id. index: position among the active nodes."""
+
+    ids: tuple[str, ...]
+    index: dict[str, int]
+    spares: dict[str, int]
+    nodes: dict[str, Node]
+    names: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """Members in the order in which they watch each other."""
+
+    nodes: tuple[Node, ...]
+    ids: tuple[str, ...]
+    index: dict[str, int]
+
+    def after(self, id: str, out: Container[str], count: int = 2) -> list[Node]:
+        """Return the next `count` of the ring after `id`, without it and without those that are out."""
+        return list(self._walk(id, out, count, 1))
+
+    def before(self, id: str, out: Container[str], count: int = 2) -> list[Node]:
+        """Return the `count` of the ring before `id`, nearest first."""
+        return list(self._walk(id, out, count, -1))
+
+    def around(self, id: str, out: Container[str]) -> tuple[str, ...]:
+        """Return the ids of all that are connected with `id`: up to two on each side."""
+        near = (*self._walk(id, out, 2, 1), *self._walk(id, out, 2, -1))
+        return tuple(dict.fromkeys(node.id for node in near))
+
+    def _walk(self, id: str, out: Container[str], count: int, step: int) -> Iterator[Node]:
+        size = len(self.ids)
+        at = self.index[id]
+        for _ in range(size - 1):
+            at = (at + step) % size
+            if self.ids[at] not in out:
+                yield self.nodes[at]
+                count -= 1
+                if not count:
+                    return
+
+
+_kept: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
+
+
+def _once(make: Callable[..., T], *records: Generation | None) -> T:
+    key = (id(make), *map(id, records))
+    found = _kept.get(key)
+    if found is None:
+        if len(_kept) >= KEPT:
+            _kept.clear()
+        # The records are kept beside: an identity means something only while its object lives.
+        found = _kept[key] = (records, make(*records))
+    made: T = found[1]
+    return made
+
+
+def world_of(generation: Generation) -> World:
+    """Return who is in this generation."""
+    return _once(_world, generation)
+
+
+def ring_of(current: Generation | None, proposed: Generation | None) -> Ring:
+    """Return the ring: active nodes, spares, and whom a proposal adds to them; tombs are left to who asks."""
+    return _once(_ring, current, proposed)
+
+
+def _world(generation: Generation) -> World:
+    ids = tuple(node.id for node in generation.nodes)
+    spares = tuple(node.id for node in generation.spares)
+    nodes = dict(zip((*ids, *spares), (*generation.nodes, *generation.spares), strict=True))
+    return World(
+        ids=ids,
+        index={id: at for at, id in enumerate(ids)},
+        spares={id: at for at, id in enumerate(spares)},
+        nodes=nodes,
+        names={node.name: id for id, node in nodes.items()},
+    )
+
+
+def _ring(current: Generation | None, proposed: Generation | None) -> Ring:
+    members = dict(world_of(current).nodes) if current is not None else {}
+    if proposed is not None:
+        for id, node in world_of(proposed).nodes.items():
+            members.setdefault(id, node)
+    ids = tuple(members)
+    return Ring(nodes=tuple(members.values()), ids=ids, index={id: at for at, id in enumerate(ids)})

@@ -1,0 +1,136 @@
+"""What a person orders: a node shall leave, a machine is kept out, or may come back.
+
+Orders are keys that the leader obeys (`roll/drains`, `roll/quarantine`); whoever may write under the run's prefix may
+give them. A node is named as `--rdzv-conf=node` named it. Nothing is written when a UsageError is raised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic3d.clock import SYSTEM
+from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.etcd import Compare, Delete, EtcdClient, KeyValue, Put
+from elastic3d.membership.records import Drain, MemberRecord, Quarantine, decode, encode
+from elastic3d.values import Node
+
+LONGEST = 10 * 365 * 86400.0
+"""Seconds of the longest order; etcd keeps no lease for longer than some centuries."""
+SHOWN = 40
+"""How many names an error lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """Who can be ordered about. nodes: registered, newest incarnation by name, with the key's create revision.
+
+    drains: names with an order to leave. quarantine, flaps: machines kept out, and those lost lately.
+    """
+
+    nodes: dict[str, tuple[Node, int]]
+    drains: tuple[str, ...]
+    quarantine: tuple[str, ...]
+    flaps: tuple[str, ...]
+
+    def node(self, name: str) -> tuple[Node, int]:
+        """Return the registered node of this name; UsageError lists those that are there."""
+        if name not in self.nodes:
+            raise UsageError(f"there is no node {name!r} in this job; {_listed('registered are', self.nodes)}")
+        return self.nodes[name]
+
+    def place(self, name: str) -> str:
+        """Return the machine of the node of this name, or of this very machine; UsageError lists what is known."""
+        if name in self.nodes:
+            return self.nodes[name][0].place
+        places = {*self.quarantine, *self.flaps, *(node.place for node, _ in self.nodes.values())}
+        if name not in places:
+            raise UsageError(
+                f"this job knows no node or machine {name!r}; {_listed('known are', places | {*self.nodes})}"
+            )
+        return name
+
+
+def read_roll(root: str, items: Sequence[KeyValue]) -> Roll:
+    """Return the roll as the keys under `<root>roll/` show it; a record that cannot be read is passed over."""
+    nodes: dict[str, tuple[Node, int]] = {}
+    names: dict[str, list[str]] = {"drains": [], "quarantine": [], "flaps": []}
+    for item in sorted(items, key=lambda item: item.create_revision):
+        kind, _, name = item.key.removeprefix(f"{root}roll/").partition("/")
+        if kind in names:
+            names[kind].append(name)
+        elif kind == "members":
+            try:
+                node = decode(MemberRecord, item.value, item.key).node
+            except ConfigurationError:
+                continue
+            nodes[node.name] = (node, item.create_revision)
+    return Roll(
+        nodes=nodes, drains=tuple(names["drains"]), quarantine=tuple(names["quarantine"]), flaps=tuple(names["flaps"])
+    )
+
+
+def order_drain(client: EtcdClient, root: str, name: str, *, seconds: float, by: str, reason: str = "") -> Node:
+    """Order the node `name` to leave within `seconds` of when the leader sees it; return who that is now.
+
+    The order is for its present incarnation: one that comes later under this name is not meant.
+    """
+    _check("a deadline", seconds)
+    node, created = _roll(client, root).node(name)
+    member = f"{root}roll/members/{node.id}"
+    drain = Drain(seconds=seconds, reason=reason, by=by, incarnation=node.incarnation, at=SYSTEM.wall())
+    put = Put(f"{root}roll/drains/{name}", encode(drain))
+    if not client.txn([Compare.create_revision(member, created)], [put], idempotent=True).succeeded:
+        raise UsageError(f"node {name!r} has just left this job, or was started anew: look again, and repeat the order")
+    return node
+
+
+def order_quarantine(client: EtcdClient, root: str, name: str, *, seconds: float, by: str, reason: str = "") -> str:
+    """Keep the machine of node `name`, or the machine of this name, out for `seconds`; return the machine."""
+    _check("a quarantine", seconds)
+    place = _roll(client, root).place(name)
+    lease, _ = client.grant(seconds)
+    value = encode(Quarantine(seconds=seconds, reason=reason, by=by))
+    client.put(f"{root}roll/quarantine/{place}", value, lease, idempotent=True)
+    return place
+
+
+def release(client: EtcdClient, root: str, name: str) -> tuple[str, ...]:
+    """Take back what was ordered of a node or machine, and forget its losses; return what was, in words.
+
+    UsageError where there is nothing to take back: it names what there is.
+    """
+    roll = _roll(client, root)
+    place = roll.nodes[name][0].place if name in roll.nodes else name
+    found = {
+        f"drain of {name}": f"{root}roll/drains/{name}" if name in roll.drains else "",
+        f"quarantine of {place}": f"{root}roll/quarantine/{place}" if place in roll.quarantine else "",
+        f"losses of {place}": f"{root}roll/flaps/{place}" if place in roll.flaps else "",
+    }
+    keys = [key for key in found.values() if key]
+    if not keys:
+        known = {*roll.drains, *roll.quarantine, *roll.flaps}
+        raise UsageError(f"nothing is ordered of {name!r}; {_listed('there are orders for', known)}")
+    client.txn([], [Delete(key) for key in keys], idempotent=True)
+    return tuple(words for words, key in found.items() if key)
+
+
+def _roll(client: EtcdClient, root: str) -> Roll:
+    if client.get(f"{root}board/end") is not None:
+        raise UsageError("the job under this run id is over; there is nobody to give orders to")
+    items: list[KeyValue] = []
+    for kind in ("members", "drains", "quarantine", "flaps"):
+        items += client.range(f"{root}roll/{kind}/")[0]
+    return read_roll(root, items)
+
+
+def _check(what: str, seconds: float) -> None:
+    if not (math.isfinite(seconds) and 0 < seconds <= LONGEST):
+        raise UsageError(f"{what} of {seconds:g} s: give more than 0 s and less than ten years")
+
+
+def _listed(words: str, names: Sequence[str] | set[str] | dict[str, tuple[Node, int]]) -> str:
+    shown, more = sorted(names)[:SHOWN], len(names) - SHOWN
+    rest = f" and {more} more" if more > 0 else ""
+    return f"{words} {', '.join(shown)}{rest}" if names else f"{words} none"

@@ -1,0 +1,174 @@
+"""Each write of the membership as one etcd transaction: conditions, operations, and what its success tells the core.
+
+Pure, so that simulations send exactly what real members send. Every write here may be applied twice without harm, or is
+fenced so that it cannot be: a leader's writes are conditional on the revision of its own key (etcd's locks are not
+sound; a revision compared in the same transaction is), a member's own on there being no tomb for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic3d.etcd import Compare, Delete, Operation, Put
+from elastic3d.membership import events as e
+from elastic3d.membership.records import Claim, Pulse, encode
+from elastic3d.values import Node
+
+HISTORY = 200
+"""Generations whose history is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """What to send. All operations run if all conditions hold, else none."""
+
+    conditions: tuple[Compare, ...]
+    operations: tuple[Operation, ...]
+
+
+def lease_of(action: e.Write, own: float) -> float | None:
+    """Return the TTL in seconds of the lease the write needs: `own` for the member's own, None for none.
+
+    A quarantine and the memory of a flap live on leases of their own, which nobody keeps alive.
+    """
+    match action:
+        case e.PutMember() | e.PutReport() | e.Campaign() | e.PutDoubt():
+            return own
+        case e.PutQuarantine():
+            return action.quarantine.seconds
+        case e.PutFlap():
+            return action.seconds
+        case _:
+            return None
+
+
+def own_lease(action: e.Write) -> bool:
+    """Return whether the write stands under the member's own lease."""
+    return isinstance(action, e.PutMember | e.PutReport | e.Campaign | e.PutDoubt)
+
+
+def transaction(root: str, me: Node, action: e.Write, lease: int = 0) -> Transaction:
+    """Return what to send to etcd for `action` of member `me`; `lease` is the one `lease_of` asks for."""
+    leader, record, proposal = root + "board/leader", root + "board/generation", root + "board/proposal"
+
+    def leads(token: int) -> tuple[Compare, ...]:
+        return (Compare.mod_revision(leader, token),)
+
+    match action:
+        case e.PutMember():
+            key = f"{root}roll/members/{me.id}"
+            return _made(_not_buried(root, me), Put(key, encode(action.record), lease))
+        case e.PutReport():
+            key = f"{root}roll/reports/{me.id}"
+            return _made(_not_buried(root, me), Put(key, encode(action.report), lease))
+        case e.Bury():
+            # Who is out is out for the first reason: a port that refuses after a clean leave makes no death of it.
+            return _made(
+                (Compare.absent(f"{root}board/tombs/{action.id}"),),
+                Delete(f"{root}roll/members/{action.id}"),
+                Delete(f"{root}roll/reports/{action.id}"),
+                Delete(f"{root}pulses/{action.id}"),
+                Put(f"{root}board/tombs/{action.id}", encode(action.tomb)),
+            )
+        case e.PutDoubt():
+            return _made((), Put(f"{root}board/doubts/{action.id}", encode(action.doubt), lease))
+        case e.Campaign():
+            claim = Claim(name=me.name, incarnation=me.incarnation)
+            return _made((Compare.mod_revision(leader, action.expected),), Put(leader, encode(claim), lease))
+        case e.Seal():
+            number, attempt = action.history.number, action.history.attempt
+            return _made(
+                (*leads(action.token), Compare.mod_revision(record, action.previous)),
+                Put(record, encode(action.generation)),
+                Delete(proposal),
+                Put(history_key(root, number, attempt), encode(action.history)),
+                Delete(f"{root}history/{number - HISTORY:010d}.", prefix=True),
+            )
+        case e.Propose():
+            fence = (*leads(action.token), Compare.mod_revision(record, action.previous))
+            return _made(fence, Put(proposal, encode(action.proposal)))
+        case e.Withdraw():
+            return _made(leads(action.token), Delete(proposal))
+        case e.PutEnd():
+            return _made(leads(action.token), Put(root + "board/end", encode(action.end)))
+        case e.PutQuarantine():
+            put = Put(f"{root}roll/quarantine/{action.place}", encode(action.quarantine), lease)
+            return _made(leads(action.token), put)
+        case e.PutFlap():
+            return _made(leads(action.token), Put(f"{root}roll/flaps/{action.place}", encode(action.flap), lease))
+        case e.Mend():
+            fence = (*leads(action.token), Compare.mod_revision(record, action.previous))
+            return _made(fence, Put(record, encode(action.generation)))
+        case e.Sweep():
+            fence = (*leads(action.token), Compare.mod_revision(root + action.key, action.revision))
+            return _made(fence, Delete(root + action.key))
+        case e.Clear():
+            keys = (
+                *(f"board/tombs/{id}" for id in action.tombs),
+                *(f"board/doubts/{id}" for id in action.doubts),
+                *(f"roll/drains/{name}" for name in action.drains),
+            )
+            return _made(leads(action.token), *(Delete(root + key) for key in keys))
+
+
+def pulse(root: str, me: Node, content: Pulse, registered: int, reported: int, lease: int) -> Transaction:
+    """Return what to send for a pulse; it fails where the own keys are not those of these revisions any more.
+
+    reported: 0 where there is no report yet.
+    """
+    there = [Compare.mod_revision(f"{root}roll/members/{me.id}", registered)]
+    if reported:
+        there.append(Compare.mod_revision(f"{root}roll/reports/{me.id}", reported))
+    return _made(tuple(there), Put(f"{root}pulses/{me.id}", encode(content), lease))
+
+
+def told(me: Node, action: e.Write, revision: int) -> tuple[e.Event, ...]:
+    """Return what a write that succeeded at `revision` tells the core at once; the watch's echo comes later."""
+    match action:
+        case e.PutMember():
+            return (e.Registered(revision=revision),)
+        case e.Bury():
+            return (
+                e.TombPut(id=action.id, tomb=action.tomb, revision=revision),
+                e.MemberGone(id=action.id, revision=revision),
+            )
+        case e.Campaign():
+            return (e.LeaderPut(claim=Claim(name=me.name, incarnation=me.incarnation), revision=revision),)
+        case e.Seal():
+            return (
+                e.GenerationPut(generation=action.generation, revision=revision),
+                e.ProposalGone(revision=revision),
+            )
+        case e.Mend():
+            return (e.GenerationPut(generation=action.generation, revision=revision),)
+        case e.Propose():
+            return (e.ProposalPut(proposal=action.proposal, revision=revision),)
+        case e.Withdraw():
+            return (e.ProposalGone(revision=revision),)
+        case e.PutEnd():
+            return (e.EndPut(end=action.end, revision=revision),)
+        case e.PutQuarantine():
+            return (e.QuarantinePut(place=action.place, quarantine=action.quarantine, revision=revision),)
+        case e.PutFlap():
+            return (e.FlapPut(place=action.place, flap=action.flap, revision=revision),)
+        case e.Clear():
+            return (
+                *(e.TombGone(id=id, revision=revision) for id in action.tombs),
+                *(e.DoubtGone(id=id, revision=revision) for id in action.doubts),
+                *(e.DrainGone(name=name, revision=revision) for name in action.drains),
+            )
+        case _:
+            return ()
+
+
+def history_key(root: str, number: int, attempt: int) -> str:
+    """Return where the history of a sealed generation stands; keys sort by number."""
+    return f"{root}history/{number:010d}.{attempt}"
+
+
+def _not_buried(root: str, me: Node) -> tuple[Compare, ...]:
+    return (Compare.absent(f"{root}board/tombs/{me.id}"),)
+
+
+def _made(conditions: tuple[Compare, ...], *operations: Operation) -> Transaction:
+    return Transaction(conditions=conditions, operations=operations)

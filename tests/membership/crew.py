@@ -1,0 +1,213 @@
+"""Members of a job against a real etcd, several in one process: their trainers are imagined, all else is real."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership import events as e
+from elastic3d.membership.driver.links import Links
+from elastic3d.membership.driver.member import Member
+from elastic3d.membership.policy import Policy
+from elastic3d.membership.records import MemberRecord, Pulse
+from elastic3d.planner import Plan, plan
+from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
+
+PROFILE = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, digest="job")
+POLICY = Policy(minimum=1, maximum=4, lease=2, grace=1, first_gather=0.5, gather=0.1, orphan=2, interrupted=3)
+
+Connect = Callable[[], EtcdClient]
+
+
+def planner(nodes: int, record: MemberRecord) -> Plan:
+    """Plan as a job does that was asked for no layout."""
+    assert record.profile is not None
+    return plan(nodes, len(record.node.slots), record.profile, Layout())
+
+
+class Hand:
+    """A member whose trainers do at once what they are asked."""
+
+    def __init__(self, connect: Connect, root: str, name: str, policy: Policy, profile: ModelProfile) -> None:
+        self.name, self.root, self.policy = name, root, policy
+        self.running: Generation | None = None
+        self.went: set[str] = set()
+        self.exit: e.Exit | None = None
+        self.there = True
+        self.noted: list[e.Event] = []
+        self.client = connect()
+        self.links = Links("127.0.0.1", lambda event: self.member.tell(event))
+        node = Node(
+            name=name,
+            incarnation=secrets.token_hex(4),
+            address="127.0.0.1",
+            slots=(Slot(tile_port=1),),
+            heartbeat_port=self.links.port,
+        )
+        self.record = MemberRecord(node=node, profile=profile)
+        self._join()
+
+    def _join(self) -> None:
+        self.member = Member(
+            self.client,
+            self.root,
+            self.record,
+            self.policy,
+            planner,
+            self._act,
+            pulse=lambda: Pulse(state="active", generation=0, every=0),
+            heard=self._heard,
+            noted=self.noted.append,
+        )
+        self.member.start(self.links)
+
+    def rejoin(self) -> None:
+        """Do what an owner does after Exit(rejoin=True)."""
+        assert self.exit is not None
+        assert self.exit.rejoin, self.exit.detail
+        self.exit = None
+        self.member.close()
+        self.record = replace(self.record, node=replace(self.record.node, incarnation=secrets.token_hex(4)))
+        self._join()
+
+    @property
+    def id(self) -> str:
+        """This incarnation."""
+        return self.record.node.id
+
+    def told(self) -> list[str]:
+        """Return what people were told of etcd, in order, "" when it was well again."""
+        return [event.reason for event in self.noted if isinstance(event, e.EtcdImpaired | e.EtcdLost)]
+
+    def die(self) -> None:
+        """End as a killed process does: the port refuses, nothing is written any more, the lease runs out."""
+        self.links.close()
+        self.member.stop()
+        self.client.close()
+
+    def close(self) -> None:
+        """End well, if it has not ended."""
+        self.member.close()
+        self.links.close()
+        self.client.close()
+
+    def _heard(self, there: bool) -> None:
+        self.there = there
+
+    def _act(self, action: e.Local) -> None:
+        match action:
+            case e.Prepare():
+                self.member.tell(e.Prepared(key=action.generation.key))
+            case e.Go():
+                self.running = action.generation
+                self.went.add(action.generation.key)
+            case e.AskLeave():
+                self.member.tell(e.Left(key=action.key, step=5))
+            case e.Stop():
+                self.running = None
+            case e.Exit():
+                self.running, self.exit = None, action
+            case _:
+                pass
+
+
+class Crew:
+    """The members of one run id. Their imagined steps carry votes, and end where a peer's trainer has gone."""
+
+    def __init__(self, connect: Connect, policy: Policy = POLICY) -> None:
+        self.connect, self.policy = connect, policy
+        self.root = f"/test/{secrets.token_hex(4)}/"
+        self.all: dict[str, Hand] = {}
+        self.client = connect()
+        self._step = 0
+        self._over = threading.Event()
+        self._steps = threading.Thread(target=self._train, daemon=True)
+        self._steps.start()
+
+    def start(self, *names: str, profile: ModelProfile = PROFILE, connect: Connect | None = None) -> None:
+        """Start members of these names; they come in this order."""
+        for name in names:
+            self.all[name] = one = Hand(connect or self.connect, self.root, name, self.policy, profile)
+            wait(lambda one=one: f"roll/members/{one.id}" in self.records() or one.exit is not None, 10)  # type: ignore[misc]
+
+    def close(self) -> None:
+        """End all of it."""
+        self._over.set()
+        self._steps.join()
+        for one in self.all.values():
+            one.close()
+        self.client.close()
+
+    def worlds(self) -> set[tuple[int, str]]:
+        """Return what runs, as (number, names in rank order), over all members."""
+        running = [one.running for one in list(self.all.values())]
+        return {(g.number, "".join(node.name for node in g.nodes)) for g in running if g is not None}
+
+    def trains(self, names: str, number: int, seconds: float = 0.1) -> None:
+        """Wait until exactly these nodes run this generation, `names` in rank order."""
+
+        def there() -> bool:
+            run = {name for name, one in self.all.items() if one.running is not None}
+            return self.worlds() == {(number, names)} and run == set(names)
+
+        def said() -> str:
+            exits = {name: one.exit.detail for name, one in self.all.items() if one.exit is not None}
+            return f"{self.worlds()}, wanted {number} {names}; ended: {exits}; {sorted(self.records())}"
+
+        wait(there, seconds, said)
+
+    def goes_on(self, names: str, number: int, seconds: float) -> None:
+        """Fail unless these nodes run this generation all the time."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert self.worlds() == {(number, names)}, self.worlds()
+            assert all(self.all[name].running is not None for name in names)
+            time.sleep(0.02)
+
+    def registered(self) -> str:
+        """Return the names of those whose member key stands, and "*" if somebody leads."""
+        keys = self.records()
+        names = [key.removeprefix("roll/members/").partition("@")[0] for key in keys if key.startswith("roll/members/")]
+        return "".join(names) + "*" * ("board/leader" in keys)
+
+    def all_registered(self, names: str, seconds: float) -> None:
+        """Wait until these stand in etcd, and one of them leads."""
+        wait(lambda: self.registered() == f"{names}*", seconds, lambda: self.registered())
+
+    def leader(self) -> Hand:
+        """Return the one that leads."""
+        return self.all[json.loads(self.records()["board/leader"])["name"]]
+
+    def records(self) -> dict[str, bytes]:
+        """Return what stands in etcd."""
+        items, _revision = self.client.range(self.root)
+        return {item.key.removeprefix(self.root): item.value for item in items}
+
+    def _train(self) -> None:
+        """Make a step every tenth of a second, as far as all ranks of a generation are there."""
+        while not self._over.wait(0.1):
+            self._step += 1
+            for one in list(self.all.values()):
+                running = one.running
+                if running is None:
+                    continue
+                ranks = [self.all.get(node.name) for node in running.nodes]
+                if all(rank is not None and rank.running == running for rank in ranks):
+                    away = not any(rank.there for rank in ranks if rank is not None)
+                    one.member.tell(e.Progress(step=self._step, etcd_away=away))
+                elif any(rank is None or (rank.running is None and running.key in rank.went) for rank in ranks):
+                    one.running = None
+                    one.member.tell(e.Interrupted(key=running.key))
+
+
+def wait(condition: Callable[[], object], seconds: float, said: Callable[[], str] = lambda: "") -> None:
+    """Wait until `condition` holds; fail, with what `said` returns, if it does not within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {said()}"
+        time.sleep(0.01)

@@ -1,0 +1,194 @@
+"""People and other programs write where only the job should: it goes on, and whoever cannot take part is told why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from chaos import etcd_attacks
+from chaos.etcd import EtcdCluster
+from elastic3d.membership import events as e
+from elastic3d.membership.records import SCHEMA, decode, encode
+from elastic3d.values import Generation
+from tests.membership.crew import POLICY, PROFILE, Crew, wait
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+
+PATIENCE = POLICY.lease + POLICY.grace
+
+PULSE = 6.0
+"""Seconds within which a member looks after its own keys."""
+
+GARBAGE = (b"", b"\xff\x00 garbage", b"{}", b"[]", b'{"schema":"x"}', b'{"schema":1,"node":3}')
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EtcdCluster]:
+    """Three members of etcd with TLS and a password, that nobody breaks."""
+    with EtcdCluster(3, password="secret", tls=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def crew(cluster: EtcdCluster) -> Iterator[Crew]:
+    """Three members that train."""
+    crew = Crew(cluster.client)
+    try:
+        crew.start("a", "b", "c")
+        crew.trains("abc", 1, 10)
+        yield crew
+    finally:
+        crew.close()
+
+
+def test_leases_revoked_by_hand(crew: Crew) -> None:
+    """One after the other, the leader's too: each registers again, one leads, and nobody is put out."""
+    for name in "abc":
+        etcd_attacks.revoke(crew.client, f"{crew.root}roll/members/{crew.all[name].id}")
+        crew.goes_on("abc", 1, 1.0)
+        crew.all_registered("abc", 5)
+    crew.goes_on("abc", 1, PATIENCE + 0.5)
+    assert crew.registered() == "abc*"
+
+
+def test_everything_deleted_by_hand(crew: Crew) -> None:
+    """What the job needs is written again: keys by their members, the generation by the leader that knows it."""
+    before = crew.records()["board/generation"]
+    crew.client.delete(crew.root, prefix=True)
+    crew.all_registered("abc", PULSE)
+    wait(lambda: crew.records().get("board/generation") == before, 5)
+    crew.goes_on("abc", 1, PATIENCE)
+    crew.all.pop("b").die()
+    crew.trains("ac", 2, 5)
+
+
+def test_a_second_job_under_the_same_id(crew: Crew) -> None:
+    """Its nodes are told what to do and end; the first job does not notice."""
+    crew.start("x", "y", profile=replace(PROFILE, digest="another"))
+    strangers = [crew.all.pop(name) for name in "xy"]
+    wait(lambda: all(one.exit is not None for one in strangers), 10)
+    for one in strangers:
+        one.close()
+        assert one.exit is not None
+        assert one.exit.failed
+        assert not one.exit.rejoin
+        assert "choose another --rdzv-id" in one.exit.detail
+    crew.goes_on("abc", 1, 1.0)
+    assert crew.registered() == "abc*"
+
+
+NEWER = """
+import sys
+from pathlib import Path
+from elastic3d.membership import records
+records.SCHEMA += 1
+from elastic3d.etcd import EtcdClient, Tls
+from tests.membership import crew
+endpoints, ca, root = sys.argv[1:]
+connect = lambda: EtcdClient(endpoints, user="root", password="secret", tls=Tls(ca=Path(ca)))
+one = crew.Hand(connect, root, "newer", crew.POLICY, crew.PROFILE)
+crew.wait(lambda: one.exit is not None, 20)
+one.close()
+print(one.exit.failed, one.exit.rejoin, one.exit.detail)
+"""
+
+
+def test_a_newer_member_is_refused(crew: Crew, cluster: EtcdCluster) -> None:
+    """A real process that writes records of the next schema: it hears that somebody must upgrade; the others go on."""
+    assert cluster.certificates is not None
+    command = [sys.executable, "-c", NEWER, cluster.endpoint, str(cluster.certificates.ca), crew.root]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout.startswith("True False "), ran.stderr
+    assert "upgrade the job's nodes" in ran.stdout
+    crew.goes_on("abc", 1, 1.0)
+    wait(lambda: crew.registered() == "abc*", 5)
+
+
+def test_a_newer_generation_is_not_touched(crew: Crew) -> None:
+    """What must be obeyed must be readable: all go, with the reason, and write nothing over it."""
+    current = json.loads(crew.records()["board/generation"])
+    newer = json.dumps({**current, "schema": SCHEMA + 1}).encode()
+    crew.client.put(crew.root + "board/generation", newer)
+    wait(lambda: all(one.exit is not None for one in crew.all.values()), 5)
+    for one in crew.all.values():
+        assert one.exit is not None
+        assert one.exit.failed
+        assert "upgrade this node" in one.exit.detail
+        one.close()
+    assert crew.records()["board/generation"] == newer
+
+
+def test_garbage_in_each_key(crew: Crew) -> None:
+    """Of every kind, one after another: each is written again, swept, or nobody's; the generation never changes."""
+    a, b = crew.all["a"], crew.all["b"]
+    before = crew.records()["board/generation"]
+    for garbage in GARBAGE:
+        crew.client.put(crew.root + "board/leader", garbage)
+        wait(lambda: crew.records()["board/leader"].startswith(b'{"schema":1,"name"'), 5)
+        crew.client.put(crew.root + "board/generation", garbage)
+        wait(lambda: crew.records()["board/generation"] == before, 5)
+        swept = (
+            "board/end",
+            *(f"board/{kind}/{id}" for kind in ("tombs", "doubts") for id in (a.id, b.id, "nobody@1", "", "x/y")),
+            *(f"roll/{kind}/{name}" for kind in ("drains", "quarantine", "flaps") for name in ("a", "", "x/y")),
+        )
+        for key in swept:
+            crew.client.put(crew.root + key, garbage)
+        wait(lambda swept=swept: not crew.records().keys() & set(swept), 10, lambda: str(sorted(crew.records())))
+    others = ("board/proposal", "board/what", "roll/reports/nobody@1", "history/x", "refused/x", "pulses/x", "", "what")
+    for key in others:
+        crew.client.put(crew.root + key, GARBAGE[1])
+    crew.goes_on("abc", 1, 1.0)
+    crew.all_registered("abc", 5)
+    crew.start("d")
+    crew.trains("abcd", 2, 10)
+    assert all(not one.told() for one in crew.all.values())
+
+
+def test_garbage_in_members_own_keys(crew: Crew) -> None:
+    """Whoever takes part writes its keys again, and is not put out for what it did not do; strangers are swept."""
+    for number, garbage in enumerate(GARBAGE[1:4]):
+        for one in crew.all.values():
+            for kind in ("members", "reports"):
+                crew.client.put(f"{crew.root}roll/{kind}/{one.id}", garbage)
+        stranger = f"roll/members/nobody@{number}"
+        crew.client.put(crew.root + stranger, garbage)
+        own = {f"roll/{kind}/{one.id}" for one in crew.all.values() for kind in ("members", "reports")}
+
+        def healed(own: set[str] = own, stranger: str = stranger) -> bool:
+            records = crew.records()
+            return all(len(records.get(key, b"")) > 30 for key in own) and stranger not in records
+
+        wait(healed, PULSE + 2, lambda: str(crew.records()))
+        crew.goes_on("abc", 1, 0.5)
+    crew.goes_on("abc", 1, PATIENCE)
+    crew.all.pop("b").die()
+    crew.trains("ac", 2, 5)
+
+
+def test_garbage_before_anybody_comes(cluster: EtcdCluster) -> None:
+    """A job that begins on garbage begins all the same."""
+    crew = Crew(cluster.client)
+    try:
+        for key in ("leader", "generation", "proposal", "tombs/a@1", "doubts/a@1"):
+            crew.client.put(f"{crew.root}board/{key}", b"garbage")
+        crew.start("a", "b")
+        wait(lambda: any(len(names) == 2 for _number, names in crew.worlds()), 10, lambda: str(crew.records()))
+        sealed = decode(Generation, crew.records()["board/generation"], "board/generation")
+        assert encode(sealed) == crew.records()["board/generation"]
+    finally:
+        crew.close()
+
+
+def test_a_compaction_nobody_was_behind(crew: Crew, cluster: EtcdCluster) -> None:
+    """Watches that are up to date do not notice it."""
+    etcd_attacks.compact(cluster)
+    crew.all.pop("c").die()
+    crew.trains("ab", 2, 5)
+    listed = [event for one in crew.all.values() for event in one.noted if isinstance(event, e.Listed)]
+    assert not any(event.gap for event in listed)

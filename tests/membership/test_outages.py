@@ -1,0 +1,248 @@
+"""etcd fails, as a whole or in part, under a job: losing etcd is not losing the job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos import etcd_attacks
+from chaos.etcd import EtcdCluster, EtcdMember
+from elastic3d.membership import events as e
+from tests.membership.crew import POLICY, Crew, Hand, wait
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+
+PATIENCE = POLICY.lease + POLICY.grace
+"""Seconds after which whoever is gone is gone."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[EtcdCluster]:
+    """Three members of etcd with TLS and a password, small enough to be filled."""
+    with EtcdCluster(3, password="old", tls=True, quota=4 << 20) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def crew(cluster: EtcdCluster) -> Iterator[Crew]:
+    """Three members that train."""
+    crew = Crew(cluster.client)
+    try:
+        crew.start("a", "b", "c")
+        crew.trains("abc", 1, 10)
+        yield crew
+    finally:
+        crew.close()
+
+
+def still_whole(crew: Crew) -> None:
+    """Assert that the job is as it was, and notices what happens next."""
+    crew.all_registered("abc", 10)
+    crew.goes_on("abc", 1, PATIENCE + 0.5)
+    assert crew.registered() == "abc*"
+    crew.all.pop("a").die()
+    crew.trains("bc", 2, 5)
+
+
+def test_the_leader_of_etcd_is_killed(cluster: EtcdCluster, crew: Crew) -> None:
+    """Two members elect another, and the job does not notice; nor when the third comes back."""
+    victim = cluster.leader()
+    victim.kill()
+    crew.goes_on("abc", 1, PATIENCE)
+    victim.start()
+    cluster.wait_healthy()
+    still_whole(crew)
+
+
+@pytest.mark.parametrize("seconds", [8.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_quorum_is_lost(cluster: EtcdCluster, crew: Crew, seconds: float) -> None:
+    """For longer than every lease and grace: training goes on, and all register again when it is back."""
+    victims = cluster.members[:2]
+    for victim in victims:
+        victim.kill()
+    wait(lambda: not any(one.there for one in crew.all.values()), 6)
+    crew.goes_on("abc", 1, seconds)
+    for victim in victims:
+        victim.start()
+    wait(lambda: all(one.there for one in crew.all.values()), 15)
+    still_whole(crew)
+
+
+@pytest.mark.parametrize("which", ["leader", "follower"])
+def test_a_member_of_etcd_is_stopped(cluster: EtcdCluster, crew: Crew, which: str) -> None:
+    """It accepts connections and says nothing; the job moves to the others in time, and nothing changes."""
+    leader = cluster.leader()
+    followers = [member for member in cluster.members if member is not leader]
+    victim: EtcdMember = leader if which == "leader" else _used(followers, crew)
+    victim.pause()
+    try:
+        crew.goes_on("abc", 1, 8.0)
+    finally:
+        victim.resume()
+    still_whole(crew)
+
+
+def _used(members: list[EtcdMember], crew: Crew) -> EtcdMember:
+    """Return the one of these that the job's own clients would go to first, if they go to any of them."""
+    session = crew.all["a"].client.session
+    ports = [session.endpoints[index].port for index in session.order()]
+    return min(members, key=lambda member: ports.index(member.port))
+
+
+def test_the_database_is_full(cluster: EtcdCluster, crew: Crew) -> None:
+    """NOSPACE is etcd being away for writes: leases are kept, nobody ends, people are told what to do.
+
+    A lease lost meanwhile cannot be had again, but its node is heard: nobody is put out.
+    """
+    etcd_attacks.fill(cluster)
+    crew.goes_on("abc", 1, PATIENCE + 1)
+    assert crew.registered() == "abc*"
+    etcd_attacks.revoke(crew.client, f"{crew.root}roll/members/{crew.all['b'].id}")
+    crew.goes_on("abc", 1, PATIENCE + 1)
+    assert crew.registered() == "ac*"
+    told = crew.all["b"].told()
+    assert len(told) == 1
+    assert "etcdctl compact, defrag, alarm disarm" in told[0]
+    etcd_attacks.make_space(cluster)
+    still_whole(crew)
+    assert crew.all["b"].told()[-1] == ""
+
+
+def test_a_death_while_the_database_is_full(cluster: EtcdCluster, crew: Crew) -> None:
+    """No generation can be sealed, so training stops; it goes on without the dead one as soon as there is space."""
+    etcd_attacks.fill(cluster)
+    crew.all.pop("c").die()
+    wait(lambda: not crew.worlds(), 5)
+    time.sleep(PATIENCE)
+    assert all(one.exit is None for one in crew.all.values())
+    etcd_attacks.make_space(cluster)
+    crew.trains("ab", 2, 10)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """Where the password is."""
+    file = tmp_path / "password"
+    file.write_text("old")
+    return file
+
+
+@pytest.fixture
+def reading(cluster: EtcdCluster, secret: Path) -> Iterator[Crew]:
+    """Three members that train, and read their password from a file."""
+    crew = Crew(cluster.client)
+    try:
+        crew.start("a", "b", "c", connect=lambda: cluster.client(password=secret.read_text))
+        crew.trains("abc", 1, 10)
+        yield crew
+    finally:
+        crew.close()
+
+
+def restart(cluster: EtcdCluster) -> None:
+    """Kill and start every member: all connections must be made anew."""
+    for member in cluster.members:
+        member.kill()
+        member.start()
+    cluster.wait_healthy()
+
+
+def test_the_password_is_changed(cluster: EtcdCluster, reading: Crew, secret: Path) -> None:
+    """While only the file is late, streams and leases live on: nothing is lost, and people are told."""
+    etcd_attacks.change_password(cluster, "new")
+    reading.client.close()
+    reading.client = cluster.client()
+    reading.goes_on("abc", 1, PATIENCE + 4)
+    assert reading.registered() == "abc*"
+    told = [reason for one in reading.all.values() for reason in one.told()]
+    assert told
+    assert "password file" in told[0]
+    secret.write_text("new")
+    still_whole(reading)
+
+
+def test_the_password_is_changed_and_connections_break(cluster: EtcdCluster, reading: Crew, secret: Path) -> None:
+    """Everybody is locked out: etcd is away for all, training goes on; what was missed is listed again.
+
+    History is compacted meanwhile, so that the watches cannot go on from where they were.
+    """
+    etcd_attacks.change_password(cluster, "new")
+    reading.client.close()
+    reading.client = cluster.client()
+    restart(cluster)
+    wait(lambda: not any(one.there for one in reading.all.values()), 10)
+    reading.client.put(f"{reading.root}board/tombs/nobody@1", b"{}")
+    reading.client.delete(f"{reading.root}board/tombs/nobody@1")
+    etcd_attacks.compact(cluster)
+    reading.goes_on("abc", 1, PATIENCE + 2)
+    assert all("password file" in one.told()[-1] for one in reading.all.values())
+    secret.write_text("new")
+    wait(lambda: all(one.there for one in reading.all.values()), 40)
+    wait(lambda: all(_gaps(one) == [False, True] for one in reading.all.values()), 5)
+    still_whole(reading)
+
+
+def _gaps(one: Hand) -> list[bool]:
+    """Return of each listing of the board whether changes before it are not known."""
+    return [event.gap for event in one.noted if isinstance(event, e.Listed) and event.tier is e.Tier.BOARD]
+
+
+def test_one_member_alone_is_locked_out(cluster: EtcdCluster, tmp_path: Path) -> None:
+    """It stops its trainers before it can be sealed out, the others go on, and it comes back with the right one."""
+    files = {name: tmp_path / name for name in "abc"}
+    crew = Crew(cluster.client)
+    try:
+        for name, file in files.items():
+            file.write_text("old")
+            crew.start(name, connect=lambda file=file: cluster.client(password=file.read_text))  # type: ignore[misc]
+        wait(lambda: len(crew.worlds()) == 1 and all(one.running for one in crew.all.values()), 10)
+        ((_, names),) = crew.worlds()
+        etcd_attacks.change_password(cluster, "new")
+        for name in "ac":
+            files[name].write_text("new")
+        crew.client.close()
+        crew.client = cluster.client()
+        restart(cluster)
+        wait(lambda: crew.all["b"].running is None, 20)
+        assert crew.all["b"].exit is None
+        left = names.replace("b", "")
+        # It may have been sealed into one more generation before its lease ended.
+        wait(lambda: {names for _, names in crew.worlds()} == {left}, 60, lambda: str(crew.worlds()))
+        ((number, _),) = crew.worlds()
+        files["b"].write_text("new")
+        wait(lambda: crew.all["b"].exit is not None, 40)
+        crew.all["b"].rejoin()
+        crew.trains(f"{left}b", number + 1, 10)
+    finally:
+        crew.close()
+
+
+@pytest.mark.parametrize("whose", ["client", "server"])
+def test_a_certificate_expires(whose: str) -> None:
+    """No new connection can be made: training goes on, people are told which, and with a new one all is well.
+
+    The name in the certificate is root, so no password is needed.
+    """
+    with EtcdCluster(3, password="old", tls=True, client_certificates=True) as cluster:
+        assert cluster.certificates is not None
+        crew = Crew(lambda: cluster.client(user=None, password=None))
+        try:
+            crew.start("a", "b", "c")
+            crew.trains("abc", 1, 10)
+            cluster.certificates.expire(whose)
+            crew.goes_on("abc", 1, PATIENCE)
+            assert all(one.there for one in crew.all.values())
+            for member in cluster.members:
+                member.kill()
+                member.start()
+            wait(lambda: not any(one.there for one in crew.all.values()), 10)
+            crew.goes_on("abc", 1, PATIENCE + 1)
+            assert all("expired" in one.told()[-1] for one in crew.all.values())
+            cluster.certificates.renew(whose)
+            wait(lambda: all(one.there for one in crew.all.values()), 20)
+            still_whole(crew)
+        finally:
+            crew.close()

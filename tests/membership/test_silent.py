@@ -1,0 +1,192 @@
+"""A node that is stopped, starved or cut off, as processes of their own: out soon, back as a newcomer, no false alarm.
+
+Times depend on how busy the machine is; they are printed, and only bounded loosely.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from random import Random
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from chaos.network import Network
+from tests.membership.nodes import Nodes
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
+
+NAMES = tuple("abcde")
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    """One server for all."""
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+def nodes(etcd: EtcdServer) -> Iterator[Nodes]:
+    """Members under a root of the test's own."""
+    nodes = Nodes(etcd)
+    yield nodes
+    nodes.close()
+
+
+def stop_and_wake(nodes: Nodes, victim: str) -> float:
+    """Stop a node, wait until the others train without it, wake it, wait until it is back; return the first wait."""
+    others = [name for name in nodes.all if name != victim]
+    stopped = time.monotonic()
+    nodes.all[victim].signal(signal.SIGSTOP)
+    try:
+        nodes.trains(others, 10)
+        took = max(nodes.all[name].went()[-1]["at"] for name in others) - stopped
+        assert nodes.all[others[0]].went()[-1]["cause"] == "death"
+    finally:
+        nodes.all[victim].signal(signal.SIGCONT)
+    nodes.trains([*others, victim], 15)
+    return took
+
+
+def test_a_stopped_node_is_out_and_comes_back(nodes: Nodes) -> None:
+    """A follower and the leader: the others go on without it in about 1.5 s, naming who did not hear it.
+
+    Woken, it stops its trainers, and is taken in again under another incarnation.
+    """
+    nodes.start(*NAMES, maximum=len(NAMES))
+    nodes.trains(NAMES, 30)
+    leader, follower = NAMES[0], NAMES[3]
+    for victim in (follower, leader):
+        before = nodes.all[victim].incarnations()
+        took = stop_and_wake(nodes, victim)
+        print(f"out after {took:.2f} s")
+        assert took < 4
+        witness = next(one for one in nodes.all.values() if one.name != victim)
+        evidence = next(what["detail"] for what in reversed(witness.went()) if victim not in what["names"])
+        assert re.search(f"{victim}: (not heard by|cut off from)", evidence)
+        (left,) = nodes.all[victim].exits()
+        assert left["rejoin"]
+        assert len(nodes.all[victim].incarnations()) == len(before) + 1
+        assert all(not one.exits() for one in nodes.all.values() if one.name not in (follower, victim))
+
+
+def test_two_nodes_and_one_stops(nodes: Nodes) -> None:
+    """With nobody to be the second witness, the stopped one is asked through etcd, and out for want of an answer."""
+    nodes.start("a", "b", maximum=2)
+    nodes.trains("ab", 30)
+    took = stop_and_wake(nodes, "b")
+    print(f"out after {took:.2f} s")
+    assert took < 6
+    assert not nodes.all["a"].exits()
+
+
+def pauses(nodes: Nodes, count: int, seed: int) -> None:
+    """Stop one process after the other for 0.3 to 0.7 s, with short moments between."""
+    random = Random(seed)
+    for _pause in range(count):
+        victim = nodes.all[random.choice(list(nodes.all))]
+        victim.signal(signal.SIGSTOP)
+        time.sleep(random.uniform(0.3, 0.7))
+        victim.signal(signal.SIGCONT)
+        time.sleep(random.uniform(0.05, 0.3))
+
+
+def undisturbed(nodes: Nodes, number: int) -> None:
+    """Require that nobody was put out, and nothing re-formed."""
+    time.sleep(2)
+    assert nodes.trains(NAMES, 1) == number
+    assert not [what for one in nodes.all.values() for what in one.exits()]
+
+
+def test_short_pauses_put_nobody_out(nodes: Nodes) -> None:
+    """Ten pauses of single processes, the leader among them."""
+    nodes.start(*NAMES, maximum=len(NAMES))
+    number = nodes.trains(NAMES, 30)
+    pauses(nodes, 10, seed=1)
+    undisturbed(nodes, number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_many_short_pauses_on_a_busy_machine_put_nobody_out(nodes: Nodes) -> None:
+    """Two hundred pauses, while as many processes as there are cores do nothing but compute."""
+    nodes.start(*NAMES, maximum=len(NAMES))
+    number = nodes.trains(NAMES, 60)
+    load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _core in range(os.cpu_count() or 1)]
+    try:
+        pauses(nodes, 200, seed=2)
+    finally:
+        for process in load:
+            process.kill()
+            process.wait()
+    undisturbed(nodes, number)
+
+
+@pytest.mark.slow
+def test_how_soon_a_stopped_node_is_out(nodes: Nodes) -> None:
+    """Ten times: the median is within two seconds."""
+    nodes.start(*NAMES, maximum=len(NAMES))
+    nodes.trains(NAMES, 30)
+    took = [stop_and_wake(nodes, NAMES[at % len(NAMES)]) for at in range(10)]
+    print(f"out after {statistics.median(took):.2f} s ({min(took):.2f} to {max(took):.2f})")
+    assert statistics.median(took) < 2
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Five hosts."""
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(Network())
+            for name in NAMES:
+                made.add(name)
+        except OSError as error:
+            pytest.skip(f"this machine lets us make no network namespaces: {error}")
+        yield made
+
+
+@pytest.mark.netns
+def test_a_node_that_is_cut_off_is_out_and_comes_back(network: Network) -> None:
+    """Its cable is pulled: no end of file, no refusal, no etcd. The others go on; plugged in again, it is a newcomer.
+
+    The same for the leader, whom no other leader can judge. Nobody else is put out, nor is anybody twice.
+    """
+    with EtcdServer(also=network.address) as etcd:
+        port = etcd.endpoint.rpartition(":")[2]
+        nodes = Nodes(etcd)
+        try:
+            nodes.start(
+                *NAMES,
+                maximum=len(NAMES),
+                address=network.address_of,
+                within=network.within,
+                endpoint=f"{network.address}:{port}",
+            )
+            nodes.trains(NAMES, 30)
+            for victim in (NAMES[3], NAMES[0]):
+                others = [name for name in NAMES if name != victim]
+                cut = time.monotonic()
+                network.cut(victim)
+                try:
+                    nodes.trains(others, 10)
+                    took = max(nodes.all[name].went()[-1]["at"] for name in others) - cut
+                    print(f"out after {took:.2f} s")
+                    assert took < 4
+                    time.sleep(3)
+                finally:
+                    network.mend(victim)
+                nodes.trains(NAMES, 30)
+            assert {name: len(one.exits()) for name, one in nodes.all.items()} == {
+                name: int(name in (NAMES[0], NAMES[3])) for name in NAMES
+            }
+        finally:
+            nodes.close()

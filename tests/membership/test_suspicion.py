@@ -1,0 +1,79 @@
+"""Who is cut off, from who does not hear whom: properties of the ring."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic3d.membership.machine.suspicion import REACH, cuts_of, suspects
+
+IDS = [f"n{at:02d}" for at in range(12)]
+
+
+def lost(size: int, silent: set[tuple[str, str]], active: set[str], judge: str) -> dict[str, bool]:
+    """Return whom the judge's side has lost, and whether that is sure."""
+    ids = IDS[:size]
+    index = {id: at for at, id in enumerate(ids)}
+    found = suspects(ids, cuts_of(ids, index, silent), dict.fromkeys(active, 0), judge)
+    return {one.id: one.sure for one in found}
+
+
+def neighbours(size: int, at: int) -> list[str]:
+    return [IDS[(at + step) % size] for step in (-2, -1, 1, 2)]
+
+
+@given(st.integers(3, 12), st.data())
+def test_one_word_isolates_only_its_author(size: int, data: st.DataObject) -> None:
+    """Whomever one member calls silent, nobody but itself is ever lost for it."""
+    liar = data.draw(st.sampled_from(IDS[:size]))
+    said = {(liar, other) for other in data.draw(st.sets(st.sampled_from(IDS[:size])))}
+    judge = data.draw(st.sampled_from([id for id in IDS[:size] if id != liar]))
+    assert set(lost(size, said, set(IDS[:size]), judge)) <= {liar}
+
+
+@given(st.integers(3, 12), st.data())
+def test_a_silent_node_is_found_by_all_others(size: int, data: st.DataObject) -> None:
+    """If all its neighbours do not hear it, each other member finds it, and it alone, without asking anybody."""
+    at = data.draw(st.integers(0, size - 1))
+    said = {(other, IDS[at]) for other in neighbours(size, at) if other != IDS[at]}
+    for judge in IDS[:size]:
+        if judge != IDS[at]:
+            assert lost(size, said, set(IDS[:size]), judge) == {IDS[at]: True}
+    assert lost(size, said, set(IDS[:size]), IDS[at]) == {}
+
+
+@given(st.integers(2, 12), st.sets(st.tuples(st.sampled_from(IDS), st.sampled_from(IDS)), max_size=60), st.data())
+def test_nobody_is_sure_of_one_who_is_sure_of_it(size: int, said: set[tuple[str, str]], data: st.DataObject) -> None:
+    """However the ring is cut, of two sides at most one finds the other dead, and it has no fewer active members."""
+    ids = IDS[:size]
+    active = data.draw(st.sets(st.sampled_from(ids), min_size=1))
+    sure = {judge: {id for id, sure in lost(size, said, active, judge).items() if sure} for judge in ids}
+    for judge in ids:
+        assert judge not in sure[judge]
+        assert not any(judge in sure[other] for other in sure[judge])
+    judges = [judge for judge in ids if sure[judge]]
+    assert not judges or len(active & set(judges)) > 0
+
+
+@given(st.integers(2, 12), st.sets(st.tuples(st.sampled_from(IDS), st.sampled_from(IDS))))
+def test_only_connections_of_the_ring_are_cut(size: int, said: set[tuple[str, str]]) -> None:
+    """What is said of nodes that are no neighbours is nothing."""
+    ids = IDS[:size]
+    index = {id: at for at, id in enumerate(ids)}
+    for one, other in cuts_of(ids, index, said):
+        apart = abs(index[one] - index[other])
+        assert 0 < min(apart, size - apart) <= REACH
+
+
+def test_two_halves_are_sure_of_nothing() -> None:
+    """Neither of two equal sides can know from the ring which is at fault; each can ask its neighbours there."""
+    halves = {(one, other) for one in IDS[:3] for other in IDS[3:6]}
+    assert lost(6, halves, set(IDS[:6]), IDS[0]) == dict.fromkeys(IDS[3:6], False)
+    assert lost(6, halves, set(IDS[:6]), IDS[5]) == dict.fromkeys(IDS[:3], False)
+
+
+def test_spares_do_not_outvote_the_active() -> None:
+    """What counts is where the active members are: a side full of spares is the one that is lost."""
+    said = {(one, other) for one in IDS[:3] for other in IDS[3:8]}
+    assert lost(8, said, set(IDS[:3]), IDS[0]) == dict.fromkeys(IDS[3:8], True)
+    assert lost(8, said, set(IDS[:3]), IDS[4]) == {}

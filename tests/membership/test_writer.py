@@ -1,0 +1,225 @@
+"""The writer against a real etcd: what it promises of order, leases, refusals, pulses, and of an etcd that is away."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from elastic3d.clock import SYSTEM
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership import events as e
+from elastic3d.membership.driver.writer import Writer
+from elastic3d.membership.records import (
+    Claim,
+    Doubt,
+    Flap,
+    MemberRecord,
+    Out,
+    Pulse,
+    Quarantine,
+    Report,
+    Tomb,
+    decode,
+)
+from elastic3d.values import Node
+
+pytestmark = pytest.mark.etcd
+
+TTL = 2.0
+
+
+class Desk:
+    """A writer, what it told, and what stands in etcd."""
+
+    def __init__(self, etcd: EtcdServer, period: float = 1e6) -> None:
+        self.etcd = etcd
+        self.root = f"/test/{secrets.token_hex(4)}/"
+        self.client, self.other = EtcdClient(etcd.endpoint), EtcdClient(etcd.endpoint)
+        self.leases = set(self.other.leases())
+        self.told: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
+        self.me = Node(name="a", incarnation="1", address="127.0.0.1", slots=())
+        self.writer = Writer(
+            self.client,
+            self.root,
+            self.me,
+            TTL,
+            self.told.put,
+            lambda: Pulse(state="active", generation=3, every=0),
+            lambda: period,
+            SYSTEM,
+        )
+        self.writer.start()
+
+    def write(self, *actions: e.Write) -> None:
+        for action in actions:
+            self.writer.write(action)
+
+    def register(self) -> None:
+        self.write(e.PutMember(record=MemberRecord(node=self.me)), e.PutReport(report=Report(incarnation="1")))
+        assert isinstance(self.next(), e.Registered)
+
+    def next(self, seconds: float = 3.0) -> e.Event:
+        return self.told.get(timeout=seconds)
+
+    def there(self) -> set[str]:
+        items, _revision = self.other.range(self.root)
+        return {item.key.removeprefix(self.root) for item in items}
+
+    def new_leases(self) -> set[int]:
+        return set(self.other.leases()) - self.leases
+
+    def close(self) -> None:
+        self.writer.close()
+        self.client.close()
+        self.other.close()
+
+
+def wait(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    """A server for all; who stops it lets it go on."""
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+def desk(etcd: EtcdServer) -> Iterator[Desk]:
+    """A writer that hardly pulses."""
+    desk = Desk(etcd)
+    yield desk
+    desk.close()
+
+
+def test_what_a_write_changed_is_told_at_once(desk: Desk) -> None:
+    """In the order asked for; a fenced write that came too late is told as failed, once."""
+    desk.register()
+    first, late = e.Campaign(expected=0), e.Campaign(expected=0)
+    desk.write(first, late)
+    led = desk.next()
+    assert isinstance(led, e.LeaderPut)
+    assert led.claim == Claim(name="a", incarnation="1")
+    assert desk.next() == e.WriteDone(write=first, ok=True)
+    assert desk.next() == e.WriteDone(write=late, ok=False)
+    tomb = Tomb(incarnation="7", how=Out.DEAD)
+    bury = e.Bury(id="b@7", tomb=tomb)
+    desk.write(bury)
+    assert [type(desk.next()) for _event in range(2)] == [e.TombPut, e.MemberGone]
+    assert desk.next() == e.WriteDone(write=bury, ok=True)
+    assert desk.there() == {"board/leader", "board/tombs/b@7", "roll/members/a@1", "roll/reports/a@1"}
+    assert desk.told.empty()
+
+
+def test_all_that_is_the_members_own_goes_with_it(desk: Desk) -> None:
+    """Its keys, its claim, its doubts and its pulse stand under one lease, which closing gives back."""
+    desk.register()
+    desk.write(e.Campaign(expected=0), e.PutDoubt(id="b@7", doubt=Doubt(mark="m", by="a@1")))
+    desk.writer.flush(3)
+    assert len(desk.new_leases()) == 1
+    desk.writer.close()
+    assert not desk.there()
+    assert not desk.new_leases()
+
+
+def test_what_keeps_a_machine_out_ends_by_itself(desk: Desk) -> None:
+    """A quarantine and a flap live on leases that nobody keeps alive; one that was refused leaves none behind."""
+    desk.register()
+    desk.write(e.Campaign(expected=0))
+    led = desk.next()
+    assert isinstance(led, e.LeaderPut)
+    stale = e.PutQuarantine(place="h", quarantine=Quarantine(seconds=500), token=led.revision + 1)
+    desk.write(stale)
+    desk.next()
+    assert desk.next() == e.WriteDone(write=stale, ok=False)
+    assert len(desk.new_leases()) == 1
+    desk.write(
+        e.PutQuarantine(place="h", quarantine=Quarantine(seconds=2), token=led.revision),
+        e.PutFlap(place="h", flap=Flap(id="b@7", count=1), seconds=2, token=led.revision),
+    )
+    desk.writer.flush(3)
+    mine = {"board/leader", "roll/members/a@1", "roll/reports/a@1"}
+    assert desk.there() == mine | {"roll/quarantine/h", "roll/flaps/h"}
+    wait(lambda: desk.there() == mine, 6)
+
+
+def test_nothing_is_written_over_the_own_tomb(desk: Desk) -> None:
+    """Neither member nor report: the incarnation is out, and hears so through the board."""
+    tomb = e.Bury(id="a@1", tomb=Tomb(incarnation="1", how=Out.DEAD))
+    desk.write(tomb, e.PutMember(record=MemberRecord(node=desk.me)), e.PutReport(report=Report(incarnation="1")))
+    desk.writer.flush(3)
+    assert desk.there() == {"board/tombs/a@1"}
+    assert [type(desk.next()) for _event in range(3)] == [e.TombPut, e.MemberGone, e.WriteDone]
+    assert desk.told.empty()
+
+
+@pytest.mark.parametrize("who", ["keepalive", "write"])
+def test_a_lease_revoked_by_hand_is_told_once(desk: Desk, who: str) -> None:
+    """By the next keepalive, or earlier by a write that fails under it and is written again under a new one."""
+    desk.register()
+    (lease,) = desk.new_leases()
+    desk.other.revoke(lease)
+    if who == "write":
+        desk.write(e.PutReport(report=Report(incarnation="1", step=5)))
+    assert desk.next(1.5) == e.Unregistered()
+    if who == "write":
+        wait(lambda: desk.there() == {"roll/reports/a@1"}, 2)
+    with pytest.raises(queue.Empty):
+        desk.next(1.2)
+    desk.register()
+
+
+def test_a_key_deleted_by_hand_is_found_by_the_pulse(etcd: EtcdServer) -> None:
+    """The pulse is written while the own key stands as it was written, and tells when it does not."""
+    desk = Desk(etcd, period=0.3)
+    try:
+        desk.register()
+        wait(lambda: "pulses/a@1" in desk.there(), 2)
+        found = desk.other.get(desk.root + "pulses/a@1")
+        assert found is not None
+        assert decode(Pulse, found.value, found.key) == Pulse(state="active", generation=3, every=0.3)
+        for _time in range(2):
+            desk.other.delete(desk.root + "roll/members/a@1")
+            assert desk.next(1) == e.Unregistered()
+            with pytest.raises(queue.Empty):
+                desk.next(0.7)
+            desk.register()
+    finally:
+        desk.close()
+
+
+def test_without_etcd_it_neither_loses_nor_hangs(etcd: EtcdServer) -> None:
+    """Writes wait for etcd and only reports give way to newer ones; closing waits for nobody who does not answer."""
+    desk, other = Desk(etcd), Desk(etcd)
+    try:
+        desk.register()
+        other.register()
+        etcd.pause()
+        try:
+            desk.write(e.Bury(id="b@7", tomb=Tomb(incarnation="7", how=Out.DEAD)))
+            for step in range(5):
+                desk.write(e.PutReport(report=Report(incarnation="1", step=step)))
+            other.write(e.PutReport(report=Report(incarnation="1", step=9)))
+            began = time.monotonic()
+            other.writer.close()
+            assert time.monotonic() - began < 6
+            time.sleep(TTL)
+        finally:
+            etcd.resume()
+        wait(lambda: "board/tombs/b@7" in desk.there(), 8)
+        wait(lambda: "roll/reports/a@1" in desk.there(), 3)
+        found = desk.other.get(desk.root + "roll/reports/a@1")
+        assert found is not None
+        assert decode(Report, found.value, found.key).step == 4
+    finally:
+        desk.close()
+        other.close()
