@@ -1,0 +1,138 @@
+"""Threads that listen to sources and tell each notice once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import structlog
+import tenacity
+
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.notices.metadata import Unheard
+from elastic3d.notices.notice import ADVICE, Notice
+from elastic3d.notices.source import Look, Source
+
+log = structlog.get_logger()
+
+LONGEST_WAIT = 5.0
+"""Between two tries while a source is silent; a notice of 30 s must not be over when the source is back."""
+
+
+class Watcher:
+    """Listens to `sources`, a thread for each, until it is closed.
+
+    tell: called once for each notice after which this machine is gone. withdrawn: called when a notice that was told no
+    longer stands, because the cloud called it off or the event is over; never because the cloud fell silent. Both are
+    called on the watcher's threads and must neither block nor raise.
+
+    Other notices (a freeze, a live migration, a recommendation) are logged and no more; `rebalance` has rebalance
+    recommendations told too. A source that does not answer is asked for ever, and its outage logged once.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        tell: Callable[[Notice], None],
+        *,
+        withdrawn: Callable[[Notice], None] | None = None,
+        rebalance: bool = False,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._sources, self._tell, self._withdrawn, self._clock = tuple(sources), tell, withdrawn, clock
+        self._only_logged = ADVICE - {"rebalance"} if rebalance else ADVICE
+        self._closed = threading.Event()
+        self._heard: list[dict[str, Notice]] = [{} for _ in self._sources]
+        self._threads = [
+            threading.Thread(target=self._run, args=pair, name=f"elastic3d-notices-{number}", daemon=True)
+            for number, pair in enumerate(zip(self._sources, self._heard, strict=True))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def acknowledge(self) -> bool:
+        """Tell the cloud that this node has left, so that it need not wait: nothing of worth is here any more.
+
+        Call it before `close`. Answered at once as a rule; blocks for some 15 s where the server hangs. Returns False
+        where the cloud could not be told, which is logged and no harm: it then waits for the time it had set.
+        """
+        told = True
+        retry = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Unheard),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
+            stop=tenacity.stop_after_attempt(3),
+            sleep=self._clock.sleep,
+            reraise=True,
+        )
+        for source, heard in zip(self._sources, self._heard, strict=True):
+            keys = [key for key, notice in heard.copy().items() if notice.action not in self._only_logged]
+            try:
+                retry(source.acknowledge, keys)
+            except Unheard as error:
+                log.warning("notices.unacknowledged", source=source.name, error=str(error))
+                told = False
+        return told
+
+    def close(self) -> None:
+        """Stop listening; nothing is told after this returns. May be called from `tell`."""
+        self._closed.set()
+        for source in self._sources:
+            source.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=5)
+
+    def _run(self, source: Source, heard: dict[str, Notice]) -> None:
+        while not self._closed.is_set():
+            look = self._look(source)
+            if look is None:
+                return
+            self._take(look, heard)
+            self._closed.wait(look.pause)
+
+    def _look(self, source: Source) -> Look | None:
+        """Return what the source says, however long it takes to answer; None once closed."""
+        silent_since: list[float] = []
+
+        def note(state: tenacity.RetryCallState) -> None:
+            if not silent_since and not self._closed.is_set():
+                silent_since.append(self._clock.monotonic())
+                error = state.outcome.exception() if state.outcome else None
+                log.warning("notices.lost", source=source.name, error=str(error))
+
+        retry = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Unheard),
+            wait=tenacity.wait_exponential(multiplier=0.1, max=LONGEST_WAIT) + tenacity.wait_random(0, 0.1),
+            stop=tenacity.stop_when_event_set(self._closed),
+            sleep=tenacity.sleep_using_event(self._closed),
+            before_sleep=note,
+        )
+        try:
+            look: Look = retry(source.look)
+        except tenacity.RetryError:
+            return None
+        if silent_since:
+            log.info("notices.back", source=source.name, seconds=self._clock.monotonic() - silent_since[0])
+        return look
+
+    def _take(self, look: Look, heard: dict[str, Notice]) -> None:
+        for key in heard.keys() - look.notices.keys():
+            notice = heard.pop(key)
+            log.info("notice.withdrawn", kind=notice.kind.value, action=notice.action, detail=notice.detail)
+            if notice.action not in self._only_logged and self._withdrawn is not None and not self._closed.is_set():
+                self._withdrawn(notice)
+        for key, notice in look.notices.items():
+            if key in heard or self._closed.is_set():
+                continue
+            heard[key] = notice
+            told = notice.action not in self._only_logged
+            log.warning(
+                "notice.heard",
+                kind=notice.kind.value,
+                action=notice.action,
+                seconds=notice.seconds,
+                told=told,
+                detail=notice.detail,
+            )
+            if told:
+                self._tell(notice)

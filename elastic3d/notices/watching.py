@@ -1,0 +1,54 @@
+"""From options to a watcher that listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.notices import aws, azure, gcp
+from elastic3d.notices.detect import detect
+from elastic3d.notices.metadata import ADDRESS
+from elastic3d.notices.notice import Kind, Notice
+from elastic3d.notices.options import Choice, Options
+from elastic3d.notices.source import Source
+from elastic3d.notices.watcher import Watcher
+
+log = structlog.get_logger()
+
+
+def watch(
+    options: Options,
+    tell: Callable[[Notice], None],
+    *,
+    withdrawn: Callable[[Notice], None] | None = None,
+    clock: Clock = SYSTEM,
+) -> Watcher | None:
+    """Listen as `options` say, and return what to close in the end; None where there is nothing to listen to.
+
+    `tell` and `withdrawn` are called as Watcher says. Blocks for half a second at most, to learn which cloud this is.
+    """
+    if options.choice is Choice.NONE:
+        return None
+    kind = detect(options.url, clock=clock) if options.choice is Choice.AUTO else Kind(options.choice.value)
+    if kind is None:
+        if options.url:
+            log.warning("notices.unknown", url=options.url, error="answers as none of aws, gcp, azure: name one")
+        return None
+    log.info("notices.watched", cloud=kind.value, url=options.url or ADDRESS)
+    return Watcher(
+        _sources(kind, options.url or ADDRESS, clock),
+        tell,
+        withdrawn=withdrawn,
+        rebalance=options.rebalance,
+        clock=clock,
+    )
+
+
+def _sources(kind: Kind, base: str, clock: Clock) -> Sequence[Source]:
+    if kind is Kind.AWS:
+        return aws.sources(base, clock=clock)
+    if kind is Kind.GCP:
+        return gcp.sources(base, clock=clock)
+    return azure.sources(base, clock=clock)

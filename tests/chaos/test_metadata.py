@@ -1,0 +1,23 @@
+"""The metadata server of the chaos is heard by the runtime's own watcher."""
+
+from __future__ import annotations
+
+import queue
+
+from chaos.metadata import MetadataServer
+from elastic3d.notices import Kind, Notice, watch
+from elastic3d.notices.options import Choice, Options
+
+
+def test_a_preemption_is_heard_at_once() -> None:
+    """The watcher hangs on the value, and hears it change."""
+    heard: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    with MetadataServer() as server:
+        watcher = watch(Options(choice=Choice.AUTO, url=server.url), heard.put)
+        assert watcher is not None
+        try:
+            server.preempt()
+            notice = heard.get(timeout=10)
+        finally:
+            watcher.close()
+    assert (notice.kind, notice.seconds, notice.action) == (Kind.GCP, 30.0, "preempt")

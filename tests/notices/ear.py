@@ -1,0 +1,59 @@
+"""What tests listen with: a clock that is set by hand, and an ear for what a watcher tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from elastic3d.clock import SystemClock
+from elastic3d.notices import Notice, Watcher
+from elastic3d.notices.source import Source
+
+
+class HandClock(SystemClock):
+    """The wall clock and the monotonic clock stand still until they are set."""
+
+    def __init__(self, wall: float) -> None:
+        self.now, self.at = 100.0, wall
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.at
+
+
+class Ear:
+    """Hears what is told and withdrawn, in order."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.told: list[Notice] = []
+        self.withdrawn: list[Notice] = []
+
+    def tell(self, notice: Notice) -> None:
+        with self._changed:
+            self.told.append(notice)
+            self._changed.notify_all()
+
+    def withdraw(self, notice: Notice) -> None:
+        with self._changed:
+            self.withdrawn.append(notice)
+            self._changed.notify_all()
+
+    def hears(self, told: int = 1, withdrawn: int = 0) -> bool:
+        """Wait until so many notices were told and withdrawn; return whether they were."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.told) >= told and len(self.withdrawn) >= withdrawn, 5)
+
+
+@contextmanager
+def listening(sources: Sequence[Source], *, rebalance: bool = False) -> Iterator[tuple[Watcher, Ear]]:
+    """Listen to `sources` for the length of a with block."""
+    ear = Ear()
+    watcher = Watcher(sources, ear.tell, withdrawn=ear.withdraw, rebalance=rebalance)
+    try:
+        yield watcher, ear
+    finally:
+        watcher.close()

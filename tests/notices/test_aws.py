@@ -1,0 +1,135 @@
+"""What is heard of EC2's instance metadata, and how it is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic3d.notices import Kind, Notice, aws
+from elastic3d.notices.metadata import Unheard
+from tests.notices.clouds import Aws, Reply
+from tests.notices.ear import HandClock
+
+NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
+
+
+def item(cloud: Aws, clock: HandClock, number: int = 0) -> aws.Item:
+    """Return the source for interruptions, or with number 1 the one for recommendations."""
+    return aws.sources(cloud.url, clock=clock)[number]
+
+
+def test_nothing_is_heard_until_there_is_a_notice() -> None:
+    """404 is the everyday answer; then a notice has its action and the time left by this machine's clock."""
+    with Aws() as cloud:
+        source = item(cloud, HandClock(NOW))
+        assert source.look().notices == {}
+        assert source.look().pause == 5.0
+        cloud.interrupt("terminate", "2017-09-18T08:22:00Z")
+        assert list(source.look().notices.values()) == [
+            Notice(
+                kind=Kind.AWS,
+                seconds=120.0,
+                action="terminate",
+                detail='spot/instance-action: {"action": "terminate", "time": "2017-09-18T08:22:00Z"}',
+            )
+        ]
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("2017-09-18T08:21:15Z", 75.0),
+        ("2017-09-18T08:19:00Z", 0.0),  # Over, or this machine's clock is ahead.
+        ("2017-09-18T09:22:00Z", 120.0),  # This machine's clock is behind; there are never more than two minutes.
+        ("2017-09-18T08:21:00", 60.0),
+        ("2017-09-18T10:21:00+02:00", 60.0),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_the_time_left_is_bound_to_two_minutes(time: str, seconds: float | None) -> None:
+    """A clock that is wrong, or a time nobody can read, bends the time left; the notice is heard all the same."""
+    with Aws() as cloud:
+        cloud.interrupt("stop", time)
+        (notice,) = item(cloud, HandClock(NOW)).look().notices.values()
+        assert (notice.action, notice.seconds) == ("stop", seconds)
+
+
+def test_a_recommendation_has_no_deadline() -> None:
+    """Its noticeTime is when it was given: it says nothing of an end."""
+    with Aws() as cloud:
+        cloud.recommend("2017-09-18T08:19:00Z")
+        (notice,) = item(cloud, HandClock(NOW), 1).look().notices.values()
+        assert (notice.action, notice.seconds) == ("rebalance", None)
+        assert "08:19:00" in notice.detail
+
+
+def test_one_token_serves_until_it_is_renewed_before_its_end() -> None:
+    """A token is kept for its life of six hours and renewed ahead of its end: the server never has to refuse one."""
+    with Aws() as cloud:
+        clock = HandClock(NOW)
+        source = item(cloud, clock)
+        source.look()
+        clock.now += 19_000
+        source.look()
+        assert len(cloud.tokens) == 1
+        clock.now += 1_000
+        source.look()
+        source.look()
+        assert len(cloud.tokens) == 2
+        assert 401 not in cloud.refused
+
+
+def test_a_token_refused_is_replaced_at_once() -> None:
+    """A server that forgot its tokens (401) costs one more request, no look."""
+    with Aws() as cloud:
+        source = item(cloud, HandClock(NOW))
+        source.look()
+        cloud.tokens.clear()
+        cloud.interrupt("terminate", "2017-09-18T08:22:00Z")
+        assert source.look().notices
+        assert cloud.refused.count(401) == 1
+
+
+def test_a_token_that_is_always_refused_is_no_answer() -> None:
+    """401 twice in a row is for the watcher to try again later, not to go round and round."""
+    with Aws() as cloud:
+        source = item(cloud, HandClock(NOW))
+        source.look()
+        cloud.faults = [Reply(401), Reply(200, b"tok", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}), Reply(401)]
+        with pytest.raises(Unheard, match="401"):
+            source.look()
+        assert not cloud.faults
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(200, b""),
+        Reply(200, b"tok"),
+        Reply(200, b"tok\r\nen", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}),
+        Reply(200, "tök".encode(), {"X-aws-ec2-metadata-token-ttl-seconds": "60"}),
+        Reply(200, b"tok", {"X-aws-ec2-metadata-token-ttl-seconds": "long"}),
+        Reply(403),
+    ],
+)
+def test_what_is_no_token_is_no_answer(reply: Reply) -> None:
+    """Instance metadata that is turned off (403) or not AWS's gives no token, and nothing is sent with a wrong one."""
+    with Aws() as cloud:
+        cloud.faults = [reply]
+        with pytest.raises(Unheard, match="token"):
+            item(cloud, HandClock(NOW)).look()
+        assert len(cloud.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b"{}", b'{"action": 3}', b'{"action": ""}', b"\xff\xfe\x00"]
+)
+def test_garbage_is_no_notice(body: bytes) -> None:
+    """An answer that names no action is an error to be tried again, never a reason to leave."""
+    with Aws() as cloud:
+        source = item(cloud, HandClock(NOW))
+        source.look()
+        cloud.faults = [Reply(200, body)]
+        with pytest.raises(Unheard, match="instance-action"):
+            source.look()
+        assert source.look().notices == {}

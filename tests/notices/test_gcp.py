@@ -1,0 +1,115 @@
+"""What is heard of Compute Engine's metadata server, and how it is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic3d.clock import SYSTEM
+from elastic3d.notices import Kind, Notice, gcp
+from elastic3d.notices.metadata import Unheard
+from tests.notices.clouds import Gcp, Reply
+from tests.notices.ear import listening
+
+
+def entry(cloud: Gcp, number: int = 0, hang: int = 60) -> gcp.Entry:
+    """Return the source for preemptions, or with number 1 the one for maintenance."""
+    return gcp.sources(cloud.url, pause=0.02, hang=hang)[number]
+
+
+def test_a_preemption_ends_the_hanging_request() -> None:
+    """The first look answers at once, the second hangs with the ETag of the first until the value changes."""
+    with Gcp() as cloud, listening([entry(cloud)]) as (_, ear):
+        assert cloud.asked(Gcp.PREEMPTED, 2)
+        first, second = cloud.requests
+        assert first.query == {}
+        assert second.query == {"wait_for_change": "true", "timeout_sec": "60", "last_etag": "0a1b2c3d4e5f6071"}
+        cloud.set(Gcp.PREEMPTED, "TRUE")
+        assert ear.hears()
+        assert ear.told == [Notice(kind=Kind.GCP, seconds=30.0, action="preempt", detail="preempted: TRUE")]
+
+
+def test_a_change_between_two_requests_is_not_missed() -> None:
+    """The server answers at once where the ETag is not the newest."""
+    with Gcp() as cloud:
+        source = entry(cloud)
+        assert source.look().notices == {}
+        cloud.set(Gcp.PREEMPTED, "TRUE")
+        began = SYSTEM.monotonic()
+        assert source.look().notices
+        assert SYSTEM.monotonic() - began < 5
+
+
+def test_a_hanging_request_that_runs_out_is_asked_again() -> None:
+    """After timeout_sec the server answers with what it has, which is no news and no error."""
+    with Gcp() as cloud, listening([entry(cloud, hang=0)]) as (_, ear):
+        assert cloud.asked(Gcp.PREEMPTED, 4)
+        assert ear.told == []
+        assert cloud.refused == []
+        cloud.set(Gcp.PREEMPTED, "TRUE")
+        assert ear.hears()
+        # The value stays TRUE, in every answer from now on.
+        assert cloud.asked(Gcp.PREEMPTED, len(cloud.requests) + 3)
+        assert len(ear.told) == 1
+
+
+def test_without_an_etag_the_value_is_asked_for_again_and_again() -> None:
+    """No ETag: a hanging request could miss a change, so none is sent, and there is a pause between two."""
+    with Gcp() as cloud:
+        cloud.etagged = False
+        source = gcp.sources(cloud.url)[0]
+        look = source.look()
+        source.look()
+        assert [request.query for request in cloud.requests] == [{}, {}]
+        assert 0 < look.pause <= 1
+
+
+@pytest.mark.parametrize(
+    ("value", "action", "seconds"),
+    [
+        ("TERMINATE_ON_HOST_MAINTENANCE", "terminate", 60.0),
+        ("MIGRATE_ON_HOST_MAINTENANCE", "migrate", 60.0),
+        ('{"state": "new"}', "maintenance", None),
+    ],
+)
+def test_maintenance(value: str, action: str, seconds: float | None) -> None:
+    """Each value has its action; one that nobody knows yet is heard as what it is."""
+    with Gcp() as cloud:
+        source = entry(cloud, 1)
+        assert source.look().notices == {}
+        cloud.set(Gcp.MAINTENANCE, value)
+        (notice,) = source.look().notices.values()
+        assert (notice.action, notice.seconds) == (action, seconds)
+        assert value in notice.detail
+
+
+def test_only_a_termination_is_told() -> None:
+    """A live migration is logged and no more; so is a value nobody knows; a termination is told."""
+    with Gcp() as cloud, listening([entry(cloud, 1)]) as (_, ear):
+        for value in ("MIGRATE_ON_HOST_MAINTENANCE", "NONE", "SOMETHING_NEW"):
+            before = len(cloud.requests)
+            cloud.set(Gcp.MAINTENANCE, value)
+            assert cloud.asked(Gcp.MAINTENANCE, before + 1)
+        cloud.set(Gcp.MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE")
+        assert ear.hears()
+        assert [notice.action for notice in ear.told] == ["terminate"]
+        assert ear.withdrawn == []
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(200, b"TRUE"),  # A captive portal, a proxy: not Google's server.
+        Reply(200, b"", {"Metadata-Flavor": "Google"}),
+        Reply(403),
+        Reply(404),
+        Reply(503),
+    ],
+)
+def test_what_google_did_not_say_is_no_notice(reply: Reply) -> None:
+    """Without Google's header, or with an error, nothing was said."""
+    with Gcp() as cloud:
+        cloud.faults = [reply]
+        source = entry(cloud)
+        with pytest.raises(Unheard, match="preempted"):
+            source.look()
+        assert source.look().notices == {}

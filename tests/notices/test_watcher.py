@@ -1,0 +1,196 @@
+"""Outages, closing, and telling once, whatever the source."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import structlog
+
+from chaos.processes import wait_until
+from elastic3d.clock import SYSTEM
+from elastic3d.notices import Notice, Watcher, aws, azure, gcp
+from elastic3d.notices.metadata import Metadata, Unheard
+from tests.notices.clouds import Aws, Azure, Gcp, Reply
+from tests.notices.ear import listening
+
+FAR = "2017-09-18T08:22:00Z"
+ACTION = "/latest/meta-data/spot/instance-action"
+
+
+@contextmanager
+def recorded() -> Iterator[list[Any]]:
+    """Record what is logged."""
+    with structlog.testing.capture_logs() as entries:
+        yield entries
+
+
+def test_a_server_that_goes_away_and_comes_back() -> None:
+    """While it is away it is asked again and again; the outage is logged once, and a notice after it is heard."""
+    with recorded() as entries, Aws() as cloud:
+        with listening(aws.sources(cloud.url, pause=0.02)[:1]) as (_, ear):
+            assert cloud.asked(ACTION)
+            cloud.stop()
+            assert wait_until(lambda: bool(entries), 5)
+            # Time for several tries in vain.
+            SYSTEM.sleep(0.5)
+            cloud.interrupt("terminate", FAR)
+            cloud.start()
+            assert ear.hears()
+    names = [entry["event"] for entry in entries]
+    assert names == ["notices.lost", "notices.back", "notice.heard"]
+    assert ACTION in entries[0]["error"]
+    assert entries[1]["seconds"] > 0
+
+
+def test_errors_of_the_server_are_tried_again() -> None:
+    """Too many requests, internal errors and garbage in a row: one outage in the log, no notice, then all is well."""
+    with recorded() as entries, Gcp() as cloud:
+        cloud.faults = [Reply(500), Reply(429), Reply(503), Reply(200, b"TRUE")]
+        with listening(gcp.sources(cloud.url, pause=0.02)[:1]) as (_, ear):
+            assert cloud.asked(Gcp.PREEMPTED, 6)
+            assert ear.told == []
+            cloud.set(Gcp.PREEMPTED, "TRUE")
+            assert ear.hears()
+    assert [entry["event"] for entry in entries] == ["notices.lost", "notices.back", "notice.heard"]
+    assert "500" in entries[0]["error"]
+
+
+def test_an_outage_withdraws_nothing_and_tells_nothing_twice() -> None:
+    """A notice that stands before and after an outage was told once; silence is no news."""
+    with Azure() as cloud, listening(azure.sources(cloud.url, pause=0.02)) as (_, ear):
+        cloud.schedule("A", "Preempt", "")
+        assert ear.hears()
+        cloud.stop()
+        SYSTEM.sleep(0.2)
+        cloud.start()
+        assert cloud.asked(Azure.EVENTS, len(cloud.requests) + 3)
+        assert len(ear.told) == 1
+        assert ear.withdrawn == []
+
+
+def test_a_notice_is_told_once_while_it_stands() -> None:
+    """The same answer in every look is one notice; another time or action is another."""
+    with Aws() as cloud, listening(aws.sources(cloud.url, pause=0.02)[:1]) as (_, ear):
+        cloud.interrupt("stop", FAR)
+        assert ear.hears()
+        assert cloud.asked(ACTION, len(cloud.requests) + 4)
+        assert len(ear.told) == 1
+        cloud.interrupt("terminate", FAR)
+        assert ear.hears(told=2, withdrawn=1)
+        assert [notice.action for notice in ear.told] == ["stop", "terminate"]
+
+
+def test_one_item_that_fails_does_not_silence_another() -> None:
+    """Recommendations that cannot be read leave interruptions heard."""
+    with Aws() as cloud:
+        cloud.items[aws.REBALANCE] = "garbage"
+        with listening(aws.sources(cloud.url, pause=0.02)) as (_, ear):
+            assert cloud.asked(aws.REBALANCE, 2)
+            cloud.interrupt("terminate", FAR)
+            assert ear.hears()
+
+
+@pytest.mark.parametrize("rebalance", [False, True])
+def test_a_recommendation_is_told_only_where_that_was_asked_for(rebalance: bool) -> None:
+    """By default it is logged and no more; either way once."""
+    with recorded() as entries, Aws() as cloud:
+        cloud.recommend(FAR)
+        with listening(aws.sources(cloud.url, pause=0.02), rebalance=rebalance) as (_, ear):
+            assert cloud.asked(aws.REBALANCE, 3)
+            cloud.interrupt("terminate", FAR)
+            assert ear.hears(told=1 + rebalance)
+    assert [notice.action for notice in ear.told] == ["rebalance", "terminate"][not rebalance :]
+    assert [(e["action"], e["told"]) for e in entries] == [("rebalance", rebalance), ("terminate", True)]
+
+
+def test_close_while_a_request_hangs() -> None:
+    """A hanging GET of a minute is let go at once, its thread ends, and nothing is logged as an outage."""
+    with recorded() as entries, Gcp() as cloud:
+        with listening(gcp.sources(cloud.url, pause=0.02)) as (watcher, ear):
+            with cloud.changed:
+                assert cloud.changed.wait_for(lambda: cloud.hanging == 2, 5)
+            began = SYSTEM.monotonic()
+            watcher.close()
+            assert SYSTEM.monotonic() - began < 4
+            assert not any(thread.name.startswith("elastic3d-notices") for thread in threading.enumerate())
+            cloud.set(Gcp.PREEMPTED, "TRUE")
+        assert ear.told == []
+    assert entries == []
+
+
+def test_close_during_a_pause_and_during_an_outage() -> None:
+    """Neither the pause between two looks nor the wait for the next try is sat out."""
+    with Aws() as cloud:
+        pausing = Watcher(aws.sources(cloud.url, pause=60), lambda _: None)
+        assert cloud.asked(aws.ACTION)
+        assert cloud.asked(aws.REBALANCE)
+    trying = Watcher(aws.sources(cloud.url), lambda _: None)
+    began = SYSTEM.monotonic()
+    pausing.close()
+    trying.close()
+    assert SYSTEM.monotonic() - began < 4
+    assert not any(thread.name.startswith("elastic3d-notices") for thread in threading.enumerate())
+
+
+def test_close_from_within_tell() -> None:
+    """Whoever is told may close the watcher there and then, and again later."""
+    with Azure() as cloud:
+        cloud.schedule("A", "Preempt", "")
+        cloud.schedule("B", "Terminate", "")
+        told: list[Notice] = []
+        closed = threading.Event()
+        watcher: list[Watcher] = []
+
+        def tell(notice: Notice) -> None:
+            assert started.wait(5)
+            told.append(notice)
+            watcher[0].close()
+            closed.set()
+
+        started = threading.Event()
+        watcher.append(Watcher(azure.sources(cloud.url), tell))
+        started.set()
+        assert closed.wait(5)
+        watcher[0].close()
+        assert [notice.action for notice in told] == ["preempt"]
+
+
+def test_a_server_that_accepts_and_never_answers() -> None:
+    """A request has an end of its own, so that a server that hangs is an outage like any other."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        metadata = Metadata(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(Unheard, match="timed out"):
+            metadata.ask("/", timeout=0.1)
+
+
+def test_a_server_that_speaks_no_http() -> None:
+    """What is no HTTP is no answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        server = threading.Thread(target=serve)
+        server.start()
+        with pytest.raises(Unheard):
+            Metadata(f"http://127.0.0.1:{listener.getsockname()[1]}").ask("/")
+        server.join()
+
+
+def test_no_redirect_and_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metadata server is one hop away: what would lead elsewhere is refused or not looked at."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with Gcp() as cloud:
+        cloud.faults = [Reply(302, b"", {"Location": f"{cloud.url}{Gcp.PREEMPTED}"})]
+        source = gcp.sources(cloud.url)[0]
+        with pytest.raises(Unheard, match="302"):
+            source.look()
+        assert source.look().notices == {}

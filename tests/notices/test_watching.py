@@ -1,0 +1,149 @@
+"""Which cloud is listened to: what --rdzv-conf says, what the firmware says, what a server answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structlog
+
+from elastic3d.clock import SYSTEM
+from elastic3d.errors import ConfigurationError
+from elastic3d.notices import Choice, Kind, Options, watch
+from elastic3d.notices.detect import by_firmware, detect
+from elastic3d.notices.options import from_conf
+from tests.notices.clouds import Aws, Azure, Cloud, Gcp, Reply, Request
+from tests.notices.ear import Ear
+
+AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
+
+
+def firmware(path: Path, **strings: str) -> Path:
+    """Write the strings of a machine's DMI tables."""
+    for name, value in strings.items():
+        (path / name).write_text(value + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("strings", "cloud", "doubtful"),
+    [
+        ({"sys_vendor": "Amazon EC2", "product_name": "p5.48xlarge", "bios_vendor": "Amazon EC2"}, Kind.AWS, False),
+        ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11.amazon"}, Kind.AWS, False),
+        ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11"}, None, True),
+        ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, Kind.GCP, False),
+        ({"sys_vendor": "Google", "product_name": "Eve"}, None, False),
+        (
+            {
+                "sys_vendor": "Microsoft Corporation",
+                "product_name": "Virtual Machine",
+                "chassis_asset_tag": AZURE_TAG,
+            },
+            Kind.AZURE,
+            False,
+        ),
+        ({"sys_vendor": "Microsoft Corporation", "product_name": "Virtual Machine"}, None, True),
+        ({"sys_vendor": "Microsoft Corporation", "product_name": "Surface Laptop"}, None, False),
+        ({"sys_vendor": "Supermicro", "product_name": "SYS-821GE-TNHR"}, None, False),
+        ({}, None, False),
+    ],
+)
+def test_firmware(strings: dict[str, str], cloud: Kind | None, doubtful: bool, tmp_path: Path) -> None:
+    """The strings name the cloud, leave a doubt, or speak of none."""
+    assert by_firmware(firmware(tmp_path, **strings)) == (cloud, doubtful)
+    if not doubtful:
+        assert detect(dmi=tmp_path) is cloud
+
+
+def test_no_firmware_at_all(tmp_path: Path) -> None:
+    """Where the kernel shows no DMI tables nothing is known and nothing asked."""
+    assert by_firmware(tmp_path / "absent") == (None, False)
+
+
+@pytest.mark.parametrize(("cloud", "kind"), [(Aws, Kind.AWS), (Gcp, Kind.GCP), (Azure, Kind.AZURE)])
+def test_a_server_that_is_named_is_known_by_its_answers(cloud: type[Cloud], kind: Kind) -> None:
+    """Each of the three answers one of the three ways of asking, and refuses the other two."""
+    with cloud() as server:
+        assert detect(server.url) is kind
+        assert len(server.refused) == 2
+
+
+def test_a_server_that_is_none_of_the_three_or_too_slow() -> None:
+    """Nobody there, somebody else there, or an answer after half a second: no cloud, and no long wait."""
+
+    class Slow(Aws):
+        def reply(self, request: Request) -> Reply:
+            SYSTEM.sleep(1.0)
+            return super().reply(request)
+
+    class Other(Cloud):
+        def reply(self, request: Request) -> Reply:
+            return Reply(200, b"hello")
+
+    with Aws() as gone:
+        pass
+    assert detect(gone.url) is None
+    with Slow() as slow:
+        assert detect(slow.url) is None
+    with Other() as other:
+        assert detect(other.url) is None
+
+
+def test_watching_what_the_options_say() -> None:
+    """From options to a notice, with the cloud named and with the cloud found out."""
+    with Azure() as cloud:
+        cloud.schedule("A", "Preempt", "")
+        for choice in (Choice.AZURE, Choice.AUTO):
+            ear = Ear()
+            watcher = watch(Options(choice=choice, url=cloud.url), ear.tell)
+            assert watcher is not None
+            assert ear.hears()
+            watcher.close()
+
+
+def test_nothing_to_watch() -> None:
+    """none asks nobody; auto with a server that nobody knows says so and goes on without."""
+    with Aws() as cloud:
+        assert watch(Options(choice=Choice.NONE, url=cloud.url), Ear().tell) is None
+        assert cloud.requests == []
+    with structlog.testing.capture_logs() as entries:
+        assert watch(Options(url=cloud.url), Ear().tell) is None
+    assert [entry["event"] for entry in entries] == ["notices.unknown"]
+
+
+def test_options_of_rdzv_conf() -> None:
+    """Defaults, and each key."""
+    assert from_conf({}) == Options(choice=Choice.AUTO, url="", rebalance=False)
+    conf = {"notices": "aws", "notices_url": "http://[::1]:1338/", "notices_rebalance": "drain"}
+    assert from_conf(conf) == Options(choice=Choice.AWS, url="http://[::1]:1338", rebalance=True)
+    assert from_conf({"notices_url": "https://metadata.google.internal"}).url == "https://metadata.google.internal"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("notices", "ibm"),
+        ("notices", ""),
+        ("notices", "AWS"),
+        ("notices_rebalance", "yes"),
+        ("notices_url", "127.0.0.1:80"),
+        ("notices_url", "ftp://host"),
+        ("notices_url", "http://"),
+        ("notices_url", "http://:80"),
+        ("notices_url", "http://host:port"),
+        ("notices_url", "http://host:0"),
+        ("notices_url", "http://host:99999"),
+        ("notices_url", "http://[::1"),
+        ("notices_url", "http://a b"),
+        ("notices_url", "http://a..b"),
+        ("notices_url", "http://user:secret@host"),
+        ("notices_url", "http://host/path"),
+        ("notices_url", "http://host?x"),
+        ("notices_url", "http://host\r\nX: y"),
+    ],
+)
+def test_wrong_options(key: str, value: str) -> None:
+    """A wrong value is refused, and the error repeats key and value."""
+    with pytest.raises(ConfigurationError) as caught:
+        from_conf({key: value})
+    assert f"--rdzv-conf={key}={value}: " in str(caught.value)
