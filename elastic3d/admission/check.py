@@ -1,0 +1,78 @@
+"""What a check found, and how checks run: side by side, each for a bounded time, none able to take the node along."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from elastic3d.clock import SYSTEM, Clock
+
+
+class Unfit(Exception):
+    """What a check raises: what is wrong with this node, and what to do about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing looked at. detail: what is wrong; where `ok`, what is worth a remark all the same, "" for nothing."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A check to be made. run: returns a remark or "", raises Unfit. limit: seconds after which it has failed."""
+
+    name: str
+    run: Callable[[], str]
+    limit: float
+
+
+@dataclass(slots=True)
+class _Running:
+    work: Work
+    thread: threading.Thread
+    found: list[Check] = field(default_factory=list)
+
+
+def run_checks(works: Sequence[Work], *, clock: Clock = SYSTEM) -> tuple[Check, ...]:
+    """Make all checks at the same time and return what they found, in order.
+
+    One that does not return in time is left behind on its thread, which may hang in the kernel for ever, and reported.
+    """
+    begun = clock.monotonic()
+    running = [_start(work, clock) for work in works]
+    checks = []
+    for one in running:
+        one.thread.join(max(0.0, begun + one.work.limit - clock.monotonic()))
+        late = f"no answer within {one.work.limit:g} s"
+        checks.append(
+            one.found[0]
+            if one.found
+            else Check(name=one.work.name, ok=False, detail=late, seconds=clock.monotonic() - begun)
+        )
+    return tuple(checks)
+
+
+def _start(work: Work, clock: Clock) -> _Running:
+    found: list[Check] = []
+
+    def run() -> None:
+        begun = clock.monotonic()
+        ok = False
+        try:
+            detail = work.run()
+            ok = True
+        except Unfit as error:
+            detail = str(error)
+        except Exception as error:  # noqa: BLE001  # drivers raise what they like; whatever it is, it is the finding
+            detail = f"{type(error).__name__}: {error}"
+        found.append(Check(name=work.name, ok=ok, detail=detail, seconds=clock.monotonic() - begun))
+
+    thread = threading.Thread(target=run, name=f"check-{work.name}", daemon=True)
+    thread.start()
+    return _Running(work, thread, found)

@@ -1,0 +1,88 @@
+"""Are the devices there, and do they multiply rightly?
+
+For a trainer that is about to end: it computes, and may leave a context on every device. A keeper must do neither.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+import blake3
+import torch
+
+from elastic3d.admission.check import Check, Unfit, Work, run_checks
+
+ROWS, INNER = 2048, 256
+PRODUCT = "761faad5e0b0623297ef71955a5de2bede5d2ff0c834f757e65f9a125aaa1fd9"
+"""BLAKE3 of the product of `_factors`, float32 little-endian.
+
+Every partial sum is a whole number below 2**24, and every factor fits 8 bits of mantissa: any order of summing gives
+these bytes on a healthy device, TF32 and bfloat16 passes included.
+"""
+
+DEVICE = "cpu"
+"""The kind trainers compute on."""
+
+LIMIT = 20.0
+"""Seconds for one device: a context on a GPU of a busy machine takes some of them."""
+
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def check_devices(kind: str, places: int) -> tuple[Check, ...]:
+    """Check that a node has a device of this kind ("cpu", "cuda") for each place, and that each computes rightly."""
+    (there,) = run_checks([Work(name="devices", run=lambda: present(kind, places), limit=LIMIT)])
+    if not there.ok:
+        return (there,)
+    devices = [kind] if kind == "cpu" else [f"{kind}:{index}" for index in range(places)]
+    works = [Work(name=f"product {one}", run=partial(product, one), limit=LIMIT) for one in devices]
+    return (there, *run_checks(works))
+
+
+def present(kind: str, places: int) -> str:
+    """Count the devices. For CPUs too few cores is a remark only: they are shared, slowly."""
+    if kind == "cpu":
+        cores = len(os.sched_getaffinity(0))
+        return "" if cores >= places else f"{cores} core(s) for {places} slot(s): trainers will wait for each other"
+    found = torch.cuda.device_count()
+    if found < places:
+        raise Unfit(
+            f"{found} {kind} device(s) for {places} slot(s): lower --nproc-per-node, or look at the driver "
+            "(nvidia-smi) and at CUDA_VISIBLE_DEVICES"
+        )
+    return ""
+
+
+def product(device: str, multiply: Multiply | None = None) -> str:
+    """Multiply two matrices of whole numbers on a device and compare the digest; Unfit if it is another."""
+    one, other = _factors()
+    found = (multiply or _multiply)(one.to(device), other.to(device)).cpu().contiguous()
+    digest = blake3.blake3(found.numpy().tobytes()).hexdigest()
+    if digest != PRODUCT:
+        raise Unfit(
+            f"{device} multiplies wrongly: the digest of a known product is {digest[:12]}, not {PRODUCT[:12]}; "
+            "take this device out of service"
+        )
+    return ""
+
+
+def _factors() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ROWS x INNER and INNER x ROWS, whole numbers from -15 to 15."""
+    row = torch.arange(ROWS, dtype=torch.int64, device="cpu")[:, None]
+    column = torch.arange(INNER, dtype=torch.int64, device="cpu")[None, :]
+    one = (row * 7 + column * 3 + row * column) % 31 - 15
+    other = (row * 5 + column * 11 + row * column) % 29 - 14
+    return one.to(torch.float32), other.to(torch.float32).T.contiguous()
+
+
+def _multiply(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if not torch.are_deterministic_algorithms_enabled():
+        return one @ other
+    # Exact in any order; cuBLAS would refuse determinism without a workspace of its own.
+    torch.use_deterministic_algorithms(False)
+    try:
+        return one @ other
+    finally:
+        torch.use_deterministic_algorithms(True)

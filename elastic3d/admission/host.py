@@ -1,0 +1,147 @@
+"""This machine: is there memory for the snapshots, does its clock go, do its disks keep what is written?"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from elastic3d.admission.check import Unfit
+from elastic3d.clock import Clock
+from elastic3d.values import ModelProfile
+
+BUILT = datetime(2026, 1, 1, tzinfo=UTC)
+"""No true clock shows an earlier time than the year this was written in."""
+
+STEP = 0.05
+"""Seconds by which the wall clock may leave the monotonic one while it is watched."""
+
+_STATE_BYTES = 3 * 4
+"""A parameter and two moments of its optimizer, fp32."""
+
+_COPIES = 3
+"""Snapshots at home: the safe step and two on their way to be safe. The buddy's are as many."""
+
+_SAMPLE = 64 * 1024
+
+
+def room(profile: ModelProfile, *, least: int, most: int, available: int) -> str:
+    """Check that the snapshots of a node fit `available` bytes, from the parameters: state is spread over all nodes.
+
+    least, most: nodes of the job. Unfit only where not even a world of `most` nodes leaves room; where a world of
+    `least` would not, a remark.
+    """
+    needed = {nodes: _snapshot_bytes(profile, nodes) for nodes in (least, most)}
+    words = (
+        f"snapshots of {profile.parameters:,} parameters (3 fp32 values each, {_COPIES} snapshots at home and as many "
+        "for the buddy) take {needed} of memory on each of {nodes} node(s); this one has {available}"
+    )
+
+    def said(nodes: int) -> str:
+        return words.format(needed=_gib(needed[nodes]), nodes=nodes, available=_gib(available))
+
+    if needed[most] > available:
+        raise Unfit(f"{said(most)}: use more or larger nodes, raise the memory limit, or set snapshot_every=0")
+    return said(least) if needed[least] > available else ""
+
+
+def _snapshot_bytes(profile: ModelProfile, nodes: int) -> int:
+    kept = _COPIES * (2 if nodes > 1 else 1)
+    return profile.parameters * _STATE_BYTES * kept // nodes
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB"
+
+
+def available_memory(read: Callable[[str], str]) -> int:
+    """Return the bytes this process may still use: what the kernel calls available, within the control group's limit.
+
+    read: returns a file's text, raises OSError where there is none.
+    """
+    available = next(
+        int(line.split()[1]) * 1024 for line in read("/proc/meminfo").splitlines() if line.startswith("MemAvailable:")
+    )
+    return min([available, *_limits(read)])
+
+
+def _limits(read: Callable[[str], str]) -> Iterator[int]:
+    """Yield the limits of this process's control groups and of those above, version 2 and 1; a container is a root."""
+    try:
+        lines = read("/proc/self/cgroup").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            base, file = "/sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            base, file = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        path = Path(group)
+        for folder in (path, *path.parents):
+            try:
+                text = read(f"{base}{str(folder).rstrip('/')}/{file}").strip()
+            except OSError:
+                continue
+            if text.isdecimal():
+                yield int(text)
+
+
+def clock_goes(clock: Clock, *, rounds: int = 5, pause: float = 0.02) -> str:
+    """Check that both clocks move alike, and that the wall clock shows a time that can be."""
+    first = _both(clock)
+    if first[1] < BUILT.timestamp():
+        shown = datetime.fromtimestamp(first[1], UTC)
+        raise Unfit(
+            f"the clock shows {shown:%Y-%m-%d %H:%M}, which is past: set it (chrony, ntp); certificates and "
+            "credentials depend on it"
+        )
+    for _ in range(rounds):
+        clock.sleep(pause)
+        now = _both(clock)
+        if now[0] <= first[0]:
+            raise Unfit("the monotonic clock stands still: deadlines would never come; restart this machine")
+        # The wall is read between two readings of the other: a pause of this process is no step of the clock.
+        moved = now[1] - first[1]
+        if not now[0] - first[2] - STEP <= moved <= now[2] - first[0] + STEP:
+            raise Unfit(
+                f"the wall clock moved {moved:.3f} s in {now[0] - first[0]:.3f} s: it is being stepped; "
+                "wait until it is synchronised"
+            )
+    return ""
+
+
+def _both(clock: Clock) -> tuple[float, float, float]:
+    before = clock.monotonic()
+    wall = clock.wall()
+    return before, wall, clock.monotonic()
+
+
+def disk(folder: str) -> str:
+    """Check that a file can be written in `folder`, reaches the disk, reads back as written, and can be removed."""
+    path = os.path.join(folder, f".elastic3d-admission-{secrets.token_hex(8)}")
+    data = secrets.token_bytes(_SAMPLE)
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(file, left) :]
+            os.fsync(file)
+            # So that it comes from the disk, where it is one, and not out of the cache.
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            back = os.pread(file, _SAMPLE + 1, 0)
+        finally:
+            os.close(file)
+            os.unlink(path)
+    except OSError as error:
+        raise Unfit(
+            f"{folder} cannot be written ({error.strerror}): free space, correct its permissions, or name another"
+        ) from error
+    if back != data:
+        raise Unfit(f"{folder} does not keep what is written: other bytes come back; take this disk out of service")
+    return ""

@@ -1,0 +1,54 @@
+"""Can this node reach the others, and etcd?"""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from elastic3d.admission.check import Check, Unfit, Work, run_checks
+from elastic3d.values import Generation, Node
+
+SECONDS = 1.0
+"""For one connection."""
+
+NEIGHBOURS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Somebody who listens."""
+
+    name: str
+    address: str
+    port: int
+
+
+def neighbours(generation: Generation, me: str) -> tuple[Node, ...]:
+    """Return up to three nodes of a generation to try: others for each node that asks, the same for each asking."""
+    others = [node for node in generation.nodes if node.name != me and node.heartbeat_port]
+    first = zlib.crc32(me.encode()) % len(others) if others else 0
+    return tuple((others + others)[first : first + min(NEIGHBOURS, len(others))])
+
+
+def reach(name: str, targets: Sequence[Target], *, need: int) -> Check:
+    """Connect to all targets at once; ok if `need` of them answer. Who does not is named either way."""
+    found = run_checks([Work(name=one.name, run=partial(_connect, one), limit=SECONDS + 0.5) for one in targets])
+    missed = [f"{check.name}: {check.detail}" for check in found if not check.ok]
+    ok = len(found) - len(missed) >= need
+    detail = "; ".join(missed)
+    if not ok:
+        detail += ": look at this node's network, routes and firewall"
+    return Check(name=name, ok=ok, detail=detail, seconds=max((check.seconds for check in found), default=0.0))
+
+
+def _connect(target: Target) -> str:
+    try:
+        socket.create_connection((target.address, target.port), timeout=SECONDS).close()
+    except TimeoutError as error:
+        raise Unfit(f"{target.address}:{target.port} does not answer within {SECONDS:g} s") from error
+    except OSError as error:
+        raise Unfit(f"{target.address}:{target.port}: {error.strerror or error}") from error
+    return ""

@@ -1,0 +1,135 @@
+"""Between measuring and joining: the node looks at itself, and is kept out where it would only do harm."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic3d.admission import host
+from elastic3d.admission.check import Check, Work, run_checks
+from elastic3d.admission.reach import Target, neighbours, reach
+from elastic3d.admission.record import Refusal, leave_word, take_back
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.errors import AdmissionFailed, EtcdError
+from elastic3d.etcd import EtcdClient, parse_endpoints
+from elastic3d.membership.records import decode
+from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.settings import Settings
+from elastic3d.values import Generation, ModelProfile, Node
+from elastic3d.worker.journal import Journal
+from elastic3d.worker.options import Options
+
+LIMIT = 10.0
+"""Seconds for one check of this host: a disk that takes longer would hold up every checkpoint."""
+
+PATIENCE = 2.0
+"""Seconds beyond a lease for which neighbours are tried: a dead one is no neighbour any more by then."""
+
+
+def admit(
+    settings: Settings, options: Options, profile: ModelProfile, computed: Sequence[Check], journal: Journal
+) -> None:
+    """Return if this node is fit to take part; AdmissionFailed, with all reasons, if it is not.
+
+    computed: what the measuring trainer found, for what computes is not for a keeper to do. Why a node is refused goes
+    to stderr, into its event log, and to `refused/<node>` in etcd for an hour.
+    """
+    checks = (*computed, *run_checks(_works(settings, options, profile)))
+    failed = [check for check in checks if not check.ok]
+    try:
+        client = connect(settings)
+    except EtcdError:
+        if not failed:
+            raise
+        raise _refused(settings, failed, journal) from None
+    with client:
+        if not failed:
+            checks = (*checks, _etcd(settings), _neighbours(client, settings))
+            failed = [check for check in checks if not check.ok]
+        for check in checks:
+            if check.ok and check.detail:
+                sys.stderr.write(f"elastic3d: admission: {check.name}: {check.detail}\n")
+        if not failed:
+            take_back(client, settings.root, settings.node)
+            return
+        error = _refused(settings, failed, journal)
+        word = Refusal(node=settings.node, address=settings.address, checks=tuple(failed))
+        try:
+            leave_word(client, settings.root, word)
+        except EtcdError as problem:
+            sys.stderr.write(f"elastic3d: admission: etcd does not hear why: {problem}\n")
+        raise error
+
+
+def _works(settings: Settings, options: Options, profile: ModelProfile) -> list[Work]:
+    works = [Work(name="clock", run=lambda: host.clock_goes(SYSTEM), limit=LIMIT)]
+    if options.snapshot_every:
+        works.append(Work(name="memory", run=lambda: _memory(settings, profile), limit=LIMIT))
+    # Python would quietly take another folder than TMPDIR; what else runs in a trainer would not.
+    works.append(
+        Work(name="disk", run=lambda: host.disk(os.environ.get("TMPDIR") or tempfile.gettempdir()), limit=LIMIT)
+    )
+    store = _folder(options.store)
+    if store is not None:
+        works.append(Work(name="store", run=lambda: host.disk(store), limit=LIMIT))
+    return works
+
+
+def _memory(settings: Settings, profile: ModelProfile) -> str:
+    return host.room(
+        profile,
+        least=settings.policy.minimum,
+        most=settings.policy.maximum,
+        available=host.available_memory(lambda path: Path(path).read_text()),
+    )
+
+
+def _folder(store: str | None) -> str | None:
+    """Return the folder of a store that is one, None for any other."""
+    if store is None or ("://" in store and not store.startswith("file://")):
+        return None
+    return str(Path(store.removeprefix("file://")).expanduser().absolute())
+
+
+def _etcd(settings: Settings) -> Check:
+    """One endpoint is enough; those that do not answer are named."""
+    endpoints = parse_endpoints(settings.endpoints)
+    targets = [Target(name=f"etcd {one.host}", address=one.host, port=one.port) for one in endpoints]
+    return reach("etcd", targets, need=1)
+
+
+def _neighbours(client: EtcdClient, settings: Settings, clock: Clock = SYSTEM) -> Check:
+    """Reach the greater part of up to three nodes that train now: one that just died is not this node's fault."""
+    deadline = clock.monotonic() + settings.policy.lease + PATIENCE
+    while True:
+        targets = [
+            Target(name=node.name, address=node.address, port=node.heartbeat_port)
+            for node in _registered(client, settings)
+        ]
+        check = reach("neighbours", targets, need=(len(targets) + 1) // 2)
+        if check.ok or clock.monotonic() > deadline:
+            return check
+        clock.sleep(0.2)
+
+
+def _registered(client: EtcdClient, settings: Settings) -> list[Node]:
+    """Return the neighbours whose lease lives: the generation may name some that are long gone."""
+    key = settings.root + "board/generation"
+    found = client.get(key)
+    if found is None:
+        return []
+    near = neighbours(decode(Generation, found.value, key), settings.node)
+    return [node for node in near if client.get(f"{settings.root}roll/members/{node.id}") is not None]
+
+
+def _refused(settings: Settings, failed: Sequence[Check], journal: Journal) -> AdmissionFailed:
+    for check in failed:
+        journal.emit("admission.failed", check=check.name, detail=check.detail, seconds=check.seconds)
+    reasons = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+    return AdmissionFailed(
+        f"node {settings.node} is not fit to take part: {reasons}. Mend it and start it again; "
+        "--rdzv-conf=admission=off joins without these checks"
+    )

@@ -1,0 +1,214 @@
+"""A node that fails its own checks never joins, and says why where people look."""
+
+from __future__ import annotations
+
+import json
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.cluster import Cluster, Launch
+from chaos.etcd import EtcdServer
+from chaos.processes import free_port
+from elastic3d.admission.check import Check
+from elastic3d.admission.record import KEPT, Refusal
+from elastic3d.errors import AdmissionFailed, EtcdUnavailable
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership.policy import Policy
+from elastic3d.membership.records import MemberRecord, decode, encode
+from elastic3d.rendezvous.settings import Settings
+from elastic3d.values import Cause, Generation, ModelProfile, Node
+from elastic3d.worker.admit import admit
+from elastic3d.worker.journal import Journal
+from elastic3d.worker.options import Options
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "unfit.py"
+PROFILE = ModelProfile(blocks=2, parameters=100, micro_batches=4, micro_batch=1, digest="d")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    """One etcd for these tests."""
+    with EtcdServer() as etcd:
+        yield etcd
+
+
+def start(server: EtcdServer, workdir: Path, run_id: str, temp: Path, **conf: str) -> tuple[int | None, str, list[Any]]:
+    """Run one agent whose keeper has its temporary files in `temp`; return its exit code, words and events."""
+    launch = Launch(
+        run_id=run_id,
+        endpoint=server.endpoint,
+        script=SCRIPT,
+        script_args=(str(temp), str(workdir / "events")),
+        conf={"mode": "resident", "last_call": "1", **conf},
+    )
+    with Cluster(launch, workdir) as cluster:
+        node = cluster.start_node("node0")
+        code = cluster.wait(120)["node0"]
+        assert not cluster.leftovers()
+        lines = (workdir / "events" / "node0-0.jsonl").read_text().splitlines()
+        return code, node.log.read_text(), [json.loads(line) for line in lines]
+
+
+@pytest.mark.gloo
+def test_an_unfit_node_is_kept_out_until_it_is_mended(server: EtcdServer, tmp_path: Path) -> None:
+    """It never registers, names the folder in its log, its events and etcd; mended it joins, and the word is gone."""
+    (tmp_path / "file").touch()
+    run_id = f"unfit-{uuid.uuid4().hex[:8]}"
+    root = f"/elastic3d/{run_id}/"
+    why = f"{tmp_path}/file/under cannot be written (Not a directory)"
+    code, said, events = start(server, tmp_path / "first", run_id, tmp_path / "file" / "under")
+    assert code == 1
+    assert f"node node0 is not fit to take part: disk: {why}" in said
+    assert [(event["event"], event["check"]) for event in events] == [("admission.failed", "disk")]
+    with EtcdClient(server.endpoint) as client:
+        ((key, value, lease),) = [(found.key, found.value, found.lease) for found in client.range(root)[0]]
+        assert key == f"{root}refused/node0"
+        assert json.loads(value)["schema"] == 1
+        refusal = decode(Refusal, value, key)
+        assert (refusal.node, [check.name for check in refusal.checks]) == ("node0", ["disk"])
+        assert why in refusal.checks[0].detail
+        left = client.time_to_live(lease)
+        assert left is not None
+        assert KEPT - 600 < left <= KEPT
+
+        (tmp_path / "whole").mkdir()
+        code, said, events = start(server, tmp_path / "second", run_id, tmp_path / "whole")
+        assert code == 0, said
+        assert "member.joined" in {event["event"] for event in events}
+        assert client.get(key) is None
+
+
+@pytest.mark.gloo
+def test_checks_can_be_turned_off(server: EtcdServer, tmp_path: Path) -> None:
+    """With --rdzv-conf=admission=off the same node trains."""
+    run_id = f"unfit-{uuid.uuid4().hex[:8]}"
+    code, said, events = start(server, tmp_path / "work", run_id, tmp_path / "missing", admission="off")
+    assert code == 0, said
+    assert events[-1]["event"] == "job.ended"
+
+
+def settings(endpoint: str, **changes: Any) -> Settings:
+    values: dict[str, Any] = {
+        "endpoints": endpoint,
+        "run_id": f"admit-{uuid.uuid4().hex[:8]}",
+        "mode": "resident",
+        "node": "me",
+        "address": "127.0.0.1",
+        "policy": Policy(minimum=1, maximum=4, lease=2.0),
+    }
+    return Settings(**(values | changes))
+
+
+def run(told: Settings, *computed: Check, options: Options | None = None, folder: Path | None = None) -> None:
+    journal = Journal(str(folder) if folder else None, told.run_id, told.node)
+    try:
+        admit(told, options or Options(), PROFILE, computed, journal)
+    finally:
+        journal.close()
+
+
+def train(client: EtcdClient, told: Settings, ports: dict[str, int], registered: set[str]) -> None:
+    """Let a generation of nodes with these heartbeat ports be sealed; only some hold their lease."""
+    nodes = tuple(
+        Node(name=name, incarnation="i", address="127.0.0.1", slots=(), heartbeat_port=port)
+        for name, port in ports.items()
+    )
+    client.put(f"{told.root}board/generation", encode(Generation(number=1, cause=Cause.START, nodes=nodes)))
+    for node in nodes:
+        if node.name in registered:
+            client.put(f"{told.root}roll/members/{node.id}", encode(MemberRecord(node=node)))
+
+
+def test_a_node_that_is_well_passes(server: EtcdServer, tmp_path: Path) -> None:
+    """Nothing is written, neither in etcd nor on the disks."""
+    told = settings(server.endpoint)
+    (tmp_path / "store").mkdir()
+    run(told, Check(name="product cpu", ok=True), options=Options(store=str(tmp_path / "store")))
+    assert list((tmp_path / "store").iterdir()) == []
+    with EtcdClient(server.endpoint) as client:
+        assert client.range(told.root)[0] == ()
+
+
+def test_what_the_measuring_trainer_found_counts(server: EtcdServer, tmp_path: Path) -> None:
+    """A device that multiplies wrongly keeps its node out, with every other reason beside it."""
+    told = settings(server.endpoint)
+    (tmp_path / "file").touch()
+    bad = Check(name="product cuda:3", ok=False, detail="multiplies wrongly")
+    with pytest.raises(AdmissionFailed, match=r"product cuda:3: multiplies wrongly; store: .*/file cannot be written"):
+        run(told, bad, options=Options(store=f"file://{tmp_path}/file"), folder=tmp_path)
+    events = [json.loads(line)["check"] for line in (tmp_path / "me-0.jsonl").read_text().splitlines()]
+    assert events == ["product cuda:3", "store"]
+    with EtcdClient(server.endpoint) as client:
+        client.delete(told.root, prefix=True)
+
+
+def test_a_model_too_large_for_every_allowed_world(server: EtcdServer) -> None:
+    """Unless no snapshots are taken: then there is no need of room."""
+    told = settings(server.endpoint)
+    journal = Journal(None, told.run_id, told.node)
+    huge = ModelProfile(blocks=2, parameters=10**15, micro_batches=4, micro_batch=1, digest="d")
+    with pytest.raises(AdmissionFailed, match="memory: snapshots of 1,000,000,000,000,000 parameters"):
+        admit(told, Options(), huge, (), journal)
+    admit(told, Options(snapshot_every=0), huge, (), journal)
+
+
+def test_neighbours_that_refuse_keep_a_node_out(server: EtcdServer) -> None:
+    """They hold their leases and do not answer this node: it would train with nobody."""
+    told = settings(server.endpoint)
+    with EtcdClient(server.endpoint) as client:
+        train(client, told, {"a": free_port(), "b": free_port()}, {"a", "b"})
+        with pytest.raises(AdmissionFailed, match=r"neighbours: .*Connection refused.*look at this node's network"):
+            run(told)
+        assert client.get(f"{told.root}refused/me") is not None
+
+
+def test_neighbours_that_are_gone_do_not_matter(server: EtcdServer) -> None:
+    """A generation whose nodes have lost their leases is what a dead job leaves: its successor must start."""
+    told = settings(server.endpoint)
+    with EtcdClient(server.endpoint) as client:
+        train(client, told, {"a": free_port(), "b": free_port(), "me": free_port()}, {"me"})
+        run(told)
+
+
+def test_a_neighbour_that_has_just_died_does_not_matter(server: EtcdServer) -> None:
+    """Its lease runs out while this node still tries."""
+    told = settings(server.endpoint)
+    with EtcdClient(server.endpoint) as client:
+        train(client, told, {"a": free_port()}, {"a"})
+        lease, _ = client.grant(2.0)
+        found = client.get(f"{told.root}roll/members/a@i")
+        assert found is not None
+        client.put(found.key, found.value, lease)
+        run(told)
+
+
+def test_one_neighbour_of_three_may_be_silent(server: EtcdServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is more likely its own fault; it is named."""
+    told = settings(server.endpoint)
+    with EtcdClient(server.endpoint) as client, socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        train(client, told, {"a": port, "b": free_port(), "c": port}, {"a", "b", "c"})
+        run(told)
+    assert "admission: neighbours: b: 127.0.0.1:" in capsys.readouterr().err
+
+
+def test_one_endpoint_of_etcd_is_enough(server: EtcdServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one that is away is named."""
+    run(settings(f"{server.endpoint},127.0.0.1:{free_port()}"))
+    assert "admission: etcd: etcd 127.0.0.1: 127.0.0.1:" in capsys.readouterr().err
+
+
+def test_without_etcd_the_reasons_are_said_all_the_same(tmp_path: Path) -> None:
+    """A node that is fit hears of etcd, an unfit one of itself."""
+    told = settings(f"127.0.0.1:{free_port()}")
+    with pytest.raises(EtcdUnavailable):
+        run(told)
+    with pytest.raises(AdmissionFailed, match="devices: none"):
+        run(told, Check(name="devices", ok=False, detail="none"))

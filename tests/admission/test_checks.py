@@ -1,0 +1,338 @@
+"""Every check passes on a machine that is well, and fails for what it is there to notice."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from chaos.processes import free_port
+from elastic3d.admission.check import Check, Unfit, Work, run_checks
+from elastic3d.admission.devices import DEVICE, ROWS, check_devices, present, product
+from elastic3d.admission.host import BUILT, available_memory, clock_goes, disk, room
+from elastic3d.admission.reach import Target, neighbours, reach
+from elastic3d.clock import SYSTEM
+from elastic3d.values import Cause, Generation, ModelProfile, Node
+
+GIB = 2**30
+
+
+def one(run: Callable[[], str], limit: float = 30.0) -> Check:
+    (check,) = run_checks([Work(name="it", run=run, limit=limit)])
+    return check
+
+
+# How checks run.
+
+
+def test_checks_run_side_by_side_and_come_back_in_order() -> None:
+    """Each waits for the other to have begun: one after the other they would never end."""
+    both = threading.Barrier(2, timeout=20.0)
+    works = [Work(name=name, run=lambda: f"{both.wait() * 0}", limit=30.0) for name in ("a", "b")]
+    assert [(check.name, check.ok) for check in run_checks(works)] == [("a", True), ("b", True)]
+
+
+def test_a_check_without_an_answer_has_failed() -> None:
+    """It is left behind; the others are heard."""
+    never = threading.Event()
+    found = run_checks(
+        [
+            Work(name="hangs", run=lambda: str(never.wait(60.0)), limit=0.1),
+            Work(name="answers", run=lambda: "by the way", limit=30.0),
+        ]
+    )
+    never.set()
+    assert [(check.ok, check.detail) for check in found] == [(False, "no answer within 0.1 s"), (True, "by the way")]
+
+
+def test_whatever_a_check_raises_is_its_finding() -> None:
+    """Drivers raise errors of their own."""
+
+    def breaks() -> str:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    assert one(breaks).detail == "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    assert not one(breaks).ok
+
+
+# Devices.
+
+
+def test_this_machine_multiplies_rightly() -> None:
+    """The known digest comes out, in torch's own order of summing."""
+    assert all(check.ok for check in check_devices(DEVICE, 1))
+
+
+def test_the_digest_does_not_depend_on_the_order_of_summing() -> None:
+    """Summed in eight parts, last first: the same bytes, for all of it is whole numbers."""
+
+    def backwards(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(ROWS, ROWS)
+        for columns, rows in reversed(list(zip(a.chunk(8, dim=1), b.chunk(8, dim=0), strict=True))):
+            total += columns @ rows
+        return total
+
+    assert product("cpu", backwards) == ""
+
+
+def test_the_digest_holds_where_factors_are_cut_to_eight_bits() -> None:
+    """As TF32 and bfloat16 passes do: nothing is lost, so that no setting of precision looks like a broken device."""
+    assert product("cpu", lambda a, b: a.bfloat16().float() @ b.bfloat16().float()) == ""
+
+
+def test_a_device_that_gets_one_number_wrong_is_found() -> None:
+    """One of four million, by one."""
+
+    def lies(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        result = a @ b
+        result[1234, 567] += 1
+        return result
+
+    with pytest.raises(Unfit, match=r"cpu multiplies wrongly: .* take this device out of service"):
+        product("cpu", lies)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
+def test_a_gpu_multiplies_rightly() -> None:
+    """Every GPU of this machine gives the CPU's digest."""
+    count = torch.cuda.device_count()
+    assert [check.ok for check in check_devices("cuda", count)] == [True] * (count + 1)
+
+
+def test_missing_devices_are_counted() -> None:
+    """Both numbers are said; the product is not tried."""
+    (check,) = check_devices("cuda", 1000)
+    assert not check.ok
+    assert f"{torch.cuda.device_count()} cuda device(s) for 1000 slot(s)" in check.detail
+
+
+def test_few_cores_are_a_remark() -> None:
+    """CPUs can be shared."""
+    assert f"{len(os.sched_getaffinity(0))} core(s) for 100000 slot(s)" in present("cpu", 100_000)
+    assert present("cpu", 1) == ""
+
+
+# Memory.
+
+
+def profile(parameters: int) -> ModelProfile:
+    return ModelProfile(blocks=8, parameters=parameters, micro_batches=8, micro_batch=1, digest="d")
+
+
+def test_room_says_the_numbers() -> None:
+    """1 GiB of parameters is 12 of state, spread over the nodes; six copies on each, three where there is no buddy."""
+    assert room(profile(GIB), least=2, most=8, available=36 * GIB) == ""
+    said = room(profile(GIB), least=2, most=8, available=35 * GIB)
+    assert "take 36 GiB of memory on each of 2 node(s); this one has 35 GiB" in said
+    with pytest.raises(Unfit, match=r"take 9 GiB of memory on each of 8 node\(s\); this one has 8 GiB: use more"):
+        room(profile(GIB), least=2, most=8, available=8 * GIB)
+    assert room(profile(GIB), least=1, most=1, available=36 * GIB) == ""
+
+
+def files(content: Mapping[str, str]) -> Callable[[str], str]:
+    def read(path: str) -> str:
+        if path not in content:
+            raise FileNotFoundError(path)
+        return content[path]
+
+    return read
+
+
+MEMINFO = "MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, 8_000_000 * 1024),
+        ({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/memory.max": "1000\n"}, 1000),
+        ({"/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/memory.max": "7\n"}, 7),
+        ({"/proc/self/cgroup": "0::/a\n", "/sys/fs/cgroup/a/memory.max": "max\n"}, 8_000_000 * 1024),
+        (
+            {"/proc/self/cgroup": "5:cpu:/x\n4:memory:/m\n", "/sys/fs/cgroup/memory/m/memory.limit_in_bytes": "9"},
+            9,
+        ),
+    ],
+)
+def test_available_memory(more: dict[str, str], expected: int) -> None:
+    """What the kernel has left, or the tightest limit of the control groups, old and new."""
+    assert available_memory(files({"/proc/meminfo": MEMINFO, **more})) == expected
+
+
+def test_this_machines_memory() -> None:
+    """The real files can be read."""
+    assert available_memory(lambda path: Path(path).read_text()) > 0
+
+
+# The clock.
+
+
+class Hands:
+    """A clock whose readings are told: (monotonic, wall) for each moment; a reading of either goes one further."""
+
+    def __init__(self, moments: Iterator[tuple[float, float]]) -> None:
+        self._moments = moments
+
+    def monotonic(self) -> float:
+        return next(self._moments)[0]
+
+    def wall(self) -> float:
+        return next(self._moments)[1]
+
+    def sleep(self, seconds: float) -> None:
+        """Pass no time: the moments do."""
+
+
+def moments(wall: Callable[[int], float], monotonic: Callable[[int], float] = float) -> Iterator[tuple[float, float]]:
+    return ((monotonic(at), wall(at)) for at in range(1000))
+
+
+NOW = BUILT.timestamp() + 1e7
+
+
+def test_this_machines_clock_goes() -> None:
+    """Not stepped while it is watched, and not of the past."""
+    assert clock_goes(SYSTEM) == ""
+
+
+def test_pauses_between_readings_are_no_steps() -> None:
+    """A process that is stopped for seconds between two readings sees both clocks move."""
+    assert clock_goes(Hands(moments(lambda at: NOW + at * 3.0, lambda at: at * 3.0))) == ""
+
+
+@pytest.mark.parametrize(
+    ("hands", "told"),
+    [
+        (moments(lambda _at: 0.0), "the clock shows 1970-01-01 00:00, which is past"),
+        (moments(lambda at: NOW + at, lambda _at: 5.0), "the monotonic clock stands still"),
+        (moments(lambda at: NOW + at + (3600 if at > 8 else 0)), "the wall clock moved 36"),
+        (moments(lambda at: NOW + at - (60 if at > 8 else 0)), "it is being stepped"),
+    ],
+)
+def test_clocks_that_go_wrong(hands: Iterator[tuple[float, float]], told: str) -> None:
+    """Never set, standing, stepped forwards and back."""
+    with pytest.raises(Unfit, match=told):
+        clock_goes(Hands(hands))
+
+
+# Disks.
+
+
+def test_a_disk_that_keeps_what_is_written(tmp_path: Path) -> None:
+    """Nothing is left in the folder."""
+    assert disk(str(tmp_path)) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """Missing, under a file, and one where nobody may create a file, not even root."""
+    (tmp_path / "file").touch()
+    for folder, why in (("/no/such", "No such file"), (str(tmp_path / "file"), "Not a directory"), ("/proc", "")):
+        with pytest.raises(Unfit, match=rf"{folder} cannot be written \({why}"):
+            disk(folder)
+
+
+WRITE = "import sys; from elastic3d.admission.host import disk; disk(sys.argv[1])"
+
+
+def write_elsewhere(folder: Path, *before: str, limit: int | None = None) -> str:
+    """Check the folder from another process, started behind `before`; return what it said."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def bounded() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return subprocess.run(
+        [*before, sys.executable, "-B", "-c", WRITE, str(folder)],
+        env=environment,
+        preexec_fn=bounded,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    ).stderr
+
+
+def test_a_disk_that_takes_only_the_beginning(tmp_path: Path) -> None:
+    """The limit of a file's size stands for any that is met in the middle of a write; what was written is removed."""
+    assert "cannot be written (File too large)" in write_elsewhere(tmp_path, limit=4096)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.netns
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A file system with less room than the sample."""
+    mount = f'mount -t tmpfs -o size=16k none {tmp_path} && exec "$@"'
+    assert "cannot be written (No space left on device)" in write_elsewhere(
+        tmp_path, "unshare", "--mount", "sh", "-c", mount, "sh"
+    )
+
+
+# The way to others.
+
+
+@pytest.fixture
+def listener() -> Iterator[Target]:
+    """Somebody who listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield Target(name="up", address="127.0.0.1", port=server.getsockname()[1])
+
+
+def test_who_listens_is_reached(listener: Target) -> None:
+    """And nobody to reach is no fault."""
+    assert reach("neighbours", [listener], need=1).ok
+    assert reach("neighbours", [], need=0).ok
+
+
+def test_who_refuses_is_named(listener: Target) -> None:
+    """A fault where more are needed, a remark where enough answer."""
+    down = Target(name="down", address="127.0.0.1", port=free_port())
+    words = f"down: 127.0.0.1:{down.port}: Connection refused"
+    check = reach("neighbours", [listener, down], need=1)
+    assert (check.ok, check.detail) == (True, words)
+    check = reach("neighbours", [listener, down], need=2)
+    assert not check.ok
+    assert check.detail == f"{words}: look at this node's network, routes and firewall"
+
+
+def test_who_does_not_answer_is_named() -> None:
+    """A full backlog takes no connection and refuses none, as a host behind a wall does."""
+    with socket.socket() as silent, socket.socket() as first:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        first.connect(silent.getsockname())
+        check = reach("etcd", [Target(name="silent", address="127.0.0.1", port=silent.getsockname()[1])], need=1)
+    assert not check.ok
+    assert "does not answer within 1 s" in check.detail
+
+
+def generation(count: int) -> Generation:
+    nodes = tuple(
+        Node(name=f"n{at}", incarnation="i", address="127.0.0.1", slots=(), heartbeat_port=1) for at in range(count)
+    )
+    return Generation(number=1, cause=Cause.START, nodes=nodes)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3), (50, 3)])
+def test_up_to_three_neighbours_are_tried(count: int, expected: int) -> None:
+    """Different ones, never oneself, and the same for each asking."""
+    found = neighbours(generation(count), "n0")
+    assert len({node.name for node in found}) == len(found) == expected
+    assert all(node.name != "n0" for node in found)
+    assert neighbours(generation(count), "n0") == found
+
+
+def test_newcomers_try_different_neighbours() -> None:
+    """A thousand nodes that join at once do not all knock at the same three doors."""
+    tried = {node.name for at in range(1000) for node in neighbours(generation(50), f"new{at}")}
+    assert len(tried) == 50
