@@ -28,7 +28,8 @@ class Assignment:
     store_host, store_port, store_prefix: the TCPStore this generation's process groups meet in, and their own part of
     it. store_url: where checkpoints are, None for nowhere. threads: CPU threads for tensor operations.
     snapshot_every, checkpoint_every: in steps, 0 for never. seed_digest: the profile digest the leader planned from, ""
-    where nobody has planned.
+    where nobody has planned. places: of a measuring trainer, how many device places of its node to check before it
+    ends, 0 for none.
     """
 
     run_id: str
@@ -49,6 +50,7 @@ class Assignment:
     snapshot_every: int
     checkpoint_every: int
     seed_digest: str = ""
+    places: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from elastic3d.etcd import EtcdClient, Tls
 from elastic3d.rendezvous.settings import Settings
 
 
 def client(settings: Settings) -> EtcdClient:
     """Return a client for the settings' cluster; nothing is connected yet."""
-    tls = None
-    if settings.ca or settings.cert or settings.key:
-        tls = Tls(
-            ca=Path(settings.ca) if settings.ca else None,
-            certificate=Path(settings.cert) if settings.cert else None,
-            key=Path(settings.key) if settings.key else None,
-        )
-    return EtcdClient(settings.endpoints, user=settings.user or None, password=settings.password(), tls=tls)
+    tls = Tls.of(settings.ca, settings.cert, settings.key)
+    password = None
+    if settings.password_file:
+        # Read each time etcd asks, so that the password can be changed while the job runs; now, to tell what is wrong.
+        password = settings.password
+        password()
+    return EtcdClient(settings.endpoints, user=settings.user or None, password=password, tls=tls)
 
 
 def connect(settings: Settings) -> EtcdClient:

@@ -4,7 +4,7 @@ torchrun's agent asks `num_nodes_waiting` ten times a second and restarts its wo
 spending `--max-restarts`: that is the one signal through which every change, death included, reaches all agents. A
 worker that fails by itself, be it because its peer died, is torchrun's to count.
 
-Each generation meets in a fresh store: the one that the agent of its rank 0 serves, under a prefix of its own. Workers
+Each generation meets at the table that the agent of its rank 0 serves, under a prefix of its own. Workers
 do not share it (`use_agent_store` is False): torch's prefix for them is the agent's own restart count, which is not the
 same on all agents after a change of membership.
 """
@@ -18,30 +18,26 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed import DistError
+from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elastic3d.errors import Elastic3dError, JobEnded
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import events as m
-from elastic3d.membership.links import Links
-from elastic3d.membership.member import Member
-from elastic3d.membership.records import MemberRecord
+from elastic3d.membership.driver.links import Links
+from elastic3d.membership.driver.member import Member
+from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.guard import VARIABLE
 from elastic3d.rendezvous.settings import Settings
-from elastic3d.rendezvous.store import GenerationOver, GenerationStore, attend
+from elastic3d.rendezvous.store import GenerationStore
+from elastic3d.rendezvous.table import GenerationOver, Seat, Table
 from elastic3d.values import Generation, Layout, Node
-
-CONNECT = timedelta(seconds=2)
-"""One try to reach the store of a generation's first node."""
 
 END_PATIENCE = 30.0
 """Seconds a finished agent waits for the others' word that the job is over."""
@@ -54,7 +50,8 @@ class RestartHandler(RendezvousHandler):
         self._settings, self._backend = settings, backend
         self._client: EtcdClient | None = None
         self._member: Member | None = None
-        self._store: TCPStore | None = None
+        self._links: Links | None = None
+        self._table: Table | None = None
         self._node: Node | None = None
         self._lock = threading.Lock()
         self._waiting = self._changed = self._closed = False
@@ -110,26 +107,14 @@ class RestartHandler(RendezvousHandler):
             if self._member is not None:
                 self._member.tell(m.Finished(key=generation.key))
 
-        prefixed = PrefixStore(f"{self._settings.run_id}/{generation.key}", self._server(generation.nodes[0], over))
-        store = GenerationStore(prefixed, position, len(generation.nodes), over, finished)
+        first = generation.nodes[0]
+        seat = Seat(first.address, first.store_port, f"{self._settings.run_id}/{generation.key}/", over)
+        store = GenerationStore(seat, position, len(generation.nodes), finished)
         # torch only calls its methods, and an own Store class would be called through C++, deaf to signals.
         as_torchs = cast(Store, store)
         info = RendezvousStoreInfo.build(position, as_torchs, local_addr=self._node.address)
         store.admit()
         return RendezvousInfo(as_torchs, position, len(generation.nodes), info)
-
-    def _server(self, first: Node, over: Callable[[], bool]) -> TCPStore:
-        """Return a connection to the store of the generation's first node."""
-        assert self._node is not None
-        if first.name == self._node.name:
-            assert self._store is not None
-            return self._store
-        while not over():
-            try:
-                return attend(lambda: TCPStore(first.address, first.store_port, is_master=False, timeout=CONNECT), over)
-            except DistError:
-                continue
-        raise GenerationOver
 
     def is_closed(self) -> bool:
         """Return whether this agent is done with the job."""
@@ -179,24 +164,51 @@ class RestartHandler(RendezvousHandler):
             start_new_session=True,
         )
         self._client = connect(settings)
-        links = Links(settings.address, lambda event: self._member.tell(event) if self._member else None)
-        self._store = TCPStore(settings.address, 0, is_master=True, wait_for_workers=False)
-        self._node = Node(
+        self._links = Links(settings.address, lambda event: self._member.tell(event) if self._member else None)
+        self._table = Table(settings.address)
+        node = Node(
             name=settings.node,
             incarnation=secrets.token_hex(6),
             address=settings.address,
             slots=(),
-            heartbeat_port=links.port,
-            store_port=self._store.port,
+            heartbeat_port=self._links.port,
+            store_port=self._table.port,
+            labels=settings.labels,
+            home=settings.home,
         )
-        record = MemberRecord(node=self._node)
-        self._member = Member(self._client, settings.root, record, settings.policy, _no_plan, self._act)
         atexit.register(self._leave)
-        self._member.start(links)
+        self._take_part(node)
+
+    def _take_part(self, node: Node, *, again: bool = False) -> None:
+        assert self._client is not None
+        assert self._links is not None
+        settings, policy = self._settings, self._settings.policy
+        record = MemberRecord(node=node, minimum=policy.minimum, maximum=policy.maximum)
+        self._node = node
+        self._member = Member(self._client, settings.root, record, policy, _no_plan, self._act, pulse=self._pulse)
+        self._member.start(self._links, again=again)
+
+    def _rejoin(self) -> None:
+        """Come back as a newcomer after the others put this node out; torchrun has stopped its workers."""
+        assert self._member is not None
+        assert self._node is not None
+        self._member.close()
+        with self._lock:
+            self._running, self._wanted = None, ""
+        self._take_part(replace(self._node, incarnation=secrets.token_hex(6)), again=True)
+
+    def _pulse(self) -> Pulse:
+        running = self._running
+        if running is None:
+            return Pulse(state="spare", generation=0, every=0.0)
+        return Pulse(state="active", generation=running.number, every=0.0)
 
     def _next(self) -> Generation:
         while True:
             news = self._news.get()
+            if isinstance(news, m.Exit) and news.rejoin:
+                self._rejoin()
+                continue
             if isinstance(news, m.Exit):
                 self._leave()
                 if not news.failed:
@@ -234,12 +246,14 @@ class RestartHandler(RendezvousHandler):
 
     def _leave(self) -> None:
         atexit.unregister(self._leave)
-        member, client = self._member, self._client
-        self._member = self._client = None
+        member, links, client = self._member, self._links, self._client
+        self._member = self._links = self._client = None
         if member is not None:
             member.tell(m.LeaveAsked())
             member.settle()
             member.close()
+        if links is not None:
+            links.close()
         if client is not None:
             try:
                 client.close()

@@ -11,12 +11,14 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership.policy import Policy
+from elastic3d.notices import options as notice_options
+from elastic3d.rendezvous.labels import labels_of, read_file
 from elastic3d.values import from_json, to_json
 
 if TYPE_CHECKING:
@@ -31,16 +33,28 @@ _TIMES = {
     "gather": "gather",
     "timeout": "below_minimum",
     "orphan": "orphan",
+    "damping": "damping",
+    "quarantine": "quarantine",
+    "flap_memory": "flap_memory",
 }
+_DRAIN = "drain"
+_KILLED_AFTER = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_COUNTS = ("tries", "multiple_of", "budget", "flaps")
 _TEXTS = ("mode", "prefix", "node", "user", "password_file", "ca", "cert", "key", "gate")
-KNOWN = (*_TEXTS, *_TIMES, "tries")
+KNOWN = (*_TEXTS, *_TIMES, _DRAIN, *_COUNTS, "counts", "labels", "admission", *notice_options.KEYS)
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """One part of an etcd key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One node's rendezvous settings. `gate`: a file this node waits for before it joins, warm; "" for none."""
+    """One node's rendezvous settings. `gate`: a file this node waits for before it joins, warm; "" for none.
+
+    home: the machine a scheduler or a label names, where `node` is made up anew at each start: quarantine knows it by
+    that. "": by `node`.
+    labels: where the node stands, by level of membership/topology.py. admission: whether it checks itself first.
+    drain: seconds that the node takes at most to leave after SIGTERM or SIGINT.
+    """
 
     endpoints: str
     run_id: str
@@ -55,21 +69,24 @@ class Settings:
     cert: str = ""
     key: str = ""
     gate: str = ""
+    home: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    admission: bool = True
+    drain: float = 25.0
+    notices: notice_options.Options = field(default_factory=notice_options.Options)
 
     @property
     def root(self) -> str:
         """The etcd prefix all keys of this run lie under."""
         return f"{self.prefix}/{self.run_id}/"
 
-    def password(self) -> str | None:
+    def password(self) -> str:
         """Return the password, read from its file; ConfigurationError where that cannot be read."""
-        if not self.password_file:
-            return None
         try:
             return Path(self.password_file).read_text().strip()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ConfigurationError(
-                f"--rdzv-conf=password_file={self.password_file} cannot be read ({error.strerror}): "
+                f"--rdzv-conf=password_file={self.password_file} cannot be read ({error}): "
                 "give the path of a file that this node can read"
             ) from error
 
@@ -105,6 +122,9 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
     for one, other in (("cert", "key"), ("user", "password_file")):
         if bool(conf.get(one)) != bool(conf.get(other)):
             raise ConfigurationError(f"--rdzv-conf: {one} and {other} belong together; give both or neither")
+    admission = conf.get("admission", "on")
+    if admission not in ("on", "off"):
+        raise ConfigurationError(f"--rdzv-conf=admission={admission}: choose on or off")
     endpoint = (parameters.endpoint or "").strip()
     if not endpoint:
         raise ConfigurationError("--rdzv-endpoint is missing: give etcd's address, e.g. --rdzv-endpoint=host:2379")
@@ -122,23 +142,54 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
         address=parameters.local_addr or own_address(endpoint),
         policy=policy,
         prefix=prefix,
+        # A machine that only has a host name may run several nodes, of which one that fails says nothing of the others.
+        home="" if conf.get("node") else labels_of(conf.get("labels", ""), os.environ, "", read_file).get("host", ""),
+        labels=labels_of(conf.get("labels", ""), os.environ, socket.gethostname(), read_file),
+        admission=admission == "on",
+        drain=_drain(conf),
+        notices=notice_options.from_conf(conf),
         **{name: conf.get(name, "") for name in ("user", "password_file", "ca", "cert", "key", "gate")},
     )
 
 
-def _numbers(conf: Mapping[str, str]) -> dict[str, float | int]:
-    numbers: dict[str, float | int] = {}
-    for name, field in _TIMES.items():
+def _numbers(conf: Mapping[str, str]) -> dict[str, float | int | tuple[int, ...]]:
+    numbers: dict[str, float | int | tuple[int, ...]] = {}
+    for name, time in _TIMES.items():
         if name in conf:
-            match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)?", conf[name])
-            if match is None:
-                raise ConfigurationError(f"--rdzv-conf={name}={conf[name]}: give seconds, or a number with ms, s or m")
-            numbers[field] = float(match[1]) * {"ms": 0.001, "m": 60.0}.get(match[2], 1.0)
-    if "tries" in conf:
-        if not re.fullmatch(r"[0-9]{1,9}", conf["tries"]):
-            raise ConfigurationError(f"--rdzv-conf=tries={conf['tries']}: give a whole number")
-        numbers["tries"] = int(conf["tries"])
+            numbers[time] = _seconds(name, conf[name])
+    for name in _COUNTS:
+        if name in conf:
+            if not re.fullmatch(r"[0-9]{1,9}", conf[name]):
+                raise ConfigurationError(f"--rdzv-conf={name}={conf[name]}: give a whole number")
+            numbers[name] = int(conf[name])
+    if "counts" in conf:
+        # Commas separate the settings themselves.
+        if not re.fullmatch(r"[0-9]{1,9}(/[0-9]{1,9})*", conf["counts"]):
+            raise ConfigurationError(f"--rdzv-conf=counts={conf['counts']}: give whole numbers, as in counts=2/4/8")
+        numbers["counts"] = tuple(sorted({int(count) for count in conf["counts"].split("/")}))
     return numbers
+
+
+def _drain(conf: Mapping[str, str]) -> float:
+    """Return the seconds a drain after a signal may take: less than torchrun takes to kill its workers after it."""
+    killed = float(os.environ.get(_KILLED_AFTER, "30"))
+    longest = killed - 2.0
+    if _DRAIN not in conf:
+        return max(0.0, min(25.0, longest))
+    seconds = _seconds(_DRAIN, conf[_DRAIN])
+    if not 0 < seconds <= longest:
+        raise ConfigurationError(
+            f"--rdzv-conf=drain={conf[_DRAIN]}: torchrun kills its workers {killed:g} s after it gets SIGTERM; "
+            f"give more than 0 and at most {longest:g} s, or allow torchrun more time by {_KILLED_AFTER}"
+        )
+    return seconds
+
+
+def _seconds(name: str, text: str) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)?", text)
+    if match is None:
+        raise ConfigurationError(f"--rdzv-conf={name}={text}: give seconds, or a number with ms, s or m")
+    return float(match[1]) * {"ms": 0.001, "m": 60.0}.get(match[2], 1.0)
 
 
 def own_address(endpoint: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from elastic3d.errors import ConfigurationError
+from elastic3d.notices import Choice, Options
 from elastic3d.rendezvous.settings import VARIABLE, Settings, from_environment, from_parameters, own_address
 
 
@@ -28,6 +29,15 @@ def test_defaults() -> None:
     assert (settings.policy.lease, settings.policy.below_minimum) == (3.0, 900.0)
     assert settings.root == "/elastic3d/job/"
     assert settings.node
+
+
+def test_a_machine_is_known_by_what_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A given name, else the host that a label or a scheduler names; a made-up name dies with its process."""
+    assert from_parameters(parameters()).home == ""
+    assert from_parameters(parameters(labels="host:h3")).home == "h3"
+    assert from_parameters(parameters(labels="host:h3", node="n1")).home == ""
+    monkeypatch.setenv("SLURMD_NODENAME", "tux7")
+    assert from_parameters(parameters()).home == "tux7"
 
 
 def test_every_setting_arrives() -> None:
@@ -50,14 +60,31 @@ def test_every_setting_arrives() -> None:
             timeout="5m",
             orphan="1m",
             tries="7",
+            labels="zone:z/host:h",
+            admission="off",
+            notices="gcp",
+            notices_url="http://127.0.0.1:8080",
+            notices_rebalance="drain",
+            multiple_of="2",
+            counts="4/2",
+            budget="12",
+            damping="500ms",
+            flaps="5",
+            quarantine="2m",
+            flap_memory="30m",
         )
     )
+    assert settings.home == "", "a name that was given stays the same at each start"
+    assert (settings.labels, settings.admission) == ({"zone": "z", "host": "h"}, False)
     policy = settings.policy
     assert (settings.mode, settings.node, settings.root) == ("resident", "n1", "/team/a/job/")
     assert (settings.user, settings.password_file, settings.gate) == ("u", "/p", "/gate")
     assert (settings.ca, settings.cert, settings.key) == ("/ca", "/cert", "/key")
     assert (policy.lease, policy.grace, policy.first_gather, policy.gather) == (4.0, 1.5, 2.5, 0.1)
     assert (policy.below_minimum, policy.orphan, policy.tries, policy.beside) == (300.0, 60.0, 7, True)
+    assert settings.notices == Options(choice=Choice.GCP, url="http://127.0.0.1:8080", rebalance=True)
+    assert (policy.multiple_of, policy.counts, policy.budget, policy.damping) == (2, (2, 4), 12, 0.5)
+    assert (policy.flaps, policy.quarantine, policy.flap_memory) == (5, 120.0, 1800.0)
 
 
 @pytest.mark.parametrize(
@@ -78,17 +105,34 @@ def test_every_setting_arrives() -> None:
         ({"gather": "1e3"}, "gather=1e3"),
         ({"timeout": "never"}, "timeout=never"),
         ({"orphan": "."}, "orphan=."),
+        ({"drain": "soon"}, "drain=soon: give seconds"),
+        ({"drain": "0"}, "drain=0: torchrun kills its workers 30 s after"),
+        ({"drain": "29"}, "at most 28 s, or allow torchrun more time by TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
         ({"tries": "0"}, "tries=0: at least 1"),
         ({"tries": "-1"}, "tries=-1: give a whole number"),
         ({"tries": "1.5"}, "tries=1.5: give a whole number"),
         ({"tries": "²"}, "tries=²: give a whole number"),
+        ({"multiple_of": "0"}, "multiple_of=0: at least 1"),
+        ({"counts": "2,4"}, "counts=2,4: give whole numbers, as in counts=2/4/8"),
+        ({"counts": "two"}, "counts=two: give whole numbers"),
+        ({"counts": "2/400"}, "400 not within --nnodes"),
+        ({"budget": "-1"}, "budget=-1: give a whole number"),
+        ({"flaps": "often"}, "flaps=often: give a whole number"),
+        ({"damping": "a while"}, "damping=a while: give seconds"),
+        ({"quarantine": "0"}, "a quarantine must last some time"),
+        ({"quarantine": "90m"}, "end before what led to it is forgotten"),
         ({"node": "a/b"}, "node=a/b"),
+        ({"labels": "rack=r1"}, "labels=rack=r1"),
+        ({"admission": "maybe"}, "admission=maybe: choose on or off"),
         ({"node": "a b"}, "node=a b"),
         ({"prefix": "/"}, "prefix=/"),
         ({"cert": "/c"}, "cert and key"),
         ({"key": "/k"}, "cert and key"),
         ({"user": "u"}, "user and password_file"),
         ({"password_file": "/p"}, "user and password_file"),
+        ({"notices": "ibm"}, "notices=ibm: choose one of auto, none, aws, gcp, azure"),
+        ({"notices_url": "host"}, "notices_url=host: give"),
+        ({"notices_rebalance": "yes"}, "notices_rebalance=yes: choose log"),
     ],
 )
 def test_wrong_values(conf: dict[str, str], told: str) -> None:
@@ -96,6 +140,16 @@ def test_wrong_values(conf: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         from_parameters(parameters(**conf))
     assert told in str(caught.value)
+
+
+def test_a_drain_fits_into_the_time_torchrun_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """25 s by default, less where torchrun kills its workers sooner, more where it is told to wait longer."""
+    assert from_parameters(parameters()).drain == 25.0
+    assert from_parameters(parameters(drain="10s")).drain == 10.0
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
+    assert from_parameters(parameters(drain="110")).drain == 110.0
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "10")
+    assert from_parameters(parameters()).drain == 8.0
 
 
 @pytest.mark.parametrize("run_id", ["a/b", "with space", "", "x" * 129, "ä", "a\n"])

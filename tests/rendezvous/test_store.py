@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.utils.store import barrier
 
-from elastic3d.rendezvous.store import GenerationOver, GenerationStore, attend
+from elastic3d.rendezvous.store import GenerationStore
+from elastic3d.rendezvous.table import GenerationOver, Seat
 
 SERVER = """\
 import sys
-from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
+from elastic3d.rendezvous.table import Table
+print(Table("127.0.0.1").port, flush=True)
 sys.stdin.read()
 """
 
@@ -37,11 +37,11 @@ class Meeting:
         self.port = int(self.server.stdout.readline())
         self.is_over = False
         self.finished: list[int] = []
+        self.seats: list[Seat] = []
 
     def agent(self, rank: int, *, admitted: bool = True) -> GenerationStore:
-        client = TCPStore("127.0.0.1", self.port, is_master=False, timeout=timedelta(seconds=2))
-        prefixed = PrefixStore("1.1", client)
-        store = GenerationStore(prefixed, rank, 2, lambda: self.is_over, lambda: self.finished.append(rank))
+        self.seats.append(Seat("127.0.0.1", self.port, "1.1/", lambda: self.is_over))
+        store = GenerationStore(self.seats[-1], rank, 2, lambda: self.finished.append(rank))
         if admitted:
             store.admit()
         return store
@@ -50,6 +50,8 @@ class Meeting:
         threading.Timer(seconds, lambda: setattr(self, "is_over", True)).start()
 
     def close(self) -> None:
+        for seat in self.seats:
+            seat.close()
         self.server.kill()
         self.server.communicate()
 
@@ -70,6 +72,55 @@ def test_values_travel(meeting: Meeting) -> None:
     assert b.multi_get(["z", "y", "x"]) == [b"3", b"2", b"1"]
     assert b.get("z") == b"3"
     assert [a.add("n", 2), b.add("n", 1)] == [2, 3]
+
+
+def test_a_signal_in_a_wait_does_not_spoil_the_next_answer(meeting: Meeting) -> None:
+    """torchrun's handlers raise out of a wait; the answer that comes later is not taken for another question's."""
+    a, b = meeting.agent(0), meeting.agent(1)
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: 1 // 0)
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(ZeroDivisionError):
+            a.get("late")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    b.set("late", b"wrong")
+    b.set("other", b"right")
+    assert a.get("other") == b"right"
+
+
+def test_a_broken_connection_is_made_again(meeting: Meeting) -> None:
+    """A connection that the network forgot is none of torchrun's business, and no amount is added twice."""
+    a = meeting.agent(0)
+    assert a.add("n", 1) == 1
+    connection = meeting.seats[0]._socket
+    assert connection is not None
+    connection.shutdown(socket.SHUT_RDWR)
+    assert a.add("n", 1) == 2
+
+
+def test_an_amount_is_added_once(meeting: Meeting) -> None:
+    """The same request, sent again because its answer was lost, gets the same answer."""
+    seat = meeting.agent(0) and meeting.seats[0]
+    assert [seat._ask(["add", "n", 2, "token"]) for _ in range(2)] == [2, 2]
+    assert seat._ask(["add", "n", 2, "another"]) == 4
+
+
+def test_strangers_are_shown_out(meeting: Meeting) -> None:
+    """Who does not speak the table's language loses the connection; the others do not notice."""
+    for nonsense in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\2{}", b"\0\0\0\1\xff"):
+        with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as stranger:
+            stranger.sendall(nonsense)
+            assert stranger.recv(1) == b""
+    assert meeting.agent(0).add("n", 1) == 1
+
+
+def test_a_long_answer_arrives_whole(meeting: Meeting) -> None:
+    """An answer longer than any socket's buffer is sent in pieces."""
+    a = meeting.agent(0)
+    value = bytes(range(256)) * 2**12
+    a.set("long", value)
+    assert a.multi_get(["long", "long"]) == [value, value]
 
 
 def test_torchs_exit_barrier(meeting: Meeting) -> None:
@@ -119,12 +170,12 @@ def test_a_dead_server_is_waited_out(meeting: Meeting) -> None:
 
 
 def test_a_stopped_server_is_waited_out(meeting: Meeting) -> None:
-    """A server whose host hangs holds nobody: TCPStore's own calls would wait for it for ever."""
+    """A server whose host hangs holds nobody, neither who sits there already nor who comes now."""
     store = meeting.agent(1)
     meeting.server.send_signal(signal.SIGSTOP)
     meeting.end_in(0.5)
     began = time.monotonic()
     assert json.loads(store.get("torchelastic/assigned_ranks/1")) == [1, 2, 1, 2]
     with pytest.raises(GenerationOver):
-        attend(lambda: meeting.agent(1), lambda: meeting.is_over)
+        meeting.agent(1, admitted=False).get("MASTER_ADDR")
     assert time.monotonic() - began < 2
