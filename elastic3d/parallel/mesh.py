@@ -1,13 +1,11 @@
 """The mesh of one generation: its axes, this rank's place on them, and their process groups.
 
-rank = (pp index * dp + dp index) * tp + tp index: tp is innermost, so that it stays within a node, and the ranks of one
-pipeline stage are neighbours.
+Ranks are laid out as `elastic3d.planner.places` says.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -16,28 +14,11 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore, set_debug_level_fr
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elastic3d.errors import LayoutError
+from elastic3d.planner import place_of
 from elastic3d.port import Assignment
 from elastic3d.values import Layout
 
 GROUP_TIMEOUT = timedelta(minutes=10)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A rank's place on the axes of a layout."""
-
-    pp: int
-    dp: int
-    tp: int
-
-
-def place_of(rank: int, layout: Layout) -> Place:
-    """Return where a rank is on the axes."""
-    if not 0 <= rank < layout.world:
-        raise LayoutError(f"rank {rank} is not in a layout of {layout.world} ranks ({layout})")
-    rest, tp = divmod(rank, layout.tp)
-    pp, dp = divmod(rest, layout.dp)
-    return Place(pp=pp, dp=dp, tp=tp)
 
 
 def check_layout(layout: Layout, micro_batches: int, blocks: int) -> None:

@@ -180,7 +180,8 @@ class Holdings:
         return newer
 
     def buddy_changed(self) -> None:
-        """Replicate again what only the former buddy has."""
+        """Replicate again what only the former buddy has; nothing is held until it is."""
+        self._held = -1
         for buffer in self._buffers:
             buffer.refused = False
             if buffer.place is Place.BOTH:

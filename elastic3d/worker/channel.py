@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from elastic3d.admission.check import Check
 from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.values import ModelProfile, from_json, to_json
 from elastic3d.worker.events import TrainerFault
@@ -30,9 +31,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """Trainer: the model's profile, from a measuring trainer."""
+    """Trainer: the model's profile, from a measuring trainer, and what it found of the node's devices."""
 
     profile: ModelProfile
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

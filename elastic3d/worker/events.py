@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elastic3d.admission.check import Check
 from elastic3d.port import StepRecord
 from elastic3d.values import ModelProfile
 
@@ -36,11 +37,15 @@ class TrainerFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A measuring trainer reported the model's profile; its `TrainerExited(kind=measured)` follows."""
+    """A measuring trainer reported the model's profile, and how the devices it was asked to check are.
+
+    Its `TrainerExited(kind=measured)` follows.
+    """
 
     slot: int
     trainer: int
     profile: ModelProfile
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +144,14 @@ class SlotLost:
     detail: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSignalled:
+    """The slot's companion keeper got SIGTERM or SIGINT."""
+
+    slot: int
+    number: int
+
+
 SlotEvent = (
     Measured
     | Started
@@ -150,4 +163,5 @@ SlotEvent = (
     | TrainerExited
     | TemplateDied
     | SlotLost
+    | SlotSignalled
 )

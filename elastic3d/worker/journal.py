@@ -12,7 +12,11 @@ from elastic3d.membership import events as m
 from elastic3d.values import Generation
 from elastic3d.worker import events as w
 
-SAID = ("generation.sealed", "peer.lost", "etcd.lost", "etcd.back", "checkpoint.failed", "job.ended")
+SAID = (
+    "admission.failed",
+    *("generation.sealed", "member.fenced", "node.draining", "node.leaving", "peer.lost"),
+    *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended", "checkpoint.failed", "job.ended"),
+)
 """Events a person reading torchrun's output wants to see."""
 
 WELL = (w.ExitKind.DONE, w.ExitKind.LEFT, w.ExitKind.MEASURED, w.ExitKind.STOPPED)
@@ -40,7 +44,7 @@ class Journal:
         self._log.close()
 
     def noted(self, event: m.Event) -> None:
-        """Write what the watch says of generations, once each."""
+        """Write what the watch says of generations, once each, and how etcd is."""
         for item in event.items if isinstance(event, m.Listed) else (event,):
             match item:
                 case m.GenerationPut() if item.generation.key != self._sealed and item.generation.nodes:
@@ -50,17 +54,19 @@ class Journal:
                     formed = item.proposal.generation
                     self._proposed = formed.key
                     self.emit("generation.proposed", **_shown(formed), attempt=formed.attempt)
+                case m.EtcdLost():
+                    self._etcd_lost_at = SYSTEM.monotonic()
+                    self.emit("etcd.lost", error=item.reason)
+                case m.EtcdBack() if self._etcd_lost_at is not None:
+                    self.emit("etcd.back", seconds=SYSTEM.monotonic() - self._etcd_lost_at)
+                    self._etcd_lost_at = None
+                case m.EtcdImpaired():
+                    if item.reason:
+                        self.emit("etcd.impaired", error=item.reason)
+                    else:
+                        self.emit("etcd.mended")
                 case _:
                     pass
-
-    def etcd(self, there: bool) -> None:
-        """Write that etcd is away, or back."""
-        if not there:
-            self._etcd_lost_at = SYSTEM.monotonic()
-            self.emit("etcd.lost", error=None)
-        elif self._etcd_lost_at is not None:
-            self.emit("etcd.back", seconds=SYSTEM.monotonic() - self._etcd_lost_at)
-            self._etcd_lost_at = None
 
     def trainer(
         self, event: w.Started | w.Restored | w.StepCommitted | w.TrainerExited, generation: int, rank: int

@@ -291,7 +291,7 @@ class SlotLoop:
                 self._tell(events.Prepared(slot=slot, trainer=number))
             case channel.Profiled():
                 trainer.last = message
-                self._tell(events.Measured(slot=slot, trainer=number, profile=message.profile))
+                self._tell(events.Measured(slot=slot, trainer=number, profile=message.profile, checks=message.checks))
             case channel.StateRestored():
                 self._writer = number
                 base = Mark(message.generation, message.step) if message.source == "memory" else None

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import queue
+import signal
 import socket
 import struct
 import threading
@@ -25,7 +26,7 @@ from elastic3d.snapshots import memory
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.values import from_json, to_json
-from elastic3d.worker.events import SlotEvent, SlotLost
+from elastic3d.worker.events import SlotEvent, SlotLost, SlotSignalled
 from elastic3d.worker.slot import LocalSlot, PinnedSnapshot
 
 _LENGTH = struct.Struct("<I")
@@ -45,10 +46,15 @@ class SlotServer:
         self._listener.listen(16)
 
     def serve(self, patience: float) -> None:
-        """Obey the first keeper until its connection ends; give up when it does not come in `patience` seconds."""
+        """Obey the first keeper until its connection ends; give up when it does not come in `patience` seconds.
+
+        On the main thread: from then on SIGTERM and SIGINT are the first keeper's to heed, for the node leaves as one.
+        """
         try:
             self._listener.settimeout(patience)
             with _accept(self._listener) as connection:
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, self._signalled)
                 _send(connection, {"index": self._slot.index, "tile_port": self._slot.tile_port, "pid": os.getpid()})
                 self._listener.settimeout(None)
                 threading.Thread(target=self._accept_pins, name="slot-pins", daemon=True).start()
@@ -63,6 +69,9 @@ class SlotServer:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
+
+    def _signalled(self, number: int, _frame: object) -> None:
+        self._events.put(SlotSignalled(slot=self._slot.index, number=number))
 
     def _obey(self, frame: dict[str, Any]) -> None:
         slot = self._slot

@@ -15,6 +15,7 @@ import structlog
 import torch
 import torch.distributed as dist
 
+from elastic3d.admission.devices import DEVICE, check_devices
 from elastic3d.port import Assignment, Flags, Go, Port, StepRecord
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
@@ -56,8 +57,11 @@ class ChannelPort:
         threading.Thread(target=self._listen, name="keeper", daemon=True).start()
 
     def measured(self, profile: ModelProfile) -> NoReturn:
-        """Report the profile of a measuring trainer and end it."""
-        self._say(channel.Profiled(profile=profile))
+        """Report the profile of a measuring trainer, and the node's devices if they are to be checked, and end it."""
+        # Here, for this process computes and ends: whatever a device keeps of it is gone with it.
+        places = self.assignment.places
+        checks = check_devices(DEVICE, places) if places else ()
+        self._say(channel.Profiled(profile=profile, checks=checks))
         process.leave(ExitCode.MEASURED)
 
     def await_go(self) -> Go:

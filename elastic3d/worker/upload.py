@@ -57,43 +57,56 @@ class Uploader:
         self._slot, self._tell = slot, tell
         self._jobs: queue.SimpleQueue[tuple[int, Generation] | None] = queue.SimpleQueue()
         self._busy = False
+        self._offered = (-1, "")
         self._thread = threading.Thread(target=self._run, name=f"upload-{slot.index}", daemon=True)
         self._thread.start()
 
     def offer(self, step: int, generation: Generation) -> None:
         """Write the pinned snapshot of `step`, made in `generation`; let go of it if the one before is not done."""
-        if self._busy:
+        if self._busy or self._offered == (step, generation.key):
             self._slot.unpin(step)
         else:
-            self._busy = True
-            self._jobs.put((step, generation))
+            self._put(step, generation)
 
-    def close(self) -> None:
-        """Finish the present write, then stop."""
+    def flush(self, step: int, generation: Generation) -> None:
+        """Write the snapshot of `step`, the last there will be, whatever is being written now."""
+        if self._offered != (step, generation.key):
+            self._put(step, generation)
+
+    def close(self, patience: float) -> None:
+        """Stop; the present write has `patience` seconds to end."""
         self._jobs.put(None)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=patience)
+
+    def _put(self, step: int, generation: Generation) -> None:
+        self._busy, self._offered = True, (step, generation.key)
+        self._jobs.put((step, generation))
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             step, generation = job
-            saved = SavedStep(step=step, made_in=generation.number, attempt=generation.attempt, world=generation.world)
-            try:
-                with self._slot.pieces(step) as pinned:
-                    save_rank(
-                        self._store,
-                        step=step,
-                        made_in=saved.made_in,
-                        attempt=saved.attempt,
-                        rank=pinned.rank,
-                        world=saved.world,
-                        pieces=pinned.pieces,
-                        facts=dict(pinned.facts),
-                    )
-                self._tell(Written(slot=self._slot.index, saved=saved))
-            except (CheckpointError, StateError, OSError) as error:
-                self._tell(WriteFailed(slot=self._slot.index, step=step, error=str(error)))
-            finally:
-                self._busy = False
+            said = self._write(step, generation)
+            # Whoever hears that it is done may offer the next.
+            self._busy = not self._jobs.empty()
+            self._tell(said)
+
+    def _write(self, step: int, generation: Generation) -> Written | WriteFailed:
+        saved = SavedStep(step=step, made_in=generation.number, attempt=generation.attempt, world=generation.world)
+        try:
+            with self._slot.pieces(step) as pinned:
+                save_rank(
+                    self._store,
+                    step=step,
+                    made_in=saved.made_in,
+                    attempt=saved.attempt,
+                    rank=pinned.rank,
+                    world=saved.world,
+                    pieces=pinned.pieces,
+                    facts=dict(pinned.facts),
+                )
+        except (CheckpointError, StateError, OSError) as error:
+            return WriteFailed(slot=self._slot.index, step=step, error=str(error))
+        return Written(slot=self._slot.index, saved=saved)
 
 
 class Committer:
@@ -115,10 +128,10 @@ class Committer:
         """Commit this step in generation `number`, if its manifests are complete."""
         self._jobs.put((saved, number))
 
-    def close(self) -> None:
-        """Finish what was asked, then stop."""
+    def close(self, patience: float) -> None:
+        """Stop; what was asked has `patience` seconds to end."""
         self._jobs.put(None)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=patience)
 
     def _run(self) -> None:
         retry = tenacity.Retrying(

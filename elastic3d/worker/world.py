@@ -13,7 +13,10 @@ from elastic3d.worker.options import Options
 
 @dataclass(slots=True)
 class World:
-    """One trainer per slot. `trainers`: its number in the slot; `ended`: its last step; `held`: its newest safe one."""
+    """One trainer per slot. `trainers`: its number in the slot; `ended`: its last step; `held`: its newest safe one.
+
+    last: nobody takes over from memory, so that what it leaves goes to the store; `flushed`: slots that are done there.
+    """
 
     generation: Generation
     first_rank: int
@@ -23,22 +26,39 @@ class World:
     held: dict[int, int] = field(default_factory=dict)
     stopping: bool = False
     leaving_since: float | None = None
+    last: bool = False
+    flushing: bool = False
+    flushed: set[int] = field(default_factory=set)
 
     @property
     def over(self) -> bool:
         """Whether no trainer of it lives."""
         return len(self.ended) == len(self.trainers)
 
+    @property
+    def step(self) -> int:
+        """The step its trainers ended at."""
+        return max(self.ended.values())
+
     def left_safely(self) -> bool:
-        """Whether the snapshots its trainers left are at home and at the buddies."""
-        step = max(self.ended.values())
-        return all(self.held.get(slot, -1) >= step for slot in self.trainers)
+        """Whether what its trainers left is at home and at the buddies, and in the store where nobody takes over."""
+        held = all(self.held.get(slot, -1) >= self.step for slot in self.trainers)
+        return held and (not self.flushing or len(self.flushed) == len(self.trainers))
 
 
 def assignment(
-    settings: Settings, options: Options, *, slot: int, rank: int = 0, generation: Generation | None = None
+    settings: Settings,
+    options: Options,
+    *,
+    slot: int,
+    rank: int = 0,
+    generation: Generation | None = None,
+    places: int = 0,
 ) -> Assignment:
-    """Return what the trainer of a slot is to be; without a generation it only measures the model."""
+    """Return what the trainer of a slot is to be; without a generation it only measures the model.
+
+    places: how many device places a measuring trainer also checks.
+    """
     first = generation.nodes[0] if generation is not None else None
     return Assignment(
         run_id=settings.run_id,
@@ -59,4 +79,5 @@ def assignment(
         snapshot_every=options.snapshot_every,
         checkpoint_every=options.checkpoint_every if options.store else 0,
         seed_digest=generation.job if generation is not None else "",
+        places=places,
     )

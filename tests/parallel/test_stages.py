@@ -9,9 +9,10 @@ from torch import nn
 
 from elastic3d.errors import LayoutError, ModelError, UsageError
 from elastic3d.parallel import chain, initial, stages
-from elastic3d.parallel.mesh import Place, check_layout, place_of
+from elastic3d.parallel.mesh import check_layout
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.refusals import OutsidePromise, look_at_model, look_at_optimizer
+from elastic3d.planner import Place, place_of
 from elastic3d.values import Layout
 from tests.parallel.models import Model, Plain
 

@@ -69,12 +69,15 @@ def test_a_refused_snapshot_is_not_sent_again_until_the_buddy_changes() -> None:
 
 
 def test_a_new_buddy_gets_what_the_former_one_had() -> None:
-    """What is safe must again be in two places; what was reported held is not taken back."""
+    """What is safe must again be in two places, and is told anew when it is: a node that leaves waits for that."""
     holdings = begun()
     take(holdings, Mark(1, 1))
     hold(holdings, Mark(1, 1))
     holdings.buddy_changed()
     assert holdings.next_to_replicate() == Mark(1, 1)
+    assert holdings.held == -1
+    holdings.begin(Mark(1, 1))
+    assert holdings.end(Mark(1, 1), held=True)
     assert holdings.held == 1
 
 

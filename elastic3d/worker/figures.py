@@ -1,0 +1,67 @@
+"""What a node tells people of its work, as the pulse that its member writes."""
+
+from __future__ import annotations
+
+from elastic3d.membership.records import Pulse
+from elastic3d.port import StepRecord
+
+WELL = "ok"
+
+
+class Figures:
+    """The newest step, snapshot and checkpoint, and when they were. All times monotonic.
+
+    Written on the keeper's threads, read on the member's: each field is one value that is replaced as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._step = (-1, 0.0)
+        self._snapshot: tuple[int, float] | None = None
+        self._checkpoint: tuple[int, float] | None = None
+        self._health, self._failed = WELL, -1
+        self._made: dict[int, float] = {}
+
+    def stepped(self, record: StepRecord, now: float) -> None:
+        """Take note of a step. A snapshot is as old as the step it is of, as far as this node saw that."""
+        self._step = (record.step, record.seconds)
+        self._made = {step: at for step, at in self._made.items() if record.safe_step <= step < record.step}
+        self._made[record.step] = now
+        if record.safe_step >= 0 and (self._snapshot is None or self._snapshot[0] != record.safe_step):
+            self._snapshot = (record.safe_step, self._made.get(record.safe_step, now))
+
+    def committed(self, step: int, now: float) -> None:
+        """Take note of a checkpoint that is durable; what failed before is over."""
+        self._checkpoint = (step, now)
+        self._health = WELL
+
+    def wrote(self, step: int) -> None:
+        """Take note that this node's part of a checkpoint is in the store; what failed before is over."""
+        if step > self._failed:
+            self._health = WELL
+
+    def failed(self, step: int, error: str) -> None:
+        """Take note of a checkpoint that could not be written."""
+        self._failed = step
+        self._health = f"checkpoint of step {step} failed: {error}"
+
+    def pulse(self, state: str, generation: int, now: float) -> Pulse:
+        """Return what to tell at `now`."""
+        step, seconds = self._step
+        snapshot_step, snapshot_age = _ago(self._snapshot, now)
+        checkpoint_step, checkpoint_age = _ago(self._checkpoint, now)
+        return Pulse(
+            state=state,
+            generation=generation,
+            every=0.0,
+            step=step,
+            step_seconds=seconds,
+            snapshot_step=snapshot_step,
+            snapshot_age=snapshot_age,
+            checkpoint_step=checkpoint_step,
+            checkpoint_age=checkpoint_age,
+            health=self._health,
+        )
+
+
+def _ago(made: tuple[int, float] | None, now: float) -> tuple[int, float]:
+    return (-1, -1.0) if made is None else (made[0], max(0.0, now - made[1]))
