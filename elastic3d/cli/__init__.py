@@ -12,10 +12,12 @@ from importlib.metadata import entry_points
 
 import typer
 
-from elastic3d.cli import ckpt
+from elastic3d.cli import ckpt, look, order
+from elastic3d.cli.job import about_a_job
 from elastic3d.errors import Elastic3dError
 
 GROUP = "elastic3d.commands"
+LOOK, ORDER, TRY = "Look at a live job", "Give orders to a live job", "Try it"
 
 _HELP = """Fault-tolerant elastic training for PyTorch: nodes come and go, the bits stay the same.
 
@@ -24,6 +26,10 @@ Examples:
     elastic3d demo --kill 1@20 --join @40
 
     elastic3d demo --nodes 3 --kill leader@10 --kill stage0@30 --json > history.json
+
+    elastic3d status --endpoint e1:2379 --id gpt-1b --watch
+
+    elastic3d drain node-17 --deadline 30s
 
     elastic3d ckpt ls file:///data/gpt-1b
 
@@ -43,13 +49,20 @@ def application() -> typer.Typer:
     )
     # Without a callback typer would turn a single command into the whole application.
     app.callback()(lambda: None)
-    app.add_typer(ckpt.app, name="ckpt")
+    app.command("status", cls=look.OptionalWatch, rich_help_panel=LOOK)(about_a_job(look.status))
+    app.command("events", rich_help_panel=LOOK)(about_a_job(look.events))
+    for name, command in (("drain", order.drain), ("quarantine", order.quarantine), ("release", order.release)):
+        app.command(name, rich_help_panel=ORDER)(about_a_job(command))
+    app.add_typer(ckpt.app, name="ckpt", rich_help_panel="Look at checkpoints")
+    own = {"ckpt", *(command.name for command in app.registered_commands)}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        command = point.load()
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=point.name)
+        if point.name in own:
+            continue
+        loaded = point.load()
+        if isinstance(loaded, typer.Typer):
+            app.add_typer(loaded, name=point.name, rich_help_panel=TRY)
         else:
-            app.command(name=point.name)(command)
+            app.command(name=point.name, rich_help_panel=TRY)(loaded)
     return app
 
 

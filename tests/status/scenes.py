@@ -1,0 +1,251 @@
+"""Jobs at moments of their lives, as the keys that the membership's own writes leave in etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from elastic3d.etcd import Delete, KeyValue, Put
+from elastic3d.membership import events as e
+from elastic3d.membership.looking.found import Check, Refusal
+from elastic3d.membership.records import (
+    Doubt,
+    Drain,
+    End,
+    Flap,
+    History,
+    MemberRecord,
+    Notice,
+    Out,
+    Proposal,
+    Pulse,
+    Quarantine,
+    Report,
+    Tomb,
+    encode,
+)
+from elastic3d.membership.transactions import lease_of, transaction
+from elastic3d.values import Cause, Generation, Layout, Node, Slot
+
+ROOT = "/elastic3d/gpt-1b/"
+WALL = 1_790_000_000.0
+
+
+@dataclass(slots=True)
+class Scene:
+    """Keys by name. leases: the seconds that the lease of a key has left, by an id of the scene's own."""
+
+    keys: dict[str, bytes] = field(default_factory=dict)
+    leases: dict[str, int] = field(default_factory=dict)
+    remaining: dict[int, float] = field(default_factory=dict)
+
+    def write(self, me: Node, *actions: e.Write) -> Scene:
+        """Do what member `me` writes, whatever its conditions."""
+        for action in actions:
+            ttl = lease_of(action, 3.0)
+            lease = 0 if ttl is None else len(self.remaining) + 1
+            if lease:
+                self.remaining[lease] = ttl or 0.0
+            for operation in transaction(ROOT, me, action, lease).operations:
+                match operation:
+                    case Put(key, value, of):
+                        self.put(key.removeprefix(ROOT), value, of)
+                    case Delete(key, prefix):
+                        for name in [name for name in self.keys if _covers(key, name, prefix)]:
+                            del self.keys[name]
+        return self
+
+    def put(self, key: str, value: bytes, lease: int = 0) -> Scene:
+        """Put one key below the root."""
+        self.keys[ROOT + key] = value
+        self.leases[ROOT + key] = lease
+        return self
+
+    def items(self) -> tuple[KeyValue, ...]:
+        """Return the keys as a read of etcd would."""
+        return tuple(
+            KeyValue(key=key, value=value, create_revision=n, mod_revision=n, version=1, lease=self.leases.get(key, 0))
+            for n, (key, value) in enumerate(sorted(self.keys.items()), start=1)
+        )
+
+
+def _covers(key: str, name: str, prefix: bool) -> bool:
+    return name.startswith(key) if prefix else name == key
+
+
+def node(name: str, slots: int = 1, incarnation: str = "1", **labels: str) -> Node:
+    """Return a node that says where it stands."""
+    labels = labels or {"zone": "z1", "rack": f"r{ord(name[-1]) % 2}"}
+    places = tuple(Slot(tile_port=7000 + slot) for slot in range(slots))
+    return Node(name=name, incarnation=incarnation, address="10.0.0.1", slots=places, labels=labels)
+
+
+def generation(number: int, nodes: tuple[Node, ...], cause: Cause = Cause.START, **more: object) -> Generation:
+    """Return a generation that the first of its nodes leads."""
+    return Generation(number=number, cause=cause, nodes=nodes, leader=nodes[0].name, **more)  # type: ignore[arg-type]
+
+
+def sealed(of: Generation, *, joined: tuple[str, ...] = (), left: tuple[str, ...] = (), ago: float = 200.0) -> e.Seal:
+    """Return the write that seals a generation, as the leader makes it."""
+    told = History(
+        number=of.number,
+        attempt=of.attempt,
+        cause=of.cause,
+        detail=of.detail,
+        leader=of.leader,
+        active=len(of.nodes),
+        spares=len(of.spares),
+        joined=joined,
+        left=left,
+        layout=str(of.layout) if of.layout is not None else "",
+        at=WALL - ago,
+    )
+    return e.Seal(generation=of, history=told, token=1, previous=1)
+
+
+def pulse(step: int = 1240, **more: object) -> bytes:
+    """Return the pulse of an active node of generation 4."""
+    told = Pulse(
+        state="active",
+        generation=4,
+        every=5.0,
+        step=step,
+        step_seconds=0.49,
+        snapshot_step=step - 1,
+        snapshot_age=0.31,
+        checkpoint_step=1200,
+        checkpoint_age=20.0,
+    )
+    return encode(replace(told, **more))  # type: ignore[arg-type]
+
+
+def registered(*nodes: Node, minimum: int = 2, maximum: int = 8) -> Scene:
+    """Return a job in which these nodes are registered, and the first leads."""
+    scene = Scene()
+    for each in nodes:
+        record = MemberRecord(node=each, minimum=minimum, maximum=maximum)
+        scene.write(each, e.PutMember(record=record), e.PutReport(report=Report(incarnation=each.incarnation)))
+    return scene.write(nodes[0], e.Campaign(expected=0))
+
+
+A, B, C, D, E, F = (node(name) for name in "abcdef")
+FOUR = generation(
+    4,
+    (A, B, C, D),
+    Cause.DEATH,
+    spares=(E,),
+    layout=Layout(pp=2, dp=2),
+    detail="x is dead: its port refuses connections",
+)
+
+
+def forming() -> Scene:
+    return registered(A, B, minimum=3)
+
+
+def training() -> Scene:
+    scene = registered(A, B, C, D, E)
+    scene.write(A, sealed(FOUR, left=("x",)))
+    for each, step in ((A, 1240), (B, 1238), (C, 1240), (D, 1239)):
+        scene.put(f"pulses/{each.id}", pulse(step))
+    return scene.put(f"pulses/{E.id}", pulse(-1, state="spare", snapshot_step=-1, checkpoint_step=-1))
+
+
+def draining() -> Scene:
+    scene = training()
+    scene.put("roll/drains/b", encode(Drain(seconds=30, reason="new kernel", by="ops@bastion", at=WALL - 12)))
+    notice = Notice(kind="aws", seconds=120.0, detail="spot interruption: terminate", at=WALL - 3)
+    scene.write(D, e.PutReport(report=Report(incarnation="1", notice=notice)))
+    next_one = generation(5, (A, E, C), Cause.DRAIN, attempt=41, layout=Layout(pp=3, dp=1), detail="b and d drain")
+    scene.write(A, e.Propose(proposal=Proposal(generation=next_one), token=1, previous=1))
+    return scene.write(E, e.PutReport(report=Report(incarnation="1", prepared="5.41")))
+
+
+def losses() -> Scene:
+    scene = training()
+    scene.write(A, e.Bury(id=B.id, tomb=Tomb(incarnation="1", how=Out.DEAD, detail="silent: a, d", by="a")))
+    for key in ("roll/members/c@1", "roll/reports/c@1"):
+        del scene.keys[ROOT + key]
+    scene.write(A, e.PutReport(report=Report(incarnation="1", silent=(D.id,))))
+    scene.write(E, e.PutDoubt(id=E.id, doubt=Doubt(mark="m", by=A.id)))
+    flap = e.PutFlap(place="f", flap=Flap(id="f@0", count=3), seconds=3000, token=1)
+    kept_out = e.PutQuarantine(place="f", quarantine=Quarantine(seconds=240, reason="lost 3 times"), token=1)
+    scene.write(F, e.PutMember(record=MemberRecord(node=F))).write(A, flap, kept_out)
+    other = Quarantine(seconds=3600, reason="ECC errors", by="ops@bastion")
+    scene.write(A, e.PutQuarantine(place="rack9-h4", quarantine=other, token=1))
+    checks = (
+        Check(name="devices", ok=True),
+        Check(name="matrix product", ok=False, detail="digest 5e1f, expected 77a0: this device computes wrongly"),
+        Check(name="disk", ok=False, detail="/scratch is not writable"),
+    )
+    return scene.put("refused/g", encode(Refusal(node="g", checks=checks)))
+
+
+def waiting() -> Scene:
+    scene = registered(A, minimum=2)
+    scene.write(A, sealed(generation(4, (A, B), Cause.DEATH, layout=Layout(pp=1, dp=2))))
+    return scene.write(A, e.Bury(id=B.id, tomb=Tomb(incarnation="1", how=Out.LEFT, detail="SIGTERM", by="b")))
+
+
+def ended() -> Scene:
+    scene = Scene().write(A, sealed(FOUR, left=("x",)))
+    return scene.write(A, e.PutEnd(end=End(failed=False, detail="main returned on all nodes"), token=1))
+
+
+def failed() -> Scene:
+    scene = training()
+    detail = "the user's code raised on 3 tries:\nTraceback ...\nValueError: loss is NaN \x1b[31m"
+    scene.write(C, e.PutReport(report=Report(incarnation="1", error="4.0", detail="ValueError: loss is NaN")))
+    return scene.write(A, e.PutEnd(end=End(failed=True, detail=detail), token=1))
+
+
+def garbage() -> Scene:
+    scene = training()
+    scene.put("roll/members/b@1", b"\xff\xfe").put("board/leader", b"hello").put("pulses/c@1", b'{"schema": 9}')
+    scene.put("roll/members/z@7", encode(MemberRecord(node=A))).put("colour", b"red")
+    return scene.put(f"pulses/{D.id}", pulse(step_seconds=float("inf")))
+
+
+def restart() -> Scene:
+    """Under mode=restart a node has no slots that anybody knows of, and a generation no layout."""
+    nodes = tuple(Node(name=f"host{n}-{4000 + n}", incarnation="1", address="10.0.0.1", slots=()) for n in range(2))
+    return registered(*nodes).write(nodes[0], sealed(generation(1, nodes), joined=tuple(n.name for n in nodes)))
+
+
+def many() -> Scene:
+    """Sixty nodes of 8 slots; two of them have something to tell."""
+    nodes = tuple(node(f"gpu-{n:02d}", slots=8, zone=f"z{n % 3}") for n in range(60))
+    scene = registered(*nodes).write(nodes[0], sealed(generation(4, nodes, layout=Layout(pp=20, dp=24))))
+    scene.put("roll/drains/gpu-17", encode(Drain(seconds=90)))
+    return scene.put(f"pulses/{nodes[30].id}", pulse(health="etcd does not answer this node"))
+
+
+SCENES: dict[str, Callable[[], Scene]] = {
+    "forming": forming,
+    "training": training,
+    "draining": draining,
+    "losses": losses,
+    "waiting": waiting,
+    "ended": ended,
+    "failed": failed,
+    "garbage": garbage,
+    "restart": restart,
+    "many": many,
+}
+
+
+def past() -> Scene:
+    """Five generations of a job's life."""
+    one = generation(1, (A, B, C, D), layout=Layout(pp=2, dp=2))
+    two = generation(2, (A, C, D), Cause.DEATH, layout=Layout(pp=3, dp=1), detail="b is dead: silent to a and c")
+    three = generation(
+        3, (A, E, C, D), Cause.JOIN, attempt=7, spares=(F,), layout=Layout(pp=2, dp=2), detail="e came, and f"
+    )
+    four = generation(
+        4, (C, F, D, E), Cause.DRAIN, attempt=9, layout=Layout(pp=2, dp=2), detail="a drains: spot interruption (aws)"
+    )
+    five = generation(5, (C, F, D, E), Cause.FAULT, layout=Layout(pp=2, dp=2), detail="a trainer on f died (SIGSEGV)")
+    scene = Scene()
+    scene.write(A, sealed(one, joined=("a", "b", "c", "d"), ago=200_000), sealed(two, left=("b",), ago=4000))
+    scene.write(A, sealed(three, joined=("e", "f"), ago=3900), sealed(four, left=("a",), ago=300))
+    return scene.write(C, sealed(five, ago=60))

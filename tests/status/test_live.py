@@ -1,0 +1,164 @@
+"""Orders and what status tells of them, on a job that lives: real members and a real etcd, imagined trainers."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from chaos.etcd import EtcdServer
+from elastic3d.cli import application
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership import events as e
+from elastic3d.membership.driver.links import Links
+from elastic3d.membership.driver.member import Member
+from elastic3d.membership.policy import Policy
+from elastic3d.membership.records import MemberRecord, Pulse
+from elastic3d.planner import Plan, plan
+from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
+
+pytestmark = pytest.mark.etcd
+
+PROFILE = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, digest="job")
+POLICY = Policy(minimum=1, maximum=3, lease=2, grace=1, first_gather=2.0, gather=0.1, orphan=2)
+
+
+def planner(nodes: int, record: MemberRecord) -> Plan:
+    assert record.profile is not None
+    return plan(nodes, len(record.node.slots), record.profile, Layout())
+
+
+class One:
+    """A member whose trainers do at once what they are asked."""
+
+    def __init__(self, endpoint: str, root: str, name: str) -> None:
+        self.running: Generation | None = None
+        self.exit: e.Exit | None = None
+        self.client = EtcdClient(endpoint)
+        self.links = Links("127.0.0.1", lambda event: self.member.tell(event))
+        node = Node(
+            name=name,
+            incarnation=secrets.token_hex(4),
+            address="127.0.0.1",
+            slots=(Slot(tile_port=1),),
+            heartbeat_port=self.links.port,
+        )
+        record = MemberRecord(node=node, profile=PROFILE, minimum=POLICY.minimum, maximum=POLICY.maximum)
+        self.member = Member(self.client, root, record, POLICY, planner, self.act, pulse=self.pulse)
+        self.member.start(self.links)
+
+    def pulse(self) -> Pulse:
+        number = self.running.number if self.running is not None else 0
+        return Pulse(state="active", generation=number, every=0.0, step=7, step_seconds=0.5)
+
+    def act(self, action: e.Local) -> None:
+        match action:
+            case e.Prepare():
+                self.member.tell(e.Prepared(key=action.generation.key))
+            case e.Go():
+                self.running = action.generation
+            case e.AskLeave():
+                self.member.tell(e.Left(key=action.key, step=7))
+            case e.Stop():
+                self.running = None
+            case e.Exit():
+                self.running, self.exit = None, action
+            case _:
+                pass
+
+    def close(self) -> None:
+        self.member.close()
+        self.links.close()
+        self.client.close()
+
+
+class Job:
+    """Members of one run id, of which three train and one waits; and the command line turned to it."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.prefix = f"live/{secrets.token_hex(4)}"
+        self.arguments = ["--endpoint", endpoint, "--prefix", self.prefix]
+        self.all = {name: One(endpoint, f"/{self.prefix}/gpt-1b/", name) for name in "abcd"}
+
+    def run(self, *arguments: str) -> Result:
+        result = CliRunner().invoke(application(), [*arguments, *self.arguments], env={"COLUMNS": "100"})
+        assert result.exit_code == 0, result.output
+        return result
+
+    def status(self) -> Any:
+        return json.loads(self.run("status", "--json").stdout)
+
+    def until(self, number: int, condition: Callable[[dict[str, Any], dict[str, str]], bool]) -> Any:
+        """Wait until the status of generation `number` or a later one, and the nodes' states, are as wanted."""
+        deadline = time.monotonic() + 60
+        while True:
+            told = self.status()
+            states = {node["name"]: node["state"] for node in told["nodes"]}
+            sealed = told["generation"]
+            if sealed is not None and sealed["number"] >= number and condition(told, states):
+                return told
+            assert time.monotonic() < deadline, told
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    """A job of four nodes, of which three may train, that has formed."""
+    with EtcdServer() as server:
+        job = Job(server.endpoint)
+        try:
+            job.until(1, lambda told, states: len(states) == 4 and len(told["generation"]["nodes"]) == 3)
+            yield job
+        finally:
+            for one in job.all.values():
+                one.close()
+
+
+def test_a_drain_is_carried_out(job: Job) -> None:
+    """The spare takes the place of the node that leaves, which is told to go; status and events say what came to be."""
+    before = job.status()
+    active = before["generation"]["nodes"]
+    (spare,) = {"a", "b", "c", "d"} - {*active}
+    leaving = active[1]
+    said = job.run("drain", leaving, "--deadline", "30s", "--reason", "new kernel", "--wait").stdout
+    assert f"node {leaving} leaves generation {before['generation']['number']} at a step boundary within 30 s" in said
+    assert f"node {leaving} left after" in said
+    number = before["generation"]["number"] + 1
+    after = job.until(number, lambda told, states: told["state"] == "training" and leaving not in states)
+    assert after["generation"]["nodes"] == [spare if name == leaving else name for name in active]
+    assert after["generation"]["cause"] == "drain"
+    left = job.all[leaving].exit
+    assert left is not None
+    assert not left.failed
+    told = json.loads(job.run("events", "--json", "-n", "1").stdout)["generations"]
+    assert (told[0]["number"], told[0]["cause"], told[0]["left"]) == (number, "drain", [leaving])
+    assert 0 <= time.time() - told[0]["at"] < 60
+    assert 0 <= after["generation"]["age"] < 60
+
+
+def test_a_quarantine_is_carried_out_and_lifted(job: Job) -> None:
+    """The machine's node is taken out, is shown with its reason, and may come back once it is released."""
+    before = job.status()
+    kept_out = before["generation"]["nodes"][2]
+    job.run("quarantine", kept_out, "--for", "10m", "--reason", "ECC errors")
+    number = before["generation"]["number"] + 1
+    after = job.until(number, lambda told, states: told["state"] == "training" and states[kept_out] == "quarantined")
+    assert kept_out not in after["generation"]["nodes"]
+    (row,) = (node for node in after["nodes"] if node["name"] == kept_out)
+    assert row["detail"].startswith("ECC errors (by ")
+    assert 500 < row["seconds_left"] <= 600
+    assert job.all[kept_out].exit is None
+    job.run("release", kept_out)
+    job.until(number, lambda told, states: states[kept_out] in ("joining", "spare"))
+
+
+def test_a_pulse_is_shown(job: Job) -> None:
+    """What the members tell people of themselves arrives."""
+    told = job.until(1, lambda told, states: told["step"] == 7)
+    assert told["step_seconds"] == 0.5
