@@ -1,0 +1,142 @@
+"""`elastic3d simulate`: the production code under a virtual clock."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from chaos.simulation.large import Account, form
+from chaos.simulation.run import Tally, play_many
+from chaos.simulation.trace import read_trace, scaled
+from elastic3d.errors import Elastic3dError, UsageError
+
+app = typer.Typer(name="simulate", help="Simulate parts of a job under a virtual clock.", no_args_is_help=True)
+app.callback()(lambda: None)
+
+
+@app.command()
+def membership(
+    nodes: Annotated[int | None, typer.Option(help="Nodes of the job; with --trace, its peak. Default: 100.")] = None,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn: delays, deaths, who comes and goes.")] = 1,
+    trace: Annotated[
+        Path | None, typer.Option(help="A file of `seconds,nodes held`; the counts before and after each change.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Of the trace, from its beginning. Default: all of it.")] = None,
+    schedules: Annotated[
+        int | None, typer.Option(help="Instead of one large job, so many small ones that are broken at random.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Form, break and re-form a job of any number of nodes, as the real state machine does it, in virtual time.
+
+    Without --trace the nodes start within a second; then some die, some come, one drains. The exit code is 1 if
+    anything happened that must not.
+
+    Examples:
+
+        elastic3d simulate membership --nodes 10000 --seed 3
+
+        elastic3d simulate membership --trace spot.csv --json > formations.json
+
+        elastic3d simulate membership --schedules 2000
+    """
+    console = Console(stderr=True)
+    try:
+        if schedules is not None:
+            if nodes is not None or trace is not None or minutes is not None or as_json:
+                raise UsageError("--schedules: it goes with --seed alone")
+            if schedules < 1:
+                raise UsageError(f"--schedules {schedules}: give 1 or more")
+            kept = _schedules(schedules, seed, console)
+        else:
+            kept = _large(nodes, seed, trace, minutes, as_json, console)
+    except Elastic3dError as error:
+        print(f"elastic3d: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    raise typer.Exit(0 if kept else 1)
+
+
+def _large(
+    nodes: int | None, seed: int, trace: Path | None, minutes: float | None, as_json: bool, console: Console
+) -> bool:
+    if nodes is not None and nodes < 1:
+        raise UsageError(f"--nodes {nodes}: give 1 or more")
+    if minutes is not None and (trace is None or not minutes > 0):
+        raise UsageError(f"--minutes {minutes:g}: it needs a --trace, and more than 0")
+    changes = read_trace(trace) if trace is not None else ()
+    if changes and nodes is not None:
+        changes = scaled(changes, nodes)
+    most = max((change.nodes for change in changes), default=nodes or 100)
+    with _progress(console) as progress:
+        task = progress.add_task(f"{most} nodes", total=None)
+
+        def told(now: float, formations: int) -> None:
+            progress.update(task, description=f"{most} nodes, {now:.1f} virtual seconds, {formations} formations")
+
+        account = form(most, seed, trace=changes, minutes=minutes, told=told)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "formations": [asdict(formation) for formation in account.formations],
+                    "largest_record_bytes": account.largest_record_bytes,
+                    "violations": list(account.violations),
+                }
+            )
+        )
+    else:
+        _show(account)
+    return not account.violations
+
+
+def _show(account: Account) -> None:
+    table = Table("generation", "cause", "nodes", "seconds", "etcd operations", "etcd bytes", box=None)
+    for column in table.columns:
+        column.justify = "left" if column.header == "cause" else "right"
+    for one in account.formations:
+        size = f"{one.etcd_bytes:,}"
+        table.add_row(
+            str(one.generation), one.cause, str(one.nodes), f"{one.seconds:.3f}", f"{one.etcd_operations:,}", size
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"largest record: {account.largest_record_bytes:,} bytes; {account.virtual:.1f} virtual seconds")
+    for violation in account.violations:
+        console.print(f"violation {violation}", markup=False, highlight=False)
+
+
+def _schedules(count: int, seed: int, console: Console) -> bool:
+    with _progress(console) as progress:
+        task = progress.add_task("schedules", total=count)
+        tally: Tally = play_many(seed, count, told=lambda done: progress.update(task, completed=done))
+    for outcome in tally.failures:
+        print(outcome.report())
+        print()
+    print(
+        f"{tally.schedules} schedules, {tally.seals} generations, {tally.steps} steps, "
+        f"{len(tally.failures)} with violations; {tally.per_minute:.0f} schedules a minute"
+    )
+    return not tally.failures
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        yield progress

@@ -1,0 +1,476 @@
+"""A model of etcd: one linear history behind three members with a delay and a bandwidth.
+
+What is modelled, because members' safety or speed hangs on it: revisions, compares and several operations in one
+transaction; leases with a time to live, ended on a grid of 0.5 s, extended by a change of etcd's leader, lost when the
+servers were stopped rather than killed, as etcd 3.4 does; watches that lag, deliver in batches, resume from where they
+were, and must list again when that was compacted away; answers that are lost although the write was applied; a commit
+pipeline of so many transactions a second; members whose links carry so many bytes a second, so that ten thousand
+watchers of a large record are not free.
+
+Keepalives are no events: a lease is held while its owner reaches etcd; its deadline is worked out when that ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from chaos.simulation.loop import Loop
+from elastic3d.etcd import Compare, Delete, Get, KeyValue, Put
+from elastic3d.etcd.operations import Target
+from elastic3d.membership import events as e
+from elastic3d.membership.reading import gone, read
+from elastic3d.membership.transactions import Transaction
+
+ROOT = "/elastic3d/simulated/"
+
+EXPIRY = 0.5
+"""Seconds between etcd's looks at leases that ran out."""
+
+BEATS = 4.0
+"""Keepalives in a time to live, as the client sends them."""
+
+MARGIN = 0.05
+"""Of the time to live: how much earlier a client gives a lease up than etcd ends it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """How fast etcd is. Times in seconds, for three members of 10 Gbit/s over disks that take 1 to 3 ms to sync."""
+
+    travel: tuple[float, float] = (0.0001, 0.0005)
+    commit: tuple[float, float] = (0.001, 0.003)
+    service: float = 0.00004
+    fan_out: float = 0.000004
+    members: int = 3
+    bandwidth: float = 1.25e9
+
+
+class Change:
+    """One key as one revision left it, and what that says to a member: read once, told to all who watch."""
+
+    __slots__ = ("_event", "_read", "item", "key", "revision")
+
+    def __init__(self, key: str, revision: int, item: KeyValue | None) -> None:
+        self.key, self.revision, self.item = key, revision, item
+        self._event: e.OfRoll | e.OfBoard | e.Broken | None = None
+        self._read = False
+
+    @property
+    def event(self) -> e.OfRoll | e.OfBoard | e.Broken | None:
+        """What the production reader makes of it."""
+        if not self._read:
+            self._read = True
+            self._event = read(ROOT, self.item) if self.item is not None else gone(ROOT, self.key, self.revision)
+        return self._event
+
+    @property
+    def size(self) -> int:
+        """Bytes of it in an answer."""
+        return len(self.key) + 40 + (len(self.item.value) if self.item is not None else 0)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """deadline: when etcd ends it if no keepalive comes, None while they come."""
+
+    id: int
+    ttl: float
+    granted: float
+    deadline: float | None
+    keys: dict[str, None] = field(default_factory=dict)
+    over: bool = False
+
+
+class Store:
+    """The keys, and all that ever happened to them. Pure: no time, no chance."""
+
+    def __init__(self) -> None:
+        self.revision = 1
+        self.compacted = 0
+        self.tiers: dict[str, dict[str, Change]] = {}
+        self.logs: dict[str, list[Change]] = {}
+        self.leases: dict[int, Lease] = {}
+        self._next_lease = 1
+
+    def get(self, key: str) -> KeyValue | None:
+        """Return a key as it is."""
+        found = self.tiers.get(tier_of(key), {}).get(key)
+        return found.item if found is not None else None
+
+    def all_of(self, tier: str) -> list[Change]:
+        """Return all keys of a tier, in order of key as etcd returns them."""
+        keys = self.tiers.get(tier, {})
+        return [keys[key] for key in sorted(keys)]
+
+    def log(self, tier: str) -> list[Change]:
+        """Return all changes of a tier, oldest first."""
+        return self.logs.setdefault(tier, [])
+
+    def holds(self, condition: Compare) -> bool:
+        """Return whether a condition holds now."""
+        item = self.get(condition.key)
+        match condition.target:
+            case Target.MOD_REVISION:
+                return (item.mod_revision if item else 0) == condition.expected
+            case Target.CREATE_REVISION:
+                return (item.create_revision if item else 0) == condition.expected
+            case Target.VERSION:
+                return (item.version if item else 0) == condition.expected
+            case Target.VALUE:
+                return item is not None and item.value == condition.expected
+
+    def apply(self, transaction: Transaction) -> list[Change] | None:
+        """Run a transaction; return what changed, None if its conditions do not hold."""
+        if not all(self.holds(condition) for condition in transaction.conditions):
+            return None
+        changes: list[Change] = []
+        revision = self.revision + 1
+        for operation in transaction.operations:
+            match operation:
+                case Put():
+                    changes.append(self._put(operation, revision))
+                case Delete(prefix=True):
+                    there = self.tiers.get(tier_of(operation.key), {})
+                    for key in [key for key in there if key.startswith(operation.key)]:
+                        changes += self._delete(key, revision)
+                case Delete():
+                    changes += self._delete(operation.key, revision)
+                case Get():
+                    pass
+        if changes:
+            self.revision = revision
+        return changes
+
+    def grant(self, ttl: float, now: float) -> Lease:
+        """Return a new lease, whose deadline nobody extends yet."""
+        lease = Lease(id=self._next_lease, ttl=ttl, granted=now, deadline=now + ttl)
+        self._next_lease += 1
+        self.leases[lease.id] = lease
+        return lease
+
+    def end(self, lease: Lease) -> list[Change]:
+        """End a lease; its keys go with it, in one revision."""
+        lease.over = True
+        self.leases.pop(lease.id, None)
+        changes: list[Change] = []
+        for key in list(lease.keys):
+            changes += self._delete(key, self.revision + 1)
+        if changes:
+            self.revision += 1
+        return changes
+
+    def _put(self, put: Put, revision: int) -> Change:
+        tier = self.tiers.setdefault(tier_of(put.key), {})
+        known = tier.get(put.key)
+        before = known.item if known is not None else None
+        if before is not None and before.lease != put.lease and before.lease in self.leases:
+            self.leases[before.lease].keys.pop(put.key, None)
+        if put.lease:
+            self.leases[put.lease].keys[put.key] = None
+        item = KeyValue(
+            key=put.key,
+            value=put.value,
+            create_revision=before.create_revision if before else revision,
+            mod_revision=revision,
+            version=before.version + 1 if before else 1,
+            lease=put.lease,
+        )
+        change = Change(put.key, revision, item)
+        tier[put.key] = change
+        self.log(tier_of(put.key)).append(change)
+        return change
+
+    def _delete(self, key: str, revision: int) -> list[Change]:
+        tier = self.tiers.get(tier_of(key), {})
+        known = tier.pop(key, None)
+        if known is None or known.item is None:
+            return []
+        if known.item.lease in self.leases:
+            self.leases[known.item.lease].keys.pop(key, None)
+        change = Change(key, revision, None)
+        self.log(tier_of(key)).append(change)
+        return [change]
+
+
+def tier_of(key: str) -> str:
+    """Return "board", "roll" and so on: what of the run a key belongs to."""
+    return key[len(ROOT) :].partition("/")[0]
+
+
+class Watch:
+    """One watcher of one tier. `deliver` gets changes, `lost` is called when it must list again."""
+
+    __slots__ = ("client", "closed", "deliver", "lost", "position", "revision", "scheduled", "tier")
+
+    def __init__(
+        self,
+        client: Client,
+        tier: str,
+        position: int,
+        revision: int,
+        deliver: Callable[[list[Change]], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self.client, self.tier, self.deliver, self.lost = client, tier, deliver, lost
+        self.position, self.revision = position, revision
+        self.scheduled = self.closed = False
+
+
+class Client:
+    """What a member's process holds of etcd: whether it reaches it, through which member, and its watches."""
+
+    __slots__ = ("closed", "lag", "reaches", "server", "watches")
+
+    def __init__(self, server: int) -> None:
+        self.server = server
+        self.reaches = True
+        self.closed = False
+        self.lag = 0.0
+        self.watches: dict[str, Watch] = {}
+
+
+Answer = tuple[bool, int]
+"""(whether the conditions held, the revision)."""
+
+
+class Etcd:
+    """The cluster. All its calls return at once; answers come by the loop."""
+
+    def __init__(self, loop: Loop, random: Random, speeds: Speeds) -> None:
+        self.loop, self.random, self.speeds = loop, random, speeds
+        self.store = Store()
+        self.up = True
+        self.slow = 0.0
+        self.electing_until = 0.0
+        self.operations = 0
+        self.bytes = 0
+        self.on_change: Callable[[list[Change]], None] = lambda changes: None
+        self._watches: dict[str, dict[Watch, None]] = {}
+        self._pipeline = 0.0
+        self._links = [0.0] * speeds.members
+        self._looking: dict[int, None] = {}
+
+    # Requests.
+
+    def send(
+        self, client: Client, transaction: Transaction, answer: Callable[[Answer | None], None], *, lost: bool = False
+    ) -> None:
+        """Run a transaction; `answer` gets None where no answer came. lost: it is applied, and its answer lost."""
+        self.operations += 1
+        self.bytes += sum(len(o.key) + len(o.value) for o in transaction.operations if isinstance(o, Put))
+        if not self._reached(client):
+            self.loop.later(self.random.uniform(0.05, 1.5), answer, None)
+            return
+        self.loop.at(self._commits_at(), self._commit, client, transaction, answer, lost)
+
+    def _commits_at(self) -> float:
+        speeds, now = self.speeds, self.loop.now
+        arrives = max(now + self.random.uniform(*speeds.travel), self.electing_until)
+        if self.slow:
+            arrives += self.random.uniform(0.0, self.slow)
+        self._pipeline = max(arrives, self._pipeline) + speeds.service
+        return self._pipeline + self.random.uniform(*speeds.commit)
+
+    def _commit(
+        self, client: Client, transaction: Transaction, answer: Callable[[Answer | None], None], lost: bool
+    ) -> None:
+        if not self.up:
+            self.loop.later(self.random.uniform(0.05, 1.5), answer, None)
+            return
+        if any(isinstance(o, Put) and o.lease and o.lease not in self.store.leases for o in transaction.operations):
+            # "requested lease not found": nothing was written.
+            self.loop.later(self.random.uniform(*self.speeds.travel), answer, (False, -1))
+            return
+        changes = self.store.apply(transaction)
+        result = (changes is not None, self.store.revision)
+        if changes:
+            self._changed(changes)
+        if lost:
+            self.loop.later(1.0, answer, None)
+            return
+        self.loop.later(self.random.uniform(*self.speeds.travel), self._answer, client, answer, result)
+
+    def _answer(self, client: Client, answer: Callable[[Answer | None], None], result: Answer) -> None:
+        if self._reached(client):
+            answer(result)
+        else:
+            self.loop.later(1.0, answer, None)
+
+    def read(self, client: Client, tier: str, answer: Callable[[list[Change], int, int], object]) -> None:
+        """Read a tier; `answer` gets its keys, the revision and the position in its log."""
+        self.operations += 1
+        self.loop.later(self.random.uniform(*self.speeds.travel), self._read, client, tier, answer)
+
+    def _read(self, client: Client, tier: str, answer: Callable[[list[Change], int, int], object]) -> None:
+        if client.closed:
+            return
+        if not self._reached(client):
+            self.loop.later(0.3, self._read, client, tier, answer)
+            return
+        found = self.store.all_of(tier)
+        size = sum(change.size for change in found)
+        self.bytes += size
+        at = self._carry(client, size) + self.random.uniform(*self.speeds.travel)
+        self.loop.at(at, answer, found, self.store.revision, len(self.store.log(tier)))
+
+    # Leases.
+
+    def grant(self, client: Client, ttl: float, answer: Callable[[Lease | None], None], *, kept: bool = True) -> None:
+        """Grant a lease; `kept`, it lives as long as its owner reaches etcd."""
+        self.operations += 1
+        if not self._reached(client):
+            self.loop.later(self.random.uniform(0.05, 1.5), answer, None)
+            return
+        self.loop.at(self._commits_at(), self._grant, client, ttl, answer, kept)
+
+    def _grant(self, client: Client, ttl: float, answer: Callable[[Lease | None], None], kept: bool) -> None:
+        if not self._reached(client):
+            self.loop.later(self.random.uniform(0.05, 1.5), answer, None)
+            return
+        lease = self.store.grant(ttl, self.loop.now)
+        if kept:
+            lease.deadline = None
+        else:
+            self._look(lease)
+        answer(lease)
+
+    def revoke(self, lease: Lease) -> None:
+        """End a lease now, as its owner or somebody's hand does."""
+        if not lease.over:
+            self.operations += 1
+            self._ended(lease)
+
+    def keep(self, lease: Lease) -> bool:
+        """Return whether a lease was still there to be kept alive from now on."""
+        if lease.over:
+            return False
+        lease.deadline = None
+        return True
+
+    def lapse(self, lease: Lease) -> float:
+        """Take note that no more keepalives of a lease come; return when the newest was sent."""
+        now = self.loop.now
+        beat = lease.ttl / BEATS
+        sent = now - (now - lease.granted) % beat
+        if not lease.over and lease.deadline is None:
+            lease.deadline = sent + lease.ttl
+            self._look(lease)
+        return sent
+
+    def _look(self, lease: Lease) -> None:
+        if lease.id not in self._looking and lease.deadline is not None:
+            self._looking[lease.id] = None
+            when = math.ceil(max(lease.deadline, self.loop.now + 0.001) / EXPIRY) * EXPIRY
+            self.loop.at(when, self._expire, lease)
+
+    def _expire(self, lease: Lease) -> None:
+        self._looking.pop(lease.id, None)
+        if lease.over or lease.deadline is None:
+            return
+        if self.up and self.loop.now >= lease.deadline and self.loop.now >= self.electing_until:
+            self._ended(lease)
+        else:
+            self._look(lease)
+
+    def _ended(self, lease: Lease) -> None:
+        changes = self.store.end(lease)
+        if changes:
+            self._changed(changes)
+
+    # Watches.
+
+    def watch(
+        self,
+        client: Client,
+        tier: str,
+        position: int,
+        revision: int,
+        deliver: Callable[[list[Change]], None],
+        lost: Callable[[], None],
+    ) -> Watch:
+        """Deliver the changes of a tier from a position of its log on."""
+        watch = Watch(client, tier, position, revision, deliver, lost)
+        client.watches[tier] = watch
+        self._watches.setdefault(tier, {})[watch] = None
+        self.resume(watch)
+        return watch
+
+    def unwatch(self, watch: Watch) -> None:
+        """Deliver nothing any more."""
+        watch.closed = True
+        self._watches[watch.tier].pop(watch, None)
+        watch.client.watches.pop(watch.tier, None)
+
+    def resume(self, watch: Watch) -> None:
+        """Deliver what a watch has not seen, or tell it that it was compacted away."""
+        if watch.revision + 1 <= self.store.compacted:
+            self.unwatch(watch)
+            watch.lost()
+        elif watch.position < len(self.store.log(watch.tier)):
+            self._schedule(watch)
+
+    def _changed(self, changes: list[Change]) -> None:
+        self.on_change(changes)
+        tiers = dict.fromkeys(tier_of(change.key) for change in changes)
+        for tier in tiers:
+            for watch in self._watches.get(tier, ()):
+                if not watch.scheduled and watch.client.reaches:
+                    self._schedule(watch)
+
+    def _schedule(self, watch: Watch) -> None:
+        """Send a watch what is new for it: over its member's link, after all that this one carries already."""
+        watch.scheduled = True
+        speeds = self.speeds
+        log = self.store.log(watch.tier)
+        size = sum(log[at].size for at in range(watch.position, len(log)))
+        carried = self._carry(watch.client, size)
+        lag = self.random.uniform(0.0, watch.client.lag) if watch.client.lag else 0.0
+        self.loop.at(carried + lag + self.random.uniform(*speeds.travel), self._deliver, watch, len(log), size)
+
+    def _carry(self, client: Client, size: int) -> float:
+        """Return when a member has sent so many bytes to a client."""
+        server = client.server % len(self._links)
+        begins = max(self.loop.now, self._links[server])
+        self._links[server] = begins + self.speeds.fan_out + size / self.speeds.bandwidth
+        return self._links[server]
+
+    def _deliver(self, watch: Watch, until: int, size: int) -> None:
+        watch.scheduled = False
+        if watch.closed or not self._reached(watch.client):
+            return
+        log = self.store.log(watch.tier)
+        if watch.position < until and log[watch.position].revision <= self.store.compacted:
+            self.unwatch(watch)
+            watch.lost()
+            return
+        self.bytes += size
+        changes = log[watch.position : until]
+        watch.position = until
+        if changes:
+            watch.revision = changes[-1].revision
+            watch.deliver(changes)
+        if watch.position < len(log) and not watch.closed:
+            self._schedule(watch)
+
+    # What is done to it.
+
+    def _reached(self, client: Client) -> bool:
+        return self.up and client.reaches
+
+    def elect(self, seconds: float) -> None:
+        """Change etcd's leader: nothing is committed meanwhile, and every lease is extended."""
+        self.electing_until = max(self.electing_until, self.loop.now + seconds)
+        self.loop.at(self.electing_until, self.extend)
+
+    def extend(self) -> None:
+        """Give every lease its whole time again, as a new leader does."""
+        for lease in self.store.leases.values():
+            if lease.deadline is not None:
+                lease.deadline = max(lease.deadline, self.loop.now + lease.ttl)
+
+    def compact(self) -> None:
+        """Forget all changes up to now."""
+        self.store.compacted = self.store.revision

@@ -1,0 +1,360 @@
+"""What must hold at every event, whatever is done to a job.
+
+The checker knows what was really done to whom - who was stopped, cut off, ended, and for how long - and judges from
+that what members may conclude. Its words for a violation are meant to be read beside the schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from chaos.simulation.etcd import ROOT, Change
+from chaos.simulation.node import Member
+from chaos.simulation.world import Observer, World
+from elastic3d.membership import events as e
+from elastic3d.membership.driver.links import INTERVAL, SILENCE
+from elastic3d.membership.records import Out
+from elastic3d.values import Cause, Generation
+
+FELT = SILENCE - INTERVAL - 0.05
+"""Seconds of silence below which nobody may be accused of it, whatever the links' phase."""
+
+MOMENT = 2 * INTERVAL
+"""Seconds between two silences in which nothing need have been heard."""
+
+SILENCING = ("cut off", "stopped", "stopped for a moment")
+"""What makes a process silent, and is felt by nobody if it is over soon enough."""
+
+
+@dataclass(slots=True)
+class _Unwell:
+    """Why the others may think a process dead: when it began, when it was over (None: not yet)."""
+
+    why: str
+    since: float
+    until: float | None = None
+
+
+@dataclass(slots=True)
+class Checker(Observer):
+    """Looks on, and keeps the violations it sees."""
+
+    world: World
+    violations: list[str] = field(default_factory=list)
+    unwell: dict[str, list[_Unwell]] = field(default_factory=dict)
+    disturbed_until: float = 0.0
+    out_after: list[tuple[str, float]] = field(default_factory=list)
+    seals: int = 0
+    _sealed: dict[str, Generation] = field(default_factory=dict)
+    _number: int = 0
+    _cut: bool = False
+    _current: Generation | None = None
+    _ranks: dict[str, dict[str, int]] = field(default_factory=dict)
+    _running: dict[tuple[str, int], str] = field(default_factory=dict)
+    _troubled: dict[str, None] = field(default_factory=dict)
+    _died: dict[str, tuple[float, str]] = field(default_factory=dict)
+    _errors: int = 0
+
+    def violated(self, text: str) -> None:
+        """Keep a violation."""
+        self.violations.append(f"at {self.world.loop.now:.3f}: {text}")
+
+    # What is really so.
+
+    def bound(self) -> float:
+        """Return within how many undisturbed seconds a dead node is out: a lease, twice the patience of a new leader,
+        whose own predecessor may be the dead one, and the damping of a storm."""
+        policy = self.world.policy
+        return 2 * policy.lease + 2 * policy.grace + policy.damping + 4.0
+
+    def disturb(self, until: float) -> None:
+        """Take note that something is being done to the job up to `until`."""
+        self.disturbed_until = max(self.disturbed_until, until)
+
+    def ail(self, id: str, why: str, *, since: float | None = None) -> None:
+        """Take note that a process may be thought dead, or have gone, from now on."""
+        now = self.world.loop.now
+        kept = self.unwell.setdefault(id, [])
+        if not any(each.why == why and each.until is None for each in kept):
+            kept.append(_Unwell(why, now if since is None else since))
+
+    def heal(self, id: str, why: str) -> None:
+        """Take note that this is over."""
+        for each in self.unwell.get(id, []):
+            if each.why == why and each.until is None:
+                each.until = self.world.loop.now
+
+    def regard(self) -> None:
+        """Look who is cut off from the larger part of the generation, after anything that can change that.
+
+        Who has more than half of it on its side may not be accused, whatever the others know of each other as yet.
+        """
+        world = self.world
+        cut, self._cut = self._cut, bool(world.network.blocked)
+        if not cut and not self._cut:
+            return
+        members = world.alive()
+        if not self._cut:
+            for member in members:
+                self.heal(member.id, "cut off")
+            return
+        active = self._ranks[self._current.key] if self._current else {m.id: 0 for m in members}
+        for part in self._parts(members):
+            weight = sum(m.id in active and self._runs(m) for m in part)
+            for member in part:
+                if 2 * weight > len(active):
+                    self.heal(member.id, "cut off")
+                else:
+                    self.ail(member.id, "cut off")
+
+    def _runs(self, member: Member) -> bool:
+        stopped = any(each.why == "stopped" and each.until is None for each in self.unwell.get(member.id, ()))
+        return member.alive and not stopped
+
+    def _parts(self, members: list[Member]) -> list[list[Member]]:
+        passes = self.world.network.passes
+        parts: list[list[Member]] = []
+        for member in members:
+            near = [p for p in parts if any(passes(m.host, member.host) and passes(member.host, m.host) for m in p)]
+            joined = [m for part in near for m in part] + [member]
+            parts = [part for part in parts if part not in near] + [joined]
+        return parts
+
+    def excused(self, id: str) -> str:
+        """Return why this process may be out, "" if it may not."""
+        policy = self.world.policy
+        slack = 2 * policy.lease + policy.grace + policy.damping + 3.0
+        now = self.world.loop.now
+        began = ended = -1.0
+        for each in self.unwell.get(id, ()):
+            until = now if each.until is None else each.until
+            if each.why in SILENCING:
+                # What follows closely on another silence makes one of both; too short a one is felt by nobody.
+                began, ended = (began if each.since <= ended + MOMENT else each.since), max(ended, until)
+                if ended - began >= FELT and now - ended <= slack:
+                    return each.why
+            elif now - until <= slack:
+                return each.why
+        return ""
+
+    # What is looked at.
+
+    def began(self, member: Member) -> None:
+        """A process started; the one it follows is replaced."""
+        store = self.world.etcd.store
+        if f"{ROOT}roll/quarantine/{member.record.node.place}" in store.tiers.get("roll", {}):
+            self.ail(member.id, "kept out")
+        self.regard()
+
+    def ended(self, member: Member) -> None:
+        """A process ended: from now on its days in the generation are counted."""
+        now = self.world.loop.now
+        how = "it went" if member.exit is not None else str(member.state)
+        self.ail(member.id, how)
+        self._died[member.id] = (now, how)
+        for key in list(self._ranks):
+            self._rest(member, key)
+        self.regard()
+        self.world.loop.later(self.bound(), self._must_be_out, member)
+
+    def _must_be_out(self, member: Member) -> None:
+        world = self.world
+        now = world.loop.now
+        due = max(self._died[member.id][0], self.disturbed_until) + self.bound()
+        if now < due - 1e-9:
+            world.loop.at(due, self._must_be_out, member)
+            return
+        current = self._current
+        if current is None or world.ended or all(node.id != member.id for node in current.nodes):
+            return
+        if self.expected() == 0:
+            return
+        self.violated(f"{member.name} ended {now - self._died[member.id][0]:.1f} s ago and is still in {current.key}")
+
+    def expected(self) -> int:
+        """Return how many nodes should be active, for who is there now."""
+        world = self.world
+        kept_out = {key.rpartition("/")[2] for key in world.etcd.store.tiers.get("roll", {}) if "quarantine/" in key}
+        there = [m for m in world.alive() if m.exit is None and m.record.node.place not in kept_out and not m.leaving]
+        policy = world.policy
+        count = min(len(there), policy.maximum)
+        count -= count % policy.multiple_of
+        return count if count >= policy.minimum else 0
+
+    def changed(self, changes: list[Change]) -> None:
+        """Etcd's keys changed."""
+        for change in changes:
+            match change.event:
+                case e.GenerationPut():
+                    self._seal(change.event.generation)
+                case e.ProposalPut():
+                    if change.event.proposal.switch:
+                        self._prepared(change.event.proposal.generation)
+                case e.TombPut():
+                    self._tomb(change.event)
+                case e.QuarantinePut():
+                    for member in self._at(change.event.place):
+                        self.ail(member.id, "kept out")
+                case e.QuarantineGone():
+                    for member in self._at(change.event.place):
+                        self.heal(member.id, "kept out")
+                case e.DrainPut():
+                    for member in self._at(change.event.name):
+                        self.ail(member.id, "drained")
+                case e.EndPut():
+                    if change.event.end.failed and not self._errors:
+                        self.violated(f"the job was ended without cause: {change.event.end.detail}")
+
+    def _at(self, place: str) -> list[Member]:
+        return [member for member in self.world.alive() if member.record.node.place == place]
+
+    def erred(self) -> None:
+        """Take note of an error of the user's code, or a fault: enough of them may end the job."""
+        self._errors += 1
+
+    def _tomb(self, event: e.TombPut) -> None:
+        if event.tomb.how is not Out.DEAD:
+            return
+        member = self.world.by_id.get(event.id)
+        if member is not None and not self.excused(event.id):
+            self.violated(
+                f"{event.id} was buried by {event.tomb.by} ({event.tomb.detail}), and nothing had been done to it"
+            )
+
+    def _seal(self, formed: Generation) -> None:
+        before, self._current = self._current, formed
+        self.seals += 1
+        world = self.world
+        if formed.number <= self._number:
+            self.violated(f"generation {formed.key} was sealed after number {self._number}")
+        self._number = max(self._number, formed.number)
+        if formed.key in self._sealed:
+            self.violated(f"generation {formed.key} was sealed twice")
+        self._sealed[formed.key] = formed
+        self._ranks[formed.key] = {}
+        first = 0
+        for node in formed.nodes:
+            self._ranks[formed.key][node.id] = first
+            first += len(node.slots)
+        names = [node.name for node in (*formed.nodes, *formed.spares)]
+        if len(set(names)) != len(names):
+            self.violated(f"generation {formed.key} holds a node twice: {' '.join(names)}")
+        if before is not None and before.nodes:
+            self._because(before, formed)
+        for node in formed.nodes:
+            if node.id in self._died and self._died[node.id][0] < world.loop.now - self.bound() * 2:
+                self.violated(f"generation {formed.key} holds {node.name}, which ended long ago")
+        if world.network.blocked:
+            self.regard()
+
+    def _because(self, before: Generation, formed: Generation) -> None:
+        """Every seal has a cause that the schedule, or what came of it, explains."""
+        world = self.world
+        kept = {node.id for node in (*formed.nodes, *formed.spares)}
+        lost = [node for node in before.nodes if node.id not in kept]
+        there = {node.id for node in before.nodes}
+        joined = [node for node in formed.nodes if node.id not in there]
+        now = world.loop.now
+        for node in lost:
+            why = self.excused(node.id)
+            if not why:
+                self.violated(
+                    f"{node.name} was sealed out in {formed.key} ({formed.cause}: {formed.detail}) without cause"
+                )
+            elif node.id in self._died:
+                died = self._died[node.id]
+                if self.disturbed_until <= died[0] + 0.001:
+                    self.out_after.append((died[1], now - died[0]))
+        troubled = before.key in self._troubled
+        if not lost and not joined and not troubled:
+            active = {node.id for node in formed.nodes}
+            spared = [node for node in before.nodes if node.id not in active]
+            if not any(self.excused(node.id) for node in spared):
+                self.violated(f"{formed.key} was sealed ({formed.cause}: {formed.detail}) and nothing had happened")
+        if formed.cause is Cause.JOIN and world.policy.beside and not troubled:
+            for node in before.nodes:
+                if (node.id, before.key) not in world.trainers.left:
+                    self.violated(f"{formed.key} was sealed as planned, and {node.name} had not left {before.key}")
+
+    def _prepared(self, formed: Generation) -> None:
+        """Nobody leaves for a generation before all are ready for it, unless there is no time."""
+        if formed.cause is not Cause.JOIN:
+            return
+        for node in formed.nodes:
+            if (node.id, formed.key) not in self.world.trainers.prepared:
+                self.violated(f"all were to leave for {formed.key}, and {node.name} had not prepared for it")
+
+    def acted(self, member: Member, action: e.Action) -> None:
+        """A core did something."""
+        match action:
+            case e.Go():
+                self._go(member, action.generation)
+            case e.Stop():
+                self._rest(member, action.key)
+            case e.PutReport():
+                report = action.report
+                for key in (report.fault, report.error, report.interrupted, report.left):
+                    if key:
+                        self._troubled[key] = None
+            case e.Exit():
+                self.ail(member.id, "it went")
+
+    def _go(self, member: Member, formed: Generation) -> None:
+        sealed = self._sealed.get(formed.key)
+        if sealed is not formed and sealed != formed:
+            self.violated(f"{member.name} trains {formed.key}, which was never sealed so")
+            return
+        rank = self._ranks[formed.key].get(member.id)
+        if rank is None:
+            self.violated(f"{member.name} trains {formed.key} and is no part of it")
+            return
+        holder = self._running.setdefault((formed.key, rank), member.id)
+        if holder != member.id:
+            self.violated(f"rank {rank} of {formed.key} is held by {holder} and {member.id}")
+
+    def _rest(self, member: Member, key: str) -> None:
+        """Take note that a member's trainers of a generation do not run any more."""
+        rank = self._ranks.get(key, {}).get(member.id)
+        if rank is not None and self._running.get((key, rank)) == member.id:
+            del self._running[key, rank]
+
+    def agreed(self) -> bool:
+        """Return whether all active nodes that live train in the sealed generation."""
+        current, world = self._current, self.world
+        if current is None:
+            return False
+        for node in current.nodes:
+            running = world.by_id[node.id].core.running
+            if running is None or running.key != current.key:
+                return False
+        return True
+
+    def settled(self, quiet: float) -> None:
+        """Everything was healed long ago: all that live must agree, and nothing may be written any more."""
+        world, current = self.world, self._current
+        self.violations += world.checkpoints.violations
+        if world.ended:
+            for member in world.alive():
+                self.violated(f"{member.name} is still there, and the job is over")
+            return
+        if world.loop.now - world.written_at < quiet:
+            self.violated(f"something is still written, {world.loop.now - world.written_at:.1f} s ago")
+        expected = self.expected()
+        if not expected:
+            return
+        if current is None:
+            self.violated(f"no generation was ever sealed, and {expected} nodes are there")
+            return
+        if len(current.nodes) != expected:
+            names = " ".join(node.name for node in current.nodes)
+            self.violated(f"{current.key} has {len(current.nodes)} nodes ({names}) where {expected} could train")
+        for member in world.alive():
+            if member.exit is not None:
+                self.violated(f"{member.name} has not ended since it went: {member.exit.detail}")
+                continue
+            view = member.core.view.generation
+            if view is None or view.key != current.key:
+                self.violated(f"{member.name} knows of {view.key if view else 'nothing'}, {current.key} is sealed")
+            active = any(node.id == member.id for node in current.nodes)
+            if active != (member.core.running is not None):
+                self.violated(f"{member.name} {'does not train' if active else 'trains'} in {current.key}")

@@ -1,0 +1,424 @@
+"""One member in virtual time: the production core, and its driver's rules on queues, leases and what is sent again.
+
+The rules are those of `membership.driver.writer`: writes go out in order, one at a time; a report that waits is
+replaced by a newer one; a write of the member's own is tried until etcd takes it, a fenced one once, because only the
+core can say whether it still makes sense. A lease is given up by the member's own clock before etcd can have ended it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from chaos.simulation.clock import HostClock
+from chaos.simulation.etcd import MARGIN, ROOT, Answer, Change, Client, Lease
+from chaos.simulation.network import State
+from elastic3d.membership import events as e
+from elastic3d.membership import transactions
+from elastic3d.membership.machine.core import Core
+from elastic3d.membership.policy import Policy
+from elastic3d.membership.records import MemberRecord
+
+if TYPE_CHECKING:
+    from chaos.simulation.world import World
+
+RETRY = 0.2
+"""Seconds before an own write is tried again."""
+
+SOONEST = 0.01
+"""Seconds between two ticks, whatever the core asks for."""
+
+FLUSH = 2.0
+"""Seconds that a member which ends gives its last writes."""
+
+DECODING = 1.5e-7
+"""Seconds a byte of news costs a member's processor."""
+
+
+class Member:
+    """One process that takes part, from its start to its end."""
+
+    def __init__(self, world: World, host: int, record: MemberRecord, clock: HostClock) -> None:
+        self.world, self.host, self.clock, self.record = world, host, clock, record
+        self.id = record.node.id
+        self.name = record.node.name
+        self.state = State.RUNNING
+        self.core = Core(record, world.policy, world.planner)
+        self.client = Client(server=host)
+        self.started = world.loop.now
+        self.etcd_lost = False
+        self.exit: e.Exit | None = None
+        self.deaf = self.noticed = False
+        self.cuts = 0
+        self._inbox: list[e.Event] = []
+        self._turning = False
+        self._alarm_at: float | None = None
+        self._writes: deque[e.Write] = deque()
+        self._busy = False
+        self._lease: Lease | None = None
+        self._lease_until = 0.0
+        self._contact = 0
+        self._heard_at = world.loop.now
+        self._processor = 0.0
+        self._rolls = 0
+        self._asleep: list[tuple[e.Write, Answer | None]] = []
+        world.network.add(self)
+
+    @property
+    def policy(self) -> Policy:
+        """The job's."""
+        return self.world.policy
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there, stopped or not."""
+        return self.state in (State.RUNNING, State.PAUSED)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was told, or is wanted, to leave."""
+        return self.noticed or f"{ROOT}roll/drains/{self.name}" in self.world.etcd.store.tiers.get("roll", {})
+
+    def start(self) -> None:
+        """Begin to watch the board; all else follows from what the core asks for."""
+        self._reach()
+        self._list("board", False)
+
+    def tell(self, event: e.Event) -> None:
+        """Put an event into the core's queue."""
+        if self.alive and not self.core.exited:
+            self._inbox.append(event)
+            if not self._turning:
+                self._turning = True
+                self.world.loop.later(0.0002, self._turn)
+
+    # The core's thread.
+
+    def _turn(self) -> None:
+        self._turning = False
+        if self.state is not State.RUNNING or self.core.exited:
+            return
+        events = self._inbox or [e.Tick()]
+        self._inbox = []
+        core, world = self.core, self.world
+        actions = core.handle(events, self.clock.monotonic())
+        for action in actions:
+            world.acted(self, action)
+            self._act(action)
+        if not core.exited:
+            self._arm()
+
+    def _arm(self) -> None:
+        """Wake the core when it wants to be; a later wish is found out by the earlier alarm."""
+        wish = self.core.alarm(self.clock.monotonic())
+        if wish is None:
+            return
+        at = max(self.clock.virtual(wish), self.world.loop.now + SOONEST)
+        if self._alarm_at is None or at < self._alarm_at - 1e-9:
+            self._alarm_at = at
+            self.world.loop.at(at, self._alarm, at)
+
+    def _alarm(self, at: float) -> None:
+        if self._alarm_at != at:
+            return
+        self._alarm_at = None
+        if self.state is not State.RUNNING or self.core.exited:
+            return
+        now = self.clock.monotonic()
+        wish = self.core.alarm(now)
+        if wish is None:
+            return
+        if wish <= now + 1e-6:
+            if not self._turning:
+                self._turn()
+        else:
+            self._arm()
+
+    def _act(self, action: e.Action) -> None:
+        world = self.world
+        match action:
+            case e.Watch():
+                world.network.watch(self, action)
+            case e.WatchRoll(on=True):
+                if "roll" not in self.client.watches:
+                    self._list("roll", False)
+            case e.WatchRoll():
+                self._rolls += 1
+                if "roll" in self.client.watches:
+                    world.etcd.unwatch(self.client.watches["roll"])
+            case e.Prepare():
+                world.trainers.prepare(self, action.generation)
+            case e.Go():
+                world.trainers.go(self, action.generation)
+            case e.AskLeave():
+                world.trainers.leave(action.key)
+            case e.Stop():
+                world.trainers.stop(self, action.key)
+            case e.Fence():
+                world.checkpoints.fence(action.number)
+            case e.Commit():
+                world.checkpoints.commit(action.number, action.saved.step)
+            case e.Draining():
+                pass
+            case e.LetGo():
+                # Nobody keeps it from here on: it lapses, and the next own write gets another.
+                if self._lease is not None:
+                    world.etcd.lapse(self._lease)
+                    self._lease = None
+            case e.Exit():
+                self.exit = action
+                world.loop.later(RETRY, self._close, world.loop.now + FLUSH)
+            case _:
+                self._queue(action)
+
+    # The watch's thread.
+
+    def _list(self, tier: str, gap: bool) -> None:
+        rolls = self._rolls
+        self.world.etcd.read(self.client, tier, lambda *found: self._listed(tier, gap, rolls, *found))
+
+    def _listed(self, tier: str, gap: bool, rolls: int, found: list[Change], revision: int, position: int) -> None:
+        if not self.alive or (tier == "roll" and rolls != self._rolls):
+            return
+        items = tuple(change.event for change in found)
+        news = e.Listed(
+            tier=e.Tier(tier),
+            items=tuple(i for i in items if i is not None and not isinstance(i, e.Broken)),
+            revision=revision,
+            gap=gap,
+        )
+        self._digest(sum(change.size for change in found), [news, e.EtcdBack()])
+        self.etcd_lost = False
+        self._heard_at = self.world.loop.now
+        self.world.etcd.watch(self.client, tier, position, revision, self._delivered, lambda: self._list(tier, True))
+
+    def _delivered(self, changes: list[Change]) -> None:
+        self._heard_at = self.world.loop.now
+        told = [change.event for change in changes]
+        self._digest(sum(change.size for change in changes), [event for event in told if event is not None])
+
+    def _digest(self, size: int, events: list[e.Event]) -> None:
+        """Take news in once the processor has read them."""
+        loop = self.world.loop
+        self._processor = max(self._processor, loop.now) + size * DECODING
+        if self._processor - loop.now < 0.0005:
+            for event in events:
+                self.tell(event)
+        else:
+            loop.at(self._processor, self._tell_all, events)
+
+    def _tell_all(self, events: list[e.Event]) -> None:
+        for event in events:
+            self.tell(event)
+
+    # The writer's thread.
+
+    def _queue(self, write: e.Write) -> None:
+        waiting = self._writes[-1] if len(self._writes) > (1 if self._busy else 0) else None
+        if isinstance(write, e.PutReport) and isinstance(waiting, e.PutReport):
+            self._writes.pop()
+        self._writes.append(write)
+        self._pump()
+
+    def _pump(self) -> None:
+        if self._busy or not self._writes or self.state is not State.RUNNING:
+            return
+        self._busy = True
+        write = self._writes[0]
+        etcd = self.world.etcd
+        ttl = transactions.lease_of(write, self.policy.lease)
+        if transactions.own_lease(write):
+            if self._lease is None:
+                etcd.grant(self.client, self.policy.lease, lambda lease: self._granted(write, lease))
+            else:
+                self._send(write, self._lease.id)
+        elif ttl is not None:
+            etcd.grant(
+                self.client,
+                ttl,
+                lambda lease: self._send(write, lease.id) if lease is not None else self._answered(write, None),
+                kept=False,
+            )
+        else:
+            self._send(write, 0)
+
+    def _granted(self, write: e.Write, lease: Lease | None) -> None:
+        if not self.alive:
+            if lease is not None:
+                self.world.etcd.lapse(lease)
+            return
+        if lease is None:
+            self._answered(write, None)
+            return
+        self._lease = lease
+        self._lease_until = self.world.loop.now + lease.ttl * (1 - MARGIN)
+        if not self.client.reaches:
+            self._lapse()
+        self._send(write, lease.id)
+
+    def _send(self, write: e.Write, lease: int) -> None:
+        if not self.alive:
+            return
+        deaf = self.deaf and isinstance(write, e.Fenced)
+        if deaf:
+            self.deaf = self.noticed = False
+        transaction = transactions.transaction(ROOT, self.record.node, write, lease)
+        self.world.etcd.send(self.client, transaction, lambda answer: self._answered(write, answer), lost=deaf)
+
+    def _answered(self, write: e.Write, answer: Answer | None) -> None:
+        if not self.alive:
+            return
+        if self.state is State.PAUSED:
+            self._asleep.append((write, answer))
+            return
+        fenced = isinstance(write, e.Fenced)
+        if answer is None and not fenced:
+            self.world.loop.later(RETRY, self._again)
+            return
+        if answer is not None and answer == (False, -1):
+            if transactions.own_lease(write):
+                self._lose(self._lease)
+            self.world.loop.later(RETRY, self._again)
+            return
+        self._writes.popleft()
+        self._busy = False
+        ok = answer is not None and answer[0]
+        if ok:
+            assert answer is not None
+            for event in transactions.told(self.record.node, write, answer[1]):
+                self.tell(event)
+        if fenced or isinstance(write, e.Bury | e.PutDoubt):
+            self.tell(e.WriteDone(write=write, ok=ok))
+        self._pump()
+
+    def _again(self) -> None:
+        self._busy = False
+        # Of two own reports only the newer is worth sending.
+        if len(self._writes) > 1 and isinstance(self._writes[0], e.PutReport):
+            newest = [w for w in self._writes if isinstance(w, e.PutReport)]
+            if len(newest) > 1:
+                self._writes.popleft()
+        self._pump()
+
+    # Whether etcd is reached.
+
+    def reach(self) -> None:
+        """Find out, a moment later, what has become of the way to etcd."""
+        self._contact += 1
+        reaches = self.world.etcd.up and not self.cuts and self.state is State.RUNNING
+        if not reaches:
+            if self.client.reaches:
+                self.client.reaches = False
+                self._lapse()
+            if self.state is State.RUNNING:
+                delay = self.world.random.uniform(0.05, 0.6) if not self.world.etcd.up else 3.0
+                self.world.loop.later(delay, self._lost, self._contact)
+        else:
+            self.world.loop.later(self.world.random.uniform(0.0, 0.5), self._back, self._contact)
+
+    def _reach(self) -> None:
+        self.client.reaches = self.world.etcd.up and not self.cuts
+        if not self.client.reaches:
+            self.reach()
+
+    def _lost(self, contact: int) -> None:
+        if contact == self._contact and self.state is State.RUNNING:
+            self.etcd_lost = True
+            self.tell(e.EtcdLost(since=self._heard_at + self.clock.origin))
+
+    def _back(self, contact: int) -> None:
+        if contact != self._contact:
+            return
+        self.client.reaches = True
+        if self.etcd_lost:
+            self.etcd_lost = False
+            self.tell(e.EtcdBack())
+        self._heard_at = self.world.loop.now
+        lease = self._lease
+        if lease is not None:
+            if self.world.etcd.keep(lease):
+                self._lease_until = self.world.loop.now + lease.ttl * (1 - MARGIN)
+            else:
+                self._lose(lease)
+        for watch in list(self.client.watches.values()):
+            self.world.etcd.resume(watch)
+        self._pump()
+
+    def _lapse(self) -> None:
+        if self._lease is not None:
+            sent = self.world.etcd.lapse(self._lease)
+            self._lease_until = sent + self._lease.ttl * (1 - MARGIN)
+            self.world.loop.at(self._lease_until, self._expire, self._lease)
+
+    def _expire(self, lease: Lease) -> None:
+        if self.state is State.RUNNING and not self.client.reaches and self.world.loop.now >= self._lease_until:
+            self._lose(lease)
+
+    def lease_ended(self, lease: Lease) -> None:
+        """Hear from an answer to a keepalive that the lease is no more."""
+        if self._lease is lease and self.state is State.RUNNING and self.client.reaches:
+            self._lose(lease)
+
+    def _lose(self, lease: Lease | None) -> None:
+        if lease is not None and self._lease is lease:
+            self._lease = None
+            self.tell(e.Unregistered())
+
+    @property
+    def lease(self) -> Lease | None:
+        """The own lease, as far as this process knows."""
+        return self._lease
+
+    # Being stopped, woken and ended.
+
+    def pause(self) -> None:
+        """Stop the process where it is."""
+        if self.state is State.RUNNING:
+            self.state = State.PAUSED
+            self.reach()
+            self.world.network.changed(self)
+
+    def wake(self) -> None:
+        """Let it go on: whatever came meanwhile is waiting for it."""
+        if self.state is not State.PAUSED:
+            return
+        self.state = State.RUNNING
+        lease = self._lease
+        if lease is not None and self.world.loop.now >= self._lease_until:
+            self._lose(lease)
+        if self._inbox or self._alarm_at is None:
+            self._turning = True
+            self.world.loop.later(0.0002, self._turn)
+        asleep, self._asleep = self._asleep, []
+        for write, answer in asleep:
+            self._answered(write, answer)
+        self.reach()
+        self.world.network.changed(self)
+        self._pump()
+
+    def end(self, state: State) -> None:
+        """End the process without a word: its host refuses, or is silent."""
+        if not self.alive:
+            return
+        self.state = state
+        self.client.reaches, self.client.closed = False, True
+        self._contact += 1
+        if self._lease is not None:
+            self.world.etcd.lapse(self._lease)
+        for watch in list(self.client.watches.values()):
+            self.world.etcd.unwatch(watch)
+        self.world.trainers.stop_all(self, silent=state is State.VANISHED)
+        self.world.network.changed(self)
+
+    def _close(self, latest: float) -> None:
+        """End as a process that exits does: when the last writes are out, and the lease given back."""
+        if not self.alive:
+            return
+        if self.state is State.PAUSED or (self._writes and self.world.loop.now < latest):
+            self.world.loop.later(0.1, self._close, latest)
+            return
+        lease, reaches = self._lease, self.client.reaches
+        self.end(State.ENDED)
+        if lease is not None and reaches:
+            self.world.etcd.revoke(lease)
+        self.world.closed(self)

@@ -1,0 +1,285 @@
+"""Play schedules: one, or thousands; where one shows a violation, make it smaller and say it as text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from chaos.simulation.invariants import FELT, Checker
+from chaos.simulation.network import State
+from chaos.simulation.schedule import LEADER, Command, Do, Job, Schedule, draw, shrink
+from chaos.simulation.world import Setting, World
+from elastic3d.membership import events as e
+from elastic3d.membership.policy import Policy
+from elastic3d.values import ModelProfile
+
+PROFILE = ModelProfile(blocks=8, parameters=1000, micro_batches=16, micro_batch=2, digest="job")
+
+SETTLE = 40.0
+"""Seconds after the last fault in which everything has to come to rest."""
+
+QUIET = 5.0
+"""Seconds at the end in which nothing may be written."""
+
+EVENTS = 400_000
+"""Of one schedule; a job that has more never comes to rest."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What came of one schedule. digest: of everything that happened, where it was asked for."""
+
+    schedule: Schedule
+    violations: list[str]
+    seals: int
+    steps: int
+    digest: str = ""
+    lines: list[str] = field(default_factory=list)
+    out_after: list[tuple[str, float]] = field(default_factory=list)
+
+    def report(self) -> str:
+        """Return what to paste into a test."""
+        said = "\n".join(f"# {violation}" for violation in self.violations[:5])
+        return f"# seed {self.schedule.job.seed}\n{self.schedule}\n{said}"
+
+
+def policy_of(job: Job) -> Policy:
+    """Return the policy of random schedules: defaults, with what lasts minutes made short."""
+    return Policy(
+        minimum=min(job.minimum, job.maximum),
+        maximum=job.maximum,
+        multiple_of=job.multiple_of,
+        beside=job.beside,
+        first_gather=0.5,
+        orphan=4.0,
+        prepare=10.0,
+        budget=0,
+        damping=2.0,
+        quarantine=3.0,
+        flap_memory=12.0,
+    )
+
+
+def play(schedule: Schedule, *, traced: bool = False, lines: bool = False) -> Outcome:
+    """Play one schedule to its end and return what came of it."""
+    job = schedule.job
+    world = World(Setting(policy=policy_of(job), profile=PROFILE, steps=30), job.seed, traced=traced)
+    if lines:
+        world.lines = []
+    checker = Checker(world)
+    world.observers.append(checker)
+    hosts = range(1, 1 + max([job.members, *(node for command in schedule.commands for node in command.nodes)]))
+    for host in range(1, job.members + 1):
+        world.loop.at(world.random.uniform(0.0, 0.6), world.start, host)
+    for command in schedule.commands:
+        world.loop.at(command.at, _do, world, checker, command, hosts)
+    end = max([3.0, *(command.ends for command in schedule.commands)])
+    # What trainers report of their steps is no unrest.
+    world.loop.at(end + SETTLE / 2, setattr, world.trainers, "steps", 1)
+    try:
+        _advance(world, checker, end + SETTLE)
+        checker.settled(QUIET)
+    except Exception as error:
+        checker.violated(f"a core raised {type(error).__name__}: {error}")
+        if lines:
+            raise
+    return Outcome(
+        schedule=schedule,
+        violations=checker.violations,
+        seals=checker.seals,
+        steps=world.trainers.committed,
+        digest=world.trace.hexdigest() if world.trace else "",
+        lines=world.lines or [],
+        out_after=checker.out_after,
+    )
+
+
+def _advance(world: World, checker: Checker, until: float) -> None:
+    for _ in range(EVENTS):
+        due = world.loop.next_at()
+        if due is None or due > until:
+            world.loop.run(until)
+            return
+        world.loop.step()
+    checker.violated(f"more than {EVENTS} events in {world.loop.now:.1f} s: it does not come to rest")
+
+
+def _do(world: World, checker: Checker, command: Command, hosts: range) -> None:
+    """Do what a command says, and let the checker know what it means."""
+    seconds = command.seconds
+    checker.disturb(command.ends)
+    leader = next((m.host for m in world.alive() if m.core.leads), 0)
+    chosen = tuple(host for host in (leader if node == LEADER else node for node in command.nodes) if host in hosts)
+    others = tuple(host for host in hosts if host not in chosen)
+    for host in chosen:
+        _do_to(world, checker, command, host)
+    match command.do:
+        case Do.CUT | Do.ISOLATE | Do.MUTE | Do.DEAFEN:
+            if command.do is not Do.DEAFEN:
+                _for_a_time(world, checker, seconds, world.network.block, world.network.free, chosen, others)
+            if command.do is not Do.MUTE:
+                _for_a_time(world, checker, seconds, world.network.block, world.network.free, others, chosen)
+        case Do.ETCD_AWAY | Do.ETCD_STOP:
+            stopped = command.do is Do.ETCD_STOP
+            if world.etcd.up:
+                world.etcd_down(True)
+                world.loop.later(seconds, partial(world.etcd_down, False, stopped=stopped))
+        case Do.ETCD_ELECT:
+            world.etcd.elect(seconds)
+        case Do.ETCD_SLOW:
+            world.etcd.slow = 2.0
+            world.loop.later(seconds, setattr, world.etcd, "slow", 0.0)
+        case Do.COMPACT:
+            world.etcd.compact()
+        case Do.FINISH:
+            world.trainers.finish()
+        case _:
+            pass
+
+
+def _for_a_time(
+    world: World,
+    checker: Checker,
+    seconds: float,
+    begin: Callable[[tuple[int, ...], tuple[int, ...]], None],
+    end: Callable[[tuple[int, ...], tuple[int, ...]], None],
+    senders: tuple[int, ...],
+    receivers: tuple[int, ...],
+) -> None:
+    def over() -> None:
+        end(senders, receivers)
+        checker.regard()
+
+    begin(senders, receivers)
+    checker.regard()
+    world.loop.later(seconds, over)
+
+
+def _do_to(world: World, checker: Checker, command: Command, host: int) -> None:
+    member = world.member(host)
+    seconds = command.seconds
+    if command.do is Do.START:
+        world.start(host)
+        return
+    if command.do is Do.DRAIN:
+        world.drain(host, seconds)
+        return
+    if command.do is Do.QUARANTINE:
+        world.quarantine(host, seconds)
+        return
+    if member is None:
+        return
+    match command.do:
+        case Do.KILL:
+            world.end(member, State.ENDED)
+        case Do.VANISH:
+            world.end(member, State.VANISHED)
+        case Do.PAUSE:
+            if member.state is State.RUNNING:
+                why = "stopped" if seconds >= FELT else "stopped for a moment"
+                checker.ail(member.id, why)
+                member.pause()
+                checker.regard()
+
+                def wake() -> None:
+                    member.wake()
+                    checker.heal(member.id, why)
+                    checker.regard()
+
+                world.loop.later(seconds, wake)
+        case Do.LEAVE:
+            checker.ail(member.id, "asked to leave")
+            member.noticed = True
+            member.tell(e.LeaveAsked())
+        case Do.NOTICE:
+            checker.ail(member.id, "drained")
+            world.notice(host, seconds)
+        case Do.FAULT | Do.ERROR:
+            if world.trainers.fail(member, error=command.do is Do.ERROR):
+                checker.erred()
+        case Do.LOSE | Do.ISOLATE:
+            _lose(world, checker, host, seconds)
+        case Do.LAG:
+            member.client.lag = 1.5
+            world.loop.later(seconds, setattr, member.client, "lag", 0.0)
+        case Do.UNANSWERED:
+            member.deaf = True
+        case Do.REVOKE:
+            world.revoke(member)
+        case _:
+            pass
+
+
+def _lose(world: World, checker: Checker, host: int, seconds: float) -> None:
+    """Keep a host from etcd for a time, whichever process runs there."""
+    member = world.member(host)
+    assert member is not None
+    if seconds >= world.policy.lease / 2:
+        checker.ail(member.id, "without etcd")
+    member.cuts += 1
+    member.reach()
+
+    def over() -> None:
+        member.cuts -= 1
+        checker.heal(member.id, "without etcd")
+        if member.alive:
+            member.reach()
+
+    world.loop.later(seconds, over)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What came of many schedules."""
+
+    schedules: int
+    seconds: float
+    failures: tuple[Outcome, ...]
+    seals: int
+    steps: int
+
+    @property
+    def per_minute(self) -> float:
+        """Schedules a minute."""
+        return 60 * self.schedules / self.seconds if self.seconds else 0.0
+
+
+def play_many(
+    first: int,
+    count: int,
+    *,
+    most: int = 3,
+    smaller: bool = True,
+    told: Callable[[int], None] = lambda done: None,
+) -> Tally:
+    """Play the schedules drawn from `count` seeds, from `first` on; stop after `most` failures, and make them small."""
+    began = time.perf_counter()
+    failures: list[Outcome] = []
+    done = seals = steps = 0
+    for seed in range(first, first + count):
+        outcome = play(draw(seed))
+        done, seals, steps = done + 1, seals + outcome.seals, steps + outcome.steps
+        if outcome.violations:
+            failures.append(smallest(outcome) if smaller else outcome)
+            if len(failures) >= most:
+                break
+        told(done)
+    seconds = time.perf_counter() - began
+    return Tally(schedules=done, seconds=seconds, failures=tuple(failures), seals=seals, steps=steps)
+
+
+def smallest(outcome: Outcome) -> Outcome:
+    """Return the outcome of a smaller schedule with a violation of the same kind."""
+    kind = _kind(outcome.violations[0])
+
+    def fails(schedule: Schedule) -> bool:
+        return any(_kind(violation) == kind for violation in play(schedule).violations)
+
+    return play(shrink(outcome.schedule, fails))
+
+
+def _kind(violation: str) -> str:
+    """Return a violation without its numbers and names."""
+    return "".join(c for c in violation.partition(": ")[2] if not c.isdigit())[:24].partition("@")[0]

@@ -1,0 +1,236 @@
+"""What is done to a job, and when: drawn from a seed, written as text, and made smaller when it shows a fault.
+
+A schedule is a text of lines, the first of which describes the job, each other one a command:
+
+    job seed=7 members=5 minimum=1 maximum=4 multiple_of=1 beside=1
+    3.250 kill n1
+    4.000 cut n2,n3 for 2.5
+    9.125 etcd-stop for 4.0
+
+Nodes are n1, n2...; `leader` is whoever leads at that moment. A command about a node that is not there, or is no longer
+there, does nothing. What lasts, ends by itself after the seconds given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from random import Random
+
+from elastic3d.errors import UsageError
+
+
+class Do(StrEnum):
+    """What can be done to a job."""
+
+    START = "start"  # a node comes; under the name of a dead one, its machine is back
+    KILL = "kill"  # its process dies, its host refuses
+    VANISH = "vanish"  # its host dies
+    PAUSE = "pause"  # its process is stopped, and goes on
+    LEAVE = "leave"  # it goes by itself, at once
+    NOTICE = "notice"  # it is told that it has to leave within the time
+    DRAIN = "drain"  # an operator wants it to leave within the time
+    QUARANTINE = "quarantine"  # an operator keeps the machine out for a time
+    FAULT = "fault"  # a trainer dies
+    ERROR = "error"  # the user's code raises
+    CUT = "cut"  # these hear nothing of the others, nor the others of these
+    MUTE = "mute"  # nothing that these send arrives at the others
+    DEAFEN = "deafen"  # nothing that the others send arrives at these
+    ISOLATE = "isolate"  # cut, and without etcd
+    LOSE = "lose"  # these do not reach etcd
+    LAG = "lag"  # what these watch comes late
+    UNANSWERED = "unanswered"  # etcd takes the next decision of these, and the answer is lost
+    REVOKE = "revoke"  # somebody ends their leases by hand
+    ETCD_AWAY = "etcd-away"  # etcd is killed and restarted: its leases live on
+    ETCD_STOP = "etcd-stop"  # etcd is stopped and wakes: leases ran out meanwhile
+    ETCD_ELECT = "etcd-elect"  # etcd changes its leader: nothing is committed meanwhile
+    ETCD_SLOW = "etcd-slow"  # commits take up to two seconds
+    COMPACT = "compact"  # etcd forgets all changes up to now
+    FINISH = "finish"  # main returns everywhere
+
+
+LEADER = 0
+"""The number of whoever leads."""
+
+OF_ETCD = (Do.ETCD_AWAY, Do.ETCD_STOP, Do.ETCD_ELECT, Do.ETCD_SLOW)
+LASTING = (
+    Do.PAUSE, Do.NOTICE, Do.DRAIN, Do.QUARANTINE, Do.CUT, Do.MUTE, Do.DEAFEN, Do.ISOLATE, Do.LOSE, Do.LAG, *OF_ETCD
+)  # fmt: skip
+NOBODYS = (*OF_ETCD, Do.COMPACT, Do.FINISH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """Do this at virtual second `at` to these nodes, for so many seconds where it lasts."""
+
+    at: float
+    do: Do
+    nodes: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        who = " " + ",".join(f"n{node}" if node else "leader" for node in self.nodes) if self.nodes else ""
+        return f"{self.at:.3f} {self.do}{who}" + (f" for {self.seconds:g}" if self.do in LASTING else "")
+
+    @property
+    def ends(self) -> float:
+        """When it is over."""
+        return self.at + self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The job that is broken: how many nodes start it, and its policy."""
+
+    seed: int
+    members: int
+    minimum: int = 1
+    maximum: int = 8
+    multiple_of: int = 1
+    beside: bool = True
+
+    def __str__(self) -> str:
+        return "job " + " ".join(f"{f.name}={int(getattr(self, f.name))}" for f in fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A job and all that is done to it, in order of time."""
+
+    job: Job
+    commands: tuple[Command, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, (self.job, *self.commands)))
+
+
+def parse(text: str) -> Schedule:
+    """Return the schedule of a text; UsageError where a line is none."""
+    job: Job | None = None
+    commands = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        try:
+            first, *words = line.split()
+            if first == "job":
+                given = {name: int(value) for name, _, value in (word.partition("=") for word in words)}
+                job = Job(**given | {"beside": bool(given.get("beside", 1))})  # type: ignore[arg-type]
+            else:
+                commands.append(_command(float(first), words))
+        except (ValueError, TypeError, IndexError):
+            raise UsageError(
+                f"schedule: {line!r} is no line of a schedule; expected such as `3.250 pause n1,n2 for 2.5`"
+            ) from None
+    if job is None:
+        raise UsageError("schedule: it has no line that begins with `job`")
+    return Schedule(job=job, commands=tuple(sorted(commands, key=lambda command: command.at)))
+
+
+def _command(at: float, words: list[str]) -> Command:
+    do, *rest = words
+    seconds = 0.0
+    if len(rest) >= 2 and rest[-2] == "for":
+        seconds = float(rest[-1])
+        rest = rest[:-2]
+    nodes = (
+        tuple(LEADER if name == "leader" else int(name.removeprefix("n")) for name in rest[0].split(","))
+        if rest
+        else ()
+    )
+    return Command(at=at, do=Do(do), nodes=nodes, seconds=seconds)
+
+
+_WEIGHTS = {
+    Do.START: 8, Do.KILL: 6, Do.VANISH: 6, Do.PAUSE: 10, Do.LEAVE: 2, Do.NOTICE: 3, Do.DRAIN: 3, Do.QUARANTINE: 2,
+    Do.FAULT: 4, Do.ERROR: 1, Do.CUT: 7, Do.MUTE: 3, Do.DEAFEN: 3, Do.ISOLATE: 4, Do.LOSE: 4, Do.LAG: 3,
+    Do.UNANSWERED: 3, Do.REVOKE: 2, Do.ETCD_AWAY: 4, Do.ETCD_STOP: 3, Do.ETCD_ELECT: 3, Do.ETCD_SLOW: 2, Do.COMPACT: 5,
+    Do.FINISH: 0,
+}  # fmt: skip
+
+
+def draw(seed: int) -> Schedule:
+    """Return a random schedule: 3 to 8 nodes and about ten commands within some 25 virtual seconds."""
+    random = Random(f"schedule {seed}")
+    members = random.randint(2, 7)
+    job = Job(
+        seed=seed,
+        members=members,
+        minimum=random.choice((1, 1, 2, 2, 3)),
+        maximum=max(4, random.choice((members, members, members - 1, 8))),
+        multiple_of=random.choice((1, 1, 1, 1, 2)),
+        beside=random.random() < 0.85,
+    )
+    verbs = list(_WEIGHTS)
+    weights = list(_WEIGHTS.values())
+    commands = []
+    at = 2.0 + random.random()
+    newest = members
+    for _ in range(random.randint(4, 13)):
+        do = random.choices(verbs, weights)[0]
+        nodes: tuple[int, ...] = ()
+        if do is Do.START and (newest < 9 and random.random() < 0.6):
+            newest += 1
+            nodes = (newest,)
+        elif do not in NOBODYS:
+            count = 1 if random.random() < 0.65 else random.randint(1, max(1, newest // 2 + 1))
+            nodes = tuple(sorted(random.sample(range(1, newest + 1), min(count, newest))))
+            if count == 1 and do is not Do.START and random.random() < 0.3:
+                nodes = (LEADER,)
+        commands.append(Command(at=round(at, 3), do=do, nodes=nodes, seconds=_seconds(do, random)))
+        # Most commands follow closely, to meet what the one before them began.
+        at += random.choice((random.uniform(0.0, 0.03), random.uniform(0.0, 1.0), random.uniform(0.5, 5.0)))
+    if random.random() < 0.05:
+        commands.append(Command(at=round(at, 3), do=Do.FINISH))
+    return Schedule(job=job, commands=tuple(commands))
+
+
+def _seconds(do: Do, random: Random) -> float:
+    match do:
+        case Do.NOTICE | Do.DRAIN:
+            return round(random.uniform(2.0, 12.0), 2)
+        case Do.QUARANTINE:
+            return round(random.uniform(2.0, 6.0), 2)
+        case Do.ETCD_ELECT:
+            return round(random.uniform(0.1, 1.5), 2)
+        case _ if do in LASTING:
+            # Short ones must harm nobody.
+            return round(random.choice((random.uniform(0.05, 0.7), random.uniform(0.7, 8.0))), 2)
+        case _:
+            return 0.0
+
+
+def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], *, tries: int = 300) -> Schedule:
+    """Return a smaller schedule that still fails: fewer commands, of fewer nodes, at rounder times."""
+    left = tries
+    smaller = True
+    while smaller and left:
+        smaller = False
+        for candidate in _smaller(schedule):
+            left -= 1
+            if fails(candidate):
+                schedule, smaller = candidate, True
+                break
+            if not left:
+                break
+    return schedule
+
+
+def _smaller(schedule: Schedule) -> Iterator[Schedule]:
+    commands = schedule.commands
+    size = len(commands) // 2
+    while size:
+        for at in range(0, len(commands), size):
+            yield replace(schedule, commands=commands[:at] + commands[at + size :])
+        size //= 2
+    if schedule.job.members > 1:
+        yield replace(schedule, job=replace(schedule.job, members=schedule.job.members - 1))
+    for at, command in enumerate(commands):
+        simpler = [replace(command, nodes=tuple(n for n in command.nodes if n != node)) for node in command.nodes]
+        simpler = simpler if len(command.nodes) > 1 else []
+        if command.at != round(command.at, 1):
+            simpler.append(replace(command, at=round(command.at, 1)))
+        if command.seconds != round(command.seconds, 1) and round(command.seconds, 1):
+            simpler.append(replace(command, seconds=round(command.seconds, 1)))
+        for one in simpler:
+            changed = sorted((*commands[:at], one, *commands[at + 1 :]), key=lambda c: c.at)
+            yield replace(schedule, commands=tuple(changed))

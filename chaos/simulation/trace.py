@@ -1,0 +1,74 @@
+"""Nodes that come and go: traces read from files, or drawn from a seed.
+
+A trace has rows `seconds since start, nodes held`; a change at a second is a pair of rows, the count before and after.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic3d.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """From `at` seconds on, so many nodes are held."""
+
+    at: float
+    nodes: int
+
+
+def read_trace(path: Path) -> tuple[Held, ...]:
+    """Return the changes of a trace in order of time; UsageError, naming the line, where it is none."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"--trace {path}: it cannot be read ({reason}); give a file of seconds,nodes") from None
+    changes: list[Held] = []
+    newest = 0.0
+    for number, row in enumerate(csv.reader(text.splitlines()), start=1):
+        if not row:
+            continue
+        where = f"--trace {path}: line {number}"
+        at, nodes = _row(row, where)
+        if at < newest:
+            raise UsageError(f"{where}: its time, {at:g}, is before that of the line above, {newest:g}")
+        newest = at
+        if changes and changes[-1].at == at:
+            changes.pop()
+        if not changes or changes[-1].nodes != nodes:
+            changes.append(Held(at=at, nodes=nodes))
+    if not changes:
+        raise UsageError(f"--trace {path}: it has no rows; expected lines such as 21529,4")
+    if not max(change.nodes for change in changes):
+        raise UsageError(f"--trace {path}: it never holds a node")
+    return tuple(changes)
+
+
+def _row(row: list[str], where: str) -> tuple[float, int]:
+    if len(row) != 2:
+        raise UsageError(f"{where}: it has {len(row)} field(s); expected two, seconds and nodes")
+    try:
+        at, nodes = float(row[0]), int(row[1])
+    except ValueError:
+        raise UsageError(f"{where}: {','.join(row)!r} are no two numbers; expected seconds and nodes") from None
+    if not math.isfinite(at) or at < 0:
+        raise UsageError(f"{where}: its time is {row[0]}; times are seconds since the start, 0 and more")
+    if nodes < 0:
+        raise UsageError(f"{where}: it holds {nodes} nodes; expected 0 and more")
+    return at, nodes
+
+
+def scaled(changes: tuple[Held, ...], peak: int) -> tuple[Held, ...]:
+    """Return the trace with its largest count made `peak`, and the others in proportion."""
+    most = max(change.nodes for change in changes)
+    result: list[Held] = []
+    for change in changes:
+        nodes = min(peak, math.ceil(change.nodes * peak / most))
+        if not result or result[-1].nodes != nodes:
+            result.append(Held(at=change.at, nodes=nodes))
+    return tuple(result)

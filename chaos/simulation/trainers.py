@@ -1,0 +1,177 @@
+"""The least of what keepers and trainers answer to the core.
+
+A step needs every rank: trainers commit steps only while all of a generation's nodes train, run and reach each other.
+What any of them is asked - to leave, to finish - travels with the step's vote, so that all do it at the same step.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from random import Random
+from typing import TYPE_CHECKING
+
+from chaos.simulation.loop import Loop
+from chaos.simulation.network import Network, State
+from elastic3d.membership import events as e
+from elastic3d.membership.records import SavedStep
+from elastic3d.values import Generation
+
+if TYPE_CHECKING:
+    from chaos.simulation.node import Member
+
+HUNG = 0.3
+"""Seconds between two looks at a step that cannot be done now."""
+
+
+class Phase(StrEnum):
+    """How far one node's trainers of one generation are."""
+
+    BUILDING = "building"
+    PREPARED = "prepared"
+    RUNNING = "running"
+    OVER = "over"
+
+
+class _Group:
+    """The trainers of one generation on all nodes."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.phase: dict[str, Phase] = {}
+        self.members: dict[str, Member] = {}
+        self.running = self.steps = 0
+        self.leaving = self.stepping = self.idle = self.broken = self.told = False
+
+
+class Trainers:
+    """All trainers of the job."""
+
+    def __init__(
+        self, loop: Loop, random: Random, network: Network, *, build: tuple[float, float], step: float, steps: int
+    ) -> None:
+        self.loop, self.random, self.network = loop, random, network
+        self.build, self.step, self.steps = build, step, steps
+        self.committed = 0
+        self.finishing = False
+        self.prepared: dict[tuple[str, str], None] = {}
+        self.left: dict[tuple[str, str], None] = {}
+        self._groups: dict[str, _Group] = {}
+
+    def running(self, key: str) -> list[Member]:
+        """Return the nodes on which trainers of a generation run."""
+        group = self._groups.get(key)
+        return [m for id, m in group.members.items() if group.phase[id] is Phase.RUNNING] if group else []
+
+    def prepare(self, member: Member, generation: Generation) -> None:
+        """Build trainers; the member hears when they wait."""
+        group = self._groups.setdefault(generation.key, _Group(generation))
+        group.phase[member.id], group.members[member.id] = Phase.BUILDING, member
+        self.loop.later(self.random.uniform(*self.build), self._built, member, group)
+
+    def _built(self, member: Member, group: _Group) -> None:
+        if group.phase.get(member.id) is not Phase.BUILDING:
+            return
+        if member.state is State.PAUSED:
+            self.loop.later(HUNG, self._built, member, group)
+            return
+        group.phase[member.id] = Phase.PREPARED
+        self.prepared[member.id, group.generation.key] = None
+        member.tell(e.Prepared(key=group.generation.key))
+
+    def go(self, member: Member, generation: Generation) -> None:
+        """Let prepared trainers train."""
+        group = self._groups[generation.key]
+        group.phase[member.id] = Phase.RUNNING
+        group.running += 1
+        if group.running == len(generation.nodes) and not group.stepping:
+            group.stepping = True
+            self.loop.later(self.step, self._step, group)
+
+    def leave(self, key: str) -> None:
+        """Ask for the next boundary."""
+        group = self._groups.get(key)
+        if group is not None:
+            group.leaving = True
+            self._wake(group)
+
+    def finish(self) -> None:
+        """Let `main` return at the next boundary."""
+        self.finishing = True
+        for group in self._groups.values():
+            self._wake(group)
+
+    def _wake(self, group: _Group) -> None:
+        if group.idle and not group.broken:
+            group.idle = False
+            self.loop.later(self.step, self._step, group)
+
+    def stop(self, member: Member, key: str, *, silent: bool = False) -> None:
+        """Kill one node's trainers; the others lose a peer, and hear of it unless its host is silent."""
+        group = self._groups.get(key)
+        if group is None or group.phase.get(member.id, Phase.OVER) is Phase.OVER:
+            return
+        ran = group.phase[member.id] is Phase.RUNNING
+        group.broken = group.broken or ran
+        group.phase[member.id] = Phase.OVER
+        if ran and not silent and not group.told:
+            group.told = True
+            for id, other in group.members.items():
+                if group.phase[id] is Phase.RUNNING:
+                    self.loop.later(self.random.uniform(0.005, 0.05), self._interrupted, other, group)
+
+    def stop_all(self, member: Member, *, silent: bool) -> None:
+        """Kill all trainers of a node."""
+        for key in [key for key, group in self._groups.items() if member.id in group.phase]:
+            self.stop(member, key, silent=silent)
+
+    def fail(self, member: Member, *, error: bool) -> bool:
+        """Let a running trainer of this node die, or its user's code raise; return whether one ran."""
+        for key, group in self._groups.items():
+            if group.phase.get(member.id) is Phase.RUNNING:
+                self.stop(member, key)
+                member.tell(e.Faulted(key=key, detail="the trainer's own words", error=error))
+                return True
+        return False
+
+    def _interrupted(self, member: Member, group: _Group) -> None:
+        if group.phase[member.id] is Phase.RUNNING:
+            group.phase[member.id] = Phase.OVER
+            member.tell(e.Interrupted(key=group.generation.key))
+
+    def _step(self, group: _Group) -> None:
+        if group.broken:
+            return
+        members = list(group.members.values())
+        if not self._together(members):
+            self.loop.later(HUNG, self._step, group)
+            return
+        self.committed += 1
+        step, key = self.committed, group.generation.key
+        if self.finishing or group.leaving:
+            for member in members:
+                group.phase[member.id] = Phase.OVER
+                if not self.finishing:
+                    self.left[member.id, key] = None
+                member.tell(e.Finished(key=key) if self.finishing else e.Left(key=key, step=step))
+            group.broken = True
+            return
+        away = all(member.etcd_lost for member in members)
+        saved = None
+        if step % 5 == 0:
+            made = group.generation
+            saved = SavedStep(step=step, made_in=made.number, attempt=made.attempt, world=made.world)
+        for member in members:
+            member.tell(e.Progress(step=step, etcd_away=away))
+            if saved is not None:
+                member.tell(e.Saved(saved=saved))
+        group.steps += 1
+        # Large jobs commit a few steps a generation and then wait to be asked for a boundary, to be fast.
+        group.idle = bool(self.steps) and group.steps >= self.steps
+        if not group.idle:
+            self.loop.later(self.step, self._step, group)
+
+    def _together(self, members: list[Member]) -> bool:
+        if any(member.state is not State.RUNNING for member in members):
+            return False
+        hosts = [member.host for member in members]
+        return not self.network.blocked or all(self.network.passes(a, b) for a in hosts for b in hosts if a != b)

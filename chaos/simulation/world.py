@@ -1,0 +1,264 @@
+"""One job in virtual time: etcd, a network, trainers, members, and whoever does things to them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from random import Random
+
+from chaos.simulation.checkpoints import Checkpoints
+from chaos.simulation.clock import HostClock
+from chaos.simulation.etcd import ROOT, Change, Client, Etcd, Speeds
+from chaos.simulation.loop import Loop
+from chaos.simulation.network import Network, State
+from chaos.simulation.node import Member
+from chaos.simulation.trainers import Trainers
+from elastic3d.etcd import Put
+from elastic3d.membership import events as e
+from elastic3d.membership.policy import Policy
+from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, encode
+from elastic3d.membership.transactions import Transaction
+from elastic3d.planner import Plan, plan
+from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
+
+REJOIN = 0.2
+"""Seconds in which the owner of a member that is out builds a new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a job is made of. steps: how many a generation commits before it idles, 0 for no end."""
+
+    policy: Policy
+    profile: ModelProfile
+    speeds: Speeds = field(default_factory=Speeds)
+    slots: int = 1
+    build: tuple[float, float] = (0.1, 0.6)
+    step: float = 0.7
+    steps: int = 0
+    labels: bool = False
+
+
+class Observer:
+    """Who looks on. All methods may be left as they are."""
+
+    def began(self, member: Member) -> None:
+        """A process started."""
+
+    def ended(self, member: Member) -> None:
+        """A process ended, whichever way."""
+
+    def changed(self, changes: list[Change]) -> None:
+        """Etcd's keys changed, in one revision."""
+
+    def acted(self, member: Member, action: e.Action) -> None:
+        """A core did something."""
+
+
+class World:
+    """Everything of one simulated job. Hosts are numbered from 1; a host runs one process at a time."""
+
+    def __init__(self, setting: Setting, seed: int, *, traced: bool = False) -> None:
+        self.setting = setting
+        self.policy = setting.policy
+        self.loop = Loop()
+        self.random = Random(f"world {seed}")
+        self.etcd = Etcd(self.loop, Random(f"etcd {seed}"), setting.speeds)
+        self.network = Network(self.loop, Random(f"network {seed}"))
+        self.trainers = Trainers(
+            self.loop, Random(f"trainers {seed}"), self.network, build=setting.build, step=setting.step,
+            steps=setting.steps,
+        )  # fmt: skip
+        self.checkpoints = Checkpoints(self.loop, Random(f"checkpoints {seed}"))
+        self.members: dict[int, Member] = {}
+        self.by_id: dict[str, Member] = {}
+        self.observers: list[Observer] = []
+        self.trace = hashlib.sha256() if traced else None
+        self.lines: list[str] | None = None
+        self.generation: Generation | None = None
+        self.ended = False
+        self.written_at = 0.0
+        self._operator = Client(server=0)
+        self.etcd.on_change = self._changed
+
+    # Members.
+
+    def planner(self, nodes: int, record: MemberRecord) -> Plan:
+        """Plan as a keeper does."""
+        return plan(nodes, len(record.node.slots), self.setting.profile, Layout())
+
+    def start(self, host: int) -> Member | None:
+        """Start a process on a host that has none."""
+        known = self.members.get(host)
+        if known is not None and known.alive:
+            return None
+        labels = {}
+        if self.setting.labels:
+            labels = {"zone": f"z{host % 3}", "rack": f"r{host // 40}", "switch": f"s{host // 400}"}
+        node = Node(
+            name=f"n{host}",
+            incarnation=f"{self.random.getrandbits(48):012x}",
+            address=f"10.{host >> 16 & 255}.{host >> 8 & 255}.{host & 255}",
+            slots=tuple(Slot(tile_port=self.random.randint(32768, 60999)) for _ in range(self.setting.slots)),
+            heartbeat_port=self.random.randint(32768, 60999),
+            store_port=self.random.randint(32768, 60999),
+            labels=labels,
+            home=f"n{host}" if self.setting.labels else "",
+        )
+        clock = HostClock(self.loop, origin=self.random.uniform(10, 1e6), skew=self.random.uniform(-300, 300))
+        record = MemberRecord(node=node, profile=self.setting.profile)
+        member = Member(self, host, record, clock)
+        self.members[host] = member
+        self.by_id[member.id] = member
+        self._note(member, "starts")
+        for observer in self.observers:
+            observer.began(member)
+        member.start()
+        return member
+
+    def member(self, host: int) -> Member | None:
+        """Return the living process of a host."""
+        found = self.members.get(host)
+        return found if found is not None and found.alive else None
+
+    def alive(self) -> list[Member]:
+        """Return all living processes, by host."""
+        return [self.members[host] for host in sorted(self.members) if self.members[host].alive]
+
+    def end(self, member: Member, state: State) -> None:
+        """End a process without a word."""
+        if member.alive:
+            member.end(state)
+            self._note(member, state)
+            for observer in self.observers:
+                observer.ended(member)
+
+    def closed(self, member: Member) -> None:
+        """A process came to its own end; whoever would be taken back comes back."""
+        self._note(member, "closed")
+        for observer in self.observers:
+            observer.ended(member)
+        if member.exit is not None and member.exit.rejoin:
+            self.loop.later(REJOIN, self._rejoin, member)
+
+    def _rejoin(self, member: Member) -> None:
+        if self.members[member.host] is member and not self.ended:
+            self.start(member.host)
+
+    def acted(self, member: Member, action: e.Action) -> None:
+        """Take note of what a core does, before it is done."""
+        self._note(member, action)
+        for observer in self.observers:
+            observer.acted(member, action)
+
+    # Etcd.
+
+    def _changed(self, changes: list[Change]) -> None:
+        self.written_at = self.loop.now
+        for change in changes:
+            event = change.event
+            if isinstance(event, e.GenerationPut):
+                self.generation = event.generation
+            elif isinstance(event, e.EndPut):
+                self.ended = True
+            if self.lines is not None:
+                kind = type(event).__name__
+                size = change.size
+                detail = ""
+                if isinstance(event, e.GenerationPut | e.ProposalPut):
+                    formed = event.generation if isinstance(event, e.GenerationPut) else event.proposal.generation
+                    nodes = " ".join(n.name for n in formed.nodes)
+                    detail = f" {formed.key} {formed.cause} [{nodes}] {formed.detail}"
+                self.lines.append(f"{self.loop.now:9.4f} etcd {change.revision} {kind} {change.key} {size}{detail}")
+        for observer in self.observers:
+            observer.changed(changes)
+
+    def put(self, key: str, record: object, seconds: float | None = None) -> None:
+        """Write as an operator does, under a lease that ends by itself if `seconds` are given."""
+
+        def write(lease: int) -> None:
+            operation = Put(ROOT + key, encode(record), lease)
+            self.etcd.send(self._operator, Transaction(conditions=(), operations=(operation,)), lambda answer: None)
+
+        if seconds is None:
+            write(0)
+        else:
+            self.etcd.grant(self._operator, seconds, lambda lease: write(lease.id) if lease else None, kept=False)
+
+    def drain(self, host: int, seconds: float) -> None:
+        """Let an operator want a node to leave."""
+        self.put(f"roll/drains/n{host}", Drain(seconds=seconds, reason="maintenance", by="operator"))
+
+    def notice(self, host: int, seconds: float) -> None:
+        """Let the cloud tell a node that it has to leave."""
+        member = self.member(host)
+        if member is not None:
+            member.noticed = True
+            member.tell(e.Noticed(notice=Notice(kind="aws", seconds=seconds)))
+
+    def quarantine(self, host: int, seconds: float) -> None:
+        """Let an operator keep a machine out for a time."""
+        record = Quarantine(seconds=seconds, reason="maintenance", by="operator")
+        self.put(f"roll/quarantine/n{host}", record, seconds)
+
+    def etcd_down(self, down: bool, *, stopped: bool = False) -> None:
+        """Take etcd away from everybody, or give it back; killed and restarted, its leases begin anew."""
+        self.etcd.up = not down
+        if not down and not stopped:
+            self.etcd.extend()
+        for member in self.alive():
+            member.reach()
+
+    def revoke(self, member: Member) -> None:
+        """End a member's lease by hand; it hears of it with its next keepalive."""
+        lease = member.lease
+        if lease is not None and self.etcd.up:
+            self.etcd.revoke(lease)
+            self.loop.later(self.random.uniform(0.0, lease.ttl / 4), member.lease_ended, lease)
+
+    # What was done, as text and as a digest.
+
+    def _note(self, member: Member, what: object) -> None:
+        if self.trace is not None or self.lines is not None:
+            line = f"{self.loop.now:9.4f} {member.id} {_short(what)}"
+            if self.trace is not None:
+                self.trace.update(f"{self.loop.now!r} {member.id} {what!r}\n".encode())
+            if self.lines is not None:
+                self.lines.append(line)
+
+
+_TOLD = ("prepared", "left", "finished", "fault", "error", "interrupted", "step", "silent", "answered")
+
+
+def _short(what: object) -> str:
+    match what:
+        case e.PutReport():
+            report = what.report
+            words = {
+                name: value
+                for name in (
+                    "prepared",
+                    "left",
+                    "finished",
+                    "fault",
+                    "error",
+                    "interrupted",
+                    "step",
+                    "silent",
+                    "answered",
+                )
+                if (value := getattr(report, name))
+            }
+            return f"PutReport {words}"
+        case e.Seal() | e.Prepare() | e.Go():
+            nodes = " ".join(node.name for node in what.generation.nodes)
+            return f"{type(what).__name__} {what.generation.key} {what.generation.cause} [{nodes}]"
+        case e.Propose():
+            formed = what.proposal.generation
+            return f"Propose {formed.key} [{' '.join(n.name for n in formed.nodes)}] switch={what.proposal.switch}"
+        case e.Watch():
+            return f"Watch {' '.join(peer.id for peer in what.peers)} expected {' '.join(what.expected)}"
+        case e.PutMember():
+            return "PutMember"
+        case _:
+            return str(what)

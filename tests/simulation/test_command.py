@@ -1,0 +1,114 @@
+"""`elastic3d simulate membership`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.simulation.trace import Held, read_trace, scaled
+
+COMMAND = [sys.executable, "-c", "from chaos.simulation.cli import app; app()", "membership"]
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=250, check=False)
+
+
+def test_the_document_holds_every_formation() -> None:
+    """--json prints one document of exactly the fields promised, and nothing else; nothing was violated."""
+    result = simulate("--nodes", "60", "--seed", "3", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert set(document) == {"formations", "largest_record_bytes", "violations"}
+    assert document["violations"] == []
+    assert 0 < document["largest_record_bytes"] < 1024 * 1024
+    first, *later = document["formations"]
+    assert set(first) == {"generation", "cause", "nodes", "seconds", "etcd_operations", "etcd_bytes"}
+    assert (first["generation"], first["cause"], first["nodes"]) == (1, "start", 60)
+    assert {"death", "join", "drain"} <= {formation["cause"] for formation in later}
+
+
+def test_a_trace_is_followed(tmp_path: Path) -> None:
+    """Nodes come and go as its rows say; hours between them cost nothing."""
+    trace = tmp_path / "spot.csv"
+    trace.write_text("0,0\n100,0\n100,6\n7200,6\n7200,4\n80000,4\n80000,9\n")
+    result = simulate("--trace", str(trace), "--json")
+    assert result.returncode == 0, result.stderr
+    formations = json.loads(result.stdout)["formations"]
+    assert formations[0]["nodes"] == 6
+    assert 4 in [formation["nodes"] for formation in formations]
+    assert formations[-1]["nodes"] == 9
+
+
+def test_schedules_are_counted() -> None:
+    """--schedules says how many a minute, and that none showed anything."""
+    result = simulate("--schedules", "20", "--seed", "5")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "20 schedules" in result.stdout
+    assert "a minute" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no rows"),
+        ("5,1\n-3,2\n", "line 2: its time is -3"),
+        ("5,1\n4,2\n", "line 2: its time, 4, is before"),
+        ("5,1\nnan,2\n", "line 2: its time is nan"),
+        ("5,one\n", "line 1: '5,one' are no two numbers"),
+        ("5\n", "line 1: it has 1 field"),
+        ("5,-1\n", "line 1: it holds -1 nodes"),
+        ("5,0\n", "never holds a node"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    """One line that names the file and the place, exit code 2, nothing on standard output."""
+    trace = tmp_path / "bad.csv"
+    trace.write_text(text)
+    result = simulate("--trace", str(trace))
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+    assert str(trace) in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nodes", "0"], "--nodes 0"),
+        (["--trace", "/nowhere/at/all.csv"], "cannot be read"),
+        (["--minutes", "5"], "--trace"),
+        (["--schedules", "0"], "--schedules 0"),
+        (["--schedules", "5", "--nodes", "5"], "--seed alone"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: list[str], message: str) -> None:
+    """One line, exit code 2."""
+    result = simulate(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_trace_is_scaled_to_a_peak(tmp_path: Path) -> None:
+    """The largest count becomes the peak, the others keep their proportion; a pair of rows is one change."""
+    trace = tmp_path / "spot.csv"
+    trace.write_text("0,0\n10,0\n10,4\n20,4\n20,2\n")
+    changes = read_trace(trace)
+    assert changes == (Held(at=0, nodes=0), Held(at=10, nodes=4), Held(at=20, nodes=2))
+    assert [change.nodes for change in scaled(changes, 1000)] == [0, 1000, 500]
+
+
+def test_a_thousand_nodes_form() -> None:
+    """Within five virtual seconds of the last one's coming, by a record that etcd takes."""
+    result = simulate("--nodes", "1000", "--seed", "3", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["formations"][0]["nodes"] == 1000
+    assert document["formations"][0]["seconds"] < 5.0
+    assert document["largest_record_bytes"] < 1024 * 1024

@@ -1,0 +1,130 @@
+"""Each classical mistake, planted by hand into a small seam of the production code, is found by random schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from zlib import crc32
+
+import pytest
+
+from chaos.simulation.run import Outcome, play
+from chaos.simulation.schedule import draw
+from elastic3d.membership import events as e
+from elastic3d.membership import transactions
+from elastic3d.membership.machine import leader, silence
+from elastic3d.membership.machine.alarm import Alarm
+from elastic3d.membership.machine.core import Core
+from elastic3d.membership.machine.lead import Lead
+from elastic3d.membership.machine.reports import Reports
+from elastic3d.membership.machine.roll import Roll
+from elastic3d.membership.machine.suspicion import Cut, Suspect
+from elastic3d.membership.machine.view import View
+from elastic3d.membership.policy import Policy
+from elastic3d.membership.records import Report
+
+MOST = 400
+"""Schedules in which a planted bug has to show itself."""
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def found(seeds: range = range(1, MOST + 1)) -> Outcome | None:
+    """Return the first schedule that shows a violation."""
+    return next((outcome for outcome in map(play, map(draw, seeds)) if outcome.violations), None)
+
+
+def drop_the_fence(patch: pytest.MonkeyPatch) -> None:
+    """A leader's writes do not compare its token any more."""
+    honest = transactions.transaction
+
+    def unfenced(root: str, me: object, action: e.Write, lease: int = 0) -> transactions.Transaction:
+        made = honest(root, me, action, lease)  # type: ignore[arg-type]
+        return replace(made, conditions=()) if isinstance(action, e.Seal | e.Propose) else made
+
+    patch.setattr(transactions, "transaction", unfenced)
+
+
+def compare_wall_clocks(patch: pytest.MonkeyPatch) -> None:
+    """A report carries its writer's own time, and who wrote none for long, by the leader's clock, is dead."""
+    hear, expired = Reports.hear, leader.expired
+
+    def stamped(self: Reports, id: str, report: Report, now: float) -> bool:
+        stamps = self.__dict__.setdefault("stamps", {})
+        stamps[id] = now + crc32(id.encode()) % 120 - 60
+        return hear(self, id, report, now)
+
+    def stale(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> dict[str, str]:
+        stamps = roll.reports.__dict__.get("stamps", {})
+        late = {id: "its report is old" for id in roll.members if stamps.get(id, alarm.now) < alarm.now - 30.0}
+        return expired(view, roll, policy, lead, alarm) | late
+
+    patch.setattr(Reports, "hear", stamped)
+    patch.setattr(leader, "expired", stale)
+
+
+def forget_the_relist(patch: pytest.MonkeyPatch) -> None:
+    """After a compaction the watch goes on from now, and nobody looks what was missed."""
+    honest = Core.handle
+
+    def forgetful(self: Core, events: Sequence[e.Event], now: float) -> list[e.Action]:
+        return honest(self, [event for event in events if not (isinstance(event, e.Listed) and event.gap)], now)
+
+    patch.setattr(Core, "handle", forgetful)
+
+
+def accept_stale_acknowledgements(patch: pytest.MonkeyPatch) -> None:
+    """What a member said of an earlier attempt at the same number counts for the present one."""
+
+    def lenient(self: Reports, field: str, key: str) -> dict[str, None]:
+        number = key.partition(".")[0]
+        return {
+            id: None
+            for (said, of), ids in self._said.items()
+            if said == field and of.partition(".")[0] == number
+            for id in ids
+        }
+
+    patch.setattr(Reports, "who", lenient)
+
+
+def take_a_lost_lease_for_death(patch: pytest.MonkeyPatch) -> None:
+    """A member key that vanishes is a death: no grace, and no veto of those who hear the node."""
+
+    def hasty(view: object, roll: Roll, *_: object) -> dict[str, str]:
+        return dict.fromkeys(roll.missing, "its lease ran out")
+
+    patch.setattr(leader, "expired", hasty)
+
+
+def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
+    """Whoever judges takes its own side for the main one, however few they are."""
+    honest = silence.suspects
+
+    def partial(ids: Sequence[str], cuts: frozenset[Cut], active: dict[str, int], judge: str) -> tuple[Suspect, ...]:
+        return honest(ids, cuts, {judge: 0}, judge)
+
+    patch.setattr(silence, "suspects", partial)
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (drop_the_fence, "was sealed"),
+        (compare_wall_clocks, "without cause|nothing had been done"),
+        (forget_the_relist, ""),
+        (accept_stale_acknowledgements, "had not"),
+        (take_a_lost_lease_for_death, "without cause|nothing had been done"),
+        (let_the_cut_off_confirm_each_other, "without cause|nothing had been done"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a few hundred schedules, in the words of the invariant it breaks; the honest code passes the same one."""
+    plant(monkeypatch)
+    outcome = found()
+    assert outcome is not None, f"{MOST} schedules did not show it"
+    said = "\n".join(outcome.violations)
+    assert any(word in said for word in words.split("|")), outcome.report()
+    monkeypatch.undo()
+    assert play(outcome.schedule).violations == []
