@@ -20,7 +20,7 @@ from chaos.follow import Picture
 from chaos.oracle import document, judge
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.plot import loss_plot
-from chaos.scenario import Fault, check, parse_join, parse_kill, parse_layout
+from chaos.scenario import Fault, check, parse_drain, parse_join, parse_kill, parse_layout, parse_stop
 from chaos.view import progress, summary
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.etcd import EtcdClient
@@ -35,6 +35,10 @@ class RunningEtcd:
             raise UsageError(f"--etcd {endpoint!r}: expected HOST:PORT, such as 127.0.0.1:2379")
         self.endpoint = endpoint
 
+    def client(self) -> EtcdClient:
+        """Return a client of it."""
+        return EtcdClient(self.endpoint)
+
 
 def demo(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes to start with, each a torchrun agent.")] = 4,
@@ -44,6 +48,14 @@ def demo(
     kill: Annotated[
         list[str] | None,
         typer.Option(metavar="NODE@STEP", help="Kill a node: a number, `leader` or `stage0`. May be repeated."),
+    ] = None,
+    drain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE@STEP", help="Tell a node to leave within 25 s. May be repeated."),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE@STEP", help="Stop a node's processes, so that it falls silent. May be repeated."),
     ] = None,
     join: Annotated[
         list[str] | None, typer.Option(metavar="@STEP", help="Let a fresh node join. May be repeated.")
@@ -83,7 +95,12 @@ def demo(
             layout=parse_layout(layout) if layout else None,
             store=store,
         )
-        faults: list[Fault] = [*map(parse_kill, kill or ()), *map(parse_join, join or ())]
+        faults: list[Fault] = [
+            *map(parse_kill, kill or ()),
+            *map(parse_drain, drain or ()),
+            *map(parse_stop, stop or ()),
+            *map(parse_join, join or ()),
+        ]
         check(faults, nodes=nodes, steps=steps)
         kept = _demonstrate(setting, faults, etcd=etcd, out=out, compare=compare, as_json=as_json, console=console)
     except Elastic3dError as error:
@@ -108,6 +125,8 @@ def _demonstrate(
         server: Etcd = RunningEtcd(etcd) if etcd else stack.enter_context(EtcdServer())
         with EtcdClient(server.endpoint) as client:
             client.check()
+        look = f"elastic3d status --watch --endpoint {server.endpoint}"
+        console.print(f"To look at it from another terminal: [bold]{look}[/]", highlight=False, soft_wrap=True)
         title = ", ".join(str(fault) for fault in faults) or "nothing is done to it"
         outcome = _watched(setting, faults, server, workdir / "job", f"The job: {title}", console)
         quiet = None

@@ -25,7 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chaos.processes import MARK, Found, children, end_all, leashed, marked, wait_until
+from chaos.processes import MARK, Found, children, descendants, end_all, leashed, marked, send, wait_until
+from chaos.scenario import Part
 
 # torch's launcher and compiler never remove these.
 _TORCHS_OWN = ("torchelastic_", "torchinductor_")
@@ -72,13 +73,20 @@ class Launch:
 
 @dataclass(slots=True, kw_only=True)
 class AgentNode:
-    """One node: its agent's process, its log, and the gate it waits at, if any."""
+    """One node: its agent's process, its log, and the gate it waits at, if any; and what was done to it.
+
+    dismissed: it was sent SIGTERM, after which torchrun ends with 1 whatever its workers did. `life` counts its starts.
+    """
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
     gate: Path | None
+    temp: Path
+    life: int = 1
     killed: bool = False
+    dismissed: bool = False
+    stopped: bool = False
 
     @property
     def pid(self) -> int:
@@ -93,6 +101,24 @@ class AgentNode:
     def keepers(self) -> list[int]:
         """Return the pids of the processes the agent started, one per slot."""
         return children(self.pid)
+
+    def processes(self, part: Part | None = None) -> list[int]:
+        """Return the pids of one kind of the node's processes, or of all, parents first."""
+        keepers = self.keepers()
+        # A keeper's other children are probes, which live for milliseconds.
+        templates = [child for keeper in keepers for child in children(keeper) if _leads_session(child)]
+        trainers = [child for template in templates for child in children(template)]
+        match part:
+            case Part.AGENT:
+                return [self.pid]
+            case Part.KEEPERS:
+                return keepers
+            case Part.TEMPLATES:
+                return templates
+            case Part.TRAINERS:
+                return trainers
+            case None:
+                return [self.pid, *descendants(self.pid)]
 
 
 class Cluster:
@@ -114,15 +140,23 @@ class Cluster:
         """Return the node called `name`; KeyError where there is none."""
         return self._nodes[name]
 
-    def start_node(self, name: str, *, held: bool = False) -> AgentNode:
-        """Start a node's agent. A held node warms up, then waits at its gate until `release_node`."""
-        assert name not in self._nodes, f"{name} was started before"
-        folder = self.workdir / name
+    def start_node(self, name: str, *, held: bool = False, conf: Mapping[str, str] | None = None) -> AgentNode:
+        """Start a node's agent, with rendezvous settings of its own beside the launch's.
+
+        A held node warms up, then waits at its gate until `release_node`. One whose agent was killed may be started
+        anew.
+        """
+        before = self._nodes.get(name)
+        assert before is None or before.killed, f"{name} was started before"
+        if before is not None:
+            before.process.wait()
+        life = 1 if before is None else before.life + 1
+        folder = self.workdir / (name if life == 1 else f"{name}.{life}")
         folder.mkdir(parents=True)
-        temp = self._temp / name
+        temp = self._temp / folder.name
         temp.mkdir()
         gate = folder / "gate" if held else None
-        conf = {"node": name} if self.launch.backend.startswith("etcd") else {}
+        conf = {**({"node": name} if self.launch.backend.startswith("etcd") else {}), **(conf or {})}
         if gate is not None:
             conf["gate"] = str(gate)
         log = folder / "agent.log"
@@ -136,7 +170,7 @@ class Cluster:
                 start_new_session=True,
                 env={**os.environ, **self.launch.environment, MARK: self.mark, "TMPDIR": str(temp)},
             )
-        node = AgentNode(name=name, process=process, log=log, gate=gate)
+        node = AgentNode(name=name, process=process, log=log, gate=gate, temp=temp, life=life)
         self._nodes[name] = node
         return node
 
@@ -151,6 +185,27 @@ class Cluster:
         node = self._nodes[name]
         node.killed = True
         node.process.kill()
+
+    def terminate_node(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send SIGTERM to the node's agent, as schedulers do; torchrun passes it to the node's keepers."""
+        node = self._nodes[name]
+        node.dismissed = True
+        node.process.send_signal(number)
+
+    def stop_node(self, name: str) -> None:
+        """Send SIGSTOP to every process of the node, those it starts meanwhile included."""
+        node = self._nodes[name]
+        node.stopped = True
+        stopped: set[int] = set()
+        while new := [pid for pid in node.processes() if pid not in stopped]:
+            send(new, signal.SIGSTOP)
+            stopped.update(new)
+
+    def wake_node(self, name: str) -> None:
+        """Send SIGCONT to every process of a stopped node."""
+        node = self._nodes[name]
+        node.stopped = False
+        send(node.processes(), signal.SIGCONT)
 
     def exit_codes(self) -> dict[str, int | None]:
         """Return the agents' exit codes by node: negative for a signal, None while one runs."""
@@ -184,7 +239,7 @@ class Cluster:
             path
             for node in self.nodes
             if not node.killed
-            for path in sorted((self._temp / node.name).iterdir())
+            for path in sorted(node.temp.iterdir())
             if not path.name.startswith(_TORCHS_OWN)
         ]
 
@@ -212,3 +267,10 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _leads_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False

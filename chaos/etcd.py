@@ -22,14 +22,14 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from chaos.certificates import Certificates
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import ConfigurationError, EtcdUnavailable
-from elastic3d.etcd.endpoints import Tls
+from elastic3d.etcd import EtcdClient
 
 START_TIMEOUT = 30.0
 START_TRIES = 5
@@ -92,48 +92,6 @@ def etcd_version(binary: Path) -> tuple[int, ...]:
     if match is None:
         raise ConfigurationError(f"etcd: {binary} does not say which etcd it is: {said[:200]!r}")
     return tuple(map(int, match.groups()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificates:
-    """PEM files of an authority, of a server on this machine, and of a client whose common name is root."""
-
-    ca: Path
-    server: Path
-    server_key: Path
-    client: Path
-    client_key: Path
-
-    @classmethod
-    def make(cls, directory: Path) -> Certificates:
-        """Make them in `directory` with the openssl program; good for a day, for 127.0.0.1 and localhost."""
-        if shutil.which("openssl") is None:
-            raise ConfigurationError("etcd: the openssl program is needed to make certificates, and is not on PATH")
-
-        def openssl(*arguments: str) -> None:
-            subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True, timeout=60)
-
-        new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-        openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "1", "-subj", "/CN=test ca")
-        (directory / "extensions").write_text(
-            "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n"
-        )
-        for name, common_name in (("server", "localhost"), ("client", "root")):
-            openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={common_name}")
-            signed_by = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
-            openssl(
-                *("x509", "-req", "-in", f"{name}.csr", *signed_by, "-days", "1"),
-                *("-extfile", "extensions", "-out", f"{name}.pem"),
-            )
-        files = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
-        ca, server, server_key, client, client_key = (directory / name for name in files)
-        return cls(ca=ca, server=server, server_key=server_key, client=client, client_key=client_key)
-
-    def tls(self, *, client: bool = True) -> Tls:
-        """Return what an EtcdClient takes; `client` adds the client's own certificate."""
-        if not client:
-            return Tls(ca=self.ca)
-        return Tls(ca=self.ca, certificate=self.client, key=self.client_key)
 
 
 class EtcdMember:
@@ -200,10 +158,11 @@ class EtcdMember:
         """What it prints."""
         return self.directory / f"{self.name}.log"
 
-    def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float = 5.0) -> Any:
+    def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float = 5.0, token: str = "") -> Any:
         """Return the JSON that etcd's HTTP gateway answers; OSError if it does not."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.endpoint}{path}", data=data)
+        headers = {"Authorization": token} if token else {}
+        request = urllib.request.Request(f"{self.endpoint}{path}", data=data, headers=headers)
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self.context)
         )
@@ -222,8 +181,10 @@ class EtcdCluster:
     """`n` servers on this machine, up and healthy between enter and exit.
 
     binary: what to run; `find_etcd()` by default. password: enables authentication with the user root. tls: encrypts
-    client connections; client_certificates: asks clients for theirs. 3.5.0 to 3.5.2 can corrupt a member that is killed
-    under load (etcd#13766): not for clusters whose members come back.
+    client connections; client_certificates: asks clients for theirs. quota: bytes of the database beyond which etcd
+    takes no writes. also: another address of this machine to serve clients at. options: more for the server's command
+    line. 3.5.0 to 3.5.2 can corrupt a member that is killed under load (etcd#13766): not for clusters whose members
+    come back.
     """
 
     def __init__(
@@ -234,9 +195,13 @@ class EtcdCluster:
         password: str | None = None,
         tls: bool = False,
         client_certificates: bool = False,
+        quota: int | None = None,
+        also: str = "",
+        options: tuple[str, ...] = (),
     ) -> None:
         assert tls or not client_certificates
         self.binary = find_etcd(binary)
+        self._also = also
         self.version = etcd_version(self.binary)
         self.password = password
         self.certificates: Certificates | None = None
@@ -244,6 +209,8 @@ class EtcdCluster:
         self._n = n
         self._tls = tls
         self._client_certificates = client_certificates
+        self._options = options
+        self._quota = quota
         self._directory: Path | None = None
 
     def __enter__(self) -> Self:
@@ -281,6 +248,21 @@ class EtcdCluster:
     def endpoint(self) -> str:
         """All client addresses in one text, as `--rdzv-endpoint` takes them."""
         return ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+
+    def client(self, **options: Any) -> EtcdClient:
+        """Return a client that may do everything; `options` as EtcdClient takes them."""
+        # Without a certificate of its own: etcd would take the name in it for the user.
+        tls = None if self.certificates is None else self.certificates.tls(client=self._client_certificates)
+        user = None if self.password is None else "root"
+        return EtcdClient(self.endpoints, **{"user": user, "password": self.password, "tls": tls, **options})
+
+    def ask(self, path: str, body: dict[str, Any], member: EtcdMember | None = None) -> Any:
+        """Return the JSON that `member`, the first one by default, answers to root; OSError if it does not."""
+        member = member or self.members[0]
+        token = ""
+        if self.password is not None:
+            token = member.ask("/v3/auth/authenticate", {"name": "root", "password": self.password})["token"]
+        return member.ask(path, body, token=token)
 
     def leader(self) -> EtcdMember:
         """Return the member that leads, as a living member sees it; EtcdUnavailable if there is none for long."""
@@ -334,7 +316,9 @@ class EtcdCluster:
         flags = {
             "name": member.name,
             "data-dir": str(member.directory / member.name),
-            "listen-client-urls": member.endpoint,
+            "listen-client-urls": ",".join(
+                filter(None, (member.endpoint, self._also and f"{member.scheme}://{self._also}:{member.port}"))
+            ),
             "advertise-client-urls": member.endpoint,
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
@@ -347,6 +331,8 @@ class EtcdCluster:
         if self._n == 1:
             # Nobody to wait for: the only member elects itself at once.
             flags |= {"heartbeat-interval": "50", "election-timeout": "300"}
+        if self._quota is not None:
+            flags["quota-backend-bytes"] = str(self._quota)
         if self.version >= (3, 5):
             # A killed process loses nothing by it, only a killed machine.
             flags["unsafe-no-fsync"] = "true"
@@ -358,7 +344,7 @@ class EtcdCluster:
             if self._client_certificates:
                 # An authority alone makes etcd ask for client certificates too.
                 flags |= {"trusted-ca-file": str(files.ca), "client-cert-auth": "true"}
-        return [str(self.binary), *(f"--{name}={value}" for name, value in flags.items())]
+        return [str(self.binary), *(f"--{name}={value}" for name, value in flags.items()), *self._options]
 
     def _context(self) -> ssl.SSLContext | None:
         if self.certificates is None:
@@ -385,8 +371,18 @@ class EtcdServer(EtcdCluster):
         password: str | None = None,
         tls: bool = False,
         client_certificates: bool = False,
+        also: str = "",
+        options: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(1, binary=binary, password=password, tls=tls, client_certificates=client_certificates)
+        super().__init__(
+            1,
+            binary=binary,
+            password=password,
+            tls=tls,
+            client_certificates=client_certificates,
+            also=also,
+            options=options,
+        )
 
     def kill(self) -> None:
         """Kill the server (SIGKILL)."""

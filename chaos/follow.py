@@ -17,6 +17,10 @@ from typing import Any
 _ERRORS = ("user_error", "error")
 _FAULTS = (*_ERRORS, "signal", "template", "peer_lost")
 
+# What is done on purpose to a node that leaves, and to one that comes.
+_TAKES = ("kill", "drain", "sigterm", "notice", "stop")
+_BRINGS = ("join", "cont", "start")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -33,7 +37,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """Something done to the job on purpose: `kind` is "kill", "join", or an etcd fault; `node` may be empty."""
+    """Something done to the job on purpose: `kind` is "kill", "drain"..., or a fault of etcd, which has no `node`."""
 
     kind: str
     node: str
@@ -286,7 +290,7 @@ def _cause_at(
     before = earlier[-1]
     gone = {*before.nodes, *before.spares} - members
     come = members - {*before.nodes, *before.spares}
-    changed = {"kill": gone or members, "join": come}
+    changed = {**dict.fromkeys(_TAKES, gone or members), **dict.fromkeys(_BRINGS, come)}
     done = [
         injection.at
         for injection in injections

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from chaos.processes import wait_until
@@ -12,6 +13,8 @@ from elastic3d.etcd import EtcdClient
 # A killed node's lease runs out by itself: its TTL, and etcd's own look once in a while.
 _LEASE_PATIENCE = 10.0
 _SHARED_MEMORY = Path("/dev/shm")
+# What is remembered of a machine outlives the job, on leases of its own.
+_REMEMBERED = ("roll/flaps/", "roll/quarantine/")
 
 
 def shared_memory() -> frozenset[str]:
@@ -29,16 +32,24 @@ def shared_memory_left(before: frozenset[str], patience: float = 2.0) -> list[st
     return [f"shared memory {name}" for name in left()]
 
 
-def leases_left(endpoint: str, prefix: str, *, alone: bool, patience: float = _LEASE_PATIENCE) -> list[str]:
-    """Return the keys under `prefix` that hang on a lease after `patience`; with `alone`, any lease of the server."""
+def leases_left(
+    connect: Callable[[], EtcdClient], prefix: str, *, alone: bool, patience: float = _LEASE_PATIENCE
+) -> list[str]:
+    """Return the keys under `prefix` that hang on a lease after `patience`; with `alone`, any lease of the server.
+
+    What etcd is to remember of machines for a while is not counted, whichever job it was that had them.
+    """
 
     def left() -> list[str]:
-        items, _revision = client.range(prefix)
-        keys = [f"etcd key {item.key} under lease {item.lease:x}" for item in items if item.lease]
-        return keys or [f"etcd lease {lease:x}" for lease in (client.leases() if alone else ())]
+        items, _revision = client.range("" if alone else prefix)
+        leased = [item for item in items if item.lease]
+        kept = {item.lease for item in leased if any(f"/{kind}" in item.key for kind in _REMEMBERED)}
+        mine = [item for item in leased if item.key.startswith(prefix) and item.lease not in kept]
+        keys = [f"etcd key {item.key} under lease {item.lease:x}" for item in mine]
+        return keys or [f"etcd lease {lease:x}" for lease in (client.leases() if alone else ()) if lease not in kept]
 
     try:
-        with EtcdClient(endpoint) as client:
+        with connect() as client:
             wait_until(lambda: not left(), patience, interval=0.2)
             return left()
     except EtcdUnavailable as error:

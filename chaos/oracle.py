@@ -30,7 +30,8 @@ def judge(outcome: Outcome, quiet: Outcome | None = None) -> Verdict:
     broken = [outcome.failure] if outcome.failure else []
     broken += [f"{fault}: its moment never came" for fault in outcome.undone]
     for name, code in outcome.exit_codes.items():
-        if name not in outcome.killed and code != 0:
+        # After SIGTERM torchrun ends with 1, whatever its workers return.
+        if name not in outcome.killed and code != (1 if name in outcome.dismissed else 0):
             broken.append(f"{name} ended with {'no exit code' if code is None else f'exit code {code}'}")
     broken += [f"user code raised: {error.strip().splitlines()[-1]}" for error in picture.errors if error.strip()]
     if picture.step != setting.steps:

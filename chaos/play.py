@@ -7,6 +7,7 @@ job at the same place whatever the machine's speed.
 from __future__ import annotations
 
 import json
+import signal
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,29 @@ from typing import Protocol, runtime_checkable
 from chaos.cluster import Cluster, Launch
 from chaos.follow import Event, Follower, Injection, Picture, picture
 from chaos.leftovers import leases_left, shared_memory, shared_memory_left
-from chaos.scenario import EtcdPause, EtcdRestart, Fault, Join, Kill, bounds, node_name, resolve
+from chaos.metadata import MetadataServer
+from chaos.processes import send
+from chaos.scenario import (
+    Announce,
+    Continue,
+    Drain,
+    EtcdPause,
+    EtcdRestart,
+    Fault,
+    Flap,
+    Join,
+    Kill,
+    Named,
+    Pause,
+    Stop,
+    Terminate,
+    bounds,
+    node_name,
+    resolve,
+)
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership.orders import order_drain
 from elastic3d.values import Layout
 
 TRAIN_GPT = Path(__file__).parent / "scripts" / "train_gpt.py"
@@ -28,7 +50,11 @@ class Etcd(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT."""
+        """HOST:PORT, several separated by commas."""
+        ...
+
+    def client(self) -> EtcdClient:
+        """Return a client that may see everything."""
         ...
 
 
@@ -55,7 +81,10 @@ class OwnEtcd(Etcd, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A job: how many nodes, for how long, and on what model. store: None for a folder of the history's own."""
+    """A job: how many nodes, for how long, and on what model. store: None for a folder of the history's own.
+
+    labels: where the first nodes stand, in order, "" for nowhere in particular.
+    """
 
     nodes: int = 4
     slots: int = 1
@@ -70,6 +99,7 @@ class Setting:
     context: int = 64
     options: tuple[str, ...] = ()
     conf: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
     script: Path = TRAIN_GPT
     # How long nothing at all may happen before the history is given up.
     patience: float = 180.0
@@ -97,8 +127,8 @@ class Setting:
 class Outcome:
     """What came of a history.
 
-    undone: faults whose moment never came. failure: why it was given up, or "". logs: by node, the end of what an agent
-    printed that ended as it should not have.
+    killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: why it
+    was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
     """
 
     setting: Setting
@@ -109,6 +139,7 @@ class Outcome:
     killed: tuple[str, ...]
     undone: tuple[Fault, ...]
     leftovers: tuple[str, ...]
+    dismissed: tuple[str, ...] = ()
     failure: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
 
@@ -133,6 +164,7 @@ def play(
             failure = player.run()
         finally:
             player.undo()
+            player.close()
         # A history that was given up is ended by force, below: what it leaves says nothing.
         left = () if failure else player.leftovers()
         return Outcome(
@@ -142,6 +174,7 @@ def play(
             digest=player.digest(),
             exit_codes=player.cluster.exit_codes(),
             killed=tuple(node.name for node in player.cluster.nodes if node.killed),
+            dismissed=tuple(node.name for node in player.cluster.nodes if node.dismissed),
             undone=tuple(player.waiting),
             leftovers=left,
             failure=failure,
@@ -176,6 +209,8 @@ class _Player:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._shared_memory = shared_memory()
         self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
+        self._labels = {node_name(number): labels for number, labels in enumerate(setting.labels)}
+        self._clouds = {fault.node: MetadataServer() for fault in faults if isinstance(fault, Announce)}
         run_id = f"{name}-{uuid.uuid4().hex[:8]}"
         store = f"{setting.store.rstrip('/')}/{run_id}" if setting.store else (workdir / "store").as_uri()
         low, high = bounds(faults, setting.nodes)
@@ -197,11 +232,12 @@ class _Player:
     def run(self) -> str:
         started_at = self.clock.wall()
         for number in range(self.setting.nodes):
-            self.cluster.start_node(node_name(number))
+            self._start(node_name(number))
         for name in self._joiners:
             self.cluster.start_node(name, held=True)
         heard = self.clock.monotonic()
         while True:
+            self._kill_who_sleeps()
             running = set(self.cluster.running())
             new = self._follower.poll()
             if new:
@@ -224,6 +260,11 @@ class _Player:
             action()
         self._later.clear()
 
+    def close(self) -> None:
+        """End the metadata servers."""
+        for cloud in self._clouds.values():
+            cloud.close()
+
     def digest(self) -> str | None:
         try:
             digest = json.loads((self._out / "result.json").read_text())["digest"]
@@ -238,7 +279,7 @@ class _Player:
             *map(str, self.cluster.leftovers()),
             *(f"temporary file {path}" for path in self.cluster.files_left()),
             *shared_memory_left(self._shared_memory),
-            *leases_left(self.etcd.endpoint, prefix, alone=isinstance(self.etcd, OwnEtcd)),
+            *leases_left(self.etcd.client, prefix, alone=isinstance(self.etcd, OwnEtcd)),
         )
 
     def _inject(self) -> None:
@@ -251,34 +292,81 @@ class _Player:
             if fault.when.come(self.picture) and self._do(fault):
                 self.waiting.remove(fault)
 
-    def _do(self, fault: Fault) -> bool:
-        node = ""
-        match fault:
-            case Kill():
-                name = resolve(fault.node, self.picture)
-                # The leader of now may be dead already; then its successor is meant, once there is one.
-                if name is None or self.cluster.node(name).killed:
-                    return False
-                node, kind = name, "kill"
-                self._note(kind, node)
+    def _start(self, name: str) -> None:
+        cloud, labels = self._clouds.get(name), self._labels.get(name, "")
+        conf = {"notices": "gcp", "notices_url": cloud.url} if cloud is not None else {}
+        self.cluster.start_node(name, conf=conf | ({"labels": labels} if labels else {}))
+
+    def _kill_who_sleeps(self) -> None:
+        """When all that still runs is stopped and nothing will wake it, the job is over: end them."""
+        asleep = [node.name for node in self.cluster.nodes if node.alive and node.stopped]
+        woken = {fault.node for fault in self.waiting if isinstance(fault, Continue)}
+        if asleep and not woken and set(self.cluster.running()) <= {*asleep, *self._joiners}:
+            for name in asleep:
                 self.cluster.kill_node(name)
+
+    def _do(self, fault: Fault) -> bool:
+        match fault:
             case Join():
-                node, kind = self._joiners.pop(0), "join"
-                self._note(kind, node)
-                self.cluster.release_node(node)
+                name = self._joiners.pop(0)
+                self._note("join", name)
+                self.cluster.release_node(name)
             case EtcdPause():
                 own = self._own_etcd()
-                self._note("etcd paused", node)
+                self._note("etcd paused")
                 own.pause()
                 self._later.append((self.clock.monotonic() + fault.seconds, own.resume))
             case EtcdRestart():
                 own = self._own_etcd()
-                self._note("etcd killed", node)
+                self._note("etcd killed")
                 own.kill()
                 self._later.append((self.clock.monotonic() + fault.seconds, own.restart))
+            case _:
+                name_now = resolve(fault.node, self.picture)
+                # The leader of now may be dead already; then its successor is meant, once there is one.
+                if name_now is None or not self.cluster.node(name_now).alive or self.cluster.node(name_now).killed:
+                    return False
+                self._do_to(fault, name_now)
         return True
 
-    def _note(self, kind: str, node: str) -> None:
+    def _do_to(self, fault: Named, name: str) -> None:
+        node = self.cluster.node(name)
+        match fault:
+            case Kill():
+                self._note("kill", name)
+                self.cluster.kill_node(name)
+            case Drain():
+                self._note("drain", name)
+                self._order_drain(name, fault.seconds)
+            case Terminate():
+                self._note("sigterm", name)
+                self.cluster.terminate_node(name)
+            case Announce():
+                self._note("notice", name)
+                self._clouds[fault.node].preempt()
+            case Stop():
+                self._note("stop", name)
+                self.cluster.stop_node(name)
+            case Continue():
+                self._note("cont", name)
+                self.cluster.wake_node(name)
+            case Pause():
+                self._note(f"{fault.part} paused", name)
+                pids = node.processes(fault.part)
+                send(pids, signal.SIGSTOP)
+                self._later.append((self.clock.monotonic() + fault.seconds, lambda: send(pids, signal.SIGCONT)))
+            case Flap():
+                self._note("kill", name)
+                self.cluster.kill_node(name)
+                self._note("start", name)
+                self._start(name)
+
+    def _order_drain(self, name: str, seconds: float) -> None:
+        root = f"/elastic3d/{self.cluster.launch.run_id}/"
+        with EtcdClient(self.etcd.endpoint) as client:
+            order_drain(client, root, name, seconds=seconds, by="chaos")
+
+    def _note(self, kind: str, node: str = "") -> None:
         self._injections.append(Injection(kind=kind, node=node, at=self.clock.wall()))
 
     def _own_etcd(self) -> OwnEtcd:

@@ -75,6 +75,14 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def descendants(pid: int) -> list[int]:
+    """Return the pids of all that descend from `pid`, parents before their children."""
+    found = [pid]
+    for one in found:
+        found += [child for child in children(one) if child not in found]
+    return found[1:]
+
+
 def send(pids: Iterable[int], number: signal.Signals) -> None:
     """Send signal `number` to every one of `pids` that still lives."""
     for pid in pids:

@@ -2,6 +2,12 @@
 
     kill NODE@STEP      SIGKILL to the node's agent once that step is committed; the whole node goes with it
     join @STEP          a fresh node, started early and held, is let in once that step is committed
+    drain NODE@STEP     an operator's order to leave, in etcd
+    sigterm NODE@STEP   SIGTERM to the node's agent, as a scheduler sends it
+    notice NODE@STEP    the node's cloud says that it takes the machine
+    stop NODE@STEP      SIGSTOP to all processes of the node; `cont` wakes them, else they are killed at the end
+    pause NODE@STEP     SIGSTOP to one kind of its processes, and SIGCONT some seconds later
+    flap NODE@STEP      SIGKILL, and the same node is started anew at once
 
 NODE is a name such as `node1`, a bare number, `leader` (who leads the membership then) or `stage0` (who holds rank 0
 then). Instead of a step, `gN` means "once generation N is sealed", which is in the middle of its recovery.
@@ -12,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from chaos.follow import Picture
 from elastic3d.errors import LayoutError, UsageError
@@ -57,6 +64,95 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Order a node to leave within `seconds`."""
+
+    node: str
+    when: When
+    seconds: float = 25.0
+
+    def __str__(self) -> str:
+        return f"drain {self.node}{self.when} in {self.seconds:g} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminate:
+    """Send SIGTERM to a node's agent."""
+
+    node: str
+    when: When
+
+    def __str__(self) -> str:
+        return f"sigterm {self.node}{self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """Have the node's metadata server say that the machine is taken."""
+
+    node: str
+    when: When
+
+    def __str__(self) -> str:
+        return f"notice {self.node}{self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Stop all processes of a node with SIGSTOP."""
+
+    node: str
+    when: When
+
+    def __str__(self) -> str:
+        return f"stop {self.node}{self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continue:
+    """Wake a stopped node."""
+
+    node: str
+    when: When
+
+    def __str__(self) -> str:
+        return f"cont {self.node}{self.when}"
+
+
+class Part(StrEnum):
+    """Which of a node's processes."""
+
+    AGENT = "agent"
+    KEEPERS = "keepers"
+    TEMPLATES = "templates"
+    TRAINERS = "trainers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Stop one kind of a node's processes with SIGSTOP and wake them `seconds` later."""
+
+    node: str
+    when: When
+    part: Part
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"pause the {self.part} of {self.node} for {self.seconds:g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flap:
+    """Kill a node with SIGKILL and start it again at once, under its name."""
+
+    node: str
+    when: When
+
+    def __str__(self) -> str:
+        return f"flap {self.node}{self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdPause:
     """Stop etcd with SIGSTOP and wake it `seconds` later."""
 
@@ -78,7 +174,10 @@ class EtcdRestart:
         return f"restart etcd after {self.seconds} s {self.when}"
 
 
-Fault = Kill | Join | EtcdPause | EtcdRestart
+Departure = Kill | Drain | Terminate | Announce
+"""After these a node is gone for good."""
+Named = Departure | Stop | Continue | Pause | Flap
+Fault = Named | Join | EtcdPause | EtcdRestart
 
 
 def node_name(number: int) -> str:
@@ -88,17 +187,20 @@ def node_name(number: int) -> str:
 
 def parse_kill(text: str) -> Kill:
     """Return the kill that NODE@STEP asks for; UsageError where it is not one."""
-    match = re.fullmatch(r"(?:node)?(\d+)@(g?)(\d+)|(leader|stage0)@(g?)(\d+)", text.strip())
-    if match is None:
-        raise UsageError(
-            f"--kill {text!r}: expected NODE@STEP, such as 1@20, leader@20 or stage0@20; "
-            "NODE is a number from 0, `leader` or `stage0`"
-        )
-    number, word = match[1], match[4]
-    node = word or node_name(int(number))
-    return Kill(
-        node=node, when=_when(f"--kill {text!r}", match[5] if word else match[2], match[6] if word else match[3])
-    )
+    node, when = _place("--kill", text)
+    return Kill(node=node, when=when)
+
+
+def parse_drain(text: str) -> Drain:
+    """Return the drain that NODE@STEP asks for; UsageError where it is not one."""
+    node, when = _place("--drain", text)
+    return Drain(node=node, when=when)
+
+
+def parse_stop(text: str) -> Stop:
+    """Return the stop that NODE@STEP asks for; UsageError where it is not one."""
+    node, when = _place("--stop", text)
+    return Stop(node=node, when=when)
 
 
 def parse_join(text: str) -> Join:
@@ -125,28 +227,45 @@ def parse_layout(text: str) -> Layout:
 def check(faults: Sequence[Fault], *, nodes: int, steps: int) -> None:
     """Raise UsageError where `faults` cannot happen to a job of `nodes` nodes and `steps` steps."""
     joins = sum(isinstance(fault, Join) for fault in faults)
-    kills = sum(isinstance(fault, Kill) for fault in faults)
+    leaving = [fault for fault in faults if isinstance(fault, Departure | Stop)]
     for fault in faults:
         if not fault.when.generation and not 1 <= fault.when.step < steps:
             raise UsageError(f"{fault}: the step must be from 1 to {steps - 1}, or it never comes before the end")
-        if isinstance(fault, Kill) and fault.node.startswith("node") and int(fault.node[4:]) >= nodes + joins:
+        if isinstance(fault, Named) and fault.node.startswith("node") and int(fault.node[4:]) >= nodes + joins:
             raise UsageError(f"{fault}: there is no such node; the job has node0 to node{nodes + joins - 1}")
-    named = [fault.node for fault in faults if isinstance(fault, Kill) and fault.node.startswith("node")]
+        if isinstance(fault, Announce | Continue) and not fault.node.startswith("node"):
+            raise UsageError(f"{fault}: name the node by its number; who is {fault.node} may change")
+    named = [fault.node for fault in leaving if fault.node.startswith("node")]
     if len(named) != len(set(named)):
-        raise UsageError("a node can be killed only once")
-    if kills >= nodes + joins:
-        raise UsageError(f"{kills} kills leave none of {nodes + joins} nodes; leave at least one")
+        raise UsageError("a node can be killed, stopped or sent away only once")
+    if len(leaving) >= nodes + joins:
+        raise UsageError(f"{len(leaving)} losses leave none of {nodes + joins} nodes; leave at least one")
 
 
 def bounds(faults: Sequence[Fault], nodes: int) -> tuple[int, int]:
     """Return the smallest and the largest number of nodes for --nnodes, so that every fault finds its place."""
     alive = lowest = highest = nodes
-    # At one step kills come before joins: a fresh node takes the place of a dead one.
-    order = {Kill: 0, Join: 1}
-    for fault in sorted(faults, key=lambda fault: (fault.when.step, order.get(type(fault), 2))):
-        alive += {Kill: -1, Join: 1}.get(type(fault), 0)
-        lowest, highest = min(lowest, alive), max(highest, alive)
+    # At one step losses come before joins: a fresh node takes the place of a dead one.
+    for fault in sorted(faults, key=lambda fault: (fault.when.step, not isinstance(fault, _Away))):
+        for change in _changes(fault):
+            alive += change
+            lowest, highest = min(lowest, alive), max(highest, alive)
     return max(1, min(2, lowest)), highest
+
+
+_Away = Departure | Stop | Flap
+
+
+def _changes(fault: Fault) -> tuple[int, ...]:
+    match fault:
+        case Kill() | Drain() | Terminate() | Announce() | Stop():
+            return (-1,)
+        case Join() | Continue():
+            return (1,)
+        case Flap():
+            return (-1, 1)
+        case _:
+            return ()
 
 
 def resolve(node: str, picture: Picture) -> str | None:
@@ -157,6 +276,17 @@ def resolve(node: str, picture: Picture) -> str | None:
     if view is None:
         return None
     return view.leader if node == "leader" else view.nodes[0]
+
+
+def _place(option: str, text: str) -> tuple[str, When]:
+    match = re.fullmatch(r"(?:(?:node)?(\d+)|(leader|stage0))@(g?)(\d+)", text.strip())
+    if match is None:
+        raise UsageError(
+            f"{option} {text!r}: expected NODE@STEP, such as 1@20, leader@20 or stage0@20; "
+            "NODE is a number from 0, `leader` or `stage0`"
+        )
+    number, word, kind, count = match.groups()
+    return word or node_name(int(number)), _when(f"{option} {text!r}", kind, count)
 
 
 def _when(what: str, kind: str, number: str) -> When:

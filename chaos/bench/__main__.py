@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import json
-import statistics
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.bench import cost, recovery
+from chaos.bench import cost, forming, recovery
+from chaos.bench.spread import spread
 from elastic3d.values import Layout
-
-Values = list[float | None]
-
-
-def spread(values: Values, unit: str = " s", digits: int = 2) -> str:
-    """Return the median with the least and the largest, and how many never came."""
-    came = [value for value in values if value is not None]
-    if not came:
-        return f"none of {len(values)}"
-    text = f"{statistics.median(came):.{digits}f}{unit} ({min(came):.{digits}f} to {max(came):.{digits}f})"
-    return text if len(came) == len(values) else f"{text}, {len(values) - len(came)} of {len(values)} never"
 
 
 def main(
     repeats: Annotated[int, typer.Option(help="repeats of each measurement")] = 5,
-    only: Annotated[str, typer.Option(help="recovery or cost; both by default")] = "",
+    only: Annotated[str, typer.Option(help="recovery, cost or forming; all by default")] = "",
+    agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
 ) -> None:
-    """Measure recovery beside torchrun c10d + DCP, and what snapshots and ordered reduction cost."""
+    """Measure recovery beside torchrun c10d + DCP, what snapshots and ordered reduction cost, and forming a world."""
     console = Console(stderr=as_json)
     measured: dict[str, object] = {}
     if only in ("", "recovery"):
@@ -69,6 +60,13 @@ def main(
                 table.add_row(str(layout), variant, spread([r.seconds[variant] for r in rounds], " s", 3), share)
         console.print(table)
         measured["cost"] = costs
+    if only in ("", "forming"):
+        formed = forming.measure([int(n) for n in agents.split(",")], repeats, say=console.print)
+        for table in forming.tables(formed):
+            console.print(table)
+        measured["forming"] = {
+            f"{system} {n}": [asdict(world) for world in worlds] for (system, n), worlds in formed.items()
+        }
     if as_json:
         print(json.dumps(measured))
 

@@ -5,7 +5,26 @@ from __future__ import annotations
 import pytest
 
 from chaos.follow import Picture, picture
-from chaos.scenario import Fault, Join, Kill, When, bounds, check, parse_join, parse_kill, parse_layout, resolve
+from chaos.scenario import (
+    Announce,
+    Continue,
+    Drain,
+    Fault,
+    Flap,
+    Join,
+    Kill,
+    Stop,
+    Terminate,
+    When,
+    bounds,
+    check,
+    parse_drain,
+    parse_join,
+    parse_kill,
+    parse_layout,
+    parse_stop,
+    resolve,
+)
 from elastic3d.errors import UsageError
 from elastic3d.values import Layout
 from tests.chaos.told import a_death_and_a_join
@@ -30,6 +49,32 @@ def test_what_is_no_kill_is_refused_with_an_example(text: str) -> None:
     """The error repeats what was given."""
     with pytest.raises(UsageError, match="--kill"):
         parse_kill(text)
+
+
+def test_what_leaves_a_job_is_named_alike() -> None:
+    """--drain and --stop take what --kill takes, and refuse the same."""
+    assert parse_drain("1@20") == Drain(node="node1", when=When(step=20))
+    assert parse_stop("leader@20") == Stop(node="leader", when=When(step=20))
+    with pytest.raises(UsageError, match="--drain"):
+        parse_drain("1")
+    with pytest.raises(UsageError, match="--stop"):
+        parse_stop("@3")
+
+
+def test_a_role_that_may_change_hands_is_refused_where_one_node_is_meant() -> None:
+    """A metadata server is one machine's, and who is woken must be who was stopped."""
+    for fault in (Announce(node="leader", when=When(step=3)), Continue(node="stage0", when=When(step=3))):
+        with pytest.raises(UsageError, match="by its number"):
+            check([fault], nodes=4, steps=60)
+
+
+def test_a_node_that_comes_back_is_counted_as_such() -> None:
+    """A stopped node leaves room until it wakes; one that flaps is missing for a while."""
+    stop, wake = Stop(node="node1", when=When(step=5)), Continue(node="node1", when=When(step=9))
+    assert bounds([stop], 3) == (2, 3)
+    assert bounds([stop, wake, Join(when=When(step=7))], 3) == (2, 4)
+    assert bounds([Flap(node="node1", when=When(step=5))], 2) == (1, 2)
+    assert bounds([Terminate(node="node0", when=When(step=5))], 1) == (1, 1)
 
 
 def test_a_join_names_a_moment() -> None:

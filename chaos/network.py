@@ -1,0 +1,105 @@
+"""Hosts of their own on this machine: network namespaces on one bridge, whose cables can be pulled.
+
+Needs root and iproute2. Addresses are from 198.18.0.0/15, which is set aside for such tests.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from types import TracebackType
+from typing import Self
+
+TRIES = 20
+
+
+class Network:
+    """A bridge, with this machine at `address`, and one namespace per host that was added; all gone at the end.
+
+    OSError says what could not be made, for want of rights for instance.
+    """
+
+    def __init__(self) -> None:
+        self._mark = f"e{os.getpid() % 0xFFFF:04x}{random.randrange(0x100):02x}"
+        self._bridge = f"{self._mark}br"
+        self._hosts: dict[str, str] = {}
+        self._subnet = ""
+
+    def __enter__(self) -> Self:
+        try:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            self._subnet = self._free_subnet()
+            _ip("address", "add", f"{self.address}/24", "dev", self._bridge)
+            _ip("link", "set", self._bridge, "up")
+        except OSError:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """This machine's own address on the bridge."""
+        return f"{self._subnet}.1"
+
+    def address_of(self, host: str) -> str:
+        """Return a host's address."""
+        return self._hosts[host]
+
+    def within(self, host: str) -> tuple[str, ...]:
+        """Return the command by which a program is run on a host; the process becomes that program."""
+        return ("ip", "netns", "exec", self._space(host))
+
+    def add(self, host: str) -> None:
+        """Add a host."""
+        at = len(self._hosts) + 2
+        self._hosts[host] = f"{self._subnet}.{at}"
+        space, cable = self._space(host), self._cable(host)
+        _ip("netns", "add", space)
+        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
+        _ip("link", "set", cable, "master", self._bridge, "up")
+        _ip("-n", space, "address", "add", f"{self._hosts[host]}/24", "dev", "eth0")
+        _ip("-n", space, "link", "set", "eth0", "up")
+        _ip("-n", space, "link", "set", "lo", "up")
+
+    def cut(self, host: str) -> None:
+        """Pull the host's cable: what is sent either way vanishes, and nobody is told."""
+        _ip("link", "set", self._cable(host), "nomaster")
+
+    def mend(self, host: str) -> None:
+        """Plug it in again."""
+        _ip("link", "set", self._cable(host), "master", self._bridge)
+
+    def close(self) -> None:
+        """Remove everything. Processes that run on a host keep its namespace, unnamed, until they end."""
+        for host in self._hosts:
+            _ip("link", "delete", self._cable(host), check=False)
+            _ip("netns", "delete", self._space(host), check=False)
+        _ip("link", "delete", self._bridge, check=False)
+
+    def _space(self, host: str) -> str:
+        return f"{self._mark}-{host}"
+
+    def _cable(self, host: str) -> str:
+        return f"{self._mark}v{list(self._hosts).index(host)}"
+
+    def _free_subnet(self) -> str:
+        taken = _ip("-4", "route", "show", "table", "all")
+        for _try in range(TRIES):
+            subnet = f"198.{random.choice((18, 19))}.{random.randrange(256)}"
+            if f"{subnet}." not in taken:
+                return subnet
+        raise OSError(f"no free subnet in 198.18.0.0/15 among {TRIES} tried")
+
+
+def _ip(*arguments: str, check: bool = True) -> str:
+    """Return what `ip` said; OSError with its complaint."""
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=30, check=False)
+    if check and done.returncode:
+        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
