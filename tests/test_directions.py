@@ -15,10 +15,10 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 # `entry` the elastic3d.run that a script calls; `rendezvous` is torchrun's side of a node, `worker` the job's.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("values", "errors", "clock", "log"),
-    ("planner", "data", "etcd", "port"),
+    ("planner", "data", "etcd", "port", "notices"),
     ("membership",),
     ("snapshots", "parallel", "health"),
-    ("rendezvous",),
+    ("rendezvous", "admission"),
     ("worker",),
     ("training",),
     ("entry",),

@@ -104,6 +104,15 @@ def test_losing_a_node_and_its_buddy_means_the_store(job_etcd: EtcdServer, quiet
     assert outcome.picture.generations[-1].nodes == ("node3",)
 
 
+def test_losing_a_zone_costs_no_checkpoint(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Two of four nodes die at once: they share a zone, so that neither kept the other's copy, and memory is enough."""
+    zones = ("zone:a", "zone:a", "zone:b", "zone:b")
+    setting = dataclasses.replace(SMALL, layout=Layout(pp=1), labels=zones)
+    outcome = held(play(setting, faults("0@10", "1@10"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    last = outcome.picture.generations[-1]
+    assert (set(last.nodes), last.restored_from) == ({"node2", "node3"}, "memory")
+
+
 @pytest.mark.parametrize("layout", [Layout(pp=1), Layout(pp=2, zero=2), Layout(pp=4)], ids=str)
 def test_any_layout_ends_with_the_same_bits(layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """A fixed layout, a death in it, and the planner's own choice: one digest."""

@@ -1,0 +1,67 @@
+"""What a node tells people of its work."""
+
+from __future__ import annotations
+
+from elastic3d.port import StepRecord
+from elastic3d.worker.figures import Figures
+
+
+def record(step: int, safe: int) -> StepRecord:
+    return StepRecord(
+        generation=1,
+        step=step,
+        loss=1.0,
+        gradient_norm=None,
+        seconds=0.5,
+        safe_step=safe,
+        etcd_away_everywhere=False,
+        samples=(0, 1),
+        sample_sum=0,
+    )
+
+
+def test_a_node_that_never_trained_tells_of_nothing() -> None:
+    """No step, no snapshot, no checkpoint; and that is well."""
+    pulse = Figures().pulse("spare", 0, 9.0)
+    assert (pulse.step, pulse.snapshot_step, pulse.snapshot_age, pulse.checkpoint_step) == (-1, -1, -1.0, -1)
+    assert pulse.health == "ok"
+
+
+def test_a_snapshot_is_as_old_as_its_step() -> None:
+    """The vote of step 3 says that step 2 is safe: that is the age of step 2, not of the vote."""
+    figures = Figures()
+    for step, safe, at in ((1, -1, 10.0), (2, 1, 11.0), (3, 2, 12.0)):
+        figures.stepped(record(step, safe), at)
+    pulse = figures.pulse("active", 1, 12.5)
+    assert (pulse.step, pulse.step_seconds) == (3, 0.5)
+    assert (pulse.snapshot_step, pulse.snapshot_age) == (2, 1.5)
+
+
+def test_steps_that_are_made_again_are_told_as_they_come() -> None:
+    """After a death the step goes back to the safe one; a node that joined counts from when it heard of it."""
+    figures = Figures()
+    figures.stepped(record(8, 7), 20.0)
+    assert figures.pulse("active", 2, 21.0).snapshot_age == 1.0
+    figures.stepped(record(6, 5), 30.0)
+    pulse = figures.pulse("active", 3, 31.0)
+    assert (pulse.step, pulse.snapshot_step, pulse.snapshot_age) == (6, 5, 1.0)
+
+
+def test_a_checkpoint_that_fails_is_trouble_until_one_is_written() -> None:
+    """Training goes on without; people hear of it."""
+    figures = Figures()
+    figures.failed(10, "no space")
+    assert figures.pulse("active", 1, 1.0).health == "checkpoint of step 10 failed: no space"
+    figures.committed(20, 5.0)
+    pulse = figures.pulse("active", 1, 8.0)
+    assert (pulse.health, pulse.checkpoint_step, pulse.checkpoint_age) == ("ok", 20, 3.0)
+
+
+def test_a_part_that_is_written_later_ends_the_trouble() -> None:
+    """A leader that was deposed while it committed hears of no commit of its own again."""
+    figures = Figures()
+    figures.failed(10, "generation 2 owns refs/latest")
+    figures.wrote(10)
+    assert figures.pulse("active", 2, 1.0).health != "ok"
+    figures.wrote(20)
+    assert figures.pulse("active", 2, 1.0).health == "ok"

@@ -1,0 +1,125 @@
+"""What is written to the store, and what is let go."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from checkpointing import open_store
+from checkpointing.tiles import Box, Piece, TensorSpec
+from elastic3d.errors import StateError
+from elastic3d.values import Cause, Generation, Node
+from elastic3d.values import Slot as Place
+from elastic3d.worker.slot import PinnedSnapshot, Slot
+from elastic3d.worker.upload import Uploader, WriteFailed, Written
+
+
+class Shelf:
+    """A slot that holds the snapshots of some steps, and lets a write begin when it is told to."""
+
+    index = 0
+
+    def __init__(self, *steps: int) -> None:
+        self.steps, self.unpinned = steps, list[int]()
+        self.gate: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def unpin(self, step: int) -> None:
+        self.unpinned.append(step)
+
+    @contextmanager
+    def pieces(self, step: int) -> Iterator[PinnedSnapshot]:
+        self.gate.get(timeout=10)
+        if step not in self.steps:
+            raise StateError("it is not there")
+        spec, box = TensorSpec(key="model/w", dtype="float32", shape=(4,)), Box(start=(0,), stop=(4,))
+        data = memoryview(torch.full((4,), float(step)).numpy().tobytes())
+        piece = Piece(spec=spec, box=box, data=data)
+        yield PinnedSnapshot(generation=1, step=step, rank=0, world=1, facts={}, pieces=[piece])
+
+
+Told = queue.SimpleQueue[Written | WriteFailed]
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf(5, 6, 7)
+
+
+@pytest.fixture
+def told() -> Told:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def uploader(shelf: Shelf, told: Told, tmp_path: Path) -> Iterator[Uploader]:
+    uploader = Uploader(open_store(tmp_path.as_uri()), cast(Slot, shelf), told.put)
+    yield uploader
+    shelf.gate.put(None)
+    uploader.close(10.0)
+
+
+def generation(number: int) -> Generation:
+    node = Node(name="node0", incarnation="1", address="host", slots=(Place(tile_port=1),))
+    return Generation(number=number, cause=Cause.START, nodes=(node,))
+
+
+def steps(told: Told, count: int) -> list[Any]:
+    return [(type(one), one.saved.step if isinstance(one, Written) else one.step) for one in _take(told, count)]
+
+
+def _take(told: Told, count: int) -> list[Written | WriteFailed]:
+    return [told.get(timeout=10) for _ in range(count)]
+
+
+def test_a_checkpoint_due_during_a_write_is_let_go(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+    """A slow store delays the next checkpoint and nothing else."""
+    uploader.offer(5, generation(1))
+    uploader.offer(6, generation(1))
+    assert shelf.unpinned == [6]
+    shelf.gate.put(None)
+    assert steps(told, 1) == [(Written, 5)]
+
+
+def test_the_last_snapshot_waits_for_the_write_before_it(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+    """It is not let go: there will be no other."""
+    uploader.offer(5, generation(1))
+    uploader.flush(7, generation(1))
+    shelf.gate.put(None)
+    shelf.gate.put(None)
+    assert steps(told, 2) == [(Written, 5), (Written, 7)]
+
+
+def test_the_last_snapshot_is_written_once(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+    """Whether its step was due for a checkpoint, and whichever of the two is heard first."""
+    uploader.offer(5, generation(1))
+    uploader.flush(5, generation(1))
+    shelf.gate.put(None)
+    assert steps(told, 1) == [(Written, 5)]
+    uploader.flush(7, generation(1))
+    uploader.offer(7, generation(1))
+    shelf.gate.put(None)
+    assert steps(told, 1) == [(Written, 7)]
+    assert told.empty()
+
+
+def test_a_step_done_again_is_another_checkpoint(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+    """After a loss the same step comes again, in another generation and perhaps cut otherwise."""
+    for number in (1, 2):
+        uploader.offer(5, generation(number))
+        shelf.gate.put(None)
+        (written,) = _take(told, 1)
+        assert isinstance(written, Written)
+        assert (written.saved.step, written.saved.made_in) == (5, number)
+
+
+def test_a_snapshot_that_is_gone_is_a_failed_write(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+    """It is told, and the next one begins anew."""
+    uploader.flush(9, generation(1))
+    shelf.gate.put(None)
+    assert steps(told, 1) == [(WriteFailed, 9)]
