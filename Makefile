@@ -36,5 +36,7 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no python3 on PATH; install Python 3.11 or set PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# torch first and by itself, so that pip takes the build at hand; resolved with all the rest it may take another.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

@@ -21,6 +21,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > revoke b                       an operator revokes its lease
     > expire                         etcd loses all leases, and everybody is well
     > etcd away | etcd back          nobody reaches etcd; leases do not end meanwhile
+    > etcd full | etcd space         etcd takes no writes; leases go on and end
     > cut b | heal b                 b alone does not reach etcd; its lease ends
     > partition a b | mend           a, b and all others do not reach each other; etcd is reached by all
     > mute a b | deafen b            what a sends does not reach b | what anybody sends
@@ -51,6 +52,9 @@ from tests.membership.keys import Changed, Keys
 
 PROFILE = ModelProfile(blocks=8, parameters=1000, micro_batches=8, micro_batch=2, digest="job")
 ROOT = "/job/"
+PULSE = 5.0
+"""Seconds within which a member that has nothing to write finds out whether etcd takes writes."""
+
 SILENCE = 1.1
 """Seconds without a byte after which a neighbour counts as silent."""
 
@@ -77,7 +81,8 @@ class Story:
         self.stopped: set[str] = set()
         self.backlog: dict[str, list[e.Event]] = {}
         self.blocked: Callable[[str, str], bool] = lambda one, other: False
-        self.away = False
+        self.away = self.full = False
+        self.impaired: set[str] = set()
         self.heals = 0
         self.deaf: set[str] = set()
         self.slow: set[str] = set()
@@ -182,6 +187,10 @@ class Story:
             case "expire":
                 for name in list(self.cores):
                     self.lose_lease(name, self.cores[name].record.node.id, anyway=True)
+            case "etcd" if words[0] in ("full", "space"):
+                self.full = words[0] == "full"
+                for name in list(self.cores):
+                    self.later(PULSE, lambda name=name: self.find_impaired(name))
             case "etcd":
                 self.away = words[0] == "away"
                 for name in list(self.cores):
@@ -468,6 +477,13 @@ class Story:
         if name in self.cut or name in self.stopped:
             self.pending.setdefault(name, []).append((core, action))
             return
+        self.find_impaired(name)
+        if self.full:
+            if isinstance(action, e.Fenced):
+                self.to(name, e.WriteDone(write=action, ok=False))
+            else:
+                self.later(0.2, lambda: self.write(name, core, action))
+            return
         me = core.record.node
         seconds, lease = lease_of(action, self.policy.lease), 0
         if own_lease(action):
@@ -495,6 +511,12 @@ class Story:
             self.registered.add(name)
         if news:
             self.to(name, *news)
+
+    def find_impaired(self, name: str) -> None:
+        """A member writes, or sends its pulse, and learns whether etcd takes writes."""
+        if self.full != (name in self.impaired):
+            (self.impaired.add if self.full else self.impaired.discard)(name)
+            self.to(name, e.EtcdImpaired(reason="no space" if self.full else ""))
 
     def worth_telling(self, action: e.Write) -> str:
         match action:

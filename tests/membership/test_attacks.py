@@ -46,6 +46,18 @@ def crew(cluster: EtcdCluster) -> Iterator[Crew]:
         crew.close()
 
 
+@pytest.fixture
+def patient(cluster: EtcdCluster) -> Iterator[Crew]:
+    """Three members that train, and give each other time to find out that their keys were written over."""
+    crew = Crew(cluster.client, replace(POLICY, orphan=2 * PULSE))
+    try:
+        crew.start("a", "b", "c")
+        crew.trains("abc", 1, 10)
+        yield crew
+    finally:
+        crew.close()
+
+
 def test_leases_revoked_by_hand(crew: Crew) -> None:
     """One after the other, the leader's too: each registers again, one leads, and nobody is put out."""
     for name in "abc":
@@ -56,8 +68,9 @@ def test_leases_revoked_by_hand(crew: Crew) -> None:
     assert crew.registered() == "abc*"
 
 
-def test_everything_deleted_by_hand(crew: Crew) -> None:
+def test_everything_deleted_by_hand(patient: Crew) -> None:
     """What the job needs is written again: keys by their members, the generation by the leader that knows it."""
+    crew = patient
     before = crew.records()["board/generation"]
     crew.client.delete(crew.root, prefix=True)
     crew.all_registered("abc", PULSE)
@@ -150,8 +163,9 @@ def test_garbage_in_each_key(crew: Crew) -> None:
     assert all(not one.told() for one in crew.all.values())
 
 
-def test_garbage_in_members_own_keys(crew: Crew) -> None:
+def test_garbage_in_members_own_keys(patient: Crew) -> None:
     """Whoever takes part writes its keys again, and is not put out for what it did not do; strangers are swept."""
+    crew = patient
     for number, garbage in enumerate(GARBAGE[1:4]):
         for one in crew.all.values():
             for kind in ("members", "reports"):

@@ -74,7 +74,7 @@ class Core:
         self._outvoted_since: float | None = None
         self._vacant_since: float | None = None
         self._active_in = 0
-        self._draining = False
+        self._draining = self._hindered = False
         self._led = 0
         self._commits = Commits()
 
@@ -143,6 +143,12 @@ class Core:
                 self._lost_since, self._outvoted_since = event.since, None
             case e.EtcdBack():
                 self._lost_since = None
+            case e.EtcdImpaired():
+                self._hindered = bool(event.reason)
+                if not self._hindered and self.view.roll is not None:
+                    # Whoever lost its lease could not register either: it has time to from now on.
+                    self.view.roll.wait_anew(now)
+                    self._lead.leading = now
             case e.WriteDone() if event.write is self._busy:
                 self._busy = None
                 self._retry_at = now if event.ok else now + RETRY
@@ -287,7 +293,9 @@ class Core:
                 self._bury(leader, dead[leader], actions)
             return
         self._commits.follow(self.view, actions)
-        writes = decide(self.view, self.policy, self._planner, self._lead, self._alarm, ready=ready)
+        writes = decide(
+            self.view, self.policy, self._planner, self._lead, self._alarm, ready=ready, hindered=self._hindered
+        )
         if writes and isinstance(writes[-1], e.Fenced):
             self._busy = writes[-1]
         actions += writes

@@ -27,10 +27,13 @@ from elastic3d.membership.records import End
 from elastic3d.values import Cause
 
 
-def decide(view: View, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm, *, ready: bool) -> list[e.Write]:
+def decide(
+    view: View, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm, *, ready: bool, hindered: bool
+) -> list[e.Write]:
     """Return the leader's next writes, none when all is as it should be. The roll is there and listed.
 
-    At most one of them is fenced, the last, and that only if `ready`.
+    At most one of them is fenced, the last, and that only if `ready`. hindered: etcd takes no writes, so that who is
+    not registered may be unable to.
     """
     roll = view.roll
     assert roll is not None
@@ -38,7 +41,7 @@ def decide(view: View, policy: Policy, planner: Planner, lead: Lead, alarm: Alar
         return []
     lead.turn_to(view.generation_revision)
     dead, writes = judge(view, roll, policy, lead.silence, alarm)
-    lost = expired(view, roll, policy, lead, alarm) | dead
+    lost = dead if hindered else expired(view, roll, policy, lead, alarm) | dead
     writes += funerals(view, roll, lead, lost, alarm)
     count(view, lead, lost)
     fenced = _fenced(view, roll, policy, planner, lead, lost, alarm) if ready else None

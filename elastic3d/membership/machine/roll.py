@@ -192,6 +192,10 @@ class Roll:
         self.missing = {id: known.get(id, now) for id in active if id not in self.members and id not in out}
         self.version += 1
 
+    def wait_anew(self, now: float) -> None:
+        """Nobody could register until now: who is missing is so since now."""
+        self.missing = dict.fromkeys(self.missing, now)
+
     def proposed(self) -> None:
         """A proposal was made or withdrawn."""
         formed, out = self._board.coming, self._board.tombs
