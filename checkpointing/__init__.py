@@ -4,15 +4,15 @@ Ranks call `save_rank`, a leader `fence` and `commit`; `open_checkpoint` and `re
 layout; `verify` finds every byte that is not as it was written.
 """
 
-from checkpointing.commit import Committed, commit, fence
-from checkpointing.opening import open_store
-from checkpointing.reader import Checkpoint, open_checkpoint, read_latest
-from checkpointing.refs import Ref
-from checkpointing.resolver import Offered, Resolved, TileSource, resolve
-from checkpointing.save import SavedRank, save_rank
-from checkpointing.store import Store
-from checkpointing.tiles import Box, Piece, TensorSpec
-from checkpointing.verify import Finding, verify
+from checkpointing.format.refs import Ref
+from checkpointing.format.tiles import Box, Piece, TensorSpec
+from checkpointing.reading.reader import Checkpoint, open_checkpoint, read_latest
+from checkpointing.reading.resolver import Offered, Resolved, TileSource, resolve
+from checkpointing.reading.verify import Finding, verify
+from checkpointing.saving.commit import Committed, commit, fence
+from checkpointing.saving.save import SavedRank, save_rank
+from checkpointing.stores.opening import open_store
+from checkpointing.stores.protocol import Store
 
 __all__ = [
     "Store", "open_store",

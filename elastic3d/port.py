@@ -16,7 +16,7 @@ from elastic3d.values import Layout, ModelProfile
 if TYPE_CHECKING:
     import torch
 
-    from checkpointing.tiles import Box, TensorSpec
+    from checkpointing.format.tiles import Box, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from checkpointing import open_store, read_latest, verify
 from checkpointing.errors import CheckpointError
-from checkpointing.reader import read_record
-from checkpointing.verify import Finding
+from checkpointing.reading.reader import read_record
+from checkpointing.reading.verify import Finding
 
 app = typer.Typer(
     name="ckpt",

@@ -14,7 +14,7 @@ import torch
 from blake3 import blake3
 from torch import nn
 
-from checkpointing.tiles import TensorSpec
+from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
 from elastic3d.errors import UsageError
 from elastic3d.parallel import initial, reduction, stages

@@ -8,7 +8,7 @@ from blake3 import blake3
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from checkpointing.tiles import digest
+from checkpointing.format.tiles import digest
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.state import buffer_of, held_by_model, held_by_optimizer
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from checkpointing.tiles import Box, TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.parallel.state import Held, buffer_of
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from checkpointing.tiles import Box, TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.errors import StateError
 
 Tile = tuple[TensorSpec, Box, torch.Tensor]

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from checkpointing.errors import SourceError
-from checkpointing.resolver import Offered
-from checkpointing.tiles import Box, TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.reading.resolver import Offered
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots import wire
 from elastic3d.snapshots.table import Table

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from checkpointing import tiles
-from checkpointing.tiles import Piece
+from checkpointing.format import tiles
+from checkpointing.format.tiles import Piece
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import HOME_BUFFERS, Holdings, Mark, Origin, Replicas

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from checkpointing.tiles import Box, TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec
 
 ALIGNMENT = 64
 TILE_BYTES = 4 << 20

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from checkpointing.resolver import TileSource, resolve
+from checkpointing.reading.resolver import TileSource, resolve
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger, Line
 from elastic3d.parallel import facts as written

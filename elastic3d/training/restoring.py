@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from checkpointing.resolver import Offered, TileSource
-from checkpointing.tiles import Box, TensorSpec, uncovered
+from checkpointing.format.tiles import Box, TensorSpec, uncovered
+from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.data import Order
 from elastic3d.errors import StateError
 from elastic3d.values import from_json

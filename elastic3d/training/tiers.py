@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from checkpointing import open_checkpoint, open_store, read_latest
 from checkpointing.errors import CheckpointError
-from checkpointing.resolver import TileSource
+from checkpointing.reading.resolver import TileSource
 from elastic3d.errors import StateError
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
 from elastic3d.training import restoring

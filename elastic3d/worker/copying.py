@@ -21,7 +21,7 @@ from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.table import Table
 
 if TYPE_CHECKING:
-    from checkpointing.tiles import Box, TensorSpec
+    from checkpointing.format.tiles import Box, TensorSpec
 
 Tiles = Sequence[tuple["TensorSpec", "Box", torch.Tensor]]
 

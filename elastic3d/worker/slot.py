@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from checkpointing.tiles import Piece
+from checkpointing.format.tiles import Piece
 from elastic3d.port import Assignment, Go
 from elastic3d.snapshots import memory
 from elastic3d.snapshots.memory import SnapshotMemory, Stored

@@ -28,7 +28,7 @@ from elastic3d.worker.events import TrainerFault
 from elastic3d.worker.process import ExitCode
 
 if TYPE_CHECKING:
-    from checkpointing.tiles import Box, TensorSpec
+    from checkpointing.format.tiles import Box, TensorSpec
 
 Entry = Callable[[Port], str | None]
 """Runs the user's main as a `Run` on this port; returns the digest of the final state if one was asked for."""

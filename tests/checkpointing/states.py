@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from checkpointing import Box, Checkpoint, Committed, Piece, Resolved, Store, TensorSpec, commit, resolve, save_rank
-from checkpointing.tiles import copy_box
+from checkpointing.format.tiles import copy_box
 
 State = dict[TensorSpec, bytes]
 FACTS = {"step": 1, "schedule": {"last_epoch": 1, "lr": [0.1, 3e-4]}, "name": "größe"}

@@ -15,9 +15,9 @@ from states import SMALL, load, make_state, save, save_and_commit
 
 from checkpointing import Ref, Store, commit, fence, open_checkpoint, open_store, read_latest, verify
 from checkpointing.errors import Fenced, StoreError, Superseded
-from checkpointing.names import Save
-from checkpointing.refs import Verdict, decide_commit, decide_fence
-from checkpointing.store import Data, Versioned
+from checkpointing.format.names import Save
+from checkpointing.format.refs import Verdict, decide_commit, decide_fence
+from checkpointing.stores.protocol import Data, Versioned
 
 _numbers = itertools.count()
 
@@ -166,7 +166,8 @@ def test_one_lost_write_is_survived(where: str, mode: str) -> None:
 
 LEADER = """
 import sys, time
-from checkpointing import commit, open_store
+from checkpointing import open_store
+from checkpointing import commit
 from checkpointing.errors import CommitRefused
 store = open_store(sys.argv[1])
 print("ready", flush=True)
@@ -211,8 +212,9 @@ WRITER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[3])
 from states import make_state, save, SMALL
-from checkpointing import commit, fence, open_store
-import checkpointing.local_store as local
+from checkpointing import fence, open_store
+from checkpointing import commit
+import checkpointing.stores.local as local
 count = 0
 def hook(event, arguments):
     global count

@@ -11,8 +11,8 @@ from states import load, make_state, piece, save_and_commit, split
 
 from checkpointing import Box, Offered, Resolved, TensorSpec, open_checkpoint, resolve
 from checkpointing.errors import MissingTile, SourceError, SpecMismatch
-from checkpointing.local_store import LocalStore
-from checkpointing.tiles import digest
+from checkpointing.format.tiles import digest
+from checkpointing.stores.local import LocalStore
 
 SPEC = TensorSpec(key="w", dtype="int32", shape=(12, 3))
 DATA = bytes(range(144))

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import FACTS, SMALL, load, make_state, piece, save, save_and_commit, split, spread
 
-import checkpointing.grid
+import checkpointing.format.grid
 from checkpointing import Piece, commit, fence, open_checkpoint, open_store, read_latest, save_rank
 from checkpointing.errors import Incomplete, Inconsistent, NoCheckpoint
-from checkpointing.store import Store
-from checkpointing.tiles import Box, TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.stores.protocol import Store
 
 _numbers = itertools.count()
 
@@ -49,7 +49,7 @@ def test_any_layout_restores_under_any_other(
 
 def test_tiles_smaller_than_shards_restore(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor of many tiles, on a grid that fits neither layout, comes back whole."""
-    monkeypatch.setattr(checkpointing.grid.cut, "__defaults__", (48,))
+    monkeypatch.setattr(checkpointing.format.grid.cut, "__defaults__", (48,))
     store, state = fresh(), make_state({"w": ("float32", (23, 5)), "deep": ("float32", (3, 4, 9))})
     save(store, state, world=3, cuts=(4, 11, 19))
     done = commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=3)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from states import SMALL, load, make_state, save, save_and_commit
 
-import checkpointing.fsspec_store
+import checkpointing.stores.fsspec
 from checkpointing import Store, commit, fence, open_checkpoint, open_store, verify
 from checkpointing.errors import Fenced, StoreUnfit
 
@@ -82,7 +82,7 @@ def test_conditions_are_kept_on_s3(store: Store) -> None:
 
 def test_a_pack_larger_than_a_part_is_uploaded_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks become parts of one object, which is not there before it is whole."""
-    monkeypatch.setattr(checkpointing.fsspec_store, "_BLOCK", 5 << 20)
+    monkeypatch.setattr(checkpointing.stores.fsspec, "_BLOCK", 5 << 20)
     blocks = [os.urandom(4 << 20) for _ in range(4)]
     store.put("packs/large", iter(blocks))
     assert store.size("packs/large") == 16 << 20

@@ -136,7 +136,7 @@ def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
     code = """
 import os, sys
 from checkpointing import open_store
-import checkpointing.local_store, checkpointing.fsspec_store
+import checkpointing.stores.local, checkpointing.stores.fsspec
 from checkpointing.errors import StoreUnfit
 if os.geteuid() == 0:
     os.setuid(65534)

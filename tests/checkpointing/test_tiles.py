@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpointing.grid import TILE_BYTES, cut
-from checkpointing.stats import statistics
-from checkpointing.tiles import Box, Piece, TensorSpec, copy_box, digest, overlapping, subtract, uncovered
+from checkpointing.format.grid import TILE_BYTES, cut
+from checkpointing.format.stats import statistics
+from checkpointing.format.tiles import Box, Piece, TensorSpec, copy_box, digest, overlapping, subtract, uncovered
 
 
 @st.composite

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from states import SMALL, load, make_state, save, save_and_commit
 
 from checkpointing import Store, open_checkpoint, open_store, verify
-from checkpointing.encoding import document, hexdigest, parse
 from checkpointing.errors import CheckpointError, Corrupt, FormatError, NewerFormat
-from checkpointing.manifest import decode_manifest
-from checkpointing.refs import decode_ref
-from checkpointing.verify import Fault, Progress
+from checkpointing.format.encoding import document, hexdigest, parse
+from checkpointing.format.manifest import decode_manifest
+from checkpointing.format.refs import decode_ref
+from checkpointing.reading.verify import Fault, Progress
 
 _numbers = itertools.count()
 
@@ -246,7 +246,7 @@ def test_a_newer_version_and_a_bomb_are_refused() -> None:
     """A version above ours says to upgrade; content that would unpack to gigabytes is not unpacked."""
     import zstandard
 
-    import checkpointing.encoding as encoding
+    import checkpointing.format.encoding as encoding
 
     frame = encoding.pack_json({"format": encoding.FORMAT, "version": 2, "kind": "ref"})
     with pytest.raises(NewerFormat, match="upgrade"):

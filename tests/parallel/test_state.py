@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from checkpointing.resolver import Offered
-from checkpointing.tiles import Box, TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.reading.resolver import Offered
 from elastic3d.data import Order
 from elastic3d.errors import StateError, UsageError
 from elastic3d.parallel import facts

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from checkpointing.errors import SourceError
-from checkpointing.resolver import Offered, TileSource
-from checkpointing.tiles import Box, TensorSpec, digest
+from checkpointing.format.tiles import Box, TensorSpec, digest
+from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.training import Main, Run

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from checkpointing.errors import SourceError
-from checkpointing.resolver import resolve
-from checkpointing.tiles import Box, TensorSpec
-from checkpointing.tiles import digest as tile_digest
+from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.format.tiles import digest as tile_digest
+from checkpointing.reading.resolver import resolve
 from elastic3d.snapshots import client, wire
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.client import PeerSource, inventories

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpointing.tiles import Box, TensorSpec, uncovered
+from checkpointing.format.tiles import Box, TensorSpec, uncovered
 from elastic3d.snapshots import table as tables
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from checkpointing.tiles import Box, TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.port import Port, StepRecord
 from elastic3d.values import ModelProfile
 from elastic3d.worker import process, template

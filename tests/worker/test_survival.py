@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from checkpointing.tiles import digest
+from checkpointing.format.tiles import digest
 from elastic3d.errors import StateError
 from elastic3d.port import Go
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from checkpointing import open_store
-from checkpointing.tiles import Box, Piece, TensorSpec
+from checkpointing.format.tiles import Box, Piece, TensorSpec
 from elastic3d.errors import StateError
 from elastic3d.values import Cause, Generation, Node
 from elastic3d.values import Slot as Place

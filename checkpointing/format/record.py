@@ -9,11 +9,11 @@ from typing import Any
 
 import blake3
 
-from checkpointing import names
-from checkpointing.encoding import canonical, document, parse
-from checkpointing.fields import Fields
-from checkpointing.manifest import RankManifest, facts_digest
-from checkpointing.tiles import Box, TensorSpec
+from checkpointing.format import names
+from checkpointing.format.encoding import canonical, document, parse
+from checkpointing.format.fields import Fields
+from checkpointing.format.manifest import RankManifest, facts_digest
+from checkpointing.format.tiles import Box, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from checkpointing.errors import MissingTile, SourceError, SpecMismatch
-from checkpointing.tiles import Box, TensorSpec, copy_box, digest, subtract
+from checkpointing.format.tiles import Box, TensorSpec, copy_box, digest, subtract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

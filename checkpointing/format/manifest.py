@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from checkpointing import names
-from checkpointing.encoding import canonical, document, hexdigest, parse
-from checkpointing.fields import Fields
-from checkpointing.pack import HEAD, TAIL
-from checkpointing.stats import Stats
-from checkpointing.tiles import Box, TensorSpec, overlapping
+from checkpointing.format import names
+from checkpointing.format.encoding import canonical, document, hexdigest, parse
+from checkpointing.format.fields import Fields
+from checkpointing.format.pack import HEAD, TAIL
+from checkpointing.format.stats import Stats
+from checkpointing.format.tiles import Box, TensorSpec, overlapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

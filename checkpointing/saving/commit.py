@@ -1,6 +1,6 @@
 """What the leader does: fence off its predecessors, and commit saves (format.md, section 9).
 
-What to do about a ref is decided in `checkpointing.refs`; here it is carried out, through lost responses.
+What to do about a ref is decided in `checkpointing.format.refs`; here it is carried out, through lost responses.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from checkpointing import names
-from checkpointing.coverage import check_complete
-from checkpointing.encoding import hexdigest
 from checkpointing.errors import Fenced, Incomplete, Inconsistent, StoreError, StoreNotFound, Superseded
-from checkpointing.manifest import RankManifest, decode_manifest
-from checkpointing.record import ManifestEntry, Record, Totals, decode_record, encode_record, make_record
-from checkpointing.refs import (
+from checkpointing.format import names
+from checkpointing.format.encoding import hexdigest
+from checkpointing.format.manifest import RankManifest, decode_manifest
+from checkpointing.format.record import ManifestEntry, Record, Totals, decode_record, encode_record, make_record
+from checkpointing.format.refs import (
     Ref,
     Verdict,
     committed_ref,
@@ -27,7 +26,8 @@ from checkpointing.refs import (
     encode_ref,
     fenced_ref,
 )
-from checkpointing.store import Store, create
+from checkpointing.saving.coverage import check_complete
+from checkpointing.stores.protocol import Store, create
 
 _READERS = 8
 _SWAPS = 32  # each one lost means that somebody else's was not

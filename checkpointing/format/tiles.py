@@ -1,7 +1,7 @@
 """The shared vocabulary: specs, boxes, pieces, and what they mean as bytes.
 
 A *spec* names a global tensor. A *box* is a half-open region of it in global coordinates. A *piece* is the bytes of
-one box. A *tile* is a piece no larger than the grid allows (`checkpointing.grid`), identified by its digest.
+one box. A *tile* is a piece no larger than the grid allows (`checkpointing.format.grid`), identified by its digest.
 """
 
 from __future__ import annotations

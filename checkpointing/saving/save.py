@@ -7,16 +7,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from checkpointing import names
-from checkpointing.encoding import hexdigest
 from checkpointing.errors import FormatError, Inconsistent, StoreNotFound
-from checkpointing.grid import cut
-from checkpointing.manifest import RankManifest, StoredTile, decode_manifest, encode_manifest, facts_digest, order
-from checkpointing.pack import PackPlan, check_tiles, plan_pack, read_index
-from checkpointing.reader import Checkpoint
-from checkpointing.stats import Stats, statistics
-from checkpointing.store import Store, create
-from checkpointing.tiles import Piece, TensorSpec, digest, overlapping
+from checkpointing.format import names
+from checkpointing.format.encoding import hexdigest
+from checkpointing.format.grid import cut
+from checkpointing.format.manifest import (
+    RankManifest,
+    StoredTile,
+    decode_manifest,
+    encode_manifest,
+    facts_digest,
+    order,
+)
+from checkpointing.format.pack import PackPlan, check_tiles, plan_pack, read_index
+from checkpointing.format.stats import Stats, statistics
+from checkpointing.format.tiles import Piece, TensorSpec, digest, overlapping
+from checkpointing.reading.reader import Checkpoint
+from checkpointing.stores.protocol import Store, create
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

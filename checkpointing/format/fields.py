@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from checkpointing.errors import FormatError
-from checkpointing.names import is_digest
-from checkpointing.tiles import ITEMSIZE, Box, TensorSpec
+from checkpointing.format.names import is_digest
+from checkpointing.format.tiles import ITEMSIZE, Box, TensorSpec
 
 _INTEGERS = 1 << 63
 _DIMS = 64

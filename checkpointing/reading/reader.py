@@ -8,9 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from checkpointing import names
-from checkpointing.coverage import check_complete
-from checkpointing.encoding import hexdigest
 from checkpointing.errors import (
     CommitRefused,
     Corrupt,
@@ -20,12 +17,15 @@ from checkpointing.errors import (
     StoreError,
     StoreNotFound,
 )
-from checkpointing.manifest import RankManifest, StoredTile, decode_manifest, facts_digest, order
-from checkpointing.record import ManifestEntry, Record, decode_record, root
-from checkpointing.refs import Ref, decode_ref
-from checkpointing.resolver import Offered
-from checkpointing.store import Store
-from checkpointing.tiles import TensorSpec
+from checkpointing.format import names
+from checkpointing.format.encoding import hexdigest
+from checkpointing.format.manifest import RankManifest, StoredTile, decode_manifest, facts_digest, order
+from checkpointing.format.record import ManifestEntry, Record, decode_record, root
+from checkpointing.format.refs import Ref, decode_ref
+from checkpointing.format.tiles import TensorSpec
+from checkpointing.reading.resolver import Offered
+from checkpointing.saving.coverage import check_complete
+from checkpointing.stores.protocol import Store
 
 _READERS = 8
 _RUN = 16 << 20  # bytes read in one request for neighbouring tiles
@@ -55,7 +55,7 @@ class Checkpoint:
         return PackSource(self.store, name)
 
     def offers(self, source: str = "store") -> Iterator[Offered]:
-        """Yield every tile, for `checkpointing.resolver.resolve`."""
+        """Yield every tile, for `checkpointing.reading.resolver.resolve`."""
         for tile in self.tiles:
             where = {"pack": tile.pack, "offset": tile.offset, "length": tile.length}
             yield Offered(spec=tile.spec, box=tile.box, digest=tile.digest, source=source, where=where)

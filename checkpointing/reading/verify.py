@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from checkpointing import names
-from checkpointing.encoding import hexdigest
 from checkpointing.errors import FormatError, NewerFormat, StoreError, StoreNotFound
-from checkpointing.manifest import RankManifest, StoredTile, decode_manifest
-from checkpointing.pack import PackTile, check_tiles, read_index
-from checkpointing.reader import check_record
-from checkpointing.record import Record, decode_record
-from checkpointing.refs import Ref, decode_ref
-from checkpointing.store import Store
-from checkpointing.tiles import digest
+from checkpointing.format import names
+from checkpointing.format.encoding import hexdigest
+from checkpointing.format.manifest import RankManifest, StoredTile, decode_manifest
+from checkpointing.format.pack import PackTile, check_tiles, read_index
+from checkpointing.format.record import Record, decode_record
+from checkpointing.format.refs import Ref, decode_ref
+from checkpointing.format.tiles import digest
+from checkpointing.reading.reader import check_record
+from checkpointing.stores.protocol import Store
 
 
 class Fault(StrEnum):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.errors import StoreError, StoreUnfit
-from checkpointing.local_store import LocalStore
-from checkpointing.store import Store
+from checkpointing.stores.local import LocalStore
+from checkpointing.stores.protocol import Store
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -22,7 +22,7 @@ def open_store(url: str, *, write: bool = True, options: Mapping[str, Any] | Non
     missing. `options` go to fsspec. StoreUnfit says what to change when the place cannot hold checkpoints.
     """
     # Imported when it is asked for: fsspec costs time that a local store need not pay.
-    from checkpointing.fsspec_store import FsspecStore
+    from checkpointing.stores.fsspec import FsspecStore
 
     if not url or url != url.strip() or "\0" in url:
         raise StoreUnfit(f"store {url!r}: give a directory, or a URL such as s3://bucket/prefix")

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 
-from checkpointing import names
-from checkpointing.encoding import document, parse
-from checkpointing.fields import Fields
+from checkpointing.format import names
+from checkpointing.format.encoding import document, parse
+from checkpointing.format.fields import Fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

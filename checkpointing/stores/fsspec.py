@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import fsspec
 
-from checkpointing.encoding import hexdigest
 from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
-from checkpointing.store import Data, Versioned, check_name, chunks
+from checkpointing.format.encoding import hexdigest
+from checkpointing.stores.protocol import Data, Versioned, check_name, chunks
 
 _BLOCK = 16 << 20  # of an upload in parts; S3 takes 5 MiB to 5 GiB, and 10,000 of them
 

@@ -17,9 +17,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from checkpointing.encoding import hexdigest
 from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
-from checkpointing.store import Data, Versioned, check_name, chunks
+from checkpointing.format.encoding import hexdigest
+from checkpointing.stores.protocol import Data, Versioned, check_name, chunks
 
 _SCRATCH = "tmp"
 _LOCK = "lock"

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from checkpointing.tiles import Box, Piece, TensorSpec
+from checkpointing.format.tiles import Box, Piece, TensorSpec
 
 TILE_BYTES = 4 << 20
 

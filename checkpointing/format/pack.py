@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import blake3
 
-from checkpointing.encoding import FORMAT, LARGEST, VERSION, check_header, hexdigest, pack_json, unpack_json
 from checkpointing.errors import Corrupt, FormatError
-from checkpointing.fields import Fields
-from checkpointing.store import Store
-from checkpointing.tiles import Box, Piece, TensorSpec, digest
+from checkpointing.format.encoding import FORMAT, LARGEST, VERSION, check_header, hexdigest, pack_json, unpack_json
+from checkpointing.format.fields import Fields
+from checkpointing.format.tiles import Box, Piece, TensorSpec, digest
+from checkpointing.stores.protocol import Store
 
 HEAD = b"E3DPACK1"
 _END = b"E3DPEND1"

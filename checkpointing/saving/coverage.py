@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from checkpointing.errors import Incomplete, Inconsistent
-from checkpointing.manifest import RankManifest
-from checkpointing.names import Save
-from checkpointing.tiles import Box, TensorSpec, uncovered
+from checkpointing.format.manifest import RankManifest
+from checkpointing.format.names import Save
+from checkpointing.format.tiles import Box, TensorSpec, uncovered
 
 
 def check_complete(manifests: Sequence[RankManifest], save: Save, world: int) -> None:

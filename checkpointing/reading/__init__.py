@@ -1,0 +1,1 @@
+"""From a committed checkpoint back to tensors, every link checked."""
