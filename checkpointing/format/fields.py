@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from checkpointing.errors import FormatError
+from checkpointing.format.codecs import Codec
 from checkpointing.format.names import is_digest
 from checkpointing.format.tiles import ITEMSIZE, Box, TensorSpec
 
@@ -52,6 +53,10 @@ class Fields:
             raise self.fail(f"{field} is not 64 hex digits")
         return str(value)
 
+    def optional(self, field: str) -> Any:
+        """Return a field as it is, None if it is not there."""
+        return self._body.get(field)
+
     def items(self, field: str) -> list[Any]:
         """Return a list."""
         value = self.raw(field)
@@ -83,12 +88,13 @@ class Fields:
             raise self.fail(f"{spec.key}: {list(start)} to {list(stop)} is not a box in shape {list(spec.shape)}")
         return Box(start=start, stop=stop)
 
-    def codec(self) -> str:
-        """Return how the bytes are stored; only `raw` is known."""
+    def codec(self) -> Codec:
+        """Return how the bytes are stored."""
         value = self.text("codec")
-        if value != "raw":
-            raise self.fail(f"codec {value!r} is not one this reader knows: a newer version wrote it")
-        return value
+        try:
+            return Codec(value)
+        except ValueError:
+            raise self.fail(f"codec {value!r} is not one this reader knows: a newer version wrote it") from None
 
     def _integer(self, field: str, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _INTEGERS:

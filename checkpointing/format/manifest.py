@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from checkpointing.format import names
+from checkpointing.format.codecs import Codec, fits
 from checkpointing.format.encoding import canonical, document, hexdigest, parse
 from checkpointing.format.fields import Fields
 from checkpointing.format.pack import HEAD, TAIL
@@ -16,8 +17,26 @@ from checkpointing.format.tiles import Box, TensorSpec, overlapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The older tile that a difference is to: of the same dtype and box, `length` bytes from `offset` of a pack.
+
+    codec: never XOR_PLANES, so that no tile needs more than two reads.
+    """
+
+    digest: str
+    pack: str
+    offset: int
+    length: int
+    codec: Codec = Codec.RAW
+    check: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTile:
-    """One tile and where its bytes are: `length` bytes from `offset` of a pack."""
+    """One tile and where its bytes are: `length` stored bytes from `offset` of a pack.
+
+    digest: of the tile itself. check: of the stored bytes, "" for RAW, where the digest does it. base: for XOR_PLANES.
+    """
 
     spec: TensorSpec
     box: Box
@@ -25,8 +44,15 @@ class StoredTile:
     pack: str
     offset: int
     length: int
-    codec: str = "raw"
+    codec: Codec = Codec.RAW
+    check: str = ""
+    base: Base | None = None
     stats: Stats = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tile itself."""
+        return self.box.numel * self.spec.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +135,7 @@ def encode_manifest(manifest: RankManifest) -> bytes:
                             "length": tile.length,
                             "codec": tile.codec,
                             "stats": tile.stats,
+                            **_encoding(tile, places),
                         }
                         for tile in tiles.get(spec.key, ())
                     ],
@@ -117,6 +144,18 @@ def encode_manifest(manifest: RankManifest) -> bytes:
             ],
         },
     )
+
+
+def _encoding(tile: StoredTile, places: dict[str, int]) -> dict[str, Any]:
+    """Return the fields that only encoded tiles have."""
+    if tile.codec is Codec.RAW:
+        return {}
+    if tile.base is None:
+        return {"check": tile.check}
+    base = tile.base
+    where = {"digest": base.digest, "pack": places[base.pack], "offset": base.offset, "length": base.length}
+    check = {"check": base.check} if base.codec is not Codec.RAW else {}
+    return {"check": tile.check, "base": {**where, "codec": base.codec, **check}}
 
 
 def _key(tile: StoredTile) -> str:
@@ -167,24 +206,46 @@ def _packs(fields: Fields, name: str) -> list[tuple[str, int]]:
 
 
 def _tile(fields: Fields, spec: TensorSpec, packs: list[tuple[str, int]]) -> StoredTile:
-    box, place = fields.box(spec), fields.integer("pack")
-    if place >= len(packs):
-        raise fields.fail(f"{spec.key} {box}: names pack {place} of {len(packs)}")
-    tile = StoredTile(
+    box = fields.box(spec)
+    nbytes = box.numel * spec.itemsize
+    own = _where(fields, f"{spec.key} {box}", nbytes, packs)
+    base = None
+    if own.codec is Codec.XOR_PLANES:
+        base = _where(Fields(fields.raw("base"), f"{spec.key} {box}: base"), f"{spec.key} {box}", nbytes, packs)
+        if base.codec is Codec.XOR_PLANES:
+            raise fields.fail(f"{spec.key} {box}: its base is itself a difference")
+    return StoredTile(
         spec=spec,
         box=box,
+        digest=own.digest,
+        pack=own.pack,
+        offset=own.offset,
+        length=own.length,
+        codec=own.codec,
+        check=own.check,
+        base=base,
+        stats=_stats(fields),
+    )
+
+
+def _where(fields: Fields, name: str, nbytes: int, packs: list[tuple[str, int]]) -> Base:
+    """Return where `nbytes` bytes of a tile are stored."""
+    place, codec = fields.integer("pack"), fields.codec()
+    if place >= len(packs):
+        raise fields.fail(f"{name}: names pack {place} of {len(packs)}")
+    found = Base(
         digest=fields.digest("digest"),
         pack=packs[place][0],
         offset=fields.integer("offset"),
         length=fields.integer("length"),
-        codec=fields.codec(),
-        stats=_stats(fields),
+        codec=codec,
+        check="" if codec is Codec.RAW else fields.digest("check"),
     )
-    if tile.length != box.numel * spec.itemsize:
-        raise fields.fail(f"{spec.key} {box}: {tile.length} bytes are not those of its box")
-    if tile.offset < len(HEAD) or tile.offset + tile.length > packs[place][1] - TAIL:
-        raise fields.fail(f"{spec.key} {box}: lies outside its pack")
-    return tile
+    if not fits(codec, found.length, nbytes):
+        raise fields.fail(f"{name}: {found.length} stored bytes are not those of its box")
+    if found.offset < len(HEAD) or found.offset + found.length > packs[place][1] - TAIL:
+        raise fields.fail(f"{name}: lies outside its pack")
+    return found
 
 
 def _stats(fields: Fields) -> Stats:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import blake3
 
 from checkpointing.errors import Corrupt, FormatError
+from checkpointing.format.codecs import Codec, fits
 from checkpointing.format.encoding import FORMAT, LARGEST, VERSION, check_header, hexdigest, pack_json, unpack_json
 from checkpointing.format.fields import Fields
 from checkpointing.format.tiles import Box, Piece, TensorSpec, digest
@@ -20,14 +21,19 @@ TAIL = 8 + 8 + 32 + len(_END)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackTile:
-    """One tile in a pack's index: what it is, and the bytes [offset, offset + length) it takes."""
+    """One tile in a pack's index: what it is, and the bytes [offset, offset + length) it takes.
+
+    check: the digest of the stored bytes, "" for RAW. base: for XOR_PLANES, the digest of the tile it differs from.
+    """
 
     spec: TensorSpec
     box: Box
     digest: str
     offset: int
     length: int
-    codec: str = "raw"
+    codec: Codec = Codec.RAW
+    check: str = ""
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ def plan_pack(tiles: Sequence[tuple[Piece, str]]) -> PackPlan:
                     "offset": entry.offset,
                     "length": entry.length,
                     "codec": entry.codec,
+                    **({"check": entry.check} if entry.check else {}),
+                    **({"base": entry.base} if entry.base else {}),
                 }
                 for entry in entries
             ],
@@ -112,7 +120,14 @@ def check_tiles(store: Store, name: str, tiles: Sequence[PackTile]) -> Iterator[
     """Read every tile of a pack; yield each with whether its bytes have its digest. One tile is held at a time."""
     for tile in tiles:
         data = store.get(name, tile.offset, tile.offset + tile.length)
-        yield tile, len(data) == tile.length and digest(tile.spec, tile.box, data) == tile.digest
+        yield tile, whole(tile, data)
+
+
+def whole(tile: PackTile, stored: bytes | memoryview) -> bool:
+    """Return whether these stored bytes are the tile's, without decoding them."""
+    if memoryview(stored).nbytes != tile.length:
+        return False
+    return hexdigest(stored) == tile.check if tile.check else digest(tile.spec, tile.box, stored) == tile.digest
 
 
 def _tiles(index: Fields, name: str) -> Iterator[PackTile]:
@@ -120,14 +135,17 @@ def _tiles(index: Fields, name: str) -> Iterator[PackTile]:
         fields = Fields(item, name)
         spec = fields.spec()
         box = fields.box(spec)
+        codec = fields.codec()
         tile = PackTile(
             spec=spec,
             box=box,
             digest=fields.digest("digest"),
             offset=fields.integer("offset"),
             length=fields.integer("length"),
-            codec=fields.codec(),
+            codec=codec,
+            check="" if codec is Codec.RAW else fields.digest("check"),
+            base=fields.digest("base") if codec is Codec.XOR_PLANES else "",
         )
-        if tile.length != box.numel * spec.itemsize:
-            raise fields.fail(f"{spec.key} {box}: {tile.length} bytes are not those of its box")
+        if not fits(codec, tile.length, box.numel * spec.itemsize):
+            raise fields.fail(f"{spec.key} {box}: {tile.length} stored bytes are not those of its box")
         yield tile

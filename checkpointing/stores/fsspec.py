@@ -8,6 +8,7 @@ Packs are streamed through a file object; all else is small and goes in one requ
 from __future__ import annotations
 
 import contextlib
+import datetime
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ import fsspec
 
 from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
 from checkpointing.format.encoding import hexdigest
-from checkpointing.stores.protocol import Data, Versioned, check_name, chunks
+from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
 _BLOCK = 16 << 20  # of an upload in parts; S3 takes 5 MiB to 5 GiB, and 10,000 of them
 
@@ -119,14 +120,22 @@ class FsspecStore:
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the names that begin with `prefix`, sorted."""
+        for entry in self.entries(prefix):
+            yield entry.name
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the objects whose names begin with `prefix`, sorted by name."""
         folder = prefix.rpartition("/")[0]
         try:
             with self._errors("list", prefix):
-                found = self._fs.find(f"{self._root}/{folder}".rstrip("/"))
+                found = self._fs.find(f"{self._root}/{folder}".rstrip("/"), detail=True)
         except StoreNotFound:
             return
         lead = len(self._root) + 1
-        yield from sorted(name for path in found if (name := path[lead:]).startswith(prefix))
+        for path in sorted(found):
+            name = path[lead:]
+            if name.startswith(prefix):
+                yield Entry(name=name, size=int(found[path]["size"]), modified=_modified(found[path]))
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""
@@ -164,6 +173,17 @@ class FsspecStore:
         # What network file systems raise is an open set (botocore, aiohttp, ...): this is the edge.
         except Exception as error:
             raise StoreError(f"store {self._url}: cannot {verb} {name}: {type(error).__name__}: {error}") from error
+
+
+def _modified(info: Mapping[str, Any]) -> float:
+    """Return when an object was written, under the names that fsspec's file systems have for it; 0 if none is there."""
+    for field in ("LastModified", "last_modified", "updated", "mtime", "created"):
+        value = info.get(field)
+        if isinstance(value, datetime.datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return 0.0
 
 
 class _Memory:

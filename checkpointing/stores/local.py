@@ -19,7 +19,7 @@ from pathlib import Path
 
 from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
 from checkpointing.format.encoding import hexdigest
-from checkpointing.stores.protocol import Data, Versioned, check_name, chunks
+from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
 _SCRATCH = "tmp"
 _LOCK = "lock"
@@ -111,7 +111,7 @@ class LocalStore:
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the names that begin with `prefix`, sorted."""
-        names = []
+        names: list[str] = []
         with self._errors("list", prefix):
             for directory, _, files in os.walk(self._root, onerror=_raise):
                 relative = Path(directory).relative_to(self._root).as_posix()
@@ -120,6 +120,13 @@ class LocalStore:
                     if name.startswith(prefix) and not name.startswith(f"{_SCRATCH}/") and name != _LOCK:
                         names.append(name)
         yield from sorted(names)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the objects whose names begin with `prefix`, sorted by name; what vanishes meanwhile is left out."""
+        for name in self.list(prefix):
+            with self._errors("list", prefix), contextlib.suppress(FileNotFoundError):
+                found = self._path(name).stat()
+                yield Entry(name=name, size=found.st_size, modified=found.st_mtime)
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""

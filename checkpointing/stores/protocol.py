@@ -27,6 +27,15 @@ class Versioned:
     token: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An object as listings show it. modified: seconds by the store's own clock, comparable within one store only."""
+
+    name: str
+    size: int
+    modified: float
+
+
 class Store(Protocol):
     """A flat namespace of objects. Safe to use from several threads."""
 
@@ -61,6 +70,10 @@ class Store(Protocol):
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the names that begin with `prefix`, sorted."""
+        ...
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the objects whose names begin with `prefix`, sorted by name."""
         ...
 
     def delete(self, name: str) -> None:

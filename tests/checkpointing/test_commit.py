@@ -44,6 +44,9 @@ class Lossy:
     def list(self, prefix: str):  # type: ignore[no-untyped-def]
         return self._store.list(prefix)
 
+    def entries(self, prefix: str):  # type: ignore[no-untyped-def]
+        return self._store.entries(prefix)
+
     def delete(self, name: str) -> None:
         self._store.delete(name)
 
