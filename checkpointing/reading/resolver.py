@@ -10,47 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
 
-from checkpointing.errors import MissingTile, SourceError, SpecMismatch
+from checkpointing.errors import MissingTile, SourceError, SpecMismatch, TileLost
 from checkpointing.format.tiles import Box, TensorSpec, copy_box, digest, subtract
+from checkpointing.reading.sources import Offered, Prefetching, TileSource
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """A tile that a source says it has.
-
-    source: key of the source in the mapping given to `resolve`. where: a JSON-able locator only its source reads.
-    """
-
-    spec: TensorSpec
-    box: Box
-    digest: str
-    source: str
-    where: Any
-
-
-class TileSource(Protocol):
-    """A place tiles come from. Called from several threads at once.
-
-    A source may also have `prefetch(tiles: Sequence[Offered]) -> None`: it is told what will be fetched next, each
-    exactly once and soon, in batches of bounded size, so that it can ask for many tiles in one request.
-    """
-
-    name: str
-
-    def fetch(self, tile: Offered) -> bytes | memoryview:
-        """Return the bytes of the tile's box, C-contiguous; raise SourceError when it cannot."""
-        ...
-
-
-@runtime_checkable
-class Prefetching(Protocol):
-    """A source that wants to know what comes next."""
-
-    def prefetch(self, tiles: Sequence[Offered]) -> None:
-        """Ask for these tiles; SourceError is ignored, for `fetch` will say it again."""
-        ...
+__all__ = ["Destination", "Failure", "Offered", "Prefetching", "Resolved", "Tally", "TileSource", "resolve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +209,8 @@ class _Fetcher:
             return "given up after several errors in a row"
         try:
             data = source.fetch(offer)
+        except TileLost as error:
+            return str(error) or "lost"
         except SourceError as error:
             self._errors[offer.source] += 1
             return str(error) or "failed"
