@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from checkpointing.errors import Corrupt, SourceError, StoreError, StoreNotFound, TileLost
 from checkpointing.format import names
@@ -16,11 +16,21 @@ from checkpointing.reading.sources import Offered
 from checkpointing.stores.protocol import Store
 
 _RUN = 16 << 20  # bytes read in one request for neighbouring tiles
+_SCATTERED = 4 << 20  # the same where a request costs next to nothing: what was read is hashed while it is in the cache
 _GAP = 64 << 10  # unwanted bytes that are cheaper to read than to ask again ...
 _SLACK = 20  # ... as long as all of them together are at most one part in so many of the wanted ones
 
 Place = tuple[str, int, int]
 """Stored bytes: pack, offset, length."""
+
+
+@runtime_checkable
+class Scattering(Protocol):
+    """A store that reads into the memory of others."""
+
+    def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> int:
+        """Fill buffers one after another with bytes from `start` on; return how many there were."""
+        ...
 
 
 def offer(tile: StoredTile, source: str) -> Offered:
@@ -50,17 +60,17 @@ class PackSource:
 
     def fetch(self, tile: Offered) -> Bytes:
         """Return a tile's bytes; TileLost when they are not there or damaged, SourceError when the store fails."""
-        own, base = _places(tile)
+        own, base = places(tile)
         stored = self._stored(own)
         if own.codec is Codec.RAW:
             return stored
-        return _decoded(tile.spec, tile.box, own, stored, None if base is None else self._base(tile, base))
+        return _decoded(tile.spec, tile.box, own, stored, None if base is None else self.base(tile, base))
 
     def prefetch(self, tiles: Sequence[Offered]) -> None:
         """Read neighbouring tiles together and keep them until they are fetched."""
         wanted: dict[Place, int] = {}
         for tile in tiles:
-            for stored in _places(tile):
+            for stored in places(tile):
                 if stored is not None:
                     key = (stored.pack, stored.offset, stored.length)
                     wanted[key] = wanted.get(key, 0) + 1
@@ -74,7 +84,68 @@ class PackSource:
                     part = data[place[1] - start : place[1] - start + place[2]]
                     self._ahead.setdefault(place, []).extend([part] * wanted[place])
 
-    def _base(self, tile: Offered, base: Base) -> Bytes:
+    def fill(self, wanted: Sequence[tuple[Offered, memoryview]]) -> Iterator[tuple[int, SourceError | None]]:
+        """Read tiles to where they are wanted; what is stored raw on a local disk takes no other memory."""
+        raw: dict[Place, list[int]] = {}
+        rest = []
+        for number, (tile, buffer) in enumerate(wanted):
+            own, _ = places(tile)
+            if own.codec is Codec.RAW and own.length == buffer.nbytes:
+                raw.setdefault((own.pack, own.offset, own.length), []).append(number)
+            else:
+                rest.append(number)
+        for run in runs(sorted(raw), _SCATTERED if isinstance(self._store, Scattering) else _RUN):
+            error = self._read(run, [wanted[raw[place][0]][1] for place in run])
+            for first, *twins in (raw[place] for place in run):
+                for twin in twins:
+                    wanted[twin][1][:] = wanted[first][1]
+                yield from ((number, error) for number in (first, *twins))
+        yield from self._fetch_into([(number, *wanted[number]) for number in rest])
+
+    def _fetch_into(
+        self, wanted: Sequence[tuple[int, Offered, memoryview]]
+    ) -> Iterator[tuple[int, SourceError | None]]:
+        try:
+            self.prefetch([tile for _, tile, _ in wanted])
+        except SourceError:
+            pass  # fetch will say it again, for the tiles it is true of
+        for number, tile, buffer in wanted:
+            try:
+                data = memoryview(self.fetch(tile))
+            except SourceError as error:
+                yield number, error
+                continue
+            if data.nbytes != buffer.nbytes:
+                yield number, TileLost(f"{self.name}: {data.nbytes} bytes are not those of {tile.spec.key} {tile.box}")
+                continue
+            buffer[:] = data.cast("B")
+            yield number, None
+
+    def _read(self, run: Sequence[Place], buffers: Sequence[memoryview]) -> SourceError | None:
+        """Read neighbouring tiles with one request; return what went wrong with all of them."""
+        pack, start = run[0][0], run[0][1]
+        stop = run[-1][1] + run[-1][2]
+        try:
+            if isinstance(self._store, Scattering):
+                got = self._store.read_into(names.pack(pack), start, list(_with_gaps(run, buffers)))
+            else:
+                data = memoryview(self._get(pack, start, stop))
+                got = data.nbytes
+                for (_, offset, length), buffer in zip(run, buffers, strict=True):
+                    if offset - start + length <= got:
+                        buffer[:] = data[offset - start : offset - start + length]
+        except StoreNotFound as error:
+            return TileLost(str(error))
+        except StoreError as error:
+            return SourceError(str(error))
+        except SourceError as error:
+            return error
+        return (
+            None if got == stop - start else TileLost(f"{names.pack(pack)}: ends before byte {stop}: it is cut short")
+        )
+
+    def base(self, tile: Offered, base: Base) -> Bytes:
+        """Return the bytes of the tile that this one is a difference to, verified; TileLost when they are not whole."""
         stored = self._stored(base)
         data = stored if base.codec is Codec.RAW else _decoded(tile.spec, tile.box, base, stored, None)
         if digest(tile.spec, tile.box, data) != base.digest:
@@ -99,7 +170,7 @@ class PackSource:
             raise SourceError(str(error)) from error
 
 
-def _places(tile: Offered) -> tuple[Base, Base | None]:
+def places(tile: Offered) -> tuple[Base, Base | None]:
     """Return where a tile's stored bytes lie, and those of its base."""
     where = tile.where
     base = where.get("base")
@@ -131,15 +202,24 @@ def _decoded(spec: TensorSpec, box: Box, place: Base, stored: Bytes, base: Bytes
         raise TileLost(f"{_at(place)}: {error}") from error
 
 
-def runs(places: Sequence[Place]) -> Iterator[list[Place]]:
-    """Yield sorted places in groups that are worth one request each.
+def _with_gaps(run: Sequence[Place], buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+    end = run[0][1]
+    for (_, offset, length), buffer in zip(run, buffers, strict=True):
+        if offset > end:
+            yield memoryview(bytearray(offset - end))
+        yield buffer
+        end = offset + length
+
+
+def runs(wanted: Sequence[Place], limit: int = _RUN) -> Iterator[list[Place]]:
+    """Yield sorted places in groups that are worth one request each, of up to `limit` bytes unless one tile has more.
 
     Gaps are read along where that saves a request, the smallest first, and never more than a 20th of what is wanted.
     """
-    slack = sum(length for _, _, length in places) // _SLACK
+    slack = sum(length for _, _, length in wanted) // _SLACK
     gaps = {}
-    for number in range(1, len(places)):
-        (pack, offset, length), after = places[number - 1], places[number]
+    for number in range(1, len(wanted)):
+        (pack, offset, length), after = wanted[number - 1], wanted[number]
         if after[0] == pack and 0 <= (gap := after[1] - offset - length) <= _GAP:
             gaps[number] = gap
     joined = set()
@@ -149,8 +229,8 @@ def runs(places: Sequence[Place]) -> Iterator[list[Place]]:
             break
         joined.add(number)
     run: list[Place] = []
-    for number, place in enumerate(places):
-        if run and (number not in joined or place[1] + place[2] - run[0][1] > _RUN):
+    for number, place in enumerate(wanted):
+        if run and (number not in joined or place[1] + place[2] - run[0][1] > limit):
             yield run
             run = []
         run.append(place)

@@ -19,7 +19,8 @@ from checkpointing.format.encoding import hexdigest
 from checkpointing.format.manifest import RankManifest, StoredTile, decode_manifest, facts_digest, order
 from checkpointing.format.record import ManifestEntry, Record, decode_record, root
 from checkpointing.format.refs import Ref, decode_ref
-from checkpointing.format.tiles import TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.reading.mending import MendingPackSource
 from checkpointing.reading.packs import PackSource, offer
 from checkpointing.reading.sources import Offered
 from checkpointing.saving.coverage import check_complete
@@ -32,7 +33,8 @@ _READERS = 8
 class Checkpoint:
     """A checkpoint whose record and manifests have been read and checked; its tiles are checked when fetched.
 
-    `tiles` are distinct by tensor and box. `packs` maps the ids of all packs they lie in to sizes.
+    `tiles` are distinct by tensor and box; `copies` are those of them that other ranks have written too. `packs` maps
+    the ids of all packs they lie in to sizes.
     """
 
     store: Store
@@ -45,14 +47,18 @@ class Checkpoint:
     specs: dict[str, TensorSpec]
     tiles: tuple[StoredTile, ...]
     packs: dict[str, int]
+    copies: tuple[StoredTile, ...] = ()
 
-    def source(self, name: str = "store") -> PackSource:
-        """Return the source that the offers of the same name refer to."""
-        return PackSource(self.store, name)
+    def source(self, name: str = "store", *, repair: bool = False) -> PackSource:
+        """Return the source that the offers of the same name refer to.
+
+        With `repair` it mends packs that are found damaged: only then does reading write to the store.
+        """
+        return MendingPackSource(self.store, name) if repair else PackSource(self.store, name)
 
     def offers(self, source: str = "store") -> Iterator[Offered]:
-        """Yield every tile, for `checkpointing.reading.resolver.resolve`."""
-        for tile in self.tiles:
+        """Yield every tile, for `checkpointing.reading.resolver.resolve`; further copies last."""
+        for tile in (*self.tiles, *self.copies):
             yield offer(tile, source)
 
 
@@ -79,7 +85,12 @@ def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoi
     record = read_record(store, name, expected)
     manifests = read_manifests(store, record.manifests)
     check_record(record, manifests)
-    tiles = {(tile.spec.key, tile.box): tile for manifest in manifests for tile in manifest.tiles}
+    tiles: dict[tuple[str, Box], StoredTile] = {}
+    copies = {}
+    for tile in (tile for manifest in manifests for tile in manifest.tiles):
+        first = tiles.setdefault((tile.spec.key, tile.box), tile)
+        if (first.pack, first.offset) != (tile.pack, tile.offset):
+            copies[tile.pack, tile.offset, tile.spec.key, tile.box] = tile
     return Checkpoint(
         store=store,
         name=name,
@@ -90,6 +101,7 @@ def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoi
         facts=record.facts,
         specs={spec.key: spec for manifest in manifests for spec in manifest.specs},
         tiles=tuple(sorted(tiles.values(), key=order)),
+        copies=tuple(copies.values()),
         packs={pack: size for manifest in manifests for pack, size in manifest.packs.items()},
     )
 
