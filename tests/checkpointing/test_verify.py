@@ -42,10 +42,10 @@ def test_every_flipped_byte_of_every_object_is_found() -> None:
     for name in list(store.list("")):
         for place in range(store.size(name)):
             data = flip(store, name, place, bit=place % 8)
-            findings = list(verify(store))
+            findings = list(verify(store, threads=1))
             assert any(finding.object == name for finding in findings), (name, place)
             store.put(name, data)
-    assert list(verify(store)) == []
+    assert list(verify(store, threads=1)) == []
 
 
 def test_a_damaged_tile_is_named_with_tensor_rank_and_pack() -> None:
