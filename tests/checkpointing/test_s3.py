@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from s3_server import moto
 from states import SMALL, load, make_state, save, save_and_commit
+from store_contract import StoreContract
 
 import checkpointing.stores.fsspec
 from checkpointing import Store, commit, fence, open_checkpoint, open_store, verify
@@ -19,32 +18,13 @@ from checkpointing.errors import Fenced, StoreUnfit
 
 pytestmark = pytest.mark.s3
 
+_numbers = itertools.count()
+
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        given = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
-        import s3fs
-
-        s3fs.S3FileSystem(**given).mkdir("bucket")
+    with moto() as given:
         yield given
-    finally:
-        server.kill()
-        server.wait()
 
 
 @pytest.fixture
@@ -67,17 +47,12 @@ def test_checkpoints_on_s3(store: Store) -> None:
     assert list(verify(store)) == []
 
 
-def test_conditions_are_kept_on_s3(store: Store) -> None:
-    """Created once; swapped only by who knows the present token."""
-    assert store.put_if_absent("a", b"1")
-    assert not store.put_if_absent("a", b"2")
-    first = store.read("a")
-    assert first is not None
-    assert store.compare_and_swap("a", first.token, b"2")
-    assert not store.compare_and_swap("a", first.token, b"3")
-    assert not store.compare_and_swap("b", first.token, b"3")
-    assert store.get("a") == b"2"
-    assert store.read("b") is None
+class TestS3(StoreContract):
+    """The contract, over HTTP."""
+
+    @pytest.fixture
+    def store(self, options: dict[str, Any]) -> Store:
+        return open_store(f"s3://bucket/contract-{next(_numbers)}/x", options=options)
 
 
 def test_a_pack_larger_than_a_part_is_uploaded_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
