@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 import fsspec
 
-from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
+from checkpointing.errors import StoreDenied, StoreError, StoreNotFound, StoreUnfit
 from checkpointing.format.encoding import hexdigest
+from checkpointing.stores.address import redacted
 from checkpointing.stores.checking import Sent
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
@@ -38,18 +39,18 @@ class FsspecStore:
 
     def __init__(self, url: str, *, options: Mapping[str, Any]) -> None:
         """Connect; StoreUnfit when the protocol is unknown or its package is missing."""
-        self._url = url
+        self._url = redacted(url)
         protocol = url.partition("://")[0]
         try:
             # Listings are never cached: other hosts write to the same place.
             self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
         except ImportError as error:
-            raise StoreUnfit(f"store {url}: {error}. Install the package that speaks {protocol}://") from error
+            raise StoreUnfit(f"store {self._url}: {error}. Install the package that speaks {protocol}://") from error
         except (ValueError, TypeError, OSError) as error:
-            raise StoreUnfit(f"store {url}: cannot be opened: {error}") from error
+            raise StoreUnfit(f"store {self._url}: cannot be opened: {redacted(str(error))}") from error
         self._root = str(root).rstrip("/")
         if protocol in ("s3", "s3a") and not self._root:
-            raise StoreUnfit(f"store {url}: name a bucket, as in s3://bucket/prefix")
+            raise StoreUnfit(f"store {self._url}: name a bucket, as in s3://bucket/prefix")
         self._conditional: _Conditional | None = None
         if protocol in ("s3", "s3a"):
             self._conditional = _S3(self._fs)
@@ -58,7 +59,7 @@ class FsspecStore:
 
     @property
     def url(self) -> str:
-        """The URL it was opened with."""
+        """The URL it was opened with, without secrets."""
         return self._url
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -195,7 +196,15 @@ class FsspecStore:
         except StoreError:
             raise
         except FileNotFoundError as error:
+            if "bucket does not exist" in str(error):
+                raise StoreUnfit(
+                    f"store {self._url}: cannot {verb} {name}: there is no such bucket. Make it, or correct the URL."
+                ) from error
             raise StoreNotFound(f"store {self._url}: cannot {verb} {name}: it is not there") from error
+        except PermissionError as error:
+            raise StoreDenied(
+                f"store {self._url}: cannot {verb} {name}: {error}. Check the credentials, and what they may do there."
+            ) from error
         # What network file systems raise is an open set (botocore, aiohttp, ...): this is the edge.
         except Exception as error:
             raise StoreError(f"store {self._url}: cannot {verb} {name}: {type(error).__name__}: {error}") from error
@@ -282,6 +291,6 @@ class _S3:
 
 
 def _refused(error: OSError) -> bool:
-    """Return whether S3 said no to the condition: 412, or 409 when another write won just then."""
+    """Return whether S3 said no to the condition; 409, another write at the same time, leaves it open."""
     text = f"{error} {error.__cause__!r}"
-    return any(code in text for code in ("PreconditionFailed", "ConditionalRequestConflict", "412"))
+    return "PreconditionFailed" in text or "412" in text
