@@ -11,11 +11,13 @@ from checkpointing.reading.resolver import Offered, Resolved, TileSource, resolv
 from checkpointing.reading.verify import Finding, verify
 from checkpointing.saving.commit import Committed, commit, fence
 from checkpointing.saving.save import SavedRank, save_rank
+from checkpointing.stores.keys import Key
 from checkpointing.stores.opening import open_store
 from checkpointing.stores.protocol import Store
+from checkpointing.stores.register import Register
 
 __all__ = [
-    "Store", "open_store",
+    "Store", "open_store", "Key", "Register",
     "TensorSpec", "Box", "Piece",
     "save_rank", "SavedRank",
     "fence", "commit", "Committed",
