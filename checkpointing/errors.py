@@ -5,6 +5,7 @@ Every error says what happened, whether trying again helps, and what the person 
     CheckpointError
       StoreError            the store did not do what was asked
         StoreNotFound       the object is not there; trying again does not help
+        WriteDamaged        what was written came back different; trying again may help
         StoreUnfit          the place cannot hold checkpoints at all (URL, permissions, conditional writes)
       FormatError           an object is not what format.md says; trying again does not help
         NewerFormat         a newer version wrote it; upgrade
@@ -36,6 +37,10 @@ class StoreError(CheckpointError):
 
 class StoreNotFound(StoreError):
     """The object is not in the store; trying again does not help."""
+
+
+class WriteDamaged(StoreError):
+    """What was written came back different, several times; trying again may help, a sound network or disk will."""
 
 
 class StoreUnfit(StoreError, ValueError):
