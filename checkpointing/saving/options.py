@@ -75,9 +75,9 @@ class SaveOptions:
     def limit(self, total: int) -> int:
         """Return the most tile bytes a pack holds in a save of `total`.
 
-        A writer that dies loses what was under way: about one sixty-fourth of the save per transfer.
+        A writer that dies loses what was under way: a hundredth of the save per transfer.
         """
-        return min(self.pack_bytes, max(_SMALL, total // 64))
+        return min(self.pack_bytes, max(_SMALL, total // _PARTS))
 
     def fixed(self, choice: Choice) -> SaveOptions:
         """Return these options with the codec chosen."""
@@ -85,6 +85,7 @@ class SaveOptions:
 
 
 _SMALL = 4 << 20
+_PARTS = 96
 _WORTH = 1.1  # a codec that makes the save less than a tenth faster is not worth its processor time
 
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from checkpointing.format.codecs import Codec
 from checkpointing.format.manifest import StoredTile
 from checkpointing.format.pack import PackPlan, plan_pack
-from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.format.tiles import Box, Piece, TensorSpec
 from checkpointing.saving.bandwidth import Bucket
 from checkpointing.saving.bases import Bases
 from checkpointing.saving.encoding import Encoded, Hashed, encode_tile
@@ -57,13 +57,14 @@ class Packer:
         bases: Bases,
         options: SaveOptions,
         *,
-        total: int,
+        tiles: Sequence[Piece],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         self._store, self._bases, self._options = store, bases, options
         self._clock = clock
-        self._limit = options.limit(total)
+        self._limit = options.limit(sum(tile.data.nbytes for tile in tiles))
+        self._tiles = tiles
         self._choice = options.choice
         self._speeds = options.speeds
         rate = options.max_bandwidth
@@ -157,7 +158,7 @@ class Packer:
             return self._followed(pack) or Choice.RAW
         seconds = max(done.ended for done in round_) - min(done.began for done in round_)
         store = sum(done.sent for done in round_) / max(seconds, 1e-9)
-        self._speeds = measure(store, pack, self._bases, self._clock)
+        self._speeds = measure(store, self._tiles, self._bases, self._clock)
         self._choice = choose(self._speeds, self._options.transfers)
         return self._choice
 

@@ -119,9 +119,8 @@ def _pack(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Packed:
-    total = sum(tile.data.nbytes for tile in tiles)
     with (
-        Packer(store, bases, options, total=total, clock=clock, sleep=sleep) as packer,
+        Packer(store, bases, options, tiles=tiles, clock=clock, sleep=sleep) as packer,
         contextlib.closing(hashed(tiles, bases, options.workers)) as found,
     ):
         for tile in found:
