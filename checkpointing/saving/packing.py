@@ -18,12 +18,12 @@ from checkpointing.format.codecs import Codec
 from checkpointing.format.manifest import StoredTile
 from checkpointing.format.pack import PackPlan, plan_pack
 from checkpointing.format.tiles import Box, Piece, TensorSpec
-from checkpointing.saving.bandwidth import Bucket
 from checkpointing.saving.bases import Bases
 from checkpointing.saving.encoding import Encoded, Hashed, encode_tile
 from checkpointing.saving.measuring import measure
 from checkpointing.saving.options import Choice, SaveOptions, Speeds, choose
 from checkpointing.saving.uploading import is_there, upload
+from checkpointing.stores.limited import Bandwidth, LimitedStore
 from checkpointing.stores.protocol import Store
 
 
@@ -61,14 +61,17 @@ class Packer:
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        self._store, self._bases, self._options = store, bases, options
+        self._bases, self._options = bases, options
+        # What a local disk says it has written is believed: reading back would ask the page cache.
+        self._check = options.check and not getattr(store, "verifies", False)
+        rate = options.max_bandwidth
+        limited = None if rate is None else LimitedStore(store, Bandwidth(rate, clock=clock, sleep=sleep))
+        self._store: Store = limited or store
         self._clock = clock
         self._limit = options.limit(sum(tile.data.nbytes for tile in tiles))
         self._tiles = tiles
         self._choice = options.choice
         self._speeds = options.speeds
-        rate = options.max_bandwidth
-        self._bucket = Bucket(rate, clock=clock, sleep=sleep) if rate is not None else None
         self._pool = ThreadPoolExecutor(options.transfers, thread_name_prefix="transfers")
         self._free = threading.Semaphore(options.transfers)
         self._transfers: list[Future[_Done]] = []
@@ -138,7 +141,7 @@ class Packer:
         there = is_there(self._store, plan)
         began = self._clock()
         if not there:
-            upload(self._store, plan, self._bucket, check=self._options.check)
+            upload(self._store, plan, check=self._check)
         return _Done(
             pack=plan.id,
             size=plan.size,

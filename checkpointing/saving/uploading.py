@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import tenacity
 
-from checkpointing.errors import StoreNotFound, WriteDamaged
+from checkpointing.errors import Miswritten, StoreNotFound
 from checkpointing.format import names
 from checkpointing.format.pack import HEAD, PackPlan, PackTile, whole
-from checkpointing.saving.bandwidth import Bucket, Paced
 from checkpointing.stores.protocol import Store
 
-_RUN = 8 << 20  # bytes asked for at once when a pack is read back
+_RUN = 8 << 20  # bytes asked for at once when a pack of an earlier try is checked
 _TRIES = 3
 
 
@@ -24,24 +23,13 @@ def is_there(store: Store, plan: PackPlan) -> bool:
         return False
 
 
-def upload(store: Store, plan: PackPlan, bucket: Bucket | None, *, check: bool) -> None:
-    """Write a pack, durably; with `check` it is read back, unless the store compares checksums itself.
-
-    WriteDamaged when it does not come back as it was, several times over.
-    """
-    chunks = plan.chunks if bucket is None else Paced(plan.chunks, bucket)
-    name = names.pack(plan.id)
-    check = check and not getattr(store, "verifies", False)
+def upload(store: Store, plan: PackPlan, *, check: bool) -> None:
+    """Write a pack, durably; with `check`, Miswritten when the store keeps on holding something else."""
     for attempt in tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(WriteDamaged), stop=tenacity.stop_after_attempt(_TRIES), reraise=True
+        retry=tenacity.retry_if_exception_type(Miswritten), stop=tenacity.stop_after_attempt(_TRIES), reraise=True
     ):
         with attempt:
-            store.put(name, chunks)
-            if check and not _as_planned(store, plan):
-                raise WriteDamaged(
-                    f"store {store.url}: {name} was written, and is not what was sent: something between here and the "
-                    "store changes bytes. Tried again in vain; look at the network and the store's disks"
-                )
+            store.put(names.pack(plan.id), plan.chunks, check=check)
 
 
 def _as_planned(store: Store, plan: PackPlan) -> bool:
