@@ -23,7 +23,7 @@ from checkpointing.format.manifest import (
 )
 from checkpointing.format.tiles import Box, Piece, TensorSpec, overlapping
 from checkpointing.reading.reader import Checkpoint
-from checkpointing.saving.bases import Bases
+from checkpointing.saving.bases import Bases, Recall
 from checkpointing.saving.hashing import hashed
 from checkpointing.saving.options import SaveOptions, Speeds
 from checkpointing.saving.packing import Packed, Packer
@@ -64,6 +64,7 @@ def save_rank(
     facts: dict[str, Any],
     parent: Checkpoint | None = None,
     options: SaveOptions = _DEFAULTS,
+    recall: Recall | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> SavedRank:
@@ -73,7 +74,10 @@ def save_rank(
     be encoded; they must not change meanwhile. Tiles with the contents of one of `parent` are referenced, not written,
     wherever the parent has them, and so are those that this rank has twice. The same pieces, parent and options give
     the same packs and manifest; where `options.codec` is "auto", the same tiles. Every rank gives the same `facts`,
-    one JSON object. ValueError for pieces or facts that cannot be stored; Inconsistent when this rank saved something
+    one JSON object. `recall(spec, box)` may give the bytes that box had in the parent, or in the parent's own base, if
+    they are still in memory, so that a difference to them need not read the store; they are verified.
+
+    ValueError for pieces or facts that cannot be stored; Inconsistent when this rank saved something
     else under the same step, generation and attempt.
     """
     save = names.Save(step=step, made_in=made_in, attempt=attempt)
@@ -81,7 +85,9 @@ def save_rank(
         raise ValueError(f"rank {rank} is not in a world of {world}")
     common = facts_digest(facts)
     specs, tiles = _cut(pieces)
-    bases = Bases(parent)
+    if parent is not None and parent.store.url != store.url:
+        raise ValueError(f"the parent is in {parent.store.url}; only tiles of the same store, {store.url}, can be kept")
+    bases = Bases(parent, recall)
     name = names.manifest(save, rank)
     try:
         data = store.get(name)

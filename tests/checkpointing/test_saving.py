@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from states import FACTS, SMALL, State, load, make_state, piece, spread
 
 import checkpointing.format.grid
 from checkpointing import (
+    Box,
     Checkpoint,
+    Piece,
     SavedRank,
     SaveOptions,
     Store,
@@ -57,6 +60,7 @@ class Seam:
     def __init__(self, inner: Store, before: Callable[[str, bytes], bytes]) -> None:
         self.inner, self.before = inner, before
         self.url = inner.url
+        self.reads: list[str] = []
 
     def put(self, name: str, data: Data, *, check: bool = False) -> None:
         sent = Sent([b"".join(chunks(data))])
@@ -65,6 +69,7 @@ class Seam:
             sent.compare(self.inner, name)
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        self.reads.append(name)
         return self.inner.get(name, start, stop)
 
     def read(self, name: str) -> Versioned | None:
@@ -361,6 +366,56 @@ def test_a_base_that_is_gone_or_damaged_is_not_used() -> None:
     for saved in (damaged, gone):
         manifest = decode_manifest(store.get(saved.manifest), saved.manifest)
         assert not any(tile.base for tile in manifest.tiles)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_older_state_in_memory_spares_reading_it() -> None:
+    """What `recall` gives is used when it is the older tile, and not when it is not; the bytes come out right."""
+    store = fresh()
+    chosen = SaveOptions(codec="xor")
+    save_one(store, training(0), chosen)
+    committed(store)
+    seam = Seam(store, lambda _, data: data)
+
+    def recall(spec: TensorSpec, box: Box) -> bytes:
+        return bytes(piece(spec, older[spec], box).data)
+
+    saved = []
+    for step in (0, 2):
+        older = training(step)
+        parent = open_checkpoint(seam)
+        seam.reads.clear()
+        saved.append(save_one(store, training(1), chosen, step=2 + step, parent=parent, recall=recall))
+        assert bool(seam.reads) == (step == 2)
+    assert by_hand(committed(store, 2)) == training(1)
+    assert saved[0].packs == saved[1].packs
+
+
+def test_a_parent_elsewhere_is_refused() -> None:
+    """Its tiles are not in this store."""
+    store = fresh()
+    save_one(store, training(0), SaveOptions())
+    with pytest.raises(ValueError, match="same store"):
+        save_one(fresh(), training(1), SaveOptions(), parent=committed(store))
+
+
+@pytest.mark.parametrize(("codec", "most"), [("raw", 4), ("planes", 40)])
+def test_memory_is_bounded(tmp_path: Path, codec: str, most: int) -> None:
+    """Raw tiles are never copied; of encoded ones only those under way are held, however large the state is."""
+    spec = TensorSpec(key="w", dtype="int16", shape=(24, 1 << 20))
+    data = np.random.default_rng(0).integers(0, 255, spec.box.numel, "<i2")
+    whole = Piece(spec=spec, box=spec.box, data=memoryview(data).cast("B"))
+    store = open_store(str(tmp_path))
+    tracemalloc.start()
+    try:
+        saved = save_rank(
+            store, step=1, made_in=1, attempt=0, rank=0, world=1, pieces=[whole], facts=FACTS,
+            options=SaveOptions(codec=codec, pack_bytes=4 << 20, transfers=2),
+        )  # fmt: skip
+        assert tracemalloc.get_traced_memory()[1] < most << 20
+    finally:
+        tracemalloc.stop()
+    assert saved.bytes == 48 << 20
 
 
 @pytest.mark.usefixtures("tiny")
