@@ -274,6 +274,7 @@ def test_a_save_killed_at_ninety_percent_is_nearly_done() -> None:
     with pytest.raises(StoreError, match="killed"):
         save_one(Seam(store, dies), state, chosen)
     assert not list(store.list("saves/"))
+    assert not [one.name for one in threading.enumerate() if one.name.startswith(("transfers", "digests"))]
     saved = save_one(store, state, chosen)
     assert 0.1 * total < saved.sent <= 0.15 * saved.stored
     assert by_hand(committed(store)) == state
