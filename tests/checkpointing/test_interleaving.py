@@ -22,9 +22,18 @@ from checkpointing import (
     open_checkpoint,
     pin,
     plan_collection,
+    read_ref,
     tag,
 )
-from checkpointing.errors import CheckpointError, CommitRefused, KeepRefused, NoCheckpoint, StoreError
+from checkpointing.errors import (
+    CheckpointError,
+    Collecting,
+    CommitRefused,
+    Incomplete,
+    KeepRefused,
+    NoCheckpoint,
+    StoreError,
+)
 from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.history import decode_history
@@ -32,6 +41,7 @@ from checkpointing.format.manifest import RankManifest, StoredTile, decode_manif
 from checkpointing.format.pack import HEAD, TAIL
 from checkpointing.format.record import decode_record
 from checkpointing.format.refs import Ref, decode_ref
+from checkpointing.reading.naming import committed
 
 GRACE = 60.0
 FACTS = {"loss": 1}
@@ -40,7 +50,7 @@ FROZEN = TensorSpec(key="frozen", dtype="uint8", shape=(2,))
 
 
 def contents(number: int) -> bytes:
-    return HEAD + bytes([number, number]) + b"index of it" + b"\0" * (TAIL - 5)
+    return HEAD + bytes([number % 256, number // 256]) + b"index of it" + b"\0" * (TAIL - 5)
 
 
 def tile(spec: TensorSpec, pack: str) -> StoredTile:
@@ -99,20 +109,20 @@ class Oracle:
         return found
 
 
-def write(store: View, chance: random.Random, step: int, made_in: int, attempt: int) -> None:
-    """Save as a rank does: packs that are there are used, a parent's are referenced."""
+def write(store: View, chance: random.Random, step: int, made_in: int, *, calm: bool) -> None:
+    """Save as a rank does: packs that are there are used, a parent's are referenced; if calm, all else is new."""
     try:
         parent = open_checkpoint(store)
     except NoCheckpoint:
         parent = None
     packs, tiles = {}, []
-    for spec, number in ((SPEC, chance.randrange(3)), (FROZEN, 7)):
+    for spec, number in ((SPEC, 100 * made_in + step if calm else chance.randrange(3)), (FROZEN, 7)):
         old = [t for t in parent.tiles if t.spec == spec] if parent else []
         if old and spec == FROZEN:
             tiles.append(old[0])
             packs[old[0].pack] = parent.packs[old[0].pack]  # type: ignore[union-attr]
             continue
-        data = contents(number + 10 * (spec == FROZEN and chance.random() < 0.5))
+        data = contents(number + 10 * (spec == FROZEN and not calm and chance.random() < 0.5))
         pack = hexdigest(data)
         try:
             there = store.get(names.pack(pack)) == data
@@ -123,7 +133,7 @@ def write(store: View, chance: random.Random, step: int, made_in: int, attempt: 
         packs[pack] = len(data)
         tiles.append(tile(spec, pack))
     manifest = RankManifest(
-        save=names.Save(step=step, made_in=made_in, attempt=attempt),
+        save=names.Save(step=step, made_in=made_in, attempt=0),
         rank=0,
         world=1,
         parent=None,
@@ -136,8 +146,11 @@ def write(store: View, chance: random.Random, step: int, made_in: int, attempt: 
     store.put_if_absent(manifest.name, encode_manifest(manifest))
 
 
-def trainer(generation: int, steps: int) -> Callable[[Actor], None]:
-    """Fence, then save and commit steps; what was refused or lost is let go, as training does."""
+def trainer(generation: int, steps: int, oracle: Oracle, *, calm: bool) -> Callable[[Actor], None]:
+    """Fence, then save and commit steps; what was refused or lost is let go, as training does.
+
+    If calm, no save that took less than the grace may lose anything.
+    """
 
     def work(actor: Actor) -> None:
         store, chance = View(actor), random.Random(f"{actor.name}{actor.world.random.random()}")
@@ -153,23 +166,26 @@ def trainer(generation: int, steps: int) -> Callable[[Actor], None]:
         for step in range(1, steps + 1):
             actor.sleep(chance.choice((0.0, 1.0, 20.0, 70.0)))
             for _ in range(3):
+                began = actor.world.now
                 try:
-                    write(store, chance, step, generation, 0)
+                    write(store, chance, step, generation, calm=calm)
                     commit(store, step=step, made_in=generation, attempt=0, committed_in=generation, world=1)
                     break
-                except CheckpointError:
+                except CheckpointError as error:
+                    if calm and isinstance(error, Collecting | Incomplete) and actor.world.now - began < GRACE:
+                        oracle.faults.append(f"{actor.world.now:.1f}: {actor.name} has lost a fresh save: {error}")
                     actor.sleep(chance.choice((0.0, 10.0, 100.0)))
 
     return work
 
 
-def collector(rounds: int, retention: Retention) -> Callable[[Actor], None]:
+def collector(rounds: int, retention: Retention, *, calm: bool) -> Callable[[Actor], None]:
     def work(actor: Actor) -> None:
         store, chance = View(actor), random.Random(f"{actor.name}{actor.world.random.random()}")
         for _ in range(rounds):
             actor.sleep(chance.choice((0.0, 5.0, 61.0)))
             # A grace that is too short for the writers must cost saves only, never a checkpoint.
-            grace = chance.choice((0.0, 1.0, GRACE))
+            grace = GRACE if calm else chance.choice((0.0, 1.0, GRACE))
             try:
                 collect(store, retention, grace=grace, wait=chance.random() < 0.5, sleep=actor.sleep, clock=actor.clock)
             except (StoreError, KeepRefused):
@@ -197,18 +213,45 @@ def keeper(actor: Actor) -> None:
             continue
 
 
+def reader(oracle: Oracle) -> Callable[[Actor], None]:
+    """Read checkpoints whole; who takes less than the grace must find all of it."""
+
+    def work(actor: Actor) -> None:
+        store, chance = View(actor), random.Random(f"{actor.name}{actor.world.random.random()}")
+        for _ in range(10):
+            actor.sleep(chance.choice((0.0, 10.0, 40.0)))
+            began = actor.world.now
+            try:
+                held = committed(store, read_ref(store))
+                if not held:
+                    continue
+                # Its name is known: that it may be dropped from now on must not matter for the grace.
+                checkpoint = open_checkpoint(store, Ref(generation=0, checkpoint=chance.choice(held)))
+                for pack, size in checkpoint.packs.items():
+                    assert hexdigest(store.get(names.pack(pack))) == pack
+                    assert store.size(names.pack(pack)) == size
+            except CheckpointError as error:
+                if actor.world.now - began < GRACE:
+                    oracle.faults.append(f"{actor.world.now:.1f}: {actor.name} could not read: {error}")
+
+    return work
+
+
 def run(seed: int, *, dies: float = 0.004, loses: float = 0.02, late: float = 0.03) -> Oracle:
     world = World(seed)
     oracle = Oracle(world)
     calm = seed % 4 == 0
     faults = {} if calm else {"dies": dies, "loses": loses}
-    world.start("one", trainer(1, 8), **faults)
-    world.start("two", trainer(2, 8), **faults)
-    world.start("zombie", trainer(1, 8), **faults)
+    world.start("one", trainer(1, 8, oracle, calm=calm), **faults)
+    world.start("two", trainer(2, 8, oracle, calm=calm), **faults)
+    if not calm:  # two leaders of a generation would write other contents into one save
+        world.start("zombie", trainer(1, 8, oracle, calm=calm), **faults)
     late = 0.0 if calm else late
-    world.start("sweeper", collector(8, Retention(keep_last=1)), late=late, **faults)
-    world.start("other", collector(8, Retention(keep_last=2, keep_every=3)), late=late, **faults)
+    world.start("sweeper", collector(8, Retention(keep_last=1), calm=calm), late=late, **faults)
+    world.start("other", collector(8, Retention(keep_last=2, keep_every=3), calm=calm), late=late, **faults)
     world.start("keeper", keeper, **faults)
+    if calm:
+        world.start("reader", reader(oracle))
     world.run()
     for actor in world.actors:
         if actor.error is not None:
@@ -265,7 +308,7 @@ def check(seed: int) -> Oracle:
     return oracle
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_no_order_of_operations_loses_what_is_committed(seed: int) -> None:
     """Whoever dies, waits or asks twice: checkpoints stay whole while they are listed, garbage goes in the end."""
     check(seed)
@@ -274,13 +317,13 @@ def test_no_order_of_operations_loses_what_is_committed(seed: int) -> None:
 @pytest.mark.slow
 def test_no_order_of_operations_loses_what_is_committed_at_length() -> None:
     """The same for many more seeds."""
-    for seed in range(1000, 6000):
+    for seed in range(1000, 2500):
         check(seed)
 
 
 def test_the_orders_are_worth_drawing() -> None:
     """Among the seeds there are commits of both generations, drops, takings over, refusals and late deletions."""
-    oracles = [run(seed) for seed in range(1, 24)]
+    oracles = [run(seed) for seed in range(1, 8)]
     seen = {name for oracle in oracles for name in oracle.seen}
     assert {names.parse_checkpoint(name)[1] for name in seen} == {1, 2}  # type: ignore[index]
     log = "\n".join(line for oracle in oracles for line in oracle.world.log)
