@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 from checkpointing.errors import FormatError, StoreError, StoreNotFound
 from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
+from checkpointing.format.history import History, decode_history
 from checkpointing.format.manifest import RankManifest, decode_manifest
 from checkpointing.format.record import Record, decode_record
-from checkpointing.format.refs import Ref, decode_ref
+from checkpointing.format.refs import Older, Ref, decode_ref
+from checkpointing.format.tombstone import decode_tombstone
 from checkpointing.reading.findings import Fault, Finding, from_error
 from checkpointing.reading.packcheck import Use, check_pack, uses
 from checkpointing.reading.reader import check_record
@@ -64,6 +66,7 @@ class _Verifier:
         self._records: dict[str, Record] = {}
         self._manifests: dict[str, RankManifest] = {}
         self._digests: dict[str, str] = {}
+        self._history: dict[str, History] = {}
         self._committed: set[str] = set()
         self._users: dict[str, list[Use]] = defaultdict(list)
 
@@ -73,7 +76,9 @@ class _Verifier:
         documents = [name for name in self._sizes if _decoder(name)]
         for found in self._each(self._document, sorted(documents, key=_first)):
             yield from found
-        self._committed = {checkpoint for ref in self._refs.values() for checkpoint in ref.committed}
+        for ref_name, ref in self._refs.items():
+            self._committed.update(ref.committed)
+            yield from self._older(ref_name, ref.older)
         yield from self._links()
         for manifest in self._manifests.values():
             for use in uses(manifest):
@@ -123,7 +128,10 @@ class _Verifier:
             return [from_error(name, error, rank=parsed[1] if parsed else None)]
         self._digests[name] = digest
         if isinstance(found, Ref):
-            self._refs[name] = found
+            if name != names.SHADOW:
+                self._refs[name] = found
+        elif isinstance(found, History):
+            self._history[name] = found
         elif isinstance(found, Record):
             self._records[name] = found
         elif isinstance(found, RankManifest):
@@ -131,11 +139,24 @@ class _Verifier:
         self._step(self._sizes[name])
         return []
 
+    def _older(self, name: str, older: Older | None) -> Iterator[Finding]:
+        """Follow the history of a ref, and take what it lists for committed."""
+        while older is not None:
+            if older.name not in self._sizes:
+                yield _missing(older.name, f"{name} links to it; `elastic3d ckpt repair` rebuilds it", ())
+                return
+            part = self._history.get(older.name)
+            if part is None:
+                return  # reported when it was read
+            if self._digests[older.name] != older.digest:
+                detail = f"is not the part of the history that {name} links to"
+                yield Finding(object=older.name, fault=Fault.INCONSISTENT, detail=detail)
+                return
+            self._committed.update(part.checkpoints)
+            name, older = older.name, part.older
+
     def _links(self) -> Iterator[Finding]:
         for name, ref in self._refs.items():
-            for checkpoint in ref.committed:
-                if names.record(checkpoint) not in self._sizes:
-                    yield _missing(names.record(checkpoint), f"{name} names it", (checkpoint,))
             if ref.checkpoint is not None:
                 found = self._digests.get(names.record(ref.checkpoint))
                 if found is not None and found != ref.record_digest:
@@ -145,6 +166,9 @@ class _Verifier:
                         detail=f"is not the record {name} points to",
                         checkpoints=(ref.checkpoint,),
                     )
+        for checkpoint in sorted(self._committed):
+            if names.record(checkpoint) not in self._sizes:
+                yield _missing(names.record(checkpoint), "the refs name it", (checkpoint,))
         for record_name, record in self._records.items():
             yield from self._record(record_name, record)
 
@@ -211,13 +235,15 @@ class _Verifier:
 
 def _decoder(name: str) -> Callable[[bytes, str], Any] | None:
     """Return what reads the object `name`, None when it is no document."""
-    if name.startswith(names.REFS):
+    if name.startswith(names.REFS) or name == names.SHADOW:
         return decode_ref
     if names.parse_record(name):
         return decode_record
     if names.parse_manifest(name):
         return decode_manifest
-    return None
+    if names.is_history(name):
+        return decode_history
+    return decode_tombstone if names.is_tombstone(name) else None
 
 
 def _first(name: str) -> tuple[int, str]:
