@@ -89,7 +89,7 @@ class _Verifier:
         for name in self._sizes:
             if not (_decoder(name) or names.parse_pack(name)):
                 self._step(self._sizes[name])
-                if not name.startswith(names.PROBE):
+                if not name.startswith((names.PROBE, names.CLAIMS)):
                     yield Finding(object=name, fault=Fault.UNEXPECTED, detail="is no object of this format")
 
     def _each(self, check: Callable[[str], _T], items: Iterable[str]) -> Iterator[_T]:
