@@ -283,7 +283,7 @@ def test_any_json_is_a_manifest_or_a_format_error(value: object) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_document_or_corrupt(data: bytes) -> None:
     """Random bytes are refused as damaged; those that begin as encrypted ones do ask for the key."""
-    with pytest.raises((Corrupt, WrongKey), match="damaged|key"):
+    with pytest.raises((Corrupt, WrongKey), match=r"damaged|key"):
         decode_ref(data, "refs/latest")
 
 
