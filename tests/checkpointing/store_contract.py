@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from checkpointing import Store
-from checkpointing.errors import StoreNotFound
+from checkpointing.errors import StoreError, StoreNotFound
 
 ODD_NAMES = ["../x", "a/../b", "/etc/passwd", "", "a//b", "a/", ".", "a\0b", "a b"]
 
@@ -34,12 +34,12 @@ class StoreContract:
         with pytest.raises(StoreNotFound):
             store.get("packs/ab/x.pack", 1, 2)
 
-    @pytest.mark.parametrize(("start", "stop"), [(0, 5), (3, 8), (0, 99), (9, 99), (11, 12), (40, 50), (4, 4), (5, 2)])
-    def test_ranges_are_cut_like_slices(self, store: Store, start: int, stop: int) -> None:
+    def test_ranges_are_cut_like_slices(self, store: Store) -> None:
         """A range that passes the end, or lies beyond it, gives what there is."""
         store.put("x", b"hello world")
-        assert store.get("x", start, stop) == b"hello world"[start:stop]
-        assert store.get("x", start) == b"hello world"[start:]
+        for start, stop in [(0, 5), (3, 8), (0, 99), (9, 99), (11, 12), (40, 50), (4, 4), (5, 2)]:
+            assert store.get("x", start, stop) == b"hello world"[start:stop], (start, stop)
+            assert store.get("x", start) == b"hello world"[start:], start
 
     def test_data_comes_in_any_chunks(self, store: Store) -> None:
         """A generator, wide memoryviews, empty chunks, none at all."""
@@ -131,24 +131,34 @@ class StoreContract:
         assert store.get("a") == str(won.index(True)).encode()
 
     def test_swaps_from_many_threads_lose_none(self, store: Store) -> None:
-        """A counter that is only swapped counts every success; of those who try at once, one succeeds."""
-        assert store.compare_and_swap("n", None, b"0")
+        """A log that is only swapped holds the lines of those who were told that they won, and no others.
 
-        def add(_: int) -> int:
-            won = 0
-            for _ in range(8):
-                found = store.read("n")
+        Who is told nothing (some servers answer a race with an error) finds out by reading.
+        """
+        assert store.compare_and_swap("log", None, b"")
+
+        def add(writer: int) -> list[str]:
+            won = []
+            for number in range(8):
+                line, found = f"{writer}.{number}", store.read("log")
                 assert found is not None
-                won += store.compare_and_swap("n", found.token, str(int(found.data) + 1).encode())
+                try:
+                    done = store.compare_and_swap("log", found.token, found.data + f"{line}\n".encode())
+                except StoreError:
+                    done = line in store.get("log").decode().split()
+                if done:
+                    won.append(line)
             return won
 
         with ThreadPoolExecutor(4) as pool:
-            assert sum(pool.map(add, range(4))) == int(store.get("n")) >= 8
+            won = [line for lines in pool.map(add, range(4)) for line in lines]
+        assert sorted(won) == sorted(store.get("log").decode().split())
+        assert len(won) >= 8
 
-    @pytest.mark.parametrize("name", ODD_NAMES)
-    def test_names_cannot_leave_the_store(self, store: Store, name: str) -> None:
+    def test_names_cannot_leave_the_store(self, store: Store) -> None:
         """Only plain relative names are objects."""
-        with pytest.raises(ValueError, match="not the name"):
-            store.put(name, b"x")
-        with pytest.raises(ValueError, match="not the name"):
-            store.get(name)
+        for name in ODD_NAMES:
+            with pytest.raises(ValueError, match="not the name"):
+                store.put(name, b"x")
+            with pytest.raises(ValueError, match="not the name"):
+                store.get(name)

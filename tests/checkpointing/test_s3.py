@@ -70,6 +70,7 @@ def test_a_pack_larger_than_a_part_is_uploaded_in_parts(
     monkeypatch.setattr(checkpointing.stores.fsspec, "_BLOCK", 5 << 20)
     monkeypatch.setattr(checkpointing.stores.obstore, "_PART", 5 << 20)
     monkeypatch.setattr(checkpointing.stores.obstore, "_SINGLE", 7 << 20)
+    monkeypatch.setattr(checkpointing.stores.obstore, "_HELD", 6 << 20)
     store = client(f"s3://bucket/large-{client.__name__}", options=options)
     blocks = [os.urandom(4 << 20) for _ in range(4)]
     for data in (iter(blocks), blocks):
