@@ -64,11 +64,11 @@ class Hooked:
         self._store, self._hooks = store, hooks
 
     def __getattr__(self, verb: str) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             hook = self._hooks.get(verb)
             if hook is not None and hook(*arguments):
                 del self._hooks[verb]
-            return getattr(self._store, verb)(*arguments)
+            return getattr(self._store, verb)(*arguments, **options)
 
         return self._store.url if verb == "url" else call
 
