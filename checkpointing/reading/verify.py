@@ -26,7 +26,7 @@ from checkpointing.stores.protocol import Store
 __all__ = ["Fault", "Finding", "Progress", "verify"]
 
 _THREADS = 4
-_IGNORED = (names.PROBE, "claims/")  # left by tests of the store, and by what a register decides
+_IGNORED = (names.PROBE, names.CLAIMS)  # left by tests of the store, and by what a register decides
 _T = TypeVar("_T")
 
 
