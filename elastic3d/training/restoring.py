@@ -15,7 +15,7 @@ from checkpointing.format.tiles import Box, TensorSpec, uncovered
 from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.data import Order
 from elastic3d.errors import StateError
-from elastic3d.values import from_json
+from elastic3d.values import StoreAt, from_json
 
 MEMORY, STORE, NONE = "memory", "store", "none"
 
@@ -80,11 +80,11 @@ class Tiers(Protocol):
         """Return what the reachable tile servers hold."""
         ...
 
-    def checkpoint(self, url: str) -> Decision | None:
+    def checkpoint(self, at: StoreAt) -> Decision | None:
         """Return the newest checkpoint of a store, None when it has none yet."""
         ...
 
-    def sources(self, decision: Decision, url: str | None) -> Mapping[str, TileSource]:
+    def sources(self, decision: Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
         """Return the sources that a decision's offers name."""
         ...
 
@@ -116,7 +116,7 @@ def _whole(inventories: Sequence[Inventory], wanted: Mapping[str, TensorSpec]) -
     return all(uncovered(specs[key], boxes[key]) is None for key in specs)
 
 
-def decide(tiers: Tiers, servers: Sequence[str], url: str | None, specs: Iterable[TensorSpec]) -> Decision:
+def decide(tiers: Tiers, servers: Sequence[str], at: StoreAt | None, specs: Iterable[TensorSpec]) -> Decision:
     """Return what to go on from: the newest whole state in memory, else the newest checkpoint, else nothing."""
     chosen = choose(tiers.inventories(servers), specs) if servers else None
     if chosen:
@@ -128,7 +128,7 @@ def decide(tiers: Tiers, servers: Sequence[str], url: str | None, specs: Iterabl
             facts=first.facts,
             offers=tuple(offer for inventory in chosen for offer in inventory.offers()),
         )
-    saved = tiers.checkpoint(url) if url else None
+    saved = tiers.checkpoint(at) if at else None
     return saved or Decision(source=NONE)
 
 
@@ -189,10 +189,10 @@ class Nowhere:
         """Return nothing."""
         return ()
 
-    def checkpoint(self, url: str) -> Decision | None:
+    def checkpoint(self, at: StoreAt) -> Decision | None:
         """Return nothing."""
         return None
 
-    def sources(self, decision: Decision, url: str | None) -> Mapping[str, TileSource]:
+    def sources(self, decision: Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
         """Return nothing."""
         return {}

@@ -10,6 +10,7 @@ from checkpointing.reading.resolver import TileSource
 from elastic3d.errors import StateError
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
 from elastic3d.training import restoring
+from elastic3d.values import StoreAt
 
 STORE_SOURCE = "store"
 
@@ -24,17 +25,18 @@ class KeepersAndStore:
         """Return what the reachable keepers hold, their own trainers' snapshots and replicas."""
         return inventories(servers, self._run_id)
 
-    def checkpoint(self, url: str) -> restoring.Decision | None:
+    def checkpoint(self, at: StoreAt) -> restoring.Decision | None:
         """Return the newest checkpoint, None where nothing was committed; StateError where it cannot be trusted."""
         try:
-            store = open_store(url, write=False)
+            store = open_store(at.url, write=False)
             ref = read_latest(store)
             if ref is None or ref.checkpoint is None:
                 return None
             found = open_checkpoint(store, ref)
         except (CheckpointError, OSError) as error:
             raise StateError(
-                f"the newest checkpoint under {url} cannot be read: {error}. `elastic3d ckpt verify {url}` says more"
+                f"the newest checkpoint under {at.url} cannot be read: {error}. "
+                f"`elastic3d ckpt verify {at.url}` says more"
             ) from error
         return restoring.Decision(
             source=restoring.STORE,
@@ -44,13 +46,13 @@ class KeepersAndStore:
             offers=tuple(found.offers(STORE_SOURCE)),
         )
 
-    def sources(self, decision: restoring.Decision, url: str | None) -> Mapping[str, TileSource]:
+    def sources(self, decision: restoring.Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
         """Return one source per keeper that offers a tile, and the store."""
         names = sorted({offer.source for offer in decision.offers})
         sources: dict[str, TileSource] = {}
         for name in names:
             if name != STORE_SOURCE:
                 sources[name] = PeerSource(name, self._run_id)
-            elif url is not None:
-                sources[name] = open_checkpoint(open_store(url, write=False)).source(STORE_SOURCE)
+            elif at is not None:
+                sources[name] = open_checkpoint(open_store(at.url, write=False)).source(STORE_SOURCE)
         return sources

@@ -14,10 +14,13 @@ import torch
 from checkpointing import open_store
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 from elastic3d.errors import StateError
+from elastic3d.membership.records import SavedStep
 from elastic3d.values import Cause, Generation, Node
 from elastic3d.values import Slot as Place
+from elastic3d.worker.options import Saving
 from elastic3d.worker.slot import PinnedSnapshot, Slot
-from elastic3d.worker.upload import Uploader, WriteFailed, Written
+from elastic3d.worker.uploader import LONGEST_REST, Uploader, WriteFailed, Written, rest_after
+from elastic3d.worker.writing import Writer
 
 
 class Shelf:
@@ -28,9 +31,13 @@ class Shelf:
     def __init__(self, *steps: int) -> None:
         self.steps, self.unpinned = steps, list[int]()
         self.gate: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.ready: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def unpin(self, step: int) -> None:
         self.unpinned.append(step)
+
+    def set_ready(self, ready: bool) -> None:
+        self.ready.put(ready)
 
     @contextmanager
     def pieces(self, step: int) -> Iterator[PinnedSnapshot]:
@@ -57,8 +64,13 @@ def told() -> Told:
 
 
 @pytest.fixture
-def uploader(shelf: Shelf, told: Told, tmp_path: Path) -> Iterator[Uploader]:
-    uploader = Uploader(open_store(tmp_path.as_uri()), cast(Slot, shelf), told.put)
+def writer(tmp_path: Path) -> Writer:
+    return Writer(open_store(tmp_path.as_uri()), Saving(), 1)
+
+
+@pytest.fixture
+def uploader(shelf: Shelf, told: Told, writer: Writer) -> Iterator[Uploader]:
+    uploader = Uploader(cast(Slot, shelf), writer.write, told.put)
     yield uploader
     shelf.gate.put(None)
     uploader.close(10.0)
@@ -123,3 +135,71 @@ def test_a_snapshot_that_is_gone_is_a_failed_write(uploader: Uploader, shelf: Sh
     uploader.flush(9, generation(1))
     shelf.gate.put(None)
     assert steps(told, 1) == [(WriteFailed, 9)]
+
+
+def test_an_uploader_is_ready_again_when_it_has_written(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+    """And says so before it tells what it wrote: whoever hears that may offer the next."""
+    uploader.offer(5, generation(1))
+    assert not uploader.ready
+    shelf.gate.put(None)
+    told.get(timeout=10)
+    assert uploader.ready
+    assert shelf.ready.get(timeout=1)
+
+
+def test_the_next_checkpoint_waits_for_the_commit_of_the_one_before(shelf: Shelf, told: Told, writer: Writer) -> None:
+    """Where the commit is heard of; another one's, or none within the patience, does not hold it back for ever."""
+    uploader = Uploader(cast(Slot, shelf), writer.write, told.put, patience=lambda: 60.0)
+    try:
+        uploader.offer(5, generation(1))
+        shelf.gate.put(None)
+        (written,) = _take(told, 1)
+        assert isinstance(written, Written)
+        assert not uploader.ready
+        uploader.settled(SavedStep(step=4, made_in=1, attempt=0, world=1))
+        assert not uploader.ready
+        uploader.settled(written.saved)
+        assert shelf.ready.get(timeout=10)
+        assert uploader.ready
+    finally:
+        uploader.close(10.0)
+
+
+def test_a_failure_is_followed_by_a_rest_that_grows(shelf: Shelf, told: Told, writer: Writer) -> None:
+    """A store that is away is not hammered, and one that is back is found within a minute."""
+    assert [rest_after(count) for count in (1, 2, 3)] == [1.0, 2.0, 4.0]
+    assert rest_after(100) == LONGEST_REST
+    rests: list[int] = []
+
+    def rest(failures: int) -> float:
+        rests.append(failures)
+        return 0.01
+
+    uploader = Uploader(cast(Slot, shelf), writer.write, told.put, rest=rest)
+    try:
+        for step in (8, 9, 5, 8):
+            uploader.offer(step, generation(1))
+            shelf.gate.put(None)
+            assert shelf.ready.get(timeout=10)
+        assert [kind for kind, _ in steps(told, 4)] == [WriteFailed, WriteFailed, Written, WriteFailed]
+        assert rests == [1, 2, 1]
+    finally:
+        uploader.close(10.0)
+
+
+def test_what_did_not_change_is_not_written_again(
+    uploader: Uploader, shelf: Shelf, told: Told, writer: Writer, tmp_path: Path
+) -> None:
+    """The newest committed checkpoint is every write's parent."""
+    from checkpointing import commit
+
+    first = PinnedSnapshot(generation=1, step=5, rank=0, world=1, facts={}, pieces=_piece(1.0))
+    again = PinnedSnapshot(generation=1, step=6, rank=0, world=1, facts={}, pieces=_piece(1.0))
+    assert writer.write(first, SavedStep(step=5, made_in=1, attempt=0, world=1), False) == (16, 16)
+    commit(open_store(tmp_path.as_uri()), step=5, made_in=1, attempt=0, committed_in=1, world=1)
+    assert writer.write(again, SavedStep(step=6, made_in=1, attempt=0, world=1), False) == (16, 0)
+
+
+def _piece(value: float) -> list[Piece]:
+    spec, box = TensorSpec(key="model/w", dtype="float32", shape=(4,)), Box(start=(0,), stop=(4,))
+    return [Piece(spec=spec, box=box, data=memoryview(torch.full((4,), value).numpy().tobytes()))]

@@ -1,0 +1,60 @@
+"""What a node writes of a checkpoint: the tiles that the newest committed one does not have yet."""
+
+from __future__ import annotations
+
+import threading
+
+from checkpointing import Checkpoint, Store, open_checkpoint, read_latest, save_rank
+from checkpointing.errors import CheckpointError
+from elastic3d.membership.records import SavedStep
+from elastic3d.worker.options import Saving
+from elastic3d.worker.slot import PinnedSnapshot
+
+
+class Parent:
+    """The newest committed checkpoint, opened once for all slots of the node and kept until there is a newer one."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._open: Checkpoint | None = None
+
+    def newest(self) -> Checkpoint | None:
+        """Return it; None where there is none, or it cannot be read: then everything is written."""
+        with self._lock:
+            try:
+                ref = read_latest(self._store)
+                if ref is None or ref.checkpoint is None:
+                    self._open = None
+                elif self._open is None or self._open.name != ref.checkpoint:
+                    self._open = open_checkpoint(self._store, ref)
+            except (CheckpointError, OSError):
+                # A store that does not answer says so when it is written to.
+                self._open = None
+            return self._open
+
+
+class Writer:
+    """Writes one slot's part of a save; called by each slot's uploader, on its thread."""
+
+    def __init__(self, store: Store, saving: Saving, slots: int) -> None:
+        self._store, self._saving, self._slots = store, saving, slots
+        self._parent = Parent(store)
+
+    def write(self, pinned: PinnedSnapshot, saved: SavedStep, last: bool) -> tuple[int, int]:
+        """Return the bytes of the slot's tiles, and of those that had to be written.
+
+        last: there is a deadline, and no other save after it: nothing holds it back.
+        """
+        done = save_rank(
+            self._store,
+            step=saved.step,
+            made_in=saved.made_in,
+            attempt=saved.attempt,
+            rank=pinned.rank,
+            world=saved.world,
+            pieces=pinned.pieces,
+            facts=dict(pinned.facts),
+            parent=self._parent.newest(),
+        )
+        return done.bytes, done.written
