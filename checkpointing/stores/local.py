@@ -17,8 +17,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
+from checkpointing.errors import StoreDenied, StoreError, StoreFull, StoreNotFound, StoreUnfit
 from checkpointing.format.encoding import hexdigest
+from checkpointing.stores.checking import Sent
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
 _SCRATCH = "tmp"
@@ -76,13 +77,16 @@ class LocalStore:
         with self._errors("read", name):
             return self._path(name).stat().st_size
 
-    def put(self, name: str, data: Data) -> None:
-        """Write an object, durably, replacing what was there."""
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
+        """Write an object, durably, replacing what was there; `check` reads it back."""
+        sent = Sent(data) if check else None
         with self._errors("write", name):
             path = self._prepare(name)
-            with self._scratch(data) as scratch:
+            with self._scratch(data if sent is None else sent) as scratch:
                 os.rename(scratch, path)
             _sync_directory(path.parent)
+        if sent is not None:
+            sent.compare(self, name)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object, durably; False if one was there."""
@@ -216,7 +220,14 @@ class LocalStore:
                 errno.EPERM: "; check its permissions, and that the file system has hard links",
                 errno.ENOTSUP: "; the file system must have hard links and flock",
             }.get(error.errno or 0, "")
-            raise StoreError(f"store {self._root}: cannot {verb} {name}: {error.strerror}{advice}") from error
+            kind = {
+                errno.ENOSPC: StoreFull,
+                errno.EDQUOT: StoreFull,
+                errno.EACCES: StoreDenied,
+                errno.EPERM: StoreDenied,
+                errno.EROFS: StoreDenied,
+            }.get(error.errno or 0, StoreError)
+            raise kind(f"store {self._root}: cannot {verb} {name}: {error.strerror}{advice}") from error
 
 
 def _raise(error: OSError) -> None:
