@@ -8,6 +8,7 @@ Every error says what happened, whether trying again helps, and what the person 
         StoreDenied         credentials are missing, wrong, expired, or may not do this
         StoreFull           there is no room; free some, or give another place
         Miswritten          the store holds other bytes than were sent; trying again writes them again
+        WriteDamaged        what was written came back different; trying again may help
         StoreUnfit          the place cannot hold checkpoints at all (URL, permissions, conditional writes)
           WrongKey          objects are encrypted with another key than was given, or with none
         Tampered            an encrypted object is not as it was sealed (it is Corrupt, too)
@@ -64,6 +65,10 @@ class StoreFull(StoreError):
 
 class Miswritten(StoreError):
     """The store holds other bytes than were sent: they changed on the way. Trying again writes them again."""
+
+
+class WriteDamaged(StoreError):
+    """What was written came back different, several times; trying again may help, a sound network or disk will."""
 
 
 class StoreUnfit(StoreError, ValueError):

@@ -29,6 +29,8 @@ _LOCK = "lock"
 class LocalStore:
     """Objects as files below a directory."""
 
+    verifies = True  # write(2) and fsync(2) say what went wrong; reading back would ask the page cache
+
     def __init__(self, root: Path, *, create: bool = True) -> None:
         """Open the directory; with `create` it is made where missing, and dead writers' scratch files removed."""
         self._root = root

@@ -1,0 +1,69 @@
+"""Bringing one pack into the store, so that what is there afterwards is what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import tenacity
+
+from checkpointing.errors import StoreNotFound, WriteDamaged
+from checkpointing.format import names
+from checkpointing.format.pack import HEAD, PackPlan, PackTile, whole
+from checkpointing.saving.bandwidth import Bucket, Paced
+from checkpointing.stores.protocol import Store
+
+_RUN = 8 << 20  # bytes asked for at once when a pack is read back
+_TRIES = 3
+
+
+def is_there(store: Store, plan: PackPlan) -> bool:
+    """Return whether an earlier try has left this pack whole: every byte is read."""
+    try:
+        return store.size(names.pack(plan.id)) == plan.size and _as_planned(store, plan)
+    except StoreNotFound:
+        return False
+
+
+def upload(store: Store, plan: PackPlan, bucket: Bucket | None, *, check: bool) -> None:
+    """Write a pack, durably; with `check` it is read back, unless the store compares checksums itself.
+
+    WriteDamaged when it does not come back as it was, several times over.
+    """
+    chunks = plan.chunks if bucket is None else Paced(plan.chunks, bucket)
+    name = names.pack(plan.id)
+    check = check and not getattr(store, "verifies", False)
+    for attempt in tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(WriteDamaged), stop=tenacity.stop_after_attempt(_TRIES), reraise=True
+    ):
+        with attempt:
+            store.put(name, chunks)
+            if check and not _as_planned(store, plan):
+                raise WriteDamaged(
+                    f"store {store.url}: {name} was written, and is not what was sent: something between here and the "
+                    "store changes bytes. Tried again in vain; look at the network and the store's disks"
+                )
+
+
+def _as_planned(store: Store, plan: PackPlan) -> bool:
+    name = names.pack(plan.id)
+    end = plan.tiles[-1].offset + plan.tiles[-1].length
+    if store.get(name, 0, len(HEAD)) != HEAD or store.get(name, end) != b"".join(plan.chunks[-2:]):
+        return False
+    for run in _runs(plan.tiles):
+        start = run[0].offset
+        data = memoryview(store.get(name, start, run[-1].offset + run[-1].length))
+        for tile in run:
+            if not whole(tile, data[tile.offset - start : tile.offset - start + tile.length]):
+                return False
+    return True
+
+
+def _runs(tiles: Sequence[PackTile]) -> Iterator[list[PackTile]]:
+    run: list[PackTile] = []
+    for tile in tiles:
+        if run and tile.offset + tile.length - run[0].offset > _RUN:
+            yield run
+            run = []
+        run.append(tile)
+    if run:
+        yield run
