@@ -62,6 +62,9 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "checkpoint.verified": ("step", "kind", "seconds"),
         # What retention lets go is gone: so many checkpoints, and `bytes` of objects that nothing needs any more.
         "checkpoint.collected": ("checkpoints", "bytes"),
+        # It could not be read back as it was written, or what is not kept could not be deleted; tried again later.
+        "checkpoint.unverified": ("step", "error"),
+        "checkpoint.uncollected": ("error",),
         # `kind` is "done", "error" or "spare"; the last event of a keeper.
         "job.ended": ("kind", "step", "error"),
     }

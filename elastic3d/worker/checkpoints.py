@@ -10,10 +10,11 @@ from elastic3d.membership.records import SavedStep
 from elastic3d.values import Generation
 from elastic3d.worker.committer import CommitDone, CommitFailed, Committer
 from elastic3d.worker.figures import Figures
+from elastic3d.worker.housekeeping import Housekeeper, SweepFailed, Swept, Told, Verified, VerifyFailed
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Saving
 from elastic3d.worker.slot import Slot
-from elastic3d.worker.uploader import Uploader, WriteFailed, Written
+from elastic3d.worker.uploader import Uploader, WriteFailed, Written, rest_after
 from elastic3d.worker.writing import Writer
 
 COMMIT_PATIENCE = 10.0
@@ -33,13 +34,15 @@ class Checkpoints:
         journal: Journal,
         figures: Figures,
         clock: Clock = SYSTEM,
+        rest: Callable[[int], float] = rest_after,
     ) -> None:
         self._slots, self._journal, self._figures, self._clock = slots, journal, figures, clock
         self._leads = False
         self._written: dict[int, SavedStep] = {}
         writer = Writer(store, saving, len(slots))
+        self._housekeeper = Housekeeper(store, saving, self._kept, clock=clock)
         self._committer = Committer(store, self._committed, clock=clock)
-        self._uploaders = [Uploader(slot, writer.write, tell, patience=self._patience) for slot in slots]
+        self._uploaders = [Uploader(slot, writer.write, tell, patience=self._patience, rest=rest) for slot in slots]
 
     # What the membership says.
 
@@ -101,6 +104,7 @@ class Checkpoints:
     def close_committer(self, patience: float) -> None:
         """End the commits; what was asked for has `patience` seconds."""
         self._committer.close(patience)
+        self._housekeeper.close(patience)
 
     def _patience(self) -> float:
         return COMMIT_PATIENCE if self._leads else 0.0
@@ -118,3 +122,19 @@ class Checkpoints:
             self._journal.emit("checkpoint.mended", step=event.saved.step)
         for uploader in self._uploaders:
             uploader.settled(event.saved)
+        self._housekeeper.committed(event.committed.checkpoint, event.saved.step)
+
+    def _kept(self, event: Told) -> None:
+        """Take note of what became of a checkpoint after its commit; on the housekeeper's thread."""
+        now = self._clock.monotonic()
+        match event:
+            case Verified():
+                self._figures.verified(event.step, now)
+                self._journal.emit("checkpoint.verified", step=event.step, kind=str(event.how), seconds=event.seconds)
+            case VerifyFailed():
+                self._journal.emit("checkpoint.unverified", step=event.step, error=event.error)
+            case Swept():
+                dropped, freed = len(event.collected.dropped), event.collected.bytes
+                self._journal.emit("checkpoint.collected", checkpoints=dropped, bytes=freed)
+            case SweepFailed():
+                self._journal.emit("checkpoint.uncollected", error=event.error)

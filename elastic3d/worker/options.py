@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from checkpointing.keeping.collecting import GRACE
 from elastic3d.errors import UsageError
 from elastic3d.values import Layout, StoreAt
 from elastic3d.worker.quantities import Every, every, rate, size
@@ -32,7 +33,8 @@ class Saving:
 
     every: when one is due. codec: how tiles are stored. max_bandwidth: bytes a second that this node writes, None for
     no limit; what a node leaves behind at a notice is written without. keep: how many of the newest are kept, None for
-    all; keep_every: those of every so many steps are kept too, 0 for none.
+    all; keep_every: those of every so many steps are kept too, 0 for none. grace: seconds that objects which nothing
+    needs any more are left, for who is reading or writing; longer than any save takes.
     """
 
     every: Every = TEN_STEPS
@@ -40,6 +42,7 @@ class Saving:
     max_bandwidth: int | None = None
     keep: int | None = None
     keep_every: int = 0
+    grace: float = GRACE
     verification: Verification = Verification.SAMPLE
 
 

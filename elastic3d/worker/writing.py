@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
-from checkpointing import Checkpoint, Store, open_checkpoint, read_latest, save_rank
+from checkpointing import Checkpoint, SaveOptions, Store, open_checkpoint, read_latest, save_rank
 from checkpointing.errors import CheckpointError
+from checkpointing.saving.options import Speeds
 from elastic3d.membership.records import SavedStep
 from elastic3d.worker.options import Saving
 from elastic3d.worker.slot import PinnedSnapshot
@@ -40,6 +42,7 @@ class Writer:
     def __init__(self, store: Store, saving: Saving, slots: int) -> None:
         self._store, self._saving, self._slots = store, saving, slots
         self._parent = Parent(store)
+        self._speeds: dict[int, Speeds | None] = {}
 
     def write(self, pinned: PinnedSnapshot, saved: SavedStep, last: bool) -> tuple[int, int]:
         """Return the bytes of the slot's tiles, and of those that had to be written.
@@ -56,5 +59,17 @@ class Writer:
             pieces=pinned.pieces,
             facts=dict(pinned.facts),
             parent=self._parent.newest(),
+            options=self._options(pinned.rank, last),
         )
+        self._speeds[pinned.rank] = done.speeds
         return done.bytes, done.written
+
+    def _options(self, rank: int, last: bool) -> SaveOptions:
+        limit = self._saving.max_bandwidth
+        options = SaveOptions(
+            codec=self._saving.codec,
+            max_bandwidth=limit / self._slots if limit is not None and not last else None,
+            speeds=self._speeds.get(rank),
+        )
+        # What was measured once is not measured again when the time is short.
+        return options if not last or options.speeds is not None else replace(options, codec="raw")
