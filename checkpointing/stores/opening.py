@@ -1,27 +1,52 @@
-"""From a URL to a store that has been tried out."""
+"""From a URL to a store that has been tried out.
+
+What is put together, from the inside out: the place itself; a register's decisions, where it cannot decide; trying
+again, where it is a network away; encryption, if a key is given. Each is a store itself.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checkpointing.stores.address import parse
 from checkpointing.stores.local import LocalStore
 from checkpointing.stores.probing import probe
 from checkpointing.stores.protocol import Store
+from checkpointing.stores.register import Register, RegisteredStore
+from checkpointing.stores.retrying import RetryingStore
+
+if TYPE_CHECKING:
+    from checkpointing.stores.keys import Key
 
 _OBSTORE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+_HERE = ("", "file", "memory")
 
 
-def open_store(url: str, *, write: bool = True, options: Mapping[str, Any] | None = None) -> Store:
+def open_store(
+    url: str,
+    *,
+    write: bool = True,
+    options: Mapping[str, Any] | None = None,
+    key: Key | None = None,
+    register: Register | None = None,
+) -> Store:
     """Return the store at `url`: a path, `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `memory://`, or fsspec's.
 
     With `write`, what the format needs is tried out on a probe object first, and a local directory is made if it is
-    missing. `options` are those of s3fs, gcsfs, adlfs or the protocol's own package. StoreUnfit says what to change
-    when the place cannot hold checkpoints.
+    missing. `options` are those of s3fs, gcsfs, adlfs or the protocol's own package. With a `key`, everything is
+    encrypted. A `register` decides for places that cannot write on conditions; every writer needs the same one.
+    StoreUnfit says what to change when the place cannot hold checkpoints.
     """
+    address = parse(url)
     store = _backend(url, write=write, options=options or {})
+    if register is not None:
+        store = RegisteredStore(store, register)
+    if address.scheme not in _HERE:
+        store = RetryingStore(store)
+    if key is not None:
+        store = _encrypted(store, key)
     if write:
         probe(store)
     return store
@@ -39,3 +64,9 @@ def _backend(url: str, *, write: bool, options: Mapping[str, Any]) -> Store:
     from checkpointing.stores.fsspec import FsspecStore
 
     return FsspecStore(url, options=options)
+
+
+def _encrypted(store: Store, key: Key) -> Store:
+    from checkpointing.stores.encrypted import EncryptedStore
+
+    return EncryptedStore(store, key)

@@ -13,6 +13,8 @@ from store_contract import StoreContract
 
 from checkpointing import Store, open_store
 from checkpointing.errors import StoreError, StoreUnfit
+from checkpointing.stores.keys import Key
+from checkpointing.stores.register import StoreRegister
 
 _numbers = itertools.count()
 
@@ -20,8 +22,14 @@ _numbers = itertools.count()
 class TestStores(StoreContract):
     """The contract, where no server is needed."""
 
-    @pytest.fixture(params=["local", "file", "memory"])
+    @pytest.fixture(params=["local", "file", "memory", "encrypted", "registered"])
     def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+        if request.param == "encrypted":
+            return open_store(f"memory://store-{next(_numbers)}/x", key=Key.generate())
+        if request.param == "registered":
+            # fsspec's own name for local files: it has no conditional writes.
+            register = StoreRegister(open_store(f"memory://store-{next(_numbers)}/register"))
+            return open_store(f"local://{tmp_path}/d", register=register)
         urls = {
             "local": str(tmp_path / "a" / "b"),
             "file": f"file://{tmp_path}/c",
