@@ -46,6 +46,15 @@ class Sweeping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """A sweep's tombstone whose deletions may still be under way, `until` a time of the store's clock."""
+
+    name: str
+    digest: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
     """Which checkpoint is the newest, which others are kept, and which generation may move on.
 
@@ -68,7 +77,7 @@ class Ref:
     pins: dict[str, str] = field(default_factory=dict)
     sweeps: int = 0
     sweeping: Sweeping | None = None
-    quarantined: tuple[Older, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
     write_id: str = ""
 
     @property
@@ -90,7 +99,7 @@ class Ref:
     def condemning(self) -> tuple[Older, ...]:
         """The tombstones whose objects no commit may name."""
         on = (Older(name=self.sweeping.tombstone, digest=self.sweeping.digest),) if self.sweeping else ()
-        return (*on, *self.quarantined)
+        return (*on, *(Older(name=tombstone.name, digest=tombstone.digest) for tombstone in self.quarantined))
 
 
 class Verdict(StrEnum):
@@ -214,9 +223,9 @@ def decide_end(ref: Ref | None, tombstone: str, owner: str) -> Verdict:
     return Verdict.MOVE if ref.sweeping.owner == owner else Verdict.TAKEN
 
 
-def kept_ref(ref: Ref, earlier: tuple[str, ...], older: Older | None, expired: Collection[str], write_id: str) -> Ref:
-    """Return the ref listing `earlier` and `older` only, without the `expired` tombstones."""
-    quarantined = tuple(tombstone for tombstone in ref.quarantined if tombstone.name not in expired)
+def kept_ref(ref: Ref, earlier: tuple[str, ...], older: Older | None, now: float, write_id: str) -> Ref:
+    """Return the ref listing `earlier` and `older` only, without the tombstones whose quarantine is over by `now`."""
+    quarantined = tuple(tombstone for tombstone in ref.quarantined if tombstone.until > now)
     return dataclasses.replace(ref, earlier=earlier, older=older, quarantined=quarantined, write_id=write_id)
 
 
@@ -235,10 +244,10 @@ def taken_ref(ref: Ref, owner: str, write_id: str) -> Ref:
     )
 
 
-def ended_ref(ref: Ref, *, clean: bool, write_id: str) -> Ref:
-    """Return the ref without its sweep. Its tombstone stays in quarantine unless all deletions are known to be over."""
+def ended_ref(ref: Ref, *, clean: bool, until: float, write_id: str) -> Ref:
+    """Return the ref without its sweep; its tombstone is in quarantine unless all deletions are known to be over."""
     assert ref.sweeping is not None, "decided"
-    tombstone = Older(name=ref.sweeping.tombstone, digest=ref.sweeping.digest)
+    tombstone = Quarantined(name=ref.sweeping.tombstone, digest=ref.sweeping.digest, until=until)
     over = clean and not ref.sweeping.shared
     quarantined = ref.quarantined if over else (*ref.quarantined, tombstone)
     return dataclasses.replace(ref, sweeping=None, quarantined=quarantined, write_id=write_id)
@@ -354,11 +363,17 @@ def _sweeping(value: object, where: str) -> Sweeping | None:
     )
 
 
-def _quarantined(fields: Fields, where: str) -> tuple[Older, ...]:
+def _quarantined(fields: Fields, where: str) -> tuple[Quarantined, ...]:
     value = fields.optional("quarantined")
     if value is None:
         return ()
     if not isinstance(value, list):
         raise fields.fail("quarantined is not a list")
-    found = [_older(item, where, names.is_tombstone) for item in value]
-    return tuple(item for item in found if item is not None)
+    found = []
+    for item in value:
+        entry = Fields(item, where)
+        until = entry.raw("until")
+        if not names.is_tombstone(entry.raw("name")) or isinstance(until, bool) or not isinstance(until, int | float):
+            raise entry.fail("quarantined names no tombstone, or no time")
+        found.append(Quarantined(name=entry.text("name"), digest=entry.digest("digest"), until=float(until)))
+    return tuple(found)

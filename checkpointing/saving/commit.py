@@ -23,7 +23,16 @@ from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.manifest import RankManifest, decode_manifest
 from checkpointing.format.record import ManifestEntry, Record, Totals, decode_record, encode_record, make_record
-from checkpointing.format.refs import Ref, Verdict, committed_ref, decide_commit, decide_fence, fenced_ref, spill
+from checkpointing.format.refs import (
+    Ref,
+    Verdict,
+    committed_ref,
+    decide_commit,
+    decide_fence,
+    fenced_ref,
+    is_superseded,
+    spill,
+)
 from checkpointing.reading.condemned import condemned
 from checkpointing.reading.naming import committed, read_versioned
 from checkpointing.saving.coverage import check_complete
@@ -80,10 +89,7 @@ def commit(store: Store, *, step: int, made_in: int, attempt: int, committed_in:
         if verdict is Verdict.FENCED:
             raise _fenced(store, ref, committed_in)
         if verdict is Verdict.SUPERSEDED and record.checkpoint not in committed(store, ref):
-            raise Superseded(
-                f"store {store.url}: save {save} is not committed: latest is at step {ref.step}, made in generation "
-                f"{ref.made_in}, which comes after it"
-            )
+            raise _superseded(store, ref, save)
         return Committed(
             checkpoint=record.checkpoint, root=record.root, totals=record.totals, ref=ref, moved=verdict is Verdict.MOVE
         )
@@ -95,8 +101,12 @@ def _try(store: Store, save: names.Save, committed_in: int, world: int) -> tuple
     # The order matters: what is found after `sweeps` was read stays until it changes (format.md, section 13).
     ref, _ = read_versioned(store)
     checked = ref.sweeps if ref is not None else 0
-    if ref is not None and ref.generation > committed_in and names.checkpoint(save, committed_in) not in ref.committed:
-        raise _fenced(store, ref, committed_in)  # only to save work: what counts is the decision under the swap
+    if ref is not None and names.checkpoint(save, committed_in) not in ref.committed:
+        # Only to save work: what counts is the decision under the swap.
+        if ref.generation > committed_in:
+            raise _fenced(store, ref, committed_in)
+        if is_superseded(ref, save) and names.checkpoint(save, committed_in) not in committed(store, ref):
+            raise _superseded(store, ref, save)
     manifests, entries = _read_manifests(store, save, world)
     check_complete(manifests, save, world)
     _check_condemned(store, ref, manifests, entries)
@@ -179,4 +189,11 @@ def _fenced(store: Store, ref: Ref, generation: int) -> Fenced:
     return Fenced(
         f"store {store.url}: generation {ref.generation} owns {names.LATEST}; generation {generation} may not move it "
         "any more. A newer leader will commit what is left to commit."
+    )
+
+
+def _superseded(store: Store, ref: Ref, save: names.Save) -> Superseded:
+    return Superseded(
+        f"store {store.url}: save {save} is not committed: latest is at step {ref.step}, made in generation "
+        f"{ref.made_in}, which comes after it"
     )

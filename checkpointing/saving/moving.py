@@ -10,7 +10,7 @@ from checkpointing.errors import StoreError
 from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.history import History, encode_history
-from checkpointing.format.refs import Older, Ref, Verdict, encode_ref
+from checkpointing.format.refs import SPILLED, Older, Ref, Verdict, encode_ref
 from checkpointing.reading.naming import read_versioned
 from checkpointing.stores.protocol import Store, create
 
@@ -65,3 +65,12 @@ def write_history(store: Store, checkpoints: tuple[str, ...], older: Older | Non
     name = names.history(secrets.token_hex(16))
     create(store, name, data)
     return Older(name=name, digest=hexdigest(data))
+
+
+def relist(store: Store, kept: tuple[str, ...]) -> tuple[tuple[str, ...], Older | None]:
+    """Return `earlier` and `older` for a list of checkpoints, newest first; all but the newest go to the history."""
+    older: Older | None = None
+    rest = kept[SPILLED:]
+    for start in reversed(range(0, len(rest), SPILLED)):
+        older = write_history(store, rest[start : start + SPILLED], older)
+    return kept[:SPILLED], older
