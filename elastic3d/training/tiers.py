@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from checkpointing import open_checkpoint, open_store, read_latest
+from checkpointing import open_checkpoint, read_latest
 from checkpointing.errors import CheckpointError
 from checkpointing.reading.resolver import TileSource
 from elastic3d.errors import StateError
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
+from elastic3d.storage import open_to_read
 from elastic3d.training import restoring
 from elastic3d.values import StoreAt
 
@@ -28,7 +29,7 @@ class KeepersAndStore:
     def checkpoint(self, at: StoreAt) -> restoring.Decision | None:
         """Return the newest checkpoint, None where nothing was committed; StateError where it cannot be trusted."""
         try:
-            store = open_store(at.url, write=False)
+            store = open_to_read(at)
             ref = read_latest(store)
             if ref is None or ref.checkpoint is None:
                 return None
@@ -54,5 +55,5 @@ class KeepersAndStore:
             if name != STORE_SOURCE:
                 sources[name] = PeerSource(name, self._run_id)
             elif at is not None:
-                sources[name] = open_checkpoint(open_store(at.url, write=False)).source(STORE_SOURCE)
+                sources[name] = open_checkpoint(open_to_read(at)).source(STORE_SOURCE)
         return sources

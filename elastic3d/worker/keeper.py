@@ -23,6 +23,7 @@ from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Notice, Pulse
 from elastic3d.planner import Plan, plan
+from elastic3d.register import EtcdRegister
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.storage import open_checked
@@ -74,7 +75,17 @@ class Keeper:
         """Take part until the job or this node's part in it is over; errors say why it failed."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self._inbox.put(Signalled(number)))
-        store, floor = open_checked(self._options.store) if self._options.store is not None else (None, 0)
+        at = self._options.store
+        register = None
+        if at is not None and at.register:
+            register = EtcdRegister(connect(self._settings), self._settings.prefix, at.url)
+        try:
+            self._warm_up(*(open_checked(at, register) if at is not None else (None, 0)))
+        finally:
+            if register is not None:
+                register.close()
+
+    def _warm_up(self, store: Store | None, floor: int) -> None:
         places = len(self._slots) if self._settings.admission else 0
         told = assignment(self._settings, self._options, slot=0, places=places)
         profile, computed = measure(self._slots[0], told, self._inbox)
