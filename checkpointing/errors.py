@@ -27,6 +27,7 @@ Every error says what happened, whether trying again helps, and what the person 
         MissingTile         no source has a good copy of a region
         SpecMismatch        tensors have another shape or dtype than those saved
       SourceError           one source of tiles could not deliver; another one may
+        TileLost            it lacks a good copy of one tile; that says nothing about its others
 """
 
 from __future__ import annotations
@@ -148,3 +149,7 @@ class SpecMismatch(RestoreError, ValueError):
 
 class SourceError(CheckpointError):
     """One source of tiles could not deliver; another one may."""
+
+
+class TileLost(SourceError):
+    """A source has no good copy of one tile; that says nothing about its others."""
