@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from checkpointing.format.tiles import Box, TensorSpec, uncovered
-from checkpointing.reading.resolver import Offered, TileSource
+from checkpointing.reading.sources import Offered, TileSource
 from elastic3d.data import Order
 from elastic3d.errors import StateError
 from elastic3d.values import StoreAt, from_json
@@ -73,6 +73,15 @@ class Decision:
     offers: tuple[Offered, ...] = ()
 
 
+@runtime_checkable
+class Nearer(Protocol):
+    """A source that gives what another one offers, sooner: known to this node only, and in no decision."""
+
+    def offers(self, offers: Iterable[Offered]) -> Iterable[Offered]:
+        """Return another source's offers as its own."""
+        ...
+
+
 class Tiers(Protocol):
     """Access to the places state may come from."""
 
@@ -85,8 +94,15 @@ class Tiers(Protocol):
         ...
 
     def sources(self, decision: Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
-        """Return the sources that a decision's offers name."""
+        """Return the sources that a decision's offers name, and this node's own, `Nearer` to it than the store."""
         ...
+
+
+def offers(decision: Decision, sources: Mapping[str, TileSource]) -> list[Offered]:
+    """Return what is on offer to this node: a decision's offers, and what nearer sources make of the store's."""
+    stored = [offer for offer in decision.offers if offer.source == STORE]
+    near = [offer for source in sources.values() if isinstance(source, Nearer) for offer in source.offers(stored)]
+    return [*near, *decision.offers]
 
 
 def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec]) -> list[Inventory] | None:

@@ -1,19 +1,25 @@
-"""The places a trainer's state may come from: the memory of all keepers of the job, then the store."""
+"""The places a trainer's state may come from: the memory of all keepers, this node's disk, then the store."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import structlog
+
 from checkpointing import open_checkpoint, read_latest
-from checkpointing.errors import CheckpointError
-from checkpointing.reading.resolver import TileSource
+from checkpointing.errors import CheckpointError, StoreUnfit
+from checkpointing.reading.packs import PackSource
+from checkpointing.reading.sources import TileSource
+from checkpointing.reading.tier import DiskTier
 from elastic3d.errors import StateError
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
 from elastic3d.storage import open_to_read
 from elastic3d.training import restoring
 from elastic3d.values import StoreAt
 
-STORE_SOURCE = "store"
+STORE_SOURCE, DISK_SOURCE = "store", "disk"
+
+log = structlog.get_logger()
 
 
 class KeepersAndStore:
@@ -48,12 +54,26 @@ class KeepersAndStore:
         )
 
     def sources(self, decision: restoring.Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
-        """Return one source per keeper that offers a tile, and the store."""
+        """Return one source per keeper that offers a tile, and the store, behind the disk where there is one."""
         names = sorted({offer.source for offer in decision.offers})
         sources: dict[str, TileSource] = {}
         for name in names:
             if name != STORE_SOURCE:
                 sources[name] = PeerSource(name, self._run_id)
             elif at is not None:
-                sources[name] = open_checkpoint(open_to_read(at)).source(STORE_SOURCE)
+                sources |= _stored(at)
         return sources
+
+
+def _stored(at: StoreAt) -> dict[str, TileSource]:
+    """Return the store, after the disk that keeps what comes from it where there is one.
+
+    What the tiles are and where is in the offers, so that no checkpoint is opened again.
+    """
+    packs = PackSource(open_to_read(at), STORE_SOURCE)
+    if at.cache:
+        try:
+            return {DISK_SOURCE: DiskTier(at.cache, at.cache_bytes, behind=packs, name=DISK_SOURCE), packs.name: packs}
+        except StoreUnfit as error:
+            log.warning("cache.unfit", error=str(error))
+    return {packs.name: packs}
