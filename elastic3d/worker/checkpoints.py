@@ -8,7 +8,7 @@ from checkpointing import Store
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership.records import SavedStep
 from elastic3d.values import Generation
-from elastic3d.worker.committer import CommitDone, CommitFailed, Committer
+from elastic3d.worker.committer import CommitDone, CommitFailed, Committer, Found
 from elastic3d.worker.figures import Figures
 from elastic3d.worker.housekeeping import Housekeeper, SweepFailed, Swept, Told, Verified, VerifyFailed
 from elastic3d.worker.journal import Journal
@@ -109,27 +109,43 @@ class Checkpoints:
     def _patience(self) -> float:
         return COMMIT_PATIENCE if self._leads else 0.0
 
-    def _committed(self, event: CommitDone | CommitFailed) -> None:
+    def _committed(self, event: CommitDone | CommitFailed | Found) -> None:
         """Take note of a commit; on the committer's thread, for the main one may be waiting for it to end."""
         now = self._clock.monotonic()
-        if isinstance(event, CommitFailed):
-            age = self._figures.checkpoint_age(now)
-            self._figures.failed(event.step, event.error)
-            self._journal.emit("checkpoint.failed", step=event.step, error=event.error, age=age)
-            return
+        match event:
+            case Found():
+                if event.age is not None:
+                    self._figures.committed(event.step, now - event.age)
+                if event.verified_age is not None:
+                    self._figures.verified(event.verified_step, now - event.verified_age)
+            case CommitFailed():
+                self._failed(event, now)
+            case CommitDone():
+                self._done(event, now)
+
+    def _failed(self, event: CommitFailed, now: float) -> None:
+        age = self._figures.checkpoint_age(now)
+        step = event.saved.step if event.saved is not None else -1
+        self._leads = self._leads and not event.deposed
+        self._figures.failed(step, event.error)
+        self._journal.emit("checkpoint.failed", step=step, error=event.error, age=age)
+        if event.saved is not None and not event.again:
+            for uploader in self._uploaders:
+                uploader.settled(event.saved)
+
+    def _done(self, event: CommitDone, now: float) -> None:
         self._journal.emit("checkpoint.committed", step=event.saved.step)
         if self._figures.committed(event.saved.step, now):
             self._journal.emit("checkpoint.mended", step=event.saved.step)
         for uploader in self._uploaders:
             uploader.settled(event.saved)
-        self._housekeeper.committed(event.committed.checkpoint, event.saved.step)
+        self._housekeeper.committed(event.committed.checkpoint, event.saved.step, now)
 
     def _kept(self, event: Told) -> None:
         """Take note of what became of a checkpoint after its commit; on the housekeeper's thread."""
-        now = self._clock.monotonic()
         match event:
             case Verified():
-                self._figures.verified(event.step, now)
+                self._figures.verified(event.step, event.at)
                 self._journal.emit("checkpoint.verified", step=event.step, kind=str(event.how), seconds=event.seconds)
             case VerifyFailed():
                 self._journal.emit("checkpoint.unverified", step=event.step, error=event.error)

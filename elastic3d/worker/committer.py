@@ -11,8 +11,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkpointing import Committed, Store, commit, fence
-from checkpointing.errors import CheckpointError, CommitRefused, Fenced, Incomplete, StoreUnfit, Superseded
+from checkpointing import Committed, Ref, Store, commit, fence
+from checkpointing.errors import CheckpointError, CommitRefused, Fenced, Incomplete, Superseded
+from checkpointing.format import names
+from checkpointing.keeping.time import modified_at, store_time
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership.records import SavedStep
 
@@ -32,11 +34,31 @@ class CommitDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitFailed:
-    """A save was not committed. again: it will be tried again; said once for each save."""
+    """A save was not committed, or with None the store not fenced. again: it is tried again; said once for each save.
 
-    step: int
+    deposed: a newer leader is there.
+    """
+
+    saved: SavedStep | None
     error: str
     again: bool
+    deposed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the store held when it was fenced: steps of `latest` and `verified`, -1 for none, and their ages in seconds.
+
+    By the store's clock; an age that it does not tell is None.
+    """
+
+    step: int
+    age: float | None
+    verified_step: int
+    verified_age: float | None
+
+
+Told = CommitDone | CommitFailed | Found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +76,7 @@ class Committer:
     def __init__(
         self,
         store: Store,
-        told: Callable[[CommitDone | CommitFailed], None],
+        told: Callable[[Told], None],
         *,
         patience: float = INCOMPLETE_PATIENCE,
         clock: Clock = SYSTEM,
@@ -118,12 +140,14 @@ class Committer:
 
     def _try_fence(self, task: _Task) -> None:
         try:
-            fence(self._store, task.number)
-        except (CommitRefused, StoreUnfit) as error:
-            self._say(task, -1, f"fence: {error}", again=False)
+            found = _found(self._store, fence(self._store, task.number))
+        except CommitRefused as error:
+            self._say(task, None, f"fence: {error}", again=False, deposed=True)
         except (CheckpointError, OSError) as error:
-            self._say(task, -1, f"fence: {error}", again=True)
+            self._say(task, None, f"fence: {error}", again=True)
             return
+        else:
+            self._told(found)
         self._fence = None
 
     def _try_commit(self, saved: SavedStep, task: _Task) -> None:
@@ -138,7 +162,7 @@ class Committer:
             )
         except Incomplete as error:
             if self._closing or self._clock.monotonic() - task.since > self._patience:
-                self._say(task, saved.step, str(error), again=False)
+                self._say(task, saved, str(error), again=False)
                 del self._saves[saved]
             else:
                 self._later(task)
@@ -146,22 +170,22 @@ class Committer:
             del self._saves[saved]
         except Fenced as error:
             # A newer leader commits what is there.
-            self._say(task, saved.step, str(error), again=False)
+            self._say(task, saved, str(error), again=False, deposed=True)
             self._saves.clear()
         except CommitRefused as error:
-            self._say(task, saved.step, str(error), again=False)
+            self._say(task, saved, str(error), again=False)
             del self._saves[saved]
         except (CheckpointError, OSError) as error:
-            self._say(task, saved.step, str(error), again=True)
+            self._say(task, saved, str(error), again=True)
         else:
             # Whatever else waits is older, and superseded by this one.
             self._done.update(self._saves)
             self._saves.clear()
             self._told(CommitDone(saved=saved, committed=committed))
 
-    def _say(self, task: _Task, step: int, error: str, *, again: bool) -> None:
+    def _say(self, task: _Task, saved: SavedStep | None, error: str, *, again: bool, deposed: bool = False) -> None:
         if not task.told or not again:
-            self._told(CommitFailed(step=step, error=error, again=again))
+            self._told(CommitFailed(saved=saved, error=error, again=again, deposed=deposed))
         task.told = True
         if again:
             self._later(task)
@@ -169,3 +193,19 @@ class Committer:
     def _later(self, task: _Task) -> None:
         task.due = self._clock.monotonic() + min(_LONGEST, 0.1 * 2**task.tries)
         task.tries += 1
+
+
+def _found(store: Store, ref: Ref) -> Found:
+    verified = ref.verified.checkpoint if ref.verified is not None else None
+    now = store_time(store) if ref.checkpoint is not None else 0.0
+    step, age = _age(store, ref.checkpoint, now)
+    verified_step, verified_age = _age(store, verified, now)
+    return Found(step=step, age=age, verified_step=verified_step, verified_age=verified_age)
+
+
+def _age(store: Store, checkpoint: str | None, now: float) -> tuple[int, float | None]:
+    parsed = names.parse_checkpoint(checkpoint) if checkpoint is not None else None
+    if checkpoint is None or parsed is None:
+        return -1, None
+    modified = modified_at(store, names.record(checkpoint))
+    return parsed[0].step, None if modified is None else max(0.0, now - modified)

@@ -29,9 +29,10 @@ _STORE = "store"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """A checkpoint was read back and is good; `verified` points to it or to a newer one."""
+    """A checkpoint was read back and is good; `verified` points to it or to a newer one. at: when it was committed."""
 
     step: int
+    at: float
     how: Verification
     seconds: float
 
@@ -101,14 +102,14 @@ class Housekeeper:
 
     def __init__(self, store: Store, saving: Saving, told: Callable[[Told], None], *, clock: Clock = SYSTEM) -> None:
         self._store, self._saving, self._told, self._clock = store, saving, told, clock
-        self._jobs: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[str, int, float] | None] = queue.SimpleQueue()
         self._collected_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="elastic3d-keep", daemon=True)
         self._thread.start()
 
-    def committed(self, name: str, step: int) -> None:
-        """Look after a checkpoint that was committed just now."""
-        self._jobs.put((name, step))
+    def committed(self, name: str, step: int, at: float) -> None:
+        """Look after a checkpoint that was committed `at` (monotonic)."""
+        self._jobs.put((name, step, at))
 
     def close(self, patience: float) -> None:
         """Stop; what is being done has `patience` seconds to end."""
@@ -122,7 +123,7 @@ class Housekeeper:
             if self._saving.keep is not None and self._due():
                 self._collect(Retention(keep_last=self._saving.keep, keep_every=self._saving.keep_every or None))
 
-    def _newest(self) -> tuple[str, int] | None:
+    def _newest(self) -> tuple[str, int, float] | None:
         job = self._jobs.get()
         while job is not None and not self._jobs.empty():
             # At the end the last one is still looked at.
@@ -133,7 +134,7 @@ class Housekeeper:
             job = following
         return job
 
-    def _verify(self, name: str, step: int) -> None:
+    def _verify(self, name: str, step: int, at: float) -> None:
         begun = self._clock.monotonic()
         how = self._saving.verification
         try:
@@ -142,7 +143,7 @@ class Housekeeper:
         except (CheckpointError, OSError) as error:
             self._told(VerifyFailed(step=step, error=str(error)))
             return
-        self._told(Verified(step=step, how=how, seconds=self._clock.monotonic() - begun))
+        self._told(Verified(step=step, at=at, how=how, seconds=self._clock.monotonic() - begun))
 
     def _due(self) -> bool:
         now = self._clock.monotonic()

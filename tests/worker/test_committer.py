@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpointing import Store, fence, open_store, read_latest, save_rank
+from checkpointing import Store, fence, mark_verified, open_store, read_latest, save_rank
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 from elastic3d.membership.records import SavedStep
-from elastic3d.worker.committer import CommitDone, CommitFailed, Committer
+from elastic3d.worker import committer as c
+from elastic3d.worker.committer import CommitDone, CommitFailed, Committer, Found
 
-Told = queue.SimpleQueue[CommitDone | CommitFailed]
+Told = queue.SimpleQueue[c.Told]
 
 
 def write(store: Store, step: int, rank: int = 0, world: int = 1, made_in: int = 1) -> SavedStep:
@@ -100,7 +101,8 @@ def test_a_store_that_is_away_is_asked_until_it_is_back(tmp_path: Path, store: S
         assert all(isinstance(failed, CommitFailed) and failed.again for failed in failures)
         (tmp_path / "store").unlink()
         (tmp_path / "away").rename(tmp_path / "store")
-        assert step_of(told) == 5
+        said = [told.get(timeout=10) for _ in range(2)]
+        assert {type(one) for one in said} == {Found, CommitDone}
     finally:
         committer.close(10.0)
     ref = read_latest(store)
@@ -129,3 +131,22 @@ def test_what_was_asked_for_is_done_before_the_end(store: Store, told: Told) -> 
     committer.commit(write(store, 5), 1)
     committer.close(10.0)
     assert step_of(told) == 5
+
+
+def test_a_new_leader_knows_how_old_the_newest_checkpoint_is(store: Store, told: Told) -> None:
+    """By the store's clock: the one who committed it may be gone."""
+    first = Committer(store, told.put)
+    first.fence(1)
+    first.commit(write(store, 5), 1)
+    first.close(10.0)
+    assert told.get(timeout=10) == Found(step=-1, age=None, verified_step=-1, verified_age=None)
+    assert step_of(told) == 5
+    mark_verified(store, "latest")
+    second = Committer(store, told.put)
+    second.fence(2)
+    second.close(10.0)
+    found = told.get(timeout=10)
+    assert isinstance(found, Found)
+    assert (found.step, found.verified_step) == (5, 5)
+    assert found.age is not None
+    assert 0.0 <= found.age < 3600.0

@@ -36,7 +36,7 @@ def test_verified_moves_after_a_checkpoint_was_read_back(store: Store) -> None:
     """And the leader hears how much of it was."""
     told: queue.SimpleQueue[Told] = queue.SimpleQueue()
     keeper = Housekeeper(store, Saving(), told.put)
-    keeper.committed(committed(store, 5).checkpoint, 5)
+    keeper.committed(committed(store, 5).checkpoint, 5, 1.0)
     said = told.get(timeout=10)
     keeper.close(10.0)
     assert isinstance(said, Verified)
@@ -50,13 +50,13 @@ def test_verified_stays_where_it_was_when_a_checkpoint_is_damaged(store: Store, 
     """What was flipped on its way into the store is found before anybody relies on it."""
     told: queue.SimpleQueue[Told] = queue.SimpleQueue()
     keeper = Housekeeper(store, Saving(verification=Verification.ALL), told.put)
-    keeper.committed(committed(store, 5).checkpoint, 5)
+    keeper.committed(committed(store, 5).checkpoint, 5, 1.0)
     assert isinstance(told.get(timeout=10), Verified)
     name = committed(store, 6).checkpoint
     flip(tmp_path / "store")
     with pytest.raises(CheckpointError):
         verify_committed(store, name, Verification.ALL)
-    keeper.committed(name, 6)
+    keeper.committed(name, 6, 1.0)
     said = told.get(timeout=10)
     keeper.close(10.0)
     assert isinstance(said, VerifyFailed)
@@ -71,7 +71,7 @@ def test_the_newest_is_looked_at_where_commits_come_fast(store: Store) -> None:
     names = [(committed(store, step).checkpoint, step) for step in (5, 6, 7)]
     keeper = Housekeeper(store, Saving(), told.put)
     for name, step in names:
-        keeper.committed(name, step)
+        keeper.committed(name, step, 1.0)
     keeper.close(10.0)
     steps = []
     while not told.empty():
@@ -88,7 +88,7 @@ def test_only_what_is_kept_stays(store: Store) -> None:
         committed(store, step)
     name = committed(store, 7).checkpoint
     keeper = Housekeeper(store, Saving(keep=2, grace=0.0), told.put)
-    keeper.committed(name, 7)
+    keeper.committed(name, 7, 1.0)
     assert isinstance(told.get(timeout=10), Verified)
     swept = told.get(timeout=10)
     keeper.close(10.0)

@@ -200,6 +200,15 @@ def test_what_did_not_change_is_not_written_again(
     assert writer.write(again, SavedStep(step=6, made_in=1, attempt=0, world=1), False) == (16, 0)
 
 
+def test_the_last_write_before_a_deadline_is_not_held_back(tmp_path: Path) -> None:
+    """A limit of a byte a second would take four months."""
+    writer = Writer(open_store(tmp_path.as_uri()), Saving(max_bandwidth=1), 1)
+    spec = TensorSpec(key="model/w", dtype="uint8", shape=(10 << 20,))
+    piece = Piece(spec=spec, box=Box(start=(0,), stop=(10 << 20,)), data=memoryview(bytes(range(256)) * (10 << 12)))
+    last = PinnedSnapshot(generation=1, step=5, rank=0, world=1, facts={}, pieces=[piece])
+    assert writer.write(last, SavedStep(step=5, made_in=1, attempt=0, world=1), True)[0] == 10 << 20
+
+
 def _piece(value: float) -> list[Piece]:
     spec, box = TensorSpec(key="model/w", dtype="float32", shape=(4,)), Box(start=(0,), stop=(4,))
     return [Piece(spec=spec, box=box, data=memoryview(torch.full((4,), value).numpy().tobytes()))]
