@@ -97,14 +97,17 @@ class Checkpoints:
     # The end.
 
     def close_uploaders(self, patience: float) -> None:
-        """End the writes; those under way have `patience` seconds each."""
-        for uploader in self._uploaders:
-            uploader.close(patience)
+        """End the writes; those under way have `patience` seconds together."""
+        self._close([uploader.close for uploader in self._uploaders], patience)
 
     def close_committer(self, patience: float) -> None:
-        """End the commits; what was asked for has `patience` seconds."""
-        self._committer.close(patience)
-        self._housekeeper.close(patience)
+        """End the commits, and the look at the last one; they have `patience` seconds together."""
+        self._close([self._committer.close, self._housekeeper.close], patience)
+
+    def _close(self, closes: Sequence[Callable[[float], None]], patience: float) -> None:
+        until = self._clock.monotonic() + patience
+        for close in closes:
+            close(max(0.0, until - self._clock.monotonic()))
 
     def _patience(self) -> float:
         return COMMIT_PATIENCE if self._leads else 0.0
