@@ -34,8 +34,8 @@ _BEGINS = 16
 class Collected:
     """What a collection has done, or with `dry_run` would do.
 
-    dropped: checkpoints that are committed no more. objects: freed. spared: condemned, but needed after all.
-    waiting: seconds until what is condemned may go, 0 when nothing waits; call again then.
+    dropped: checkpoints that are committed no more. objects: freed. spared: condemned, but needed after all,
+    or gone already. waiting: seconds until what is condemned may go, 0 when nothing waits; call again then.
     """
 
     dropped: tuple[str, ...] = ()

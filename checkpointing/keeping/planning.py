@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from checkpointing.errors import FormatError, KeepRefused, NoCheckpoint, StoreError
 from checkpointing.format.refs import Older, Ref
-from checkpointing.format.tombstone import Doomed
+from checkpointing.format.tombstone import Doomed, Tombstone
 from checkpointing.keeping.reach import Reach, condemn
 from checkpointing.keeping.retention import Retention, retained
 from checkpointing.keeping.time import store_time
@@ -81,9 +81,10 @@ class Marker:
                     ) from error
         raise AssertionError("the last try returns or raises")
 
-    def needed(self, ref: Ref) -> set[str]:
-        """Return what must stay by `ref`, all that it lists being kept."""
-        return self._reach.needed(ref, committed(self._store, ref), self._entries)
+    def deletable(self, tombstone: Tombstone, ref: Ref) -> tuple[Doomed, ...]:
+        """Return what is there of a tombstone's objects and not needed by `ref`, all that it lists being kept."""
+        needed = self._reach.needed(ref, committed(self._store, ref), self._entries)
+        return tuple(d for d in tombstone.objects if d.name in self._entries and d.name not in needed)
 
     def _mark(self, ref: Ref) -> Mark:
         everything = committed(self._store, ref)
@@ -91,16 +92,6 @@ class Marker:
         needed = self._reach.needed(ref, kept, self._entries)
         doomed = condemn(self._entries, needed, now=self.now, grace=self._grace)
         return Mark(ref=ref, committed=everything, kept=kept, doomed=doomed[:LARGEST])
-
-    def left(self, ref: Ref) -> tuple[Doomed, ...]:
-        """Return what the sweep that is on has still to delete."""
-        if ref.sweeping is None:
-            return ()
-        tombstone = read_tombstone(self._store, Older(name=ref.sweeping.tombstone, digest=ref.sweeping.digest))
-        if tombstone is None:
-            return ()
-        needed = self.needed(ref)
-        return tuple(d for d in tombstone.objects if d.name in self._entries and d.name not in needed)
 
 
 def plan_collection(store: Store, retention: Retention, *, grace: float = GRACE) -> CollectionPlan:
@@ -116,7 +107,7 @@ def plan_collection(store: Store, retention: Retention, *, grace: float = GRACE)
     mark = marker.mark()
     if mark is None:
         return CollectionPlan(kept=(), dropped=(), objects=())
-    begun = marker.left(mark.ref)
+    begun = _left(store, marker, mark.ref)
     first = {doomed.name for doomed in begun}
     return CollectionPlan(
         kept=mark.kept,
@@ -124,3 +115,11 @@ def plan_collection(store: Store, retention: Retention, *, grace: float = GRACE)
         objects=(*begun, *(doomed for doomed in mark.doomed if doomed.name not in first)),
         begun=begun,
     )
+
+
+def _left(store: Store, marker: Marker, ref: Ref) -> tuple[Doomed, ...]:
+    """Return what the sweep that is on has still to delete."""
+    if ref.sweeping is None:
+        return ()
+    tombstone = read_tombstone(store, Older(name=ref.sweeping.tombstone, digest=ref.sweeping.digest))
+    return marker.deletable(tombstone, ref) if tombstone is not None else ()

@@ -48,7 +48,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What a sweep has deleted and spared; `waiting` seconds until it may."""
+    """What a sweep has deleted, and spared as needed after all or gone already; `waiting` seconds until it may."""
 
     objects: tuple[Doomed, ...] = ()
     spared: int = 0
@@ -73,9 +73,10 @@ def sweep(hand: Sweep) -> Swept:
             hand.sleep(min(waiting, _POLL))
             continue
         refused: KeepRefused | None = None
+        doomed: tuple[Doomed, ...] = ()
         try:
             # By a ref that is younger than the begin: what comes later names nothing that is condemned.
-            needed = Marker(store, Retention(), grace=0.0).needed(ref)
+            doomed = Marker(store, Retention(), grace=0.0).deletable(tombstone, ref)
         except (FormatError, NoCheckpoint) as error:
             refused = KeepRefused(
                 f"store {store.url}: a collection was ended before it deleted anything more, as what a kept checkpoint "
@@ -91,7 +92,6 @@ def sweep(hand: Sweep) -> Swept:
         if refused is not None:
             _end(store, on.tombstone, owner, clean=True)
             raise refused
-        doomed = [entry for entry in tombstone.objects if entry.name not in needed]
         return Swept(objects=_carry_out(hand, on.tombstone, owner, doomed), spared=len(tombstone.objects) - len(doomed))
 
 
