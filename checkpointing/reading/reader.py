@@ -15,7 +15,7 @@ from checkpointing.errors import (
     StoreNotFound,
 )
 from checkpointing.format import names
-from checkpointing.format.encoding import hexdigest
+from checkpointing.format.encoding import LARGEST, hexdigest
 from checkpointing.format.manifest import RankManifest, StoredTile, decode_manifest, facts_digest, order
 from checkpointing.format.record import ManifestEntry, Record, decode_record, root
 from checkpointing.format.refs import Ref
@@ -122,8 +122,11 @@ def read_manifests(store: Store, entries: Sequence[ManifestEntry]) -> list[RankM
 
 
 def _read_manifest(store: Store, entry: ManifestEntry) -> RankManifest:
+    if entry.size > LARGEST:
+        raise FormatError(f"{entry.name}: is recorded with {entry.size} bytes; at most {LARGEST} are accepted")
     try:
-        data = store.get(entry.name)
+        # Whatever lies there, no more is read than was recorded, and one byte to see that there is more.
+        data = store.get(entry.name, 0, entry.size + 1)
     except StoreNotFound as error:
         raise Corrupt(f"{entry.name}: is missing") from error
     if hexdigest(data) != entry.digest:

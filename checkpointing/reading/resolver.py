@@ -43,8 +43,8 @@ class Resolved:
 Destination = Callable[[TensorSpec, Box], memoryview]
 
 _BATCH_BYTES = 32 << 20
-_SMALL_BATCH_BYTES = 4 << 20
-_BATCHES = 32  # at least, so that what is in flight stays a small part of the whole
+_SMALL_BATCH_BYTES = 1 << 20
+_BATCHES = 64  # at least, so that what is in flight stays a small part of the whole
 _BATCH_TILES = 256
 _GIVEN_UP = 3  # SourceErrors in a row, after which a source is asked no more
 
@@ -65,9 +65,9 @@ def resolve(
     would have filled, and `Repairing` sources are then given the good bytes. All offers must belong to one consistent
     state: the resolver cannot tell steps apart.
 
-    At most `in_flight` batches of up to 32 MiB (4 MiB of little) are under way; destinations are asked for first, in
-    this thread. SpecMismatch names the tensors offered with another shape or dtype, MissingTile a region that no source
-    has a good copy of (buffers then hold anything).
+    At most `in_flight` batches of up to 32 MiB (of little: 1 MiB, or one tile) are under way; destinations are asked
+    for first, in this thread. SpecMismatch names the tensors offered with another shape or dtype, MissingTile a region
+    that no source has a good copy of (buffers then hold anything).
     """
     catalogue = Catalogue(offers, sources)
     regions = [Region(spec, box) for spec, box in wanted]
