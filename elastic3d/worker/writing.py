@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 
 from checkpointing import Checkpoint, SaveOptions, Store, open_checkpoint, read_latest, save_rank
-from checkpointing.errors import CheckpointError
+from checkpointing.errors import CheckpointError, StoreError, StoreNotFound
 from checkpointing.saving.options import Speeds
 from elastic3d.membership.records import SavedStep
 from elastic3d.worker.options import Saving
@@ -49,18 +49,25 @@ class Writer:
 
         last: there is a deadline, and no other save after it: nothing holds it back.
         """
-        done = save_rank(
-            self._store,
-            step=saved.step,
-            made_in=saved.made_in,
-            attempt=saved.attempt,
-            rank=pinned.rank,
-            world=saved.world,
-            pieces=pinned.pieces,
-            facts=dict(pinned.facts),
-            parent=self._parent.newest(),
-            options=self._options(pinned.rank, last),
-        )
+        try:
+            done = save_rank(
+                self._store,
+                step=saved.step,
+                made_in=saved.made_in,
+                attempt=saved.attempt,
+                rank=pinned.rank,
+                world=saved.world,
+                pieces=pinned.pieces,
+                facts=dict(pinned.facts),
+                parent=self._parent.newest(),
+                options=self._options(pinned.rank, last),
+            )
+        except StoreNotFound as error:
+            # A new place would begin a history of its own beside the one that is missed: that is for a person to want.
+            raise StoreError(
+                f"{error}: the store's place is gone, or was emptied. Mount it, or bring it back as it was, and "
+                "checkpoints go on. To begin anew, start the job again"
+            ) from error
         self._speeds[pinned.rank] = done.speeds
         return done.bytes, done.written
 

@@ -160,6 +160,24 @@ def test_a_store_that_is_gone_stops_checkpoints_until_it_is_back(tmp_path: Path)
     assert scene.names().count("checkpoint.committed") == 2
 
 
+def test_a_store_that_was_emptied_is_no_new_store(tmp_path: Path) -> None:
+    """An unmounted share looks like that: nothing is begun anew there, and the error says what to do."""
+    scene = Scene(tmp_path / "store", tmp_path / "events")
+    try:
+        assert isinstance(scene.save(1), Written)
+        (tmp_path / "store").rename(tmp_path / "away")
+        (tmp_path / "store").mkdir()
+        said = scene.save(2)
+        assert isinstance(said, WriteFailed)
+        assert "Mount it" in said.error
+        assert not list((tmp_path / "store").rglob("*.manifest"))
+        shutil.rmtree(tmp_path / "store")
+        (tmp_path / "away").rename(tmp_path / "store")
+        assert isinstance(scene.save(3), Written)
+    finally:
+        scene.close()
+
+
 def test_what_is_committed_has_an_age(tmp_path: Path) -> None:
     """The status shows how old the newest committed and the newest verified checkpoint are."""
     scene = Scene(tmp_path / "store", tmp_path / "events")
