@@ -89,7 +89,7 @@ class Marker:
     def _mark(self, ref: Ref) -> Mark:
         everything = committed(self._store, ref)
         kept = retained(everything, self._retention, ref.protected)
-        needed = self._reach.needed(ref, kept, self._entries)
+        needed = self._reach.needed(ref, kept, self._entries, relisted=len(kept) < len(everything))
         doomed = condemn(self._entries, needed, now=self.now, grace=self._grace)
         return Mark(ref=ref, committed=everything, kept=kept, doomed=doomed[:LARGEST])
 

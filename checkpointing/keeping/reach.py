@@ -26,14 +26,15 @@ class Reach:
         self._checkpoints: dict[str, frozenset[str]] = {}
         self._saves: dict[str, frozenset[str]] = {}
 
-    def needed(self, ref: Ref, kept: Iterable[str], listed: Iterable[str]) -> set[str]:
+    def needed(self, ref: Ref, kept: Iterable[str], listed: Iterable[str], *, relisted: bool = False) -> set[str]:
         """Return the names of all objects that must stay: those of `kept` and of saves the ref may yet come to.
 
-        `listed` are the names a listing has shown. FormatError when a kept checkpoint cannot be read.
+        `listed` are the names a listing has shown. `relisted`: the history will be written anew, so that its present
+        parts are not needed. FormatError when a kept checkpoint cannot be read.
         """
         found = {link.name for link in ref.condemning}
-        older = ref.older
-        for part in history(self._store, ref.older):
+        older = None if relisted else ref.older
+        for part in history(self._store, older):
             assert older is not None, "there is a part"
             found.add(older.name)
             older = part.older

@@ -9,7 +9,7 @@ from pathlib import Path
 from checkpointing.errors import StoreUnfit
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_USERINFO = re.compile(r"://[^/@]*@")
+_USERINFO = re.compile(r"(?<=:)(/*)[^/@]*@")
 _QUERY = re.compile(r"[?#].*")
 
 
@@ -39,4 +39,4 @@ def parse(url: str) -> Address:
 
 def redacted(url: str) -> str:
     """Return `url` without what may be secret in it: a user's name and password, and everything behind a `?`."""
-    return _QUERY.sub("?...", _USERINFO.sub("://***@", url)) if "://" in url else url
+    return _QUERY.sub("?...", _USERINFO.sub(r"\1***@", url)) if _SCHEME.match(url) else url

@@ -47,12 +47,10 @@ class EncryptedStore:
             return self._open(name, self._store.get(name))
         if stop is not None and stop <= start:
             return self._store.get(name, start, start)
-        first = start // CHUNK
-        last = None if stop is None else (stop - 1) // CHUNK + 1
-        stored = self._store.get(name, _place(first), None if last is None else _place(last))
-        whole = last is None or len(stored) <= (last - first - 1) * _STORED
-        plain = self._open_chunks(name, stored, first, whole=whole)
-        return plain[start - first * CHUNK : None if stop is None else stop - first * CHUNK]
+        if stop is None:
+            stored = self._store.get(name, _place(start // CHUNK))
+            return self._open_chunks(name, stored, start // CHUNK, whole=True)[start % CHUNK :]
+        return self._open_range(name, self._store.get(name, *_around(start, stop)), start, stop)
 
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token, None if it is not there."""
@@ -100,7 +98,7 @@ class EncryptedStore:
 
     def _open(self, name: str, stored: bytes) -> bytes:
         self._check_head(name, stored[:_HEAD])
-        return self._open_chunks(name, stored[_HEAD:], 0, whole=True)
+        return self._open_chunks(name, memoryview(stored)[_HEAD:], 0, whole=True)
 
     def _check_head(self, name: str, head: bytes) -> None:
         if head == SEALED + self._key.id:
@@ -116,7 +114,14 @@ class EncryptedStore:
             "or give a new place to what is to be encrypted."
         )
 
-    def _open_chunks(self, name: str, stored: bytes, first: int, *, whole: bool) -> bytes:
+    def _open_range(self, name: str, stored: bytes, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop), from the chunks that hold them."""
+        first, last = start // CHUNK, (stop - 1) // CHUNK + 1
+        ends_early = len(stored) <= (last - first - 1) * _STORED
+        plain = self._open_chunks(name, stored, first, whole=ends_early)
+        return plain[start - first * CHUNK : stop - first * CHUNK]
+
+    def _open_chunks(self, name: str, stored: bytes | memoryview, first: int, *, whole: bool) -> bytes:
         """Return the bytes of chunks `first`, ...; with `whole`, `stored` must end with the last one there is."""
         sealer, view = self._cipher(name), memoryview(stored)
         plain = []
@@ -203,6 +208,11 @@ def _plain_size(stored: int) -> int:
     body = max(0, stored - _HEAD)
     count = -(-body // _STORED)
     return max(0, body - count * (_NONCE + 16))
+
+
+def _around(start: int, stop: int) -> tuple[int, int]:
+    """Return where the chunks that hold [start, stop) are stored."""
+    return _place(start // CHUNK), _place(-(-stop // CHUNK))
 
 
 def _place(number: int) -> int:

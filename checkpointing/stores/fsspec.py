@@ -20,7 +20,7 @@ import fsspec
 from checkpointing.errors import StoreDenied, StoreError, StoreNotFound, StoreUnfit
 from checkpointing.format.encoding import hexdigest
 from checkpointing.stores.address import redacted
-from checkpointing.stores.checking import Sent
+from checkpointing.stores.checking import Sent, miswritten
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
 _BLOCK = 16 << 20  # of an upload in parts; S3 takes 5 MiB to 5 GiB, and 10,000 of them
@@ -207,6 +207,8 @@ class FsspecStore:
             ) from error
         # What network file systems raise is an open set (botocore, aiohttp, ...): this is the edge.
         except Exception as error:
+            if "Checksum" in type(error).__name__:
+                raise miswritten(self._url, name) from error  # botocore compares what it was told at the upload
             raise StoreError(f"store {self._url}: cannot {verb} {name}: {type(error).__name__}: {error}") from error
 
 

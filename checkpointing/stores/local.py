@@ -239,6 +239,7 @@ class LocalStore:
             advice = {
                 errno.ENOSPC: "; free space or give another directory",
                 errno.EDQUOT: "; free space or give another directory",
+                errno.EFBIG: "; raise the limit (ulimit -f) or give another directory",
                 errno.EROFS: "; remount it writable or give another directory",
                 errno.EACCES: "; check its permissions",
                 errno.EPERM: "; check its permissions, and that the file system has hard links",
@@ -247,6 +248,7 @@ class LocalStore:
             kind = {
                 errno.ENOSPC: StoreFull,
                 errno.EDQUOT: StoreFull,
+                errno.EFBIG: StoreFull,
                 errno.EACCES: StoreDenied,
                 errno.EPERM: StoreDenied,
                 errno.EROFS: StoreDenied,

@@ -1,11 +1,13 @@
 """Object stores through obstore: S3 and what speaks like it, Google Cloud Storage, Azure Blob Storage.
 
-Its own interface is used, for the one it has for fsspec drops conditions. A token is the ETag, with the version where
+Its own interface is used, for the one it has for fsspec drops conditions; but not its `get_ranges`, which panics when
+an object is shorter than what is asked of it (seen in 0.12.1). A token is the ETag, with the version where
 there is one. Only what fits one request is held in memory; all else goes in parts, several at once.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hashlib
 import itertools
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from obstore import UpdateVersion
 
 _SINGLE = 64 << 20  # bytes that are in memory already go in one request up to here
+_HELD = 40 << 20  # all else up to here is collected, which takes less memory than parts under way
 _PART = 16 << 20  # S3 takes 5 MiB to 5 GiB, and 10,000 of them
 _PARTS_AT_ONCE = 4
 
@@ -68,17 +71,6 @@ class ObstoreStore:
             return b""
         return b"" if empty else data
 
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return several ranges, asked for at once; near ones share a request."""
-        check_name(name)
-        wanted = [(start, stop) for start, stop in ranges if stop > start]
-        if not wanted:
-            return [b""] * len(ranges)
-        with self._errors("read", name):
-            starts, ends = zip(*wanted, strict=True)
-            found = iter(self._client.get_ranges(name, starts=starts, ends=ends))
-        return [next(found).to_bytes() if stop > start else b"" for start, stop in ranges]
-
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token, both from one answer; None if it is not there."""
         check_name(name)
@@ -98,24 +90,27 @@ class ObstoreStore:
     def put(self, name: str, data: Data, *, check: bool = False) -> None:
         """Write an object, replacing what was there; `check` compares the ETag, or reads back where it says nothing."""
         check_name(name)
-        in_memory = isinstance(data, bytes | memoryview | Sequence)
-        sent = Sent(data) if check else None
-        source = chunks(data) if sent is None else iter(sent)
-        summed = None if sent is None else _Summed(source, _part(data) if in_memory else _PART)
-        blocks, rest = _first(source if summed is None else iter(summed), in_memory)
+        blocks, rest = _first(chunks(data), in_memory=isinstance(data, bytes | memoryview | Sequence))
+        if rest is None:
+            with self._errors("write", name):
+                answer = self._client.put(name, blocks or b"", use_multipart=False)
+            if check and _md5(blocks).hexdigest() != _plain(answer["e_tag"]):
+                # Encrypted buckets and other clouds have ETags that are no checksums.
+                sent = Sent(blocks)
+                collections.deque(sent, maxlen=0)
+                sent.compare(self, name)
+            return
+        sent = Sent(itertools.chain(blocks, rest))
+        summed = _Summed(sent)
         with self._errors("write", name):
-            if rest is None:
-                answer = self._client.put(name, blocks, use_multipart=False) if blocks else self._client.put(name, b"")
-            else:
-                answer = self._client.put(
-                    name,
-                    itertools.chain(blocks, rest),
-                    use_multipart=True,
-                    chunk_size=_PART,
-                    max_concurrency=_PARTS_AT_ONCE,
-                )
-        if sent is not None and summed is not None and summed.etag(rest is not None) != _plain(answer["e_tag"]):
-            # Encrypted buckets and other clouds have ETags that are no checksums.
+            answer = self._client.put(
+                name,
+                iter(summed if check else itertools.chain(blocks, rest)),
+                use_multipart=True,
+                chunk_size=_PART,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+        if check and summed.etag() != _plain(answer["e_tag"]):
             sent.compare(self, name)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
@@ -200,51 +195,51 @@ class _BeyondEnd(Exception):
 
 
 class _Summed:
-    """The MD5 an S3 server makes an ETag of, of data that passes through."""
+    """Data that is summed, part by part, as an S3 server does it for its ETag."""
 
-    def __init__(self, source: Iterable[memoryview], part: int) -> None:
+    def __init__(self, source: Iterable[memoryview]) -> None:
         self._source = source
-        self._size = part
-        self._part = hashlib.md5(usedforsecurity=False)
+        self._part, self._filled = _md5(()), 0
         self._parts: list[bytes] = []
-        self._filled = 0
 
     def __iter__(self) -> Iterator[memoryview]:
         for chunk in self._source:
             yield chunk
             rest = chunk
             while rest.nbytes:
-                if self._filled == self._size:
+                if self._filled == _PART:
                     self._close_part()
-                piece = rest[: self._size - self._filled]
+                piece = rest[: _PART - self._filled]
                 self._part.update(piece)
                 self._filled += piece.nbytes
                 rest = rest[piece.nbytes :]
 
-    def etag(self, in_parts: bool) -> str:
-        """Return the ETag of all that was yielded; what goes in one request is no longer than a part."""
-        if not in_parts:
-            return self._part.hexdigest()
+    def etag(self) -> str:
+        """Return the ETag of all that was yielded."""
         self._close_part()
-        return f"{hashlib.md5(b''.join(self._parts), usedforsecurity=False).hexdigest()}-{len(self._parts)}"
+        return f"{_md5(self._parts).hexdigest()}-{len(self._parts)}"
 
     def _close_part(self) -> None:
         self._parts.append(self._part.digest())
-        self._part, self._filled = hashlib.md5(usedforsecurity=False), 0
+        self._part, self._filled = _md5(()), 0
 
 
-def _part(data: Data) -> int:
-    """Return how much goes in one request when data in memory is sent."""
-    total = sum(chunk.nbytes for chunk in chunks(data))
-    return total if 0 < total <= _SINGLE else _PART
+def _md5(blocks: Iterable[bytes | memoryview]) -> hashlib._Hash:
+    found = hashlib.md5(usedforsecurity=False)
+    for block in blocks:
+        found.update(block)
+    return found
 
 
 def _first(
-    source: Iterator[memoryview], in_memory: bool
-) -> tuple[list[memoryview | bytes], Iterator[memoryview] | None]:
-    """Return what one request carries, and the rest if there is any. What is not in memory already is copied."""
-    limit = _SINGLE if in_memory else _PART
-    blocks: list[memoryview | bytes] = []
+    source: Iterator[memoryview], *, in_memory: bool
+) -> tuple[list[bytes | memoryview], Iterator[memoryview] | None]:
+    """Return what one request carries, and the rest if there is more.
+
+    What is in memory already is not copied; all else is, for its maker may use its memory again.
+    """
+    limit = _SINGLE if in_memory else _HELD
+    blocks: list[bytes | memoryview] = []
     total = 0
     for chunk in source:
         if chunk.nbytes:

@@ -34,12 +34,12 @@ class StoreContract:
         with pytest.raises(StoreNotFound):
             store.get("packs/ab/x.pack", 1, 2)
 
-    @pytest.mark.parametrize(("start", "stop"), [(0, 5), (3, 8), (0, 99), (9, 99), (11, 12), (40, 50), (4, 4), (5, 2)])
-    def test_ranges_are_cut_like_slices(self, store: Store, start: int, stop: int) -> None:
+    def test_ranges_are_cut_like_slices(self, store: Store) -> None:
         """A range that passes the end, or lies beyond it, gives what there is."""
         store.put("x", b"hello world")
-        assert store.get("x", start, stop) == b"hello world"[start:stop]
-        assert store.get("x", start) == b"hello world"[start:]
+        for start, stop in [(0, 5), (3, 8), (0, 99), (9, 99), (11, 12), (40, 50), (4, 4), (5, 2)]:
+            assert store.get("x", start, stop) == b"hello world"[start:stop], (start, stop)
+            assert store.get("x", start) == b"hello world"[start:], start
 
     def test_data_comes_in_any_chunks(self, store: Store) -> None:
         """A generator, wide memoryviews, empty chunks, none at all."""
@@ -145,10 +145,10 @@ class StoreContract:
         with ThreadPoolExecutor(4) as pool:
             assert sum(pool.map(add, range(4))) == int(store.get("n")) >= 8
 
-    @pytest.mark.parametrize("name", ODD_NAMES)
-    def test_names_cannot_leave_the_store(self, store: Store, name: str) -> None:
+    def test_names_cannot_leave_the_store(self, store: Store) -> None:
         """Only plain relative names are objects."""
-        with pytest.raises(ValueError, match="not the name"):
-            store.put(name, b"x")
-        with pytest.raises(ValueError, match="not the name"):
-            store.get(name)
+        for name in ODD_NAMES:
+            with pytest.raises(ValueError, match="not the name"):
+                store.put(name, b"x")
+            with pytest.raises(ValueError, match="not the name"):
+                store.get(name)

@@ -152,7 +152,7 @@ def trainer(generation: int, steps: int) -> Callable[[Actor], None]:
                 assert attempt < 3 or actor.loses
         for step in range(1, steps + 1):
             actor.sleep(chance.choice((0.0, 1.0, 20.0, 70.0)))
-            for attempt in range(3):
+            for _ in range(3):
                 try:
                     write(store, chance, step, generation, 0)
                     commit(store, step=step, made_in=generation, attempt=0, committed_in=generation, world=1)

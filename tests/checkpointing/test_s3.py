@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from s3_proxy import Wire, proxy
 from s3_server import moto
 from states import SMALL, load, make_state, save, save_and_commit
 from store_contract import StoreContract
@@ -15,10 +16,11 @@ from store_contract import StoreContract
 import checkpointing.stores.fsspec
 import checkpointing.stores.obstore
 from checkpointing import Store, commit, fence, open_checkpoint, open_store, verify
-from checkpointing.errors import Fenced, StoreUnfit
+from checkpointing.errors import Fenced, Miswritten, StoreDenied, StoreUnfit
 from checkpointing.stores.fsspec import FsspecStore
 from checkpointing.stores.obstore import ObstoreStore
 from checkpointing.stores.probing import probe
+from checkpointing.stores.retrying import RetryingStore, policy
 
 pytestmark = pytest.mark.s3
 
@@ -68,6 +70,7 @@ def test_a_pack_larger_than_a_part_is_uploaded_in_parts(
     monkeypatch.setattr(checkpointing.stores.fsspec, "_BLOCK", 5 << 20)
     monkeypatch.setattr(checkpointing.stores.obstore, "_PART", 5 << 20)
     monkeypatch.setattr(checkpointing.stores.obstore, "_SINGLE", 7 << 20)
+    monkeypatch.setattr(checkpointing.stores.obstore, "_HELD", 6 << 20)
     store = client(f"s3://bucket/large-{client.__name__}", options=options)
     blocks = [os.urandom(4 << 20) for _ in range(4)]
     for data in (iter(blocks), blocks):
@@ -84,3 +87,84 @@ def test_a_bucket_that_is_not_there_is_named(options: dict[str, Any]) -> None:
         probe(FsspecStore("s3://nowhere/x", options=options))
     with pytest.raises(StoreUnfit, match="no such bucket"):
         open_store("s3://nowhere/x", options=options, write=False).read("refs/latest")
+
+
+CLIENTS = [ObstoreStore, FsspecStore]
+Client = type[ObstoreStore | FsspecStore]
+
+
+@pytest.fixture
+def wire(options: dict[str, Any]) -> Iterator[Wire]:
+    with proxy(options["endpoint_url"]) as wire:
+        yield wire
+
+
+def through(wire: Wire, options: dict[str, Any], client: Client = ObstoreStore) -> ObstoreStore | FsspecStore:
+    return client(f"s3://bucket/wire-{next(_numbers)}", options={**options, "endpoint_url": wire.url})
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_server_that_ignores_conditions_is_found_out(wire: Wire, options: dict[str, Any], client: Client) -> None:
+    """At once, by a probe, before anything of value is there."""
+    wire.break_("strip", lambda method, path: method == "PUT")
+    with pytest.raises(StoreUnfit, match="create-only writes"):
+        probe(through(wire, options, client))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_no_permission_is_told(wire: Wire, options: dict[str, Any], client: Client) -> None:
+    """It is not tried again, and says where to look."""
+    store = through(wire, options, client)
+    wire.break_("deny", lambda method, path: True)
+    with pytest.raises(StoreDenied, match="credentials"):
+        RetryingStore(store, policy(sleep=lambda _: None)).put("x", b"1")
+    with pytest.raises(StoreUnfit, match="credentials"):
+        probe(store)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_bytes_that_change_on_the_way_are_found_and_sent_again(
+    wire: Wire, options: dict[str, Any], client: Client
+) -> None:
+    """A checked write compares what the server has."""
+    store = through(wire, options, client)
+    body = os.urandom(1000)
+    wire.break_("flip", lambda method, path: method == "PUT", 1)
+    with pytest.raises(Miswritten, match="not what was sent"):
+        store.put("x", [body], check=True)
+    wire.break_("flip", lambda method, path: method == "PUT", 2)
+    RetryingStore(store, policy(sleep=lambda _: None)).put("x", [body], check=True)
+    assert store.get("x") == body
+
+
+@pytest.mark.parametrize("fault", ["lose", "answer", "busy"])
+def test_a_lost_or_refused_request_is_made_good(wire: Wire, options: dict[str, Any], fault: str) -> None:
+    """Created once, swapped once, written, read and listed, though each first request fails on the wire."""
+    store = RetryingStore(through(wire, options), policy(sleep=lambda _: None))
+    calls: list[Callable[[], Any]] = [
+        lambda: store.put("packs/x", b"1"),
+        lambda: store.put_if_absent("a", b"1"),
+        lambda: store.compare_and_swap("a", getattr(store.read("a"), "token", None), b"2"),
+        lambda: store.get("a"),
+        lambda: list(store.list("")),
+        lambda: store.delete("packs/x"),
+    ]
+    results = []
+    for call in calls:
+        wire.break_(fault, lambda method, path: True, 1)
+        results.append(call())
+    assert results == [None, True, True, b"2", ["a", "packs/x"], None]
+    assert len(wire.seen) == len(calls)
+    assert list(store.list("")) == ["a"]
+
+
+def test_commits_survive_a_bad_network(wire: Wire, options: dict[str, Any]) -> None:
+    """A save and its commit, with every fifth request or answer lost."""
+    numbers = itertools.count()
+    store = RetryingStore(through(wire, options), policy(sleep=lambda _: None))
+    state = make_state(SMALL)
+    wire.break_("answer", lambda method, path: next(numbers) % 5 == 3)
+    fence(store, 1)
+    save_and_commit(store, state)
+    assert load(open_checkpoint(store))[0] == state
+    assert wire.seen
