@@ -12,10 +12,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 
 # Inside elastic3d each line may import itself and what stands above it. `training` is the Run that a user's main sees,
-# `entry` the elastic3d.run that a script calls; `rendezvous` is torchrun's side of a node, `worker` the job's.
+# `entry` the elastic3d.run that a script calls; `storage` is the run's store, `register` its refs in etcd;
+# `rendezvous` is torchrun's side of a node, `worker` the job's.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("values", "errors", "clock", "log"),
     ("planner", "data", "etcd", "port", "notices"),
+    ("storage", "register"),
     ("membership",),
     ("snapshots", "parallel", "health"),
     ("rendezvous", "admission"),
