@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
+from chaos.commits.contents import facts, pieces
+from chaos.commits.invariants import Checker, misread
+from chaos.commits.model import ModelStore, Seat
+from chaos.commits.schedule import Job
+from chaos.commits.turns import Actor
 from checkpointing import Checkpoint, commit, fence, open_checkpoint, read_latest, save_rank
 from checkpointing.errors import (
     CheckpointError,
@@ -23,11 +28,6 @@ from checkpointing.errors import (
     Superseded,
 )
 from checkpointing.format import names
-from chaos.commits.contents import facts, pieces
-from chaos.commits.invariants import Checker, misread
-from chaos.commits.model import ModelStore, Seat
-from chaos.commits.schedule import Job
-from chaos.commits.turns import Actor
 
 T = TypeVar("T")
 
@@ -75,7 +75,9 @@ class Cast:
         ]
         # A rank that is killed comes back and saves again what it saves.
         own.ranks = [
-            self._add(f"rank{number}.{rank}", lambda seat, actor, rank=rank: self._save(seat, actor, own, rank), lives=3)
+            self._add(
+                f"rank{number}.{rank}", lambda seat, actor, rank=rank: self._save(seat, actor, own, rank), lives=3
+            )
             for rank in range(self._job.ranks)
         ]
         return own

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from chaos.commits.contents import SPECS, contents, facts
+from chaos.commits.model import Change, ModelStore, Request
 from checkpointing import Checkpoint, Ref, open_checkpoint, resolve
 from checkpointing.errors import CheckpointError
 from checkpointing.format import names
 from checkpointing.format.refs import decode_ref
 from checkpointing.stores.protocol import Data, Entry, Versioned
-from chaos.commits.contents import SPECS, contents, facts
-from chaos.commits.model import Change, ModelStore, Request
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
+from chaos.commits.turns import Actor
 from checkpointing.errors import StoreError, StoreNotFound
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
-from chaos.commits.turns import Actor
 
 T = TypeVar("T")
 
@@ -230,7 +230,7 @@ class Seat:
         if verb != "list":
             check_name(name)
         actor = self._actor()
-        last = actor.turn()
+        last = actor.turn(verb)
         fault = self.fault if last else Fault.NONE
         self.faults += bool(fault)
         store = self._store

@@ -66,7 +66,7 @@ def _give(cast: Cast, store: ModelStore, line: Turns) -> None:
     actor = cast.actors.get(line.actor)
     if actor is not None and actor.ready:
         cast.seat(line.actor).fault = line.fault
-        actor.run(line.turns)
+        actor.run(line.turns, through="" if line.short else line.kind, before=line.kind if line.short else "")
         cast.seat(line.actor).fault = Fault.NONE
 
 

@@ -5,11 +5,12 @@ A schedule is a text of lines, the first of which describes the run, each other 
     run seed=7 ranks=2 generations=2 steps=2 attempts=1 twins=1 readers=1 collectors=1 keep=1 grace=30
     leader1 3
     rank1.0 5 unanswered
-    leader2 2
+    leader1 <swap
+    leader2 swap late
     network 1
 
-An actor takes so many store operations, or fewer when it waits for another one or is done; what is named after them
-happens to the last one. `twin1` is a second leader of generation 1. `network N` delivers the N-th request that is on
+An actor takes so many store operations, or those up to and with its next one of a kind, or (with `<`) those before that
+one; fewer when it waits for another actor or is done. What is named after them happens to the last one. `twin1` is a second leader of generation 1. `network N` delivers the N-th request that is on
 its way. After the last line everybody is given turns until nobody has anything left to do.
 """
 
@@ -23,6 +24,9 @@ from chaos.commits.model import Fault
 from elastic3d.errors import UsageError
 
 NETWORK = "network"
+KINDS = ("get", "read", "size", "put", "create", "swap", "list", "delete")
+MOST = 200
+"""Turns of a line that says no number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +62,20 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """Give an actor turns, and let something happen to the last one."""
+    """Give an actor turns, and let something happen to the last one.
+
+    With a `kind` of operation they end with the next one of it, or `short` of that.
+    """
 
     actor: str
-    turns: int
+    turns: int = MOST
+    kind: str = ""
+    short: bool = False
     fault: Fault = Fault.NONE
 
     def __str__(self) -> str:
-        return f"{self.actor} {self.turns} {self.fault}".rstrip()
+        count = "<" * self.short + self.kind if self.kind else str(self.turns)
+        return f"{self.actor} {count} {self.fault}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +101,7 @@ def parse(text: str) -> Schedule:
             if first == "run":
                 job = Job(**{name: int(value) for name, _, value in (word.partition("=") for word in words)})
             else:
-                turns, fault = (words[0], Fault(words[1]) if len(words) > 1 else Fault.NONE)
-                lines.append(Turns(actor=first, turns=int(turns), fault=fault))
+                lines.append(_turns(first, *words))
         except (ValueError, TypeError, IndexError):
             raise UsageError(
                 f"schedule: {line!r} is no line of a schedule; expected such as `rank1.0 5 unanswered`"
@@ -101,6 +110,18 @@ def parse(text: str) -> Schedule:
         raise UsageError("schedule: it has no line that begins with `run`")
     return Schedule(job=job, lines=tuple(lines))
 
+
+def _turns(actor: str, count: str, fault: str = "") -> Turns:
+    kind = count.removeprefix("<")
+    if kind in KINDS:
+        return Turns(actor=actor, kind=kind, short=count != kind, fault=Fault(fault))
+    return Turns(actor=actor, turns=int(count), fault=Fault(fault))
+
+
+# What decides is done by few operations: about half of all lines end at one of these.
+_OF_LEADERS = ("swap", "swap", "create", "read")
+_OF_RANKS = ("put", "create")
+_OF_COLLECTORS = ("put", "swap", "delete", "list", "read")
 
 _FAULTS = {
     Fault.DIE_BEFORE: 2, Fault.DIE_AFTER: 2, Fault.LOST: 2, Fault.UNANSWERED: 4, Fault.TWICE: 3, Fault.LATE: 4,
@@ -128,7 +149,7 @@ def draw(seed: int) -> Schedule:
     faults, weights = list(_FAULTS), list(_FAULTS.values())
     trouble = random.choice((0.0, 0.05, 0.15, 0.3))
     longest = random.choice((2, 6, 12))
-    count = random.randint(10, 60 if longest > 2 else 110)
+    count = random.randint(8, 40 if longest > 2 else 70)
     lines = []
     for place in range(count):
         if random.random() < 0.07:
@@ -138,10 +159,16 @@ def draw(seed: int) -> Schedule:
         present = 0.5 + generations * place / count
         chances = [_chance(name, present) for name in names]
         fault = random.choices(faults, weights)[0] if random.random() < trouble else Fault.NONE
-        lines.append(
-            Turns(actor=random.choices(names, chances)[0], turns=random.randint(1, longest), fault=fault)
-        )
+        lines.append(_drawn(random, random.choices(names, chances)[0], longest, fault))
     return Schedule(job=job, lines=tuple(lines))
+
+
+def _drawn(random: Random, actor: str, longest: int, fault: Fault) -> Turns:
+    if actor.startswith("reader") or random.random() < 0.5:
+        return Turns(actor=actor, turns=random.randint(1, longest), fault=fault)
+    of = {"r": _OF_RANKS, "c": _OF_COLLECTORS}.get(actor[0], _OF_LEADERS)
+    short = not fault and random.random() < 0.4
+    return Turns(actor=actor, kind="list" if fault is Fault.STALE else random.choice(of), short=short, fault=fault)
 
 
 def _chance(name: str, present: float) -> float:
@@ -181,12 +208,17 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
             yield replace(schedule, job=replace(schedule.job, **{name: getattr(schedule.job, name) - 1}))
     for at, line in enumerate(lines):
         simpler = []
-        if at + 1 < len(lines) and lines[at + 1].actor == line.actor and not line.fault and line.actor != NETWORK:
+        if (
+            at + 1 < len(lines)
+            and lines[at + 1].actor == line.actor
+            and not (line.fault or line.kind or lines[at + 1].kind)
+            and line.actor != NETWORK
+        ):
             joined = replace(lines[at + 1], turns=line.turns + lines[at + 1].turns)
             yield replace(schedule, lines=(*lines[:at], joined, *lines[at + 2 :]))
         if line.fault:
             simpler.append(replace(line, fault=Fault.NONE))
-        if line.turns > 1:
+        if line.turns > 1 and not line.kind:
             simpler += [replace(line, turns=turns) for turns in sorted({1, line.turns // 2, line.turns - 1})]
         for one in simpler:
             yield replace(schedule, lines=(*lines[:at], one, *lines[at + 1 :]))

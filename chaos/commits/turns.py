@@ -28,6 +28,7 @@ class Actor:
         self._body = body
         self._wanted: Callable[[], bool] | None = None
         self._turns = 0
+        self._through = self._before = ""
         self._ended = False
         # Locks that are held: releasing one is saying that it is the other's turn.
         self._go, self._back = threading.Lock(), threading.Lock()
@@ -40,11 +41,14 @@ class Actor:
         """Whether it would do something if it had a turn."""
         return not self.over and (self._wanted is None or self._wanted())
 
-    def run(self, turns: int) -> None:
-        """Let it do so many store operations; less when it waits, dies or is done. Called by the scheduler."""
+    def run(self, turns: int, *, through: str = "", before: str = "") -> None:
+        """Let it do so many store operations; fewer when it waits, dies or is done. Called by the scheduler.
+
+        It stops once it has done one of the kind `through`, or is about to do one of the kind `before`.
+        """
         if self.over:
             return
-        self._turns = turns
+        self._turns, self._through, self._before = turns, through, before
         if self._thread is None:
             self._thread = threading.Thread(target=self._live, name=self.name, daemon=True)
             self._thread.start()
@@ -60,12 +64,12 @@ class Actor:
             self._back.acquire()
         self.over = True
 
-    def turn(self) -> bool:
+    def turn(self, kind: str) -> bool:
         """Take one turn, in the actor's thread, waiting for it if need be; return whether it is the last one given."""
         self._mind()
-        if self._turns == 0:
+        while self._turns == 0 or kind == self._before:
             self._hand_over()
-        self._turns -= 1
+        self._turns = 0 if kind == self._through else self._turns - 1
         return self._turns == 0
 
     def wait(self, until: Callable[[], bool]) -> None:

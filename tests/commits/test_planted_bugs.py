@@ -122,7 +122,7 @@ def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, 
     ("plant", "words"),
     [
         (keep_the_fence_outside_the_store, "had fenced it off|took the generation of latest back"),
-        (repeat_conditional_writes_blindly, "was refused (Superseded), and yet"),
+        (repeat_conditional_writes_blindly, "was refused (Superseded), and yet|had fenced it off"),
         (overwrite_manifests, "which is written once|cannot be restored"),
         (ignore_the_order_of_saves, "took latest back"),
         (commit_what_is_not_complete, "cannot be restored|completeness was checked"),

@@ -57,7 +57,7 @@ def test_a_late_swap_of_a_dead_leader_is_fenced_off() -> None:
     lines = (
         Turns(actor="leader1", turns=100),
         Turns(actor="rank1.0", turns=100),
-        Turns(actor="leader1", turns=6, fault=Fault.LATE),
+        Turns(actor="leader1", kind="swap", fault=Fault.LATE),
         Turns(actor="leader2", turns=2),
         Turns(actor="network", turns=1),
     )
