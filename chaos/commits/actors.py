@@ -74,13 +74,12 @@ class Cast:
             for kind in ("leader", "twin")[: 1 + twin]
         ]
         # A rank that is killed comes back and saves again what it saves.
-        own.ranks = [
-            self._add(
-                f"rank{number}.{rank}", lambda seat, actor, rank=rank: self._save(seat, actor, own, rank), lives=3
-            )
-            for rank in range(self._job.ranks)
-        ]
+        own.ranks = [self._rank(own, rank) for rank in range(self._job.ranks)]
         return own
+
+    def _rank(self, own: Generation, rank: int) -> Actor:
+        name = f"rank{own.number}.{rank}"
+        return self._add(name, lambda seat, actor: self._save(seat, actor, own, rank), lives=3)
 
     def seat(self, name: str) -> Seat:
         """Return an actor's store."""

@@ -1,4 +1,4 @@
-"""What each step of each generation holds: a function of its numbers, so that a restored state says which step it is."""
+"""What each step of each generation holds: a function of its numbers, so that a state says which step it is of."""
 
 from __future__ import annotations
 

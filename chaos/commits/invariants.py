@@ -18,6 +18,8 @@ from checkpointing.format import names
 from checkpointing.format.refs import decode_ref
 from checkpointing.stores.protocol import Data, Entry, Versioned
 
+_ONCE = ("packs/", "saves/", names.CHECKPOINTS)
+
 
 @dataclass(slots=True)
 class View:
@@ -144,9 +146,8 @@ class Checker:
         name, before, after = change.name, change.before, change.after
         if name == names.LATEST:
             self._moved(change)
-        elif before is not None and after is not None and before.data != after.data and not name.startswith("probe/"):
-            if name.startswith(("packs/", "saves/", names.CHECKPOINTS)):
-                self.violated(f"{change.request.actor} changed {name}, which is written once")
+        elif before and after and before.data != after.data and name.startswith(_ONCE):
+            self.violated(f"{change.request.actor} changed {name}, which is written once")
         for checkpoint in [c for c, needs in self._needs.items() if name in needs]:
             if after is None or before is None or before.data != after.data:
                 self._look(checkpoint, f"after {change.request.actor} did {change.request.verb} {name}")

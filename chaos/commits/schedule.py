@@ -1,4 +1,4 @@
-"""Who takes how many turns, and what goes wrong: drawn from a seed, written as text, made smaller when it shows a fault.
+"""Who takes how many turns, and what goes wrong: drawn from a seed, written as text, made smaller when it fails.
 
 A schedule is a text of lines, the first of which describes the run, each other one gives an actor turns:
 
@@ -10,8 +10,9 @@ A schedule is a text of lines, the first of which describes the run, each other 
     network 1
 
 An actor takes so many store operations, or those up to and with its next one of a kind, or (with `<`) those before that
-one; fewer when it waits for another actor or is done. What is named after them happens to the last one. `twin1` is a second leader of generation 1. `network N` delivers the N-th request that is on
-its way. After the last line everybody is given turns until nobody has anything left to do.
+one; fewer when it waits for another actor or is done. What is named after them happens to the last one. `twin1` is a
+second leader of generation 1. `network N` delivers the N-th request that is on its way. After the last line everybody
+is given turns until nobody has anything left to do.
 """
 
 from __future__ import annotations
