@@ -11,7 +11,7 @@ from typing import Any
 from chaos.commits.invariants import misread
 from chaos.failpoints.nursery import Ended, Nursery
 from chaos.failpoints.store import Failpoint, When
-from chaos.failpoints.work import Task
+from chaos.failpoints.work import Task, work
 from checkpointing import Store, open_checkpoint, open_store, verify
 
 WORLD = 4
@@ -74,14 +74,21 @@ def draw(seed: int) -> Trial:
     )
 
 
-def play(trial: Trial, crew: Nursery, url: str, options: Mapping[str, Any] | None = None) -> Result:
-    """Play a trial in an empty place.
+def play(
+    trial: Trial,
+    crew: Nursery,
+    url: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    everybody: bool = True,
+) -> Result:
+    """Play a trial in an empty place; the save that is broken has a process for each rank and for its leader.
 
-    Generation 1 saves and commits step 1. Then step 2 is saved, and its leader, already one of generation 2, commits,
+    Not `everybody`: only those that are killed have one. Generation 1 saves and commits step 1. Then step 2 is saved, and its leader, already one of generation 2, commits,
     while processes end as the trial says. `latest` has to be one of the two steps, whole. Then generation 3 begins:
     it commits step 2, if need be after the ranks that were killed have saved it again; then it makes step 3.
     """
-    return _Play(trial=trial, crew=crew, url=url, options=dict(options or {})).run()
+    return _Play(trial=trial, crew=crew, url=url, options=dict(options or {}), everybody=everybody).run()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +97,7 @@ class _Play:
     crew: Nursery
     url: str
     options: dict[str, Any]
+    everybody: bool
     problems: list[str] = field(default_factory=list)
     killed: int = 0
 
@@ -118,8 +126,9 @@ class _Play:
 
     def _break(self) -> None:
         points = {who: str(point) for who, point in self.trial.failpoints.items()}
-        ended = dict(zip(RANKS, self._save(2, 1, points), strict=True))
-        ended[LEADER] = self._lead(2, 1, 2, points.get(LEADER, ""))
+        ranks = {name: self._task(2, 1, rank=rank, failpoint=points.get(name, "")) for rank, name in enumerate(RANKS)}
+        leader = {LEADER: self._task(2, 1, generation=2, failpoint=points.get(LEADER, ""))}
+        ended = self._in_processes(ranks) | self._in_processes(leader)
         for who, one in ended.items():
             self.killed += one.status == -signal.SIGKILL
             if one.status not in (0, -signal.SIGKILL):
@@ -127,17 +136,19 @@ class _Play:
             elif self.trial.certain and who in points and one.status == 0:
                 self.problems.append(f"{who} did not come to {points[who]}")
 
-    def _save(self, step: int, made_in: int, points: Mapping[str, str] | None = None) -> list[Ended]:
-        given = points or {}
-        return self.crew.run(
-            [
-                self._task(step, made_in, rank=rank, failpoint=given.get(RANKS[rank], ""))
-                for rank in range(WORLD)
-            ]
-        )  # fmt: skip
+    def _in_processes(self, tasks: Mapping[str, Task]) -> dict[str, Ended]:
+        """Do tasks at the same time, each in a process of its own, or those that end in the middle."""
+        ended = {who: _here(task) for who, task in tasks.items() if not (self.everybody or task.failpoint)}
+        others = [who for who in tasks if who not in ended]
+        return (
+            ended | dict(zip(others, self.crew.run([tasks[who] for who in others]), strict=True)) if others else ended
+        )
 
-    def _lead(self, step: int, made_in: int, generation: int, point: str = "") -> Ended:
-        return self.crew.run([self._task(step, made_in, generation=generation, failpoint=point)])[0]
+    def _save(self, step: int, made_in: int) -> list[Ended]:
+        return [_here(self._task(step, made_in, rank=rank)) for rank in range(WORLD)]
+
+    def _lead(self, step: int, made_in: int, generation: int) -> Ended:
+        return _here(self._task(step, made_in, generation=generation))
 
     def _task(self, step: int, made_in: int, **more: Any) -> Task:
         return Task(url=self.url, options=self.options, step=step, made_in=made_in, world=WORLD, **more)
@@ -154,3 +165,8 @@ class _Play:
         if checkpoint.step not in steps:
             self.problems.append(f"{when}: latest is step {checkpoint.step}, not one of {steps}")
         return checkpoint.step
+
+
+def _here(task: Task) -> Ended:
+    """Do a task in this process, which nothing ends."""
+    return Ended(status=0, said=work(task))

@@ -31,7 +31,7 @@ def test_a_kill_on_a_local_disk(trial: Trial, crew: Nursery, tmp_path: Path) -> 
 def test_a_kill_on_s3(trial: Trial, crew: Nursery, server: S3Server) -> None:
     """The same against a real S3 server."""
     name = str(trial).replace("@", "-").replace(":", "-")
-    result = play(trial, crew, server.url(name), server.options)
+    result = play(trial, crew, server.url(name), server.options, everybody=False)
     assert result.problems == ()
     assert result.killed == 1
 
