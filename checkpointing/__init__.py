@@ -1,11 +1,17 @@
 """Verified checkpoints: tiles in, checkpoints out. The format is in format.md.
 
 Ranks call `save_rank`, a leader `fence` and `commit`; `open_checkpoint` and `resolve` bring tensors back under any
-layout; `verify` finds every byte that is not as it was written.
+layout; `verify` finds every byte that is not as it was written; `tag`, `pin` and `mark_verified` keep checkpoints,
+`collect` deletes what nobody keeps.
 """
 
 from checkpointing.format.refs import Ref
 from checkpointing.format.tiles import Box, Piece, TensorSpec
+from checkpointing.keeping.collecting import Collected, CollectionPlan, collect, plan_collection
+from checkpointing.keeping.protecting import mark_verified, pin, pins, tag, tags, unpin, untag
+from checkpointing.keeping.repairing import repair_latest
+from checkpointing.keeping.retention import Retention
+from checkpointing.reading.naming import read_ref, resolve_name
 from checkpointing.reading.reader import Checkpoint, open_checkpoint, read_latest
 from checkpointing.reading.resolver import Offered, Resolved, TileSource, resolve
 from checkpointing.reading.verify import Finding, verify
@@ -22,4 +28,6 @@ __all__ = [
     "read_latest", "Ref", "open_checkpoint", "Checkpoint",
     "resolve", "Offered", "TileSource", "Resolved",
     "verify", "Finding",
+    "read_ref", "resolve_name", "mark_verified", "tag", "untag", "tags", "pin", "unpin", "pins",
+    "Retention", "plan_collection", "CollectionPlan", "collect", "Collected", "repair_latest",
 ]  # fmt: skip

@@ -14,6 +14,8 @@ Every error says what happened, whether trying again helps, and what the person 
         Superseded          `latest` already holds a newer save of this history
         Incomplete          the rank manifests do not cover every tensor; other ranks may still be saving
         Inconsistent        ranks disagree about what they saved
+        Collecting          a sweep will delete what the save needs; save again
+      KeepRefused           a tag, pin or collection did not happen; nothing was changed
       RestoreError          state that was asked for cannot be given
         NoCheckpoint        nothing was ever committed here
         MissingTile         no source has a good copy of a region
@@ -74,6 +76,14 @@ class Incomplete(CommitRefused):
 
 class Inconsistent(CommitRefused):
     """Ranks disagree about what they saved; trying again needs a new attempt with other contents."""
+
+
+class Collecting(CommitRefused):
+    """A sweep has condemned objects the save needs; save again, or try again when the sweep is over."""
+
+
+class KeepRefused(CheckpointError):
+    """A tag, pin, collection or repair did not happen, and nothing was changed; the message says what to do."""
 
 
 class RestoreError(CheckpointError):

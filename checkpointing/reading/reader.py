@@ -21,8 +21,9 @@ from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.manifest import RankManifest, StoredTile, decode_manifest, facts_digest, order
 from checkpointing.format.record import ManifestEntry, Record, decode_record, root
-from checkpointing.format.refs import Ref, decode_ref
+from checkpointing.format.refs import Ref
 from checkpointing.format.tiles import TensorSpec
+from checkpointing.reading.naming import find, read_ref
 from checkpointing.reading.resolver import Offered
 from checkpointing.saving.coverage import check_complete
 from checkpointing.stores.protocol import Store
@@ -63,24 +64,20 @@ class Checkpoint:
 
 def read_latest(store: Store) -> Ref | None:
     """Return the ref `latest`, None when nobody has written it; FormatError when it is damaged."""
-    found = store.read(names.LATEST)
-    return None if found is None else decode_ref(found.data, names.LATEST)
+    return read_ref(store)
 
 
 def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoint:
-    """Return the checkpoint that a ref, the name of a ref, or its own name points to.
+    """Return the checkpoint that a ref points to, or that `resolve_name` finds.
 
     NoCheckpoint when there is none, FormatError (Corrupt, NewerFormat) when it cannot be trusted or read.
     """
-    ref = read_latest(store) if ref_or_name == "latest" else ref_or_name
-    if isinstance(ref, str):
-        name, expected = ref, None
-        if names.parse_checkpoint(name) is None:
-            raise NoCheckpoint(f"store {store.url}: {name!r} is not the name of a checkpoint; `ls` shows those there")
-    elif ref is None or ref.checkpoint is None:
+    if isinstance(ref_or_name, str):
+        name, expected = find(store, ref_or_name)
+    elif ref_or_name.checkpoint is None:
         raise NoCheckpoint(f"store {store.url}: nothing was ever committed here")
     else:
-        name, expected = ref.checkpoint, ref.record_digest
+        name, expected = ref_or_name.checkpoint, ref_or_name.record_digest
     record = read_record(store, name, expected)
     manifests = read_manifests(store, record.manifests)
     check_record(record, manifests)

@@ -90,7 +90,7 @@ class _Verifier:
                 packs.append(name)
             elif name.startswith(names.REFS) or names.parse_record(name) or names.parse_manifest(name):
                 yield from self._document(name)
-            elif not name.startswith(names.PROBE):
+            elif not names.is_collectable(name) and name != names.SHADOW:
                 unexpected.append(name)
         self._committed = {checkpoint for ref in self._refs.values() for checkpoint in ref.committed}
         yield from self._links()
