@@ -28,11 +28,14 @@ from checkpointing.errors import (
     Superseded,
 )
 from checkpointing.format import names
+from checkpointing.keeping.collecting import collect
+from checkpointing.keeping.retention import Retention
 
 T = TypeVar("T")
 
 _TRIES = 4  # of a call that the store failed
 _READS = 3
+_COLLECTIONS = 3
 
 
 @dataclass(slots=True)
@@ -65,6 +68,8 @@ class Cast:
             self.generation(number, job.steps, twin=number <= job.twins)
         for number in range(job.readers):
             self._add(f"reader{number}", lambda seat, actor: self._read(seat, actor))
+        for number in range(job.collectors):
+            self.collector(f"collector{number}", _COLLECTIONS)
 
     def generation(self, number: int, steps: int, *, twin: bool = False) -> Generation:
         """Add the processes of a generation."""
@@ -76,6 +81,10 @@ class Cast:
         # A rank that is killed comes back and saves again what it saves.
         own.ranks = [self._rank(own, rank) for rank in range(self._job.ranks)]
         return own
+
+    def collector(self, name: str, rounds: int) -> Actor:
+        """Add a process that collects so often, waiting in between for as long as it is told to."""
+        return self._add(name, lambda seat, actor: self._collect(seat, actor, rounds))
 
     def _rank(self, own: Generation, rank: int) -> Actor:
         name = f"rank{own.number}.{rank}"
@@ -219,6 +228,30 @@ class Cast:
                 continue
             if wrong:
                 self._checker.torn(me.name, checkpoint, wrong)
+
+    # A collector.
+
+    def _collect(self, seat: Seat, me: Actor, rounds: int) -> None:
+        for _ in range(rounds):
+            done = self._again(
+                seat,
+                lambda: collect(
+                    seat,
+                    Retention(keep_last=self._job.keep),
+                    grace=float(self._job.grace),
+                    wait=False,
+                    sleep=lambda seconds: self._sleep(me, seconds),
+                    clock=lambda: self._store.now,
+                ),
+            )
+            if done is not None and done.waiting:
+                self._sleep(me, done.waiting)
+
+    def _sleep(self, me: Actor, seconds: float) -> None:
+        until = self._store.now + seconds
+        self._store.alarms[me.name] = until
+        me.wait(lambda: self._store.now >= until)
+        del self._store.alarms[me.name]
 
     def _again(self, seat: Seat, call: Callable[[], T]) -> T | None:
         """Call until the store does not fail; None when it failed too often."""

@@ -130,6 +130,13 @@ class Checker:
             if checkpoint in self.committed:
                 self.violated(f"{actor} was refused ({why}), and yet {checkpoint} is committed")
 
+    def clean(self) -> None:
+        """Collectors had all the time they need: nothing may be left that no committed checkpoint needs."""
+        needed = {name for needs in self._needs.values() for name in needs}
+        left = [name for name in self._store.objects if name.startswith(_ONCE) and name not in needed]
+        if left and not self.violations:
+            self.violated(f"{len(left)} objects are needed by nobody and never collected: {', '.join(sorted(left)[:3])}")
+
     def unreadable(self, actor: str, checkpoint: str, why: str) -> None:
         """A reader that nothing happened to could not restore a checkpoint."""
         if checkpoint in self.committed:

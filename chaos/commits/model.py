@@ -78,6 +78,7 @@ class ModelStore:
     late: list[Request] = field(default_factory=list)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=60))
     operations: int = 0
+    alarms: dict[str, float] = field(default_factory=dict)  # by actor: the time that it sleeps until
     _recent: deque[tuple[str, Held | None]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _tokens: int = 0
     _doing: Request | None = None

@@ -84,7 +84,9 @@ def play(
 ) -> Result:
     """Play a trial in an empty place; the save that is broken has a process for each rank and for its leader.
 
-    Not `everybody`: only those that are killed have one. Generation 1 saves and commits step 1. Then step 2 is saved, and its leader, already one of generation 2, commits,
+    Not `everybody`: only those that are killed have one.
+
+    Generation 1 saves and commits step 1. Then step 2 is saved, and its leader, already one of generation 2, commits,
     while processes end as the trial says. `latest` has to be one of the two steps, whole. Then generation 3 begins:
     it commits step 2, if need be after the ranks that were killed have saved it again; then it makes step 3.
     """

@@ -15,7 +15,9 @@ from chaos.commits.schedule import draw, parse
 from checkpointing import SavedRank
 from checkpointing.errors import StoreError, StoreNotFound
 from checkpointing.format import names
-from checkpointing.format.refs import Ref, Verdict, decide_commit
+from checkpointing.format.refs import Ref, Verdict, decide_commit, decode_ref, encode_ref
+from checkpointing.keeping import collecting
+from checkpointing.keeping.planning import Marker
 from checkpointing.saving import commit as committing
 from checkpointing.stores.protocol import Store
 
@@ -28,9 +30,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def keep_the_fence_outside_the_store(patch: pytest.MonkeyPatch) -> None:
     """Leaders look whether they are fenced off before they begin, and no more when they swap."""
 
-    def decide(ref: Ref | None, save: names.Save, committed_in: int, record_digest: str) -> Verdict:
-        believed = ref and dataclasses.replace(ref, generation=0)
-        return decide_commit(believed, save, committed_in, record_digest)
+    def decide(ref: Ref | None, *arguments: Any) -> Verdict:
+        return decide_commit(ref and dataclasses.replace(ref, generation=0), *arguments)
 
     patch.setattr(committing, "decide_commit", decide)
 
@@ -38,15 +39,15 @@ def keep_the_fence_outside_the_store(patch: pytest.MonkeyPatch) -> None:
 def repeat_conditional_writes_blindly(patch: pytest.MonkeyPatch) -> None:
     """A swap that failed is sent again, and when that is refused, somebody else must have won."""
 
-    def move(store, decide, build):  # type: ignore[no-untyped-def]
+    def move(store: Store, decide: Callable[..., Verdict], build: Callable[..., Ref], **_: bool) -> object:
         for _ in range(8):
             found = store.read(names.LATEST)
-            ref = None if found is None else committing.decode_ref(found.data, names.LATEST)
+            ref = None if found is None else decode_ref(found.data, names.LATEST)
             verdict = decide(ref)
             if verdict is not Verdict.MOVE:
                 return verdict, ref
             moved = build(ref, "no write-id")
-            data = committing.encode_ref(moved)
+            data = encode_ref(moved)
             token = found.token if found else None
             try:
                 if store.compare_and_swap(names.LATEST, token, data):
@@ -56,7 +57,7 @@ def repeat_conditional_writes_blindly(patch: pytest.MonkeyPatch) -> None:
                 return (Verdict.MOVE, moved) if done else (Verdict.SUPERSEDED, ref or moved)
         raise AssertionError
 
-    patch.setattr(committing, "_move", move)
+    patch.setattr(committing, "move", move)
 
 
 class Overwriting:
@@ -91,9 +92,10 @@ def overwrite_manifests(patch: pytest.MonkeyPatch) -> None:
 
 def ignore_the_order_of_saves(patch: pytest.MonkeyPatch) -> None:
     """Whoever holds the newest generation may commit anything, older steps too."""
+    patch.setattr(committing, "is_superseded", lambda ref, save: False)
 
-    def decide(ref: Ref | None, save: names.Save, committed_in: int, record_digest: str) -> Verdict:
-        verdict = decide_commit(ref, save, committed_in, record_digest)
+    def decide(*arguments: Any) -> Verdict:
+        verdict = decide_commit(*arguments)
         return Verdict.MOVE if verdict is Verdict.SUPERSEDED else verdict
 
     patch.setattr(committing, "decide_commit", decide)
@@ -113,6 +115,31 @@ def commit_what_is_not_complete(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(committing, "check_complete", lambda manifests, save, world: None)
 
 
+def commit_without_looking_for_packs(patch: pytest.MonkeyPatch) -> None:
+    """What a manifest names will be there: nobody looks for it, nor whether it is condemned."""
+    patch.setattr(committing, "_check_packs", lambda store, manifests: None)
+    patch.setattr(committing, "_check_condemned", lambda *arguments: None)
+
+
+def ignore_sweeps_that_begin(patch: pytest.MonkeyPatch) -> None:
+    """A commit looks for its packs once; that a sweep has begun when it swaps is no reason to look again."""
+
+    def decide(ref: Ref | None, save: names.Save, committed_in: int, record_digest: str, checked: int) -> Verdict:
+        return decide_commit(ref, save, committed_in, record_digest, ref.sweeps if ref else checked)
+
+    patch.setattr(committing, "decide_commit", decide)
+
+
+def collect_without_looking_again(patch: pytest.MonkeyPatch) -> None:
+    """What was condemned is deleted, though saves have come to need it in the meantime."""
+    patch.setattr(Marker, "needed", lambda self, ref: set())
+
+
+def collect_by_an_old_mark(patch: pytest.MonkeyPatch) -> None:
+    """A collection begins by what it has marked, whatever was committed since."""
+    patch.setattr(collecting, "_same", lambda ref, marked: True)
+
+
 def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, MOST + 1)) -> Outcome | None:
     """Return the first schedule that shows a violation."""
     return next((o for o in (play(draw(seed), store=store()) for seed in seeds) if o.violations), None)
@@ -125,6 +152,9 @@ def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, 
         (repeat_conditional_writes_blindly, "was refused (Superseded), and yet|had fenced it off"),
         (overwrite_manifests, "which is written once|cannot be restored"),
         (ignore_the_order_of_saves, "took latest back"),
+        (commit_without_looking_for_packs, "cannot be restored"),
+        (ignore_sweeps_that_begin, "cannot be restored"),
+        (collect_by_an_old_mark, "cannot be restored|lost the committed"),
         (commit_what_is_not_complete, "cannot be restored|completeness was checked"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
