@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 _TRIES = 4  # of a call that the store failed
 _READS = 3
-_COLLECTIONS = 3
+_COLLECTIONS = 5
+_BETWEEN = (0.0, 50.0)  # operations from one collection to the next
 
 
 @dataclass(slots=True)
@@ -232,6 +233,7 @@ class Cast:
     # A collector.
 
     def _collect(self, seat: Seat, me: Actor, rounds: int) -> None:
+        random = Random(f"{self._job.seed} {me.name}")
         for _ in range(rounds):
             done = self._again(
                 seat,
@@ -244,8 +246,8 @@ class Cast:
                     clock=lambda: self._store.now,
                 ),
             )
-            if done is not None and done.waiting:
-                self._sleep(me, done.waiting)
+            waiting = done.waiting if done is not None else 0.0
+            self._sleep(me, max(waiting, random.uniform(*_BETWEEN)))
 
     def _sleep(self, me: Actor, seconds: float) -> None:
         until = self._store.now + seconds

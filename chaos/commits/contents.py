@@ -8,10 +8,10 @@ from random import Random
 
 from checkpointing.format.tiles import Box, Piece, TensorSpec, copy_box
 
-# Every step changes `w` and `t`, every second one `m`; `t` is on every rank.
+# Every step changes `w` and `t`, none `frozen`; `t` is on every rank.
 SPECS = (
     TensorSpec(key="w", dtype="float32", shape=(6,)),
-    TensorSpec(key="m", dtype="int64", shape=(3, 2)),
+    TensorSpec(key="frozen", dtype="int64", shape=(3, 2)),
     TensorSpec(key="t", dtype="int64", shape=()),
 )
 
@@ -19,10 +19,10 @@ SPECS = (
 @cache
 def contents(made_in: int, step: int) -> dict[TensorSpec, bytes]:
     """Return every tensor's bytes as they are after this step."""
-    w, m, t = SPECS
+    w, frozen, t = SPECS
     return {
         w: _drawn(w, f"{made_in} {step}"),
-        m: _drawn(m, f"{made_in} {step // 2}"),
+        frozen: _drawn(frozen, ""),
         t: (made_in << 32 | step).to_bytes(8, "little"),
     }
 

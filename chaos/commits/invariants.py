@@ -135,7 +135,9 @@ class Checker:
         needed = {name for needs in self._needs.values() for name in needs}
         left = [name for name in self._store.objects if name.startswith(_ONCE) and name not in needed]
         if left and not self.violations:
-            self.violated(f"{len(left)} objects are needed by nobody and never collected: {', '.join(sorted(left)[:3])}")
+            self.violated(
+                f"{len(left)} objects are needed by nobody and never collected: {', '.join(sorted(left)[:3])}"
+            )
 
     def unreadable(self, actor: str, checkpoint: str, why: str) -> None:
         """A reader that nothing happened to could not restore a checkpoint."""

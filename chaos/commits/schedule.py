@@ -122,7 +122,7 @@ def _turns(actor: str, count: str, fault: str = "") -> Turns:
 # What decides is done by few operations: about half of all lines end at one of these.
 _OF_LEADERS = ("swap", "swap", "create", "read")
 _OF_RANKS = ("put", "create")
-_OF_COLLECTORS = ("put", "swap", "delete", "list", "read")
+_OF_COLLECTORS = ("swap", "swap", "swap", "delete", "list", "read")
 
 _FAULTS = {
     Fault.DIE_BEFORE: 2, Fault.DIE_AFTER: 2, Fault.LOST: 2, Fault.UNANSWERED: 4, Fault.TWICE: 3, Fault.LATE: 4,

@@ -121,23 +121,10 @@ def commit_without_looking_for_packs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(committing, "_check_condemned", lambda *arguments: None)
 
 
-def ignore_sweeps_that_begin(patch: pytest.MonkeyPatch) -> None:
-    """A commit looks for its packs once; that a sweep has begun when it swaps is no reason to look again."""
-
-    def decide(ref: Ref | None, save: names.Save, committed_in: int, record_digest: str, checked: int) -> Verdict:
-        return decide_commit(ref, save, committed_in, record_digest, ref.sweeps if ref else checked)
-
-    patch.setattr(committing, "decide_commit", decide)
-
-
 def collect_without_looking_again(patch: pytest.MonkeyPatch) -> None:
-    """What was condemned is deleted, though saves have come to need it in the meantime."""
-    patch.setattr(Marker, "needed", lambda self, ref: set())
-
-
-def collect_by_an_old_mark(patch: pytest.MonkeyPatch) -> None:
-    """A collection begins by what it has marked, whatever was committed since."""
+    """What was marked is deleted, whatever was committed before the sweep began and whatever needs it by now."""
     patch.setattr(collecting, "_same", lambda ref, marked: True)
+    patch.setattr(Marker, "needed", lambda self, ref: set())
 
 
 def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, MOST + 1)) -> Outcome | None:
@@ -151,10 +138,9 @@ def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, 
         (keep_the_fence_outside_the_store, "had fenced it off|took the generation of latest back"),
         (repeat_conditional_writes_blindly, "was refused (Superseded), and yet|had fenced it off"),
         (overwrite_manifests, "which is written once|cannot be restored"),
-        (ignore_the_order_of_saves, "took latest back"),
+        (ignore_the_order_of_saves, "took latest back|cannot be restored"),
         (commit_without_looking_for_packs, "cannot be restored"),
-        (ignore_sweeps_that_begin, "cannot be restored"),
-        (collect_by_an_old_mark, "cannot be restored|lost the committed"),
+        (collect_without_looking_again, "cannot be restored|lost the committed"),
         (commit_what_is_not_complete, "cannot be restored|completeness was checked"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
