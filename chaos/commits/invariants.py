@@ -49,7 +49,7 @@ class View:
         for entry in self.store.listed(prefix):
             yield entry.name
 
-    def put(self, name: str, data: Data) -> None:
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
         raise AssertionError("readers do not write")
 
     def put_if_absent(self, name: str, data: bytes) -> bool:

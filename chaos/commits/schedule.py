@@ -144,7 +144,7 @@ def draw(seed: int) -> Schedule:
         readers=random.choice((0, 0, 1)),
         collectors=random.choice((0, 1, 1, 2)),
         keep=random.choice((1, 1, 2)),
-        grace=random.choice((0, 5, 20, 60)),
+        grace=random.choice((0, 0, 5, 20, 60)),
     )
     names = job.actors
     faults, weights = list(_FAULTS), list(_FAULTS.values())
@@ -165,6 +165,9 @@ def draw(seed: int) -> Schedule:
 
 
 def _drawn(random: Random, actor: str, longest: int, fault: Fault) -> Turns:
+    if actor.startswith("collector") and random.random() < 0.4:
+        # All of a collection at once: others are in the middle of something meanwhile.
+        return Turns(actor=actor, turns=random.randint(10, 60), fault=fault)
     if actor.startswith("reader") or random.random() < 0.5:
         return Turns(actor=actor, turns=random.randint(1, longest), fault=fault)
     of = {"r": _OF_RANKS, "c": _OF_COLLECTORS}.get(actor[0], _OF_LEADERS)

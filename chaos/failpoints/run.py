@@ -128,14 +128,11 @@ class _Play:
             self.problems += [f"at the end: {finding}" for finding in verify(store)]
         return Result(problems=tuple(self.problems), killed=self.killed)
 
-    @property
-    def _ranks(self) -> tuple[str, ...]:
-        return RANKS[: self.trial.world]
-
     def _break(self) -> None:
         points = {who: str(point) for who, point in self.trial.failpoints.items()}
         ranks = {
-            name: self._task(2, 1, rank=rank, failpoint=points.get(name, "")) for rank, name in enumerate(self._ranks)
+            name: self._task(2, 1, rank=rank, failpoint=points.get(name, ""))
+            for rank, name in enumerate(RANKS[: self.trial.world])
         }
         leader = {LEADER: self._task(2, 1, generation=2, failpoint=points.get(LEADER, ""))}
         ended = self._in_processes(ranks) | self._in_processes(leader)
