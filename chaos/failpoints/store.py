@@ -19,8 +19,9 @@ _KINDS = {
     "saves/": "manifest",
     "checkpoints/": "record",
     "refs/latest": "latest",
-    "refs/": "ref",
-    "tombstones/": "tombstone",
+    "sweeps/": "tombstone",
+    "history/": "history",
+    "shadow/": "shadow",
     "probe/": "probe",
 }
 
@@ -84,12 +85,13 @@ class FailingStore:
         """Return an object's bytes."""
         return self._at("size", name, lambda: self._store.size(name))
 
-    def put(self, name: str, data: Data) -> None:
-        """Write an object."""
+    def put(self, name: str, data: Data, **options: bool) -> None:
+        """Write an object; options are the store's business."""
         when = self._meet("put", name)
         if when is When.BEFORE:
             self._reached()
-        self._store.put(name, self._half(data) if when is When.DURING else data)
+        put: Callable[..., None] = self._store.put
+        put(name, self._half(data) if when is When.DURING else data, **options)
         if when is When.AFTER:
             self._reached()
 
