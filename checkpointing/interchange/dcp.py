@@ -396,16 +396,16 @@ def _piece(item: WriteItem, planner: SavePlanner) -> Piece:
     assert item.tensor_data is not None
     tensor = planner.resolve_data(item)
     assert isinstance(tensor, torch.Tensor)
-    tensor = tensor.detach().resolve_conj().resolve_neg()
     dtype, sizes = dtype_name(tensor.dtype), tuple(item.tensor_data.chunk.sizes)
     if dtype is None or tensor.layout is not torch.strided or tuple(tensor.shape) != sizes:
         raise ValueError(
             f"{item.index.fqn}: planned as {list(sizes)}, given as {tensor.layout} {tensor.dtype} {list(tensor.shape)}"
         )
+    plain = tensor.detach().resolve_conj().resolve_neg()
     start = tuple(item.tensor_data.chunk.offsets)
     spec = TensorSpec(key=item.index.fqn, dtype=dtype, shape=tuple(item.tensor_data.size))
     box = Box(start=start, stop=tuple(a + n for a, n in zip(start, sizes, strict=True)))
-    return Piece(spec=spec, box=box, data=buffer_of(tensor.cpu().contiguous()))
+    return Piece(spec=spec, box=box, data=buffer_of(plain.cpu().contiguous()))
 
 
 def _read_box(item: ReadItem) -> Box:

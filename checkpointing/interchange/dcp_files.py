@@ -92,7 +92,8 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
         places = output.places
     metadata = Metadata(
         state_dict_metadata=found,
-        planner_data={name: plain_path(name, paths) for name in found},
+        # The ways in their own order, which is that of the nested state dict.
+        planner_data={name: plain_path(name, paths) for name in [*filter(found.__contains__, paths), *found]},
         storage_data=places,
     )
     with (target / METADATA).open("wb") as file:

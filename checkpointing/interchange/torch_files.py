@@ -78,7 +78,9 @@ def read(source: Path) -> Foreign:
         else:
             key, data = objects.wrap(name, value)
             held[key] = data
-    return Foreign(tensors=tuple(tensors), objects={**held, objects.PATHS: objects.to_json(paths)})
+    if paths:
+        held[objects.PATHS] = objects.to_json(paths)
+    return Foreign(tensors=tuple(tensors), objects=held)
 
 
 def load_without_data(file: Any, name: str, *, fake: bool = False) -> Any:

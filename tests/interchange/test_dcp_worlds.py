@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from checkpointing import open_checkpoint, open_store, verify
 from checkpointing.interchange import Reader
 from tests.interchange import mains
+from tests.interchange.samples import same
 from tests.interchange.worlds import run_ranks
 
 pytestmark = [pytest.mark.gloo, pytest.mark.usefixtures("server")]
@@ -25,24 +25,6 @@ def alone() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-def same(left: Any, right: Any, where: str = "state") -> None:
-    """Compare nested states bit for bit."""
-    assert type(left) is type(right), where
-    if isinstance(left, torch.Tensor):
-        assert (left.dtype, left.shape) == (right.dtype, right.shape), where
-        assert torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8)), where
-    elif isinstance(left, dict):
-        assert list(left) == list(right), where
-        for key in left:
-            same(left[key], right[key], f"{where}.{key}")
-    elif isinstance(left, list):
-        assert len(left) == len(right), where
-        for number, (one, other) in enumerate(zip(left, right, strict=True)):
-            same(one, other, f"{where}.{number}")
-    else:
-        assert left == right, where
 
 
 def test_fsdp_states_come_back_under_another_number_of_ranks(tmp_path: Path) -> None:
