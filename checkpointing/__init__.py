@@ -10,14 +10,17 @@ from checkpointing.reading.reader import Checkpoint, open_checkpoint, read_lates
 from checkpointing.reading.resolver import Offered, Resolved, TileSource, resolve
 from checkpointing.reading.verify import Finding, verify
 from checkpointing.saving.commit import Committed, commit, fence
+from checkpointing.saving.options import SaveOptions
 from checkpointing.saving.save import SavedRank, save_rank
+from checkpointing.stores.keys import Key
 from checkpointing.stores.opening import open_store
 from checkpointing.stores.protocol import Store
+from checkpointing.stores.register import Register
 
 __all__ = [
-    "Store", "open_store",
+    "Store", "open_store", "Key", "Register",
     "TensorSpec", "Box", "Piece",
-    "save_rank", "SavedRank",
+    "save_rank", "SaveOptions", "SavedRank",
     "fence", "commit", "Committed",
     "read_latest", "Ref", "open_checkpoint", "Checkpoint",
     "resolve", "Offered", "TileSource", "Resolved",
