@@ -54,6 +54,7 @@ from checkpointing.interchange.contents import BATCH_BYTES, Contents, Wanted
 from checkpointing.interchange.tensors import DTYPES, buffer_of, dtype_name, tensor_of
 from checkpointing.reading.reader import Checkpoint, open_checkpoint, read_latest
 from checkpointing.saving.commit import Committed, commit, fence
+from checkpointing.saving.options import SaveOptions
 from checkpointing.saving.save import save_rank
 from checkpointing.stores.opening import open_store
 from checkpointing.stores.protocol import Store
@@ -78,7 +79,7 @@ class Writer(StorageWriter):
     step: the training step; `checkpoint_id` of each save replaces it. facts: JSON, the same on every rank.
     generation: fences out those below; by default the one after the newest in the store, taken at the first save.
     attempt: count it up to save other contents under the same step and generation. incremental: refer to the tiles of
-    the newest checkpoint where they are equal.
+    the newest checkpoint where they are equal. options: how each rank saves: codec, bandwidth, transfers.
 
     The coordinator's save raises Fenced, Superseded and their like (all of DCP's errors arrive as CheckpointException).
     `committed` is what the last save made, on the coordinator alone.
@@ -95,6 +96,7 @@ class Writer(StorageWriter):
         generation: int | None = None,
         attempt: int = 0,
         incremental: bool = True,
+        options: SaveOptions | None = None,
     ) -> None:
         super().__init__()
         self._url = store if isinstance(store, str) else None
@@ -105,6 +107,7 @@ class Writer(StorageWriter):
         self._claimed = False
         self._attempt = attempt
         self._incremental = incremental
+        self._options = options or SaveOptions()
         self._paths: dict[str, objects.Path] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -184,6 +187,7 @@ class Writer(StorageWriter):
             pieces=self._pieces(plan, planner, sizes),
             facts=self._facts,
             parent=self._parent(),
+            options=self._options,
         )
         done: Future[list[WriteResult]] = Future()
         done.set_result(
