@@ -144,7 +144,7 @@ class Unloadable(RestoreError):
 
 
 class NotExportable(RestoreError, ValueError):
-    """Another tool's format cannot hold these tensors, or the target is taken; nothing was written."""
+    """Another tool's format cannot hold these tensors, or the target cannot be written; nothing is left of it."""
 
     exit_code = 2
 

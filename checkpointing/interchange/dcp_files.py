@@ -63,7 +63,8 @@ def read(source: Path) -> Foreign:
 def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, progress: Progress) -> None:
     """Write tensors (by the name they are to have) and, where all are taken, objects as the DCP folder `target`.
 
-    Large tensors are written as several chunks, as if many ranks had saved them.
+    Large tensors are written as several chunks, as if many ranks had saved them. DCP knows text alone as keys of dicts:
+    what is nested under numbers is nested under their text.
     """
     target.mkdir()
     found: dict[str, Any] = {}

@@ -75,15 +75,21 @@ def slabs(stored: Stored) -> Iterator[Slab]:
 
 def read_range(file: Path, offset: int, length: int) -> memoryview:
     """Return `length` bytes of a file; ForeignFormat when it has fewer."""
-    data = memoryview(bytearray(length))
     got = 0
-    with file.open("rb", buffering=0) as opened:
-        opened.seek(offset)
-        while got < length:
-            count = opened.readinto(data[got:])
-            if not count:
-                raise ForeignFormat(f"{file}: ends {length - got} bytes before its tensors do: it is cut short")
-            got += count
+    try:
+        # What a header claims is not allocated before the file was seen to have it.
+        if offset + length > file.stat().st_size:
+            raise ForeignFormat(f"{file}: ends before its tensors do: it is cut short")
+        data = memoryview(bytearray(length))
+        with file.open("rb", buffering=0) as opened:
+            opened.seek(offset)
+            while got < length:
+                count = opened.readinto(data[got:])
+                if not count:
+                    raise ForeignFormat(f"{file}: ends {length - got} bytes before its tensors do: it is cut short")
+                got += count
+    except OSError as error:
+        raise ForeignFormat(f"{file}: cannot be read: {error}") from error
     return data
 
 

@@ -81,7 +81,10 @@ def import_checkpoint(
     generation = 1 if ref is None else max(1, ref.generation)
     if ref is not None and ref.step is not None and (ref.made_in or 0, ref.step) > (generation, step):
         raise Superseded(f"store {store.url}: latest is at step {ref.step}; import as a later step than {step}")
-    foreign = _READ[known](path)
+    try:
+        foreign = _READ[known](path)
+    except OSError as error:
+        raise ForeignFormat(f"{path}: cannot be read: {error}") from error
     if not foreign.tensors and not foreign.objects:
         raise ForeignFormat(f"{path}: holds nothing")
     parts = list(_parts(foreign))
@@ -142,10 +145,14 @@ def export_checkpoint(
     partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
         _WRITE[known](contents, specs, partial, progress or _silent)
-        # Replacing nothing but an empty folder, which somebody may have made meanwhile.
         partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+    except BaseException as error:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise NotExportable(f"{path}: cannot be written: {error}; nothing is left of it") from error
         raise
     return Exported(
         target=path, tensors=len(specs), bytes=sum(spec.box.numel * spec.itemsize for spec in specs.values())

@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +22,7 @@ import torch
 from checkpointing.errors import ForeignFormat
 from checkpointing.format.tiles import TensorSpec
 from checkpointing.interchange import objects
+from checkpointing.interchange.checksums import mend
 from checkpointing.interchange.contents import Contents
 from checkpointing.interchange.foreign import Foreign, Progress, Stored
 from checkpointing.interchange.tensors import DTYPES, dtype_name
@@ -145,22 +147,27 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     if all(name == spec.key for name, spec in specs.items()):
         leaves |= contents.values()
         state = _nested(leaves, contents.paths())
-    with torch.serialization.skip_data(materialize_fake_tensors=True):
-        torch.save(state, target)
-    with target.open("rb") as opened:
-        found, _ = objects.flatten(load_without_data(opened, str(target)))
-    names = {spec.key: name for name, spec in specs.items()}
+    # Given the file and not its name, torch raises what Python raises, and names the archive for nobody.
+    with target.open("wb") as opened, torch.serialization.skip_data(materialize_fake_tensors=True):
+        torch.save(state, opened)
+    with target.open("rb") as written:
+        found, _ = objects.flatten(load_without_data(written, str(target)))
     places = {
         name: locate(name, value, target).offset for name, value in found.items() if isinstance(value, torch.Tensor)
     }
+    begins = {spec.key: places[name] for name, spec in specs.items() if spec.box.numel}
     total = sum(spec.box.numel * spec.itemsize for spec in specs.values())
-    done = 0
-    with target.open("r+b", buffering=0) as file:
+    done, at, checksums = 0, dict(begins), dict.fromkeys(begins.values(), 0)
+    with target.open("r+b") as file:
         for spec, _, data in contents.slabs(specs.values()):
-            os.pwrite(file.fileno(), data, places[names[spec.key]])
-            places[names[spec.key]] += data.nbytes
+            file.seek(at[spec.key])
+            file.write(data)
+            at[spec.key] += data.nbytes
+            checksums[begins[spec.key]] = zlib.crc32(data, checksums[begins[spec.key]])
             done += data.nbytes
             progress(done, total)
+        file.flush()
+        mend(file, checksums)
         os.fsync(file.fileno())
 
 

@@ -203,7 +203,7 @@ def test_a_file_cut_short_after_it_was_looked_at(tmp_path: Path, store: Store) -
         (tmp_path / "in.pt").write_bytes(data[:size])
         refuses("torch", tmp_path / "in.pt", store, "in.pt: is no file of torch.save, is cut short")
     (tmp_path / "in.pt").write_bytes(data)
-    with pytest.raises(ForeignFormat, match=r"is cut short|ends .* bytes before"):
+    with pytest.raises(ForeignFormat, match="is cut short"):
         import_checkpoint("torch", tmp_path / "in.pt", store, progress=cut)
 
 

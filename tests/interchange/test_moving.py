@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def test_torch_save_in_and_out_is_the_same_state(tmp_path: Path, store: Store) -
     export_checkpoint("torch", checkpoint, tmp_path / "out.pt")
     for mapped in (False, True):
         same(torch.load(tmp_path / "out.pt", weights_only=True, mmap=mapped), nested())
+    # Readers other than torch's compare the checksums of the archive.
+    assert zipfile.ZipFile(tmp_path / "out.pt").testzip() is None
 
 
 def test_dcp_in_and_out_is_the_same_state(tmp_path: Path, store: Store) -> None:
@@ -215,6 +218,9 @@ def test_an_export_appears_whole_or_not_at_all(tmp_path: Path, store: Store) -> 
     (tmp_path / "taken").mkdir()
     with pytest.raises(NotExportable, match="is there already"):
         export_checkpoint("dcp", checkpoint, tmp_path / "taken")
+    for kind in Kind:
+        with pytest.raises(NotExportable, match="cannot be written: "):
+            export_checkpoint(kind, checkpoint, tmp_path / "absent" / "out")
     (pack,) = (tmp_path / "store" / "packs").rglob("*.pack")
     pack.write_bytes(pack.read_bytes().replace(torch.ones(3).numpy().tobytes(), b"\0" * 12))
     before = sorted(tmp_path.iterdir())
