@@ -12,7 +12,8 @@ the classes you trust with `torch.serialization.add_safe_globals`. Saving warns 
 
 **Generations.** A Writer fences out every older one at its first save, so that a job which was thought dead cannot
 move `latest` any more: keep one Writer for the life of a job, and pass `checkpoint_id=step` to each save. Somebody who
-counts generations already gives theirs.
+counts generations already gives theirs, and so may somebody who saves in another process, where each save is given a
+copy of the Writer and takes a generation of its own.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class Writer(StorageWriter):
 
     store: a URL, or an open store (which then must be picklable for `async_save` in another process).
     step: the training step; `checkpoint_id` of each save replaces it. facts: JSON, the same on every rank.
-    generation: fences out those below; by default the one after the newest in the store, taken at the first save.
+    generation: fences out those below; by default the one after the newest in the store, taken at the first save and
+    again when a step is not above the last.
     attempt: count it up to save other contents under the same step and generation. incremental: refer to the tiles of
     the newest checkpoint where they are equal. options: how each rank saves: codec, bandwidth, transfers.
 
@@ -104,7 +106,9 @@ class Writer(StorageWriter):
         self._step = step
         self._facts = dict(FACTS if facts is None else facts)
         self._generation = generation
+        self._given = generation is not None
         self._claimed = False
+        self._last: int | None = None
         self._attempt = attempt
         self._incremental = incremental
         self._options = options or SaveOptions()
@@ -156,8 +160,11 @@ class Writer(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Claim the generation, once, and tell every rank its part."""
         usable = sum(plan.usable for plan in plans)
-        if 0 < usable < len(plans) and self._generation is None:
+        if 0 < usable < len(plans) and not self._given:
             raise ValueError("plan caching hides from some ranks what the others are told: give Writer a generation")
+        if not self._given and self._last is not None and self._known_step <= self._last:
+            # Training went back: what follows is another history, and comes after the one that is left.
+            self._claimed, self._generation = False, None
         if not self._claimed:
             if self._generation is None:
                 ref = read_latest(self._store())
@@ -206,6 +213,7 @@ class Writer(StorageWriter):
             committed_in=self._generation,
             world=self._part.world,
         )
+        self._last = self._known_step
         metadata.storage_meta = StorageMeta(checkpoint_id=self.committed.checkpoint)
 
     @property

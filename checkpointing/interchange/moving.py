@@ -67,9 +67,10 @@ def import_checkpoint(
 ) -> Committed:
     """Bring another tool's checkpoint into a store, and make it the latest there.
 
-    source: a DCP folder, a file of `torch.save`, a `.safetensors` file or a folder of shards. Nothing in it is
-    executed. facts: by default those that were exported with it, else what it was imported from. The generation is
-    that of the store: nobody is fenced out, and Superseded says that the store already has this step or a later one.
+    source: a DCP folder, a file of `torch.save`, a `.safetensors` file, a folder of shards or their index. Nothing
+    in it is executed. facts: by default those that were exported with it, else what it was imported from. The
+    generation is that of the store: nobody is fenced out, and Superseded says that the store already has this step or
+    a later one.
     Repeated after a failure, it writes only the parts that are missing.
 
     ForeignFormat names what cannot be kept; nothing is cast.

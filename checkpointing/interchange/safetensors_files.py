@@ -23,6 +23,7 @@ INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
 """A new shard is begun at so many bytes, as Hugging Face does."""
 
+_INDEX = ".safetensors.index.json"
 _FACTS = "elastic3d.facts"
 _LARGEST_HEADER = 100_000_000  # the format's own limit
 _DTYPES = {
@@ -36,15 +37,15 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def read(source: Path) -> Foreign:
-    """Return where the tensors of a file, or of a folder of shards, lie; ForeignFormat for what is none."""
-    files = _files(source) if source.is_dir() else {source: None}
+    """Return where the tensors of a file, an index, or a folder of shards lie; ForeignFormat for what is none."""
+    files = _files(source) if source.is_dir() or source.name.endswith(_INDEX) else {source: None}
     tensors: dict[str, Stored] = {}
     facts = None
     for file, expected in files.items():
         found, metadata = _read_file(file)
         if expected is not None and expected - found.keys():
             missing = ", ".join(sorted(expected - found.keys())[:8])
-            raise ForeignFormat(f"{file}: {INDEX} says it holds {missing}, and it does not")
+            raise ForeignFormat(f"{file}: its index says it holds {missing}, and it does not")
         twice = sorted(found.keys() & tensors.keys())
         if twice:
             raise ForeignFormat(f"{file}: {', '.join(twice[:8])}: in another shard, too")
@@ -146,28 +147,34 @@ def _write_file(
     return done
 
 
-def _files(folder: Path) -> dict[Path, set[str] | None]:
-    """Return the shards of a folder, and which tensors the index says each holds."""
-    if not (folder / INDEX).exists():
+def _files(source: Path) -> dict[Path, set[str] | None]:
+    """Return the shards of a folder or an index, and which tensors the index says each holds."""
+    folder, index = (source, _index(source)) if source.is_dir() else (source.parent, source)
+    if index is None:
         alone = sorted(folder.glob("*.safetensors"))
         if not alone:
             raise ForeignFormat(f"{folder}: has no {INDEX} and no file *.safetensors")
         return dict.fromkeys(alone)
+    held: dict[str, set[str]] = {}
     try:
-        weights = json.loads((folder / INDEX).read_bytes())["weight_map"]
-        named: dict[Path, set[str] | None] = {}
-        for name, file in weights.items():
+        for name, file in json.loads(index.read_bytes())["weight_map"].items():
             if Path(file).name != file or not file.endswith(".safetensors"):
-                raise ForeignFormat(f"{folder / INDEX}: {file!r} is not a file beside it")
-            held = named.setdefault(folder / file, set())
-            assert held is not None
-            held.add(name)
+                raise ForeignFormat(f"{index}: {file!r} is not a file beside it")
+            held.setdefault(file, set()).add(name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ForeignFormat(f"{folder / INDEX}: is no index of shards: {error}") from error
-    missing = [file.name for file in named if not file.is_file()]
+        raise ForeignFormat(f"{index}: is no index of shards: {error}") from error
+    missing = [file for file in held if not (folder / file).is_file()]
     if missing:
         raise ForeignFormat(f"{folder}: shards are missing: {', '.join(missing[:8])}")
-    return named
+    return {folder / file: names for file, names in held.items()}
+
+
+def _index(folder: Path) -> Path | None:
+    """Return the index in a folder: the usual one, or the only one there is, as of a variant."""
+    found = [folder / INDEX] if (folder / INDEX).exists() else sorted(folder.glob("*" + _INDEX))
+    if len(found) > 1:
+        raise ForeignFormat(f"{folder}: has {len(found)} indexes; give one of them: {', '.join(f.name for f in found)}")
+    return found[0] if found else None
 
 
 def _read_file(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:

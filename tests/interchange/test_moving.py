@@ -117,7 +117,10 @@ def test_shards_of_hugging_face_in_and_out(
         (source / file).write_bytes(safetensors.torch.save({name: value}, metadata={"format": "pt"}))
         index[name] = file
     (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    export_checkpoint("safetensors", imported(store, "safetensors", source), tmp_path / "out")
+    checkpoint = imported(store, "safetensors", source)
+    again = import_checkpoint("safetensors", source / "model.safetensors.index.json", store)
+    assert (again.root, again.moved) == (checkpoint.root, False)
+    export_checkpoint("safetensors", checkpoint, tmp_path / "out")
     written = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert set(written["weight_map"]) == set(weights)
     assert written["metadata"]["total_size"] == sum(value.nbytes for value in weights.values())
