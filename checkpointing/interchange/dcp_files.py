@@ -23,7 +23,6 @@ from checkpointing.errors import ForeignFormat
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange import dcp_metadata, objects, torch_files
 from checkpointing.interchange.contents import Contents
-from checkpointing.interchange.dcp import plain_path
 from checkpointing.interchange.foreign import Foreign, Progress, Stored, read_range
 from checkpointing.interchange.tensors import DTYPES, dtype_name, tensor_of
 
@@ -94,7 +93,7 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     metadata = Metadata(
         state_dict_metadata=found,
         # The ways in their own order, which is that of the nested state dict.
-        planner_data={name: plain_path(name, paths) for name in [*filter(found.__contains__, paths), *found]},
+        planner_data={name: objects.plain_path(name, paths) for name in [*filter(found.__contains__, paths), *found]},
         storage_data=places,
     )
     with (target / METADATA).open("wb") as file:

@@ -15,9 +15,8 @@ from checkpointing.errors import ForeignFormat, Inconsistent, NotExportable, Sup
 from checkpointing.format.tiles import Piece, TensorSpec
 from checkpointing.interchange import dcp_files, safetensors_files, torch_files
 from checkpointing.interchange.contents import Contents
-from checkpointing.interchange.dcp import object_piece, shortened
 from checkpointing.interchange.foreign import Foreign, Progress, Slab, slabs
-from checkpointing.interchange.tensors import DTYPES
+from checkpointing.interchange.tensors import DTYPES, object_piece, shortened
 from checkpointing.reading.reader import Checkpoint, read_latest
 from checkpointing.saving.commit import Committed, commit
 from checkpointing.saving.save import save_rank

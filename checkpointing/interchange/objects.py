@@ -209,3 +209,8 @@ def _is_step(step: Any) -> bool:
     if type(step) is int:
         return 0 <= step < 1 << 24
     return type(step) is str or (type(step) is list and len(step) == 2 and step[0] == "key" and type(step[1]) is int)
+
+
+def plain_path(name: str, paths: Mapping[str, Path]) -> tuple[str | int, ...]:
+    """Return the way to an entry in DCP's words, which knows text for keys alone."""
+    return tuple(str(step[1]) if isinstance(step, list) else step for step in paths.get(name, (name,)))

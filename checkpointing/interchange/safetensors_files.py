@@ -18,6 +18,7 @@ from checkpointing.format.tiles import TensorSpec
 from checkpointing.interchange import objects
 from checkpointing.interchange.contents import Contents
 from checkpointing.interchange.foreign import Foreign, Progress, Stored, read_range
+from checkpointing.interchange.tensors import shortened
 
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
@@ -93,8 +94,7 @@ def check(specs: Mapping[str, TensorSpec]) -> None:
     """Raise NotExportable naming every tensor whose dtype safetensors does not have."""
     wrong = [f"{name}: {spec.dtype} {list(spec.shape)}" for name, spec in specs.items() if spec.dtype not in _NAMES]
     if wrong:
-        shown = "; ".join(wrong[:8]) + ("; ..." if len(wrong) > 8 else "")
-        raise NotExportable(f"safetensors has no dtype for {len(wrong)} tensors, and none is cast: {shown}")
+        raise NotExportable(f"safetensors has no dtype for {len(wrong)} tensors, and none is cast: {shortened(wrong)}")
     if "__metadata__" in specs:
         raise NotExportable("safetensors cannot hold a tensor called __metadata__")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from checkpointing.format.grid import steps
-from checkpointing.format.tiles import ITEMSIZE, Box, TensorSpec
+from checkpointing.format.tiles import ITEMSIZE, Box, Piece, TensorSpec
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
 """Every dtype that the format knows and this torch has, under the format's name."""
@@ -60,3 +60,14 @@ def cut_box(spec: TensorSpec, box: Box, tiles: int = 1) -> Iterator[Box]:
             start=tuple(a for a, _ in corner) + box.start[len(grid) :],
             stop=tuple(b for _, b in corner) + box.stop[len(grid) :],
         )
+
+
+def object_piece(key: str, data: bytes) -> Piece:
+    """Return an object's bytes as a tensor of uint8."""
+    spec = TensorSpec(key=key, dtype="uint8", shape=(len(data),))
+    return Piece(spec=spec, box=spec.box, data=memoryview(data))
+
+
+def shortened(lines: list[str]) -> str:
+    """Return the first of many lines, in one."""
+    return "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")

@@ -32,6 +32,7 @@ def moved(what: str, kind: str, store: Path, path: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_whole_model_is_never_in_memory(tmp_path: Path) -> None:
     """200 MB go out to every kind and come in again, in less than half that memory; files that are mapped count."""
     large = {f"w{n}": torch.full((40, 1024, 256), float(n)) for n in range(4)}
