@@ -14,8 +14,8 @@ from checkpointing import open_store
 from checkpointing.interchange import import_checkpoint
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 90 << 20
-"""A part of 16 MiB, read ahead and in flight, and some air; the state is more than twice as large."""
+LIMIT = 190 << 20
+"""Parts of 16 MiB, what a save and a read have in flight, torch's own, and some air; the state is twice as large."""
 
 
 def moved(what: str, kind: str, store: Path, path: Path) -> int:
@@ -34,13 +34,13 @@ def moved(what: str, kind: str, store: Path, path: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_whole_model_is_never_in_memory(tmp_path: Path) -> None:
-    """200 MB go out to every kind and come in again, in less than half that memory; files that are mapped count."""
-    large = {f"w{n}": torch.full((40, 1024, 256), float(n)) for n in range(4)}
+    """400 MB go out to every kind and come in again, in less than half that memory; files that are mapped count."""
+    large = {f"w{n}": torch.full((40, 1024, 256), float(n)) for n in range(9)}
     torch.save(
         {"large": {**large, "turned": torch.ones(4096, 2048).t()}, "small": {"w": torch.ones(3)}}, tmp_path / "in.pt"
     )
     del large
-    assert (tmp_path / "in.pt").stat().st_size > 190 << 20
+    assert (tmp_path / "in.pt").stat().st_size > 390 << 20
     assert moved("import", "torch", tmp_path / "store", tmp_path / "in.pt") < LIMIT
     (tmp_path / "in.pt").unlink()
     for kind in ("torch", "dcp", "safetensors"):
