@@ -34,25 +34,28 @@ def array(dtype: str, data: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
     if dtype in _NATIVE:
         return np.frombuffer(data, dtype=_NATIVE[dtype])
     if dtype == "bfloat16":
-        wide: npt.NDArray[Any] = np.frombuffer(data, dtype="<u2").astype("<u4") << 16
-        return wide.view("<f4")
+        widened_bits = np.frombuffer(data, dtype="<u2").astype("<u4") << np.uint32(16)
+        return np.frombuffer(widened_bits.data, dtype="<f4")
     if dtype == "complex32":
         return np.frombuffer(data, dtype="<f2").astype("<f4").view("<c8")
-    return _table(dtype)[np.frombuffer(data, dtype="u1")]
+    values: npt.NDArray[Any] = np.take(_table(dtype), np.frombuffer(data, dtype="u1"))
+    return values
 
 
 def _table(dtype: str) -> npt.NDArray[Any]:
     """Return the value of each of the 256 bytes."""
     if dtype == "float8_e8m0fnu":
-        powers: npt.NDArray[Any] = np.ldexp(np.float32(1.0), np.arange(256) - 127).astype("<f4")
-        powers[255] = np.nan
+        powers: npt.NDArray[Any] = np.full(256, np.nan, dtype="<f4")
+        powers[:255] = np.ldexp(np.float32(1.0), np.arange(255) - 127)
         return powers
     exponent_bits, mantissa_bits, bias, infinities, single = _SMALL[dtype]
     codes = np.arange(256)
     exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
     mantissa = codes & ((1 << mantissa_bits) - 1)
     scale = np.maximum(exponent, 1) - bias - mantissa_bits
-    values = np.ldexp((mantissa + np.where(exponent > 0, 1 << mantissa_bits, 0)).astype("<f4"), scale).astype("<f4")
+    values: npt.NDArray[Any] = np.ldexp(
+        (mantissa + np.where(exponent > 0, 1 << mantissa_bits, 0)).astype("<f4"), scale
+    ).astype("<f4")
     if infinities:
         top = exponent == (1 << exponent_bits) - 1
         values[top] = np.where(mantissa[top] == 0, np.inf, np.nan)

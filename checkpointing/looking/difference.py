@@ -7,9 +7,10 @@ be no such tiles to compare: then statistics still tell how far the values moved
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,7 +18,10 @@ from typing import Any
 from checkpointing.format.manifest import StoredTile
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.looking.found import Found
-from checkpointing.looking.statistics import TensorStatistics, summarise
+from checkpointing.looking.statistics import TensorStatistics, summarise, together
+
+# Tiles' statistics have six digits: what moves less than that may not have moved at all.
+_ROUNDED = 1e-5
 
 
 class Change(StrEnum):
@@ -60,7 +64,7 @@ class TensorDifference:
         one, other = self.stats_before.rms, self.stats_after.rms
         if one is None or other is None or not math.isfinite(one) or not math.isfinite(other):
             return None
-        if one == other:
+        if math.isclose(one, other, rel_tol=_ROUNDED):
             return 0.0
         return (other - one) / one if one else math.inf
 
@@ -187,3 +191,19 @@ def regions(before: Iterable[StoredTile], after: Iterable[StoredTile]) -> list[B
     """Return the later boxes of one tensor that are not known to hold the same as before."""
     known = {(tile.box, tile.digest) for tile in before}
     return [tile.box for tile in after if (tile.box, tile.digest) not in known]
+
+
+def merged(several: Sequence[TensorDifference]) -> TensorDifference:
+    """Return the difference of several tensors, to which the same happened, as if they were one."""
+    before = [one.stats_before for one in several if one.stats_before is not None]
+    after = [one.stats_after for one in several if one.stats_after is not None]
+    return dataclasses.replace(
+        several[0],
+        tiles=sum(one.tiles for one in several),
+        changed_tiles=sum(one.changed_tiles for one in several),
+        bytes=sum(one.bytes for one in several),
+        changed=sum(one.changed for one in several),
+        unknown=sum(one.unknown for one in several),
+        stats_before=together(before) if before else None,
+        stats_after=together(after) if after else None,
+    )

@@ -15,8 +15,9 @@ from checkpointing.stores.protocol import Store
 class Commit:
     """One committed checkpoint. written: stored bytes that the commit before it does not refer to; kept: those it does.
 
-    changed: bytes of tiles that are new or have other digests than at the same place in the commit before; None for
-    the oldest, and where the one before cannot be read. error: why this one cannot be read, "" if it can.
+    changed: bytes of tiles that have other digests than at the same place in the commit before, or belong to tensors
+    that it does not have; None for the oldest, and where the one before cannot be read. recut: bytes of tiles that it
+    has cut at other places, where digests cannot tell. error: why this one cannot be read, "" if it can.
     """
 
     checkpoint: str
@@ -31,6 +32,7 @@ class Commit:
     written: int = 0
     kept: int = 0
     changed: int | None = None
+    recut: int = 0
     added: int = 0
     removed: int = 0
     error: str = ""
@@ -62,6 +64,7 @@ def commit_of(
     own = _extents(found)
     older = _extents(before) if before is not None else set()
     record = found.record
+    changed, recut = _changed(before, found) if before is not None else (None, 0)
     return Commit(
         checkpoint=name,
         modified=modified.get(name, 0.0),
@@ -74,7 +77,8 @@ def commit_of(
         bytes=found.nbytes,
         written=sum(extent.length for extent in own - older),
         kept=sum(extent.length for extent in own & older),
-        changed=_changed(before, found) if before is not None else None,
+        changed=changed,
+        recut=recut,
         added=len(found.specs.keys() - before.specs.keys()) if before is not None else 0,
         removed=len(before.specs.keys() - found.specs.keys()) if before is not None else 0,
     )
@@ -84,7 +88,16 @@ def _extents(found: Found) -> set[Extent]:
     return {extent for tile in found.tiles for extent in extents(tile)}
 
 
-def _changed(before: Found, after: Found) -> int:
-    """Bytes whose digests say that they differ; tiles that are cut elsewhere are counted too, for nothing else can."""
-    old = {key: {(tile.box, tile.digest) for tile in tiles} for key, tiles in by_key(before.tiles).items()}
-    return sum(tile.nbytes for tile in after.tiles if (tile.box, tile.digest) not in old.get(tile.spec.key, ()))
+def _changed(before: Found, after: Found) -> tuple[int, int]:
+    """Return the bytes that digests know to differ, and those that they cannot compare."""
+    old = {key: {tile.box: tile.digest for tile in tiles} for key, tiles in by_key(before.tiles).items()}
+    changed = recut = 0
+    for tile in after.tiles:
+        known = old.get(tile.spec.key) if before.specs.get(tile.spec.key) == tile.spec else None
+        if known is None:
+            changed += tile.nbytes
+        elif tile.box not in known:
+            recut += tile.nbytes
+        elif known[tile.box] != tile.digest:
+            changed += tile.nbytes
+    return changed, recut

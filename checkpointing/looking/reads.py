@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from checkpointing.looking.found import Extent, extents
 
 GAP = 64 << 10
 """Unwanted bytes between two wanted ranges that are read with them rather than asked around."""
+SLACK = 20
+"""All gaps together are at most one part in so many of what is wanted."""
 RUN = 16 << 20
 """The most bytes that one request joins."""
 
@@ -89,17 +92,27 @@ class Catalogue:
 
 def _requests(ranges: Sequence[Extent]) -> tuple[int, int]:
     """Return the bytes and the number of requests, neighbours being read together."""
-    read = requests = 0
-    pack, first, last = "", 0, 0
-    for extent in ranges:
+    slack = sum(extent.length for extent in ranges) // SLACK
+    gaps = {}
+    for number, (extent, after) in enumerate(itertools.pairwise(ranges), start=1):
+        gap = after.offset - extent.offset - extent.length
+        if after.pack == extent.pack and 0 <= gap <= GAP:
+            gaps[number] = gap
+    joined = set()
+    for number in sorted(gaps, key=gaps.__getitem__):
+        slack -= gaps[number]
+        if slack < 0:
+            break
+        joined.add(number)
+    read = requests = first = 0
+    for number, extent in enumerate(ranges):
         stop = extent.offset + extent.length
-        if requests and extent.pack == pack and extent.offset - last <= GAP and stop - first <= RUN:
-            last = max(last, stop)
-            continue
-        read += last - first
-        requests += 1
-        pack, first, last = extent.pack, extent.offset, stop
-    return read + last - first, requests
+        if number not in joined or stop - first > RUN:
+            requests, first = requests + 1, extent.offset
+            read += extent.length
+        else:
+            read += extent.length + gaps[number]
+    return read, requests
 
 
 def _place(extent: Extent) -> tuple[str, int]:

@@ -57,3 +57,22 @@ def summarise(spec: TensorSpec, tiles: Iterable[StoredTile]) -> TensorStatistics
     if not numbers:
         return TensorStatistics(spec=spec, known=known, nans=nans)
     return TensorStatistics(spec=spec, known=known, min=low, max=high, rms=math.sqrt(total / numbers), nans=nans)
+
+
+def together(several: Iterable[TensorStatistics]) -> TensorStatistics:
+    """Return the statistics of several tensors as if they were one; the spec is that of the first."""
+    rows = list(several)
+    numbers = [row for row in rows if row.min is not None and row.max is not None and row.rms is not None]
+    counts = [row.spec.box.numel - row.nans for row in numbers]
+    nans = sum(row.nans for row in rows)
+    if not sum(counts):
+        return TensorStatistics(spec=rows[0].spec, known=any(row.known for row in rows), nans=nans)
+    squares = sum((row.rms or 0.0) ** 2 * count for row, count in zip(numbers, counts, strict=True))
+    return TensorStatistics(
+        spec=rows[0].spec,
+        known=True,
+        min=min(row.min for row in numbers if row.min is not None),
+        max=max(row.max for row in numbers if row.max is not None),
+        rms=math.sqrt(squares / sum(counts)),
+        nans=nans,
+    )

@@ -42,7 +42,7 @@ def _level(paths: list[tuple[tuple[str, ...], TensorSpec]], fold: bool) -> tuple
         children = _level([(path[1:], spec) for path, spec in members if len(path) > 1], fold)
         nbytes = sum(spec.box.numel * spec.itemsize for _, spec in members)
         node = Node(name=head, tensors=len(members), bytes=nbytes, spec=own, children=children)
-        if own is None and len(children) == 1 and children[0].alike == 1:
+        if own is None and len(children) == 1 and children[0].alike == 1 and not head.isdecimal():
             separator = members[0][0][0].removeprefix(head) or "."
             node = replace(children[0], name=f"{head}{separator}{children[0].name}")
         nodes.append(node)

@@ -74,6 +74,19 @@ def _doubted(before: Found, after: Found, keys: Sequence[str]) -> dict[str, list
     return {key: regions(old.get(key, []), new.get(key, [])) for key in keys}
 
 
+def merged(several: Sequence[ValueDifference]) -> ValueDifference:
+    """Return the difference of several tensors' values as if they were one tensor; the key is that of the first."""
+    total = sum(one.total for one in several)
+    squares = [one.rms**2 * one.total for one in several if one.rms is not None]
+    return ValueDifference(
+        key=several[0].key,
+        elements=sum(one.elements for one in several),
+        total=total,
+        max_abs=max(one.max_abs for one in several),
+        rms=math.sqrt(sum(squares) / total) if total and len(squares) == len(several) else None,
+    )
+
+
 class _Side:
     """One of the checkpoints, its offers by tensor."""
 

@@ -36,7 +36,7 @@ class Writers:
     stages: tuple[tuple[int, ...], ...]
     cuts: dict[int, int]
     regular: bool
-    replicated: frozenset[str]
+    replicated: tuple[str, ...]
 
 
 def writers(manifests: Sequence[RankManifest]) -> Writers:
@@ -82,7 +82,7 @@ def writers(manifests: Sequence[RankManifest]) -> Writers:
         stages=stages,
         cuts=dict(sorted(cuts.items())),
         regular=all(len(stage) == width and stage[-1] - stage[0] == width - 1 for stage in stages),
-        replicated=frozenset(replicated) if cuts else frozenset(),
+        replicated=tuple(sorted(replicated)) if cuts else (),
     )
 
 

@@ -12,7 +12,7 @@ from checkpointing.looking.difference import Change, Difference, difference
 from checkpointing.looking.found import find
 from checkpointing.looking.values import ValueDifference, doubtful, to_read, value_differences
 from elastic3d.cli.ckpt.completing import complete_checkpoints
-from elastic3d.cli.ckpt.inspecting import Match, fits
+from elastic3d.cli.ckpt.inspecting import Each, Match, fits
 from elastic3d.cli.ckpt.naming import before, choose
 from elastic3d.cli.ckpt.place import Place
 from elastic3d.cli.ckpt.shown import two as shown
@@ -39,6 +39,7 @@ def diff(
     ] = "",
     values: Annotated[bool, typer.Option("--values", help="Read what may differ, for exact distances.")] = False,
     match: Match = "",
+    each: Each = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing; exit 1 if anything differs.")] = False,
     *,
     as_json: bool,
@@ -48,6 +49,7 @@ def diff(
     Digests tell which tiles changed, statistics how far the root mean square moved: manifests alone are read. With
     `--values` the tiles that may differ are read from both, for the exact largest and root mean square distance. A
     tensor is `recut` where both cut it at other places and nothing comparable differs: only values tell more.
+    Tensors of repeated blocks to which the same happened are shown as one line, `{0..11}`, unless `--all` is given.
 
     Examples:
 
@@ -91,7 +93,7 @@ def diff(
         "drifts": {one.key: one.drift for one in found.tensors if one.drift is not None},
         "values": list(distances.values()) if values else None,
     }
-    tell(store, data, lambda width: shown.difference(found, distances, width), as_json=as_json)
+    tell(store, data, lambda width: shown.difference(found, distances, width, each=each), as_json=as_json)
 
 
 def differs(found: Difference, distances: dict[str, ValueDifference]) -> bool:

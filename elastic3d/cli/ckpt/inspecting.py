@@ -32,6 +32,7 @@ Match = Annotated[
         show_default=False,
     ),
 ]
+Each = Annotated[bool, typer.Option("--all", "-a", help="Show what repeated blocks hold one by one.")]
 
 ANCESTORS = 8
 
@@ -83,7 +84,7 @@ def tree(
     checkpoint: Which = "latest",
     match: Match = "",
     depth: Annotated[int, typer.Option("--depth", "-d", min=1, help="Levels to show.")] = 99,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Show numbered groups that are alike one by one.")] = False,
+    each: Each = False,
     *,
     as_json: bool,
 ) -> None:
@@ -102,7 +103,7 @@ def tree(
     store = place.open()
     found = _found(store, checkpoint)
     specs = matching(found, match)
-    nodes = grouped(specs, fold=not every)
+    nodes = grouped(specs, fold=not each)
     data = {"checkpoint": found.name, "tree": nodes}
     tell(store, data, lambda width: shown.names(found.name, nodes, width, depth=depth), as_json=as_json)
 
@@ -114,14 +115,15 @@ def stats(
     dtype: Annotated[str, typer.Option("--dtype", help="Only tensors of this dtype.", show_default=False)] = "",
     bad: Annotated[bool, typer.Option("--bad", help="Only tensors with a NaN or an infinity; exit 1 if any.")] = False,
     sort: Annotated[By, typer.Option("--sort", help="Sort by this, the largest first.")] = By.NAME,
-    number: Annotated[int, typer.Option("-n", min=1, help="At most this many tensors.", show_default=False)] = 1 << 30,
+    number: Annotated[int, typer.Option("-n", min=1, help="At most this many lines.", show_default=False)] = 1 << 30,
+    each: Each = False,
     *,
     as_json: bool,
 ) -> None:
     """Show minimum, maximum, root mean square and NaNs of each tensor.
 
     They were computed when the tiles were written, to six digits, and stand in the manifests: no tensor is read.
-    Integers have none.
+    Integers have none. Tensors of repeated blocks are shown as one line, `{0..11}`, unless they are sorted.
 
     Examples:
 
@@ -138,10 +140,15 @@ def stats(
     if bad:
         rows = [row for row in rows if not row.sound]
     rows = sorted(rows, key=lambda row: _order(row, sort))
-    more = max(0, len(rows) - number)
-    rows = rows[:number]
-    data = {"checkpoint": found.name, "tensors": rows, "more": more}
-    tell(store, data, lambda width: shown.statistics(found.name, rows, more, width, bad=bad), as_json=as_json)
+    data = {"checkpoint": found.name, "tensors": rows[:number]}
+    tell(
+        store,
+        data,
+        lambda width: shown.statistics(
+            found.name, rows, width, bad=bad, number_of=number, each=each or sort != By.NAME
+        ),
+        as_json=as_json,
+    )
     if bad and rows:
         raise typer.Exit(1)
 

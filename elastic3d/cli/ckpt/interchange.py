@@ -71,9 +71,7 @@ def import_(
     said = _object(facts) if facts else None
     store = place.open(write=True)
     with bar(f"importing {source.name}") as advance:
-        done = _interchange().import_checkpoint(
-            str(kind), source, store, step=step, facts=said, progress=_progress(advance)
-        )
+        done = _interchange().import_checkpoint(str(kind), source, store, step=step, facts=said, progress=advance)
     totals = done.totals
     what = f"{done.checkpoint}: {count(totals.tensors, 'tensor')}, {size(totals.bytes)} from {source}"
     data = {"checkpoint": done.checkpoint, "root": done.root, "totals": totals, "moved": done.moved}
@@ -88,6 +86,9 @@ def export(
         typer.Option("--of", metavar="CHECKPOINT", help="Of this one.", autocompletion=complete_checkpoints),
     ] = "latest",
     kind: _Kind = None,
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="Only tensors under this, left out of their names, such as model/.")
+    ] = "",
     *,
     as_json: bool,
 ) -> None:
@@ -97,7 +98,7 @@ def export(
 
     Examples:
 
-        elastic3d ckpt export s3://bucket/gpt-1b model.safetensors
+        elastic3d ckpt export s3://bucket/gpt-1b model.safetensors --prefix model/
 
         elastic3d ckpt export s3://bucket/gpt-1b dcp-folder --as dcp --of verified
 
@@ -111,10 +112,9 @@ def export(
     store = place.open()
     found = open_checkpoint(store, choose(store, checkpoint).name)
     with bar(f"exporting {target.name}") as advance:
-        _interchange().export_checkpoint(str(kind), found, target, progress=_progress(advance))
-    nbytes = sum(spec.box.numel * spec.itemsize for spec in found.specs.values())
-    what = f"{target}: {count(len(found.specs), 'tensor')}, {size(nbytes)} of {found.name}, as {kind}"
-    data = {"checkpoint": found.name, "target": str(target), "kind": kind, "tensors": len(found.specs), "bytes": nbytes}
+        done = _interchange().export_checkpoint(str(kind), found, target, prefix=prefix, progress=advance)
+    what = f"{target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} of {found.name}, as {kind}"
+    data = {"checkpoint": found.name, "target": str(target), "kind": kind, "tensors": done.tensors, "bytes": done.bytes}
     tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
 
 
@@ -145,7 +145,3 @@ def _object(text: str) -> dict[str, Any]:
 def _interchange() -> Any:
     # Imported when it is called: it brings torch along, which takes seconds.
     return import_module("checkpointing.interchange")
-
-
-def _progress(advance: Any) -> Any:
-    return lambda progress: advance(progress.done, progress.total)

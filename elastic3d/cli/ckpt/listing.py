@@ -77,9 +77,9 @@ def log(
 ) -> None:
     """Show one line per commit, newest first, with what each changed and wrote.
 
-    `changed` is the share of bytes whose digests differ from those of the commit before; `written` is what the commit
-    added to the store, `kept` what it refers to in older packs. Manifests alone are read. Exit code 1 says that some
-    commit cannot be read.
+    `changed` is the share of bytes whose digests differ from those of the commit before, or `recut` where another mesh
+    cut the tensors at other places and only `diff --values` can tell. `written` is what the commit added to the store,
+    `kept` what it refers to in older packs. Manifests alone are read. Exit code 1 says that some commit cannot be read.
 
     Examples:
 

@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from checkpointing.looking.statistics import TensorStatistics
+from checkpointing.looking.alike import gathered
+from checkpointing.looking.statistics import TensorStatistics, together
 from checkpointing.looking.summary import Share, Summary, generations
 from checkpointing.looking.tree import Node
 from checkpointing.looking.writers import Writers
@@ -93,12 +94,12 @@ def _mesh(told: Writers, width: int) -> list[RenderableType]:
         said += f"{count(len(told.stages), 'stage')} x {columns}, {cuts}"
     else:
         said += f"{count(len(told.stages), 'group')} that hold the same tensors, {cuts}"
-    largest = max(len(f"{holding.rank}  {size(holding.bytes)}") for holding in told.ranks)
+    largest = max(len(f"rank {holding.rank} {size(holding.bytes)}") for holding in told.ranks)
     fit = max(1, min(columns, (width - 12) // (largest + 2)))
     row_name = "pp" if told.regular else "group"
     made = table("", *(str(column) for column in range(fit)), right=())
     for place, stage in enumerate(told.stages[:STAGES]):
-        cells = [Text.assemble(f"{rank}", (f"  {size(ranks[rank].bytes)}", "dim")) for rank in stage[:fit]]
+        cells = [Text.assemble(f"rank {rank} ", (size(ranks[rank].bytes), "dim")) for rank in stage[:fit]]
         made.add_row(Text(f"  {row_name} {place}", style="dim"), *cells)
     made.show_header = False
     left_out = []
@@ -153,9 +154,9 @@ def _grow(above: Tree, node: Node, depth: int, whole: int) -> None:
 
 
 def statistics(
-    checkpoint: str, rows: Sequence[TensorStatistics], more: int, width: int, *, bad: bool
+    checkpoint: str, rows: Sequence[TensorStatistics], width: int, *, bad: bool, number_of: int, each: bool
 ) -> RenderableType:
-    """Return the table of `stats`."""
+    """Return the table of `stats`: at most so many lines, and those of repeated blocks as one unless `each`."""
     if not rows:
         said = "has no NaN and no infinity" if bad else "has no tensors"
         return Text(f"{checkpoint} {said}, as far as statistics tell.", style="green" if bad else "", overflow="fold")
@@ -163,10 +164,14 @@ def statistics(
     if width >= NARROW:
         columns[1:1] = ["dtype", "shape"]
     made = table(*columns, right=("min", "max", "rms", "nan"), fold=("tensor", "shape"))
-    for row in rows:
+    by_key = {row.spec.key: row for row in rows}
+    common = ((row.spec.key, row.spec.key if each else (row.spec.dtype, row.spec.shape, row.sound)) for row in rows)
+    lines = gathered(common)
+    for name, keys in lines[:number_of]:
+        row = together(by_key[key] for key in keys)
         style = "" if row.sound else "bold red"
         cells: dict[str, RenderableType] = {
-            "tensor": Text(clean(row.spec.key), style=style),
+            "tensor": Text(clean(name), style=style),
             "dtype": Text(row.spec.dtype, style="dim"),
             "shape": Text(shape(row.spec.shape), style="dim"),
             "min": number(row.min),
@@ -175,5 +180,6 @@ def statistics(
             "nan": Text(f"{row.nans:,}" if row.known else "-", style=style if row.nans else ""),
         }
         made.add_row(*(cells[column] for column in columns))
-    foot = [Text(f"and {count(more, 'more tensor')}", style="dim")] if more else []
+    more = len(lines) - number_of
+    foot = [Text(f"and {count(more, 'more line')}", style="dim")] if more > 0 else []
     return Group(Text(checkpoint, style="bold"), made, *foot)

@@ -42,7 +42,7 @@ def checkpoints(url: str, generation: int | None, rows: Sequence[Row], width: in
     if width >= NARROW:
         columns = ["step", "labels", "written", "size", "made in", "committed in"]
     if width >= WIDE:
-        columns[5:] = ["committed in", "ranks", "tensors", "checkpoint"]
+        columns[4:] = ["ranks", "tensors", "checkpoint"]
     made = table(*columns, right=("step", "size", "made in", "committed in", "ranks", "tensors"), fold=("labels",))
     for row in rows:
         broken = Text("unreadable", style="bold red")
@@ -90,7 +90,7 @@ def commits(
             "generation": str(commit.made_in) if same else f"{commit.made_in} by {commit.committed_in}",
             "ranks": str(commit.ranks),
             "size": size(commit.bytes),
-            "changed": "-" if commit.changed is None else percent(commit.changed, commit.bytes),
+            "changed": _changed(commit),
             "written": size(commit.written),
             "kept": size(commit.kept) if commit.kept else "-",
             "tensors": _tensors(commit),
@@ -99,6 +99,12 @@ def commits(
         made.add_row(*(cells[column] for column in columns))
     foot = [Text(f"and {count(more, 'older commit')}; -n shows more", style="dim")] if more else []
     return Group(Text(clean(url), style="bold", overflow="fold"), made, *foot)
+
+
+def _changed(commit: Commit) -> str:
+    if commit.changed is None:
+        return "-"
+    return "recut" if commit.recut else percent(commit.changed, commit.bytes)
 
 
 def _tensors(commit: Commit) -> Text:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from checkpointing.looking.difference import Change, Difference, TensorDifference
+from checkpointing.looking.alike import gathered
+from checkpointing.looking.difference import Change, Difference, TensorDifference, merged
 from checkpointing.looking.found import Found
 from checkpointing.looking.reads import Reads
 from checkpointing.looking.values import ValueDifference
+from checkpointing.looking.values import merged as merged_values
 from elastic3d.cli.ckpt.shown.words import NARROW, WIDE, count, number, percent, shape, signed, size, table
 from elastic3d.cli.show import clean
 from elastic3d.planner.places import Place
@@ -38,7 +40,9 @@ _SIGN = {
 }
 
 
-def difference(told: Difference, distances: Mapping[str, ValueDifference], width: int) -> RenderableType:
+def difference(
+    told: Difference, distances: Mapping[str, ValueDifference], width: int, *, each: bool = False
+) -> RenderableType:
     """Return the display of `diff`; exact distances stand in it where values were read."""
     parts: list[RenderableType] = [
         Text.assemble(("- ", "red"), (told.before, "bold")),
@@ -48,7 +52,7 @@ def difference(told: Difference, distances: Mapping[str, ValueDifference], width
         return Group(*parts, Text("Tensors and facts are the same: both have one root.", style="green"))
     differing = [one for one in told.tensors if one.change is not Change.SAME]
     if differing:
-        parts += [Text(), _tensors(differing, distances, width)]
+        parts += [Text(), _tensors(differing, distances, width, each=each)]
     parts += [Text(), _total(told, distances)]
     for fact in told.facts[:FACTS]:
         before, after = (json.dumps(value, ensure_ascii=False) for value in (fact.before, fact.after))
@@ -61,7 +65,7 @@ def difference(told: Difference, distances: Mapping[str, ValueDifference], width
 
 
 def _tensors(
-    differing: Sequence[TensorDifference], distances: Mapping[str, ValueDifference], width: int
+    differing: Sequence[TensorDifference], distances: Mapping[str, ValueDifference], width: int, *, each: bool
 ) -> RenderableType:
     columns = ["", "tensor", "changed", "rms"]
     if width >= NARROW:
@@ -71,15 +75,17 @@ def _tensors(
         if width >= WIDE:
             columns.insert(-2, "elements")
     made = table(*columns, right=columns[2:], fold=("tensor",))
-    for one in differing:
+    by_key = {one.key: one for one in differing}
+    for name, keys in gathered((one.key, one.key if each else _common(one)) for one in differing):
+        one = merged(list(map(by_key.__getitem__, keys)))
         style = _STYLE[one.change]
-        exact = distances.get(one.key)
+        exact = merged_values([distances[key] for key in keys]) if one.key in distances else None
         cells: dict[str, RenderableType] = {
             "": Text(_SIGN[one.change], style=style),
-            "tensor": Text(clean(one.key) + _respecified(one), style=style),
+            "tensor": Text(clean(name) + _respecified(one), style=style),
             "size": size(one.bytes),
             "changed": _changed(one),
-            "tiles": f"{one.changed_tiles}/{one.tiles}" if one.change is Change.CHANGED else "-",
+            "tiles": f"{one.changed_tiles}/{one.tiles}" if one.change is Change.CHANGED and one.changed_tiles else "-",
             "rms": _rms(one),
             "drift": signed(one.drift),
             "elements": percent(exact.elements, exact.total) if exact else "-",
@@ -88,6 +94,12 @@ def _tensors(
         }
         made.add_row(*(cells[column] for column in columns))
     return made
+
+
+def _common(one: TensorDifference) -> tuple[Hashable, ...]:
+    specs = [(spec.dtype, spec.shape) if spec is not None else None for spec in (one.before, one.after)]
+    sound = [stats is None or stats.sound for stats in (one.stats_before, one.stats_after)]
+    return one.change, bool(one.unknown), *specs, *sound
 
 
 def _respecified(one: TensorDifference) -> str:
@@ -119,8 +131,10 @@ def _total(told: Difference, distances: Mapping[str, ValueDifference]) -> Text:
     counted = Counter(one.change for one in told.tensors)
     said = [f"{counted[change]} {change}" for change in Change if counted[change]]
     text = Text(f"{count(len(told.tensors), 'tensor')}: {', '.join(said) or 'none'}", style="bold")
-    text.append(f"; {size(told.changed)} of {size(told.bytes)} changed ({percent(told.changed, told.bytes)})")
-    if told.unknown and not distances:
+    unsure = bool(told.unknown) and not distances
+    least = "at least " if unsure else ""
+    text.append(f"; {least}{size(told.changed)} of {size(told.bytes)} changed ({percent(told.changed, told.bytes)})")
+    if unsure:
         text.append(f", {size(told.unknown)} cut elsewhere: --values tells", style="dim")
     return text
 
