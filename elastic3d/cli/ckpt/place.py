@@ -52,7 +52,7 @@ class Place:
         """Return the store, tried out where it is to be written; StoreUnfit says what to change."""
         if not self.key_file:
             return open_store(self.url, write=write)
-        key = import_module("checkpointing.stores.encrypted").Key.from_file(self.key_file)
+        key = import_module("checkpointing.stores.keys").Key.from_file(self.key_file)
         opening: Any = open_store
         store: Store = opening(self.url, write=write, key=key)
         return store
