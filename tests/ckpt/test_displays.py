@@ -88,10 +88,10 @@ def log(history: History) -> Picture:
 
 def du(history: History) -> Picture:
     """Documents get one size: those with something random in them are not always as long."""
-    entries = [
-        entry if names.parse_pack(entry.name) else dataclasses.replace(entry, size=1000)
-        for entry in history.store.entries("")
-    ]
+    listing = list(history.store.entries(""))
+    entries = [entry for entry in listing if names.parse_pack(entry.name)]
+    entries += [dataclasses.replace(entry, size=1000) for entry in listing if names.parse_record(entry.name)]
+    entries += [dataclasses.replace(entry, size=2000) for entry in listing if names.parse_manifest(entry.name)]
     entries.append(Entry(name=names.pack("ab" * 32), size=123_456, modified=0.0))
     told = usage([found(history, place) for place in (3, 2, 1, 0)], entries)
     return lambda width: store.usage(URL, told, {history.names[3]: ("latest",)}, width)
