@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from checkpointing import Store, open_checkpoint
+from elastic3d.cli import application
 from elastic3d.cli.ckpt import app
 from elastic3d.cli.ckpt.place import Place
 from elastic3d.cli.ckpt.reading import cut
@@ -270,3 +271,9 @@ def test_the_shell_completes_checkpoints_and_tensors(history: History) -> None:
     assert history.names[0] in completed("diff", history.url, "0000")
     assert completed("cat", history.url, "model/he") == ["model/head.weight"]
     assert completed("show", "s3://bucket/gpt", "2") == []
+
+
+def test_completion_can_be_installed() -> None:
+    """For the whole command line, as typer does it."""
+    shown = run.invoke(application(), ["--help"], env={"TERM": "dumb"})
+    assert "--install-completion" in shown.stdout

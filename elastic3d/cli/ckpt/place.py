@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from checkpointing.errors import CheckpointError
 from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.errors import Elastic3dError
 
+KEY = "ELASTIC3D_STORE_KEY"
+
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="A directory, or a URL such as s3://bucket/prefix.", show_default=False)
 ]
@@ -27,7 +30,7 @@ KeyFile = Annotated[
         "--key-file",
         metavar="FILE",
         envvar="ELASTIC3D_KEY_FILE",
-        help="The key of a store that is encrypted at rest.",
+        help="The key of a store that is encrypted at rest; or in ELASTIC3D_STORE_KEY.",
         show_default=False,
     ),
 ]
@@ -50,9 +53,10 @@ class Place:
 
     def open(self, *, write: bool = False) -> Store:
         """Return the store, tried out where it is to be written; StoreUnfit says what to change."""
-        if not self.key_file:
+        if not self.key_file and KEY not in os.environ:
             return open_store(self.url, write=write)
-        key = import_module("checkpointing.stores.keys").Key.from_file(self.key_file)
+        keys = import_module("checkpointing.stores.keys").Key
+        key = keys.from_file(self.key_file) if self.key_file else keys.from_env(KEY)
         opening: Any = open_store
         store: Store = opening(self.url, write=write, key=key)
         return store
