@@ -70,10 +70,12 @@ def _tensors(
     columns = ["", "tensor", "changed", "rms"]
     if width >= NARROW:
         columns = ["", "tensor", "size", "changed", "tiles", "rms", "drift"]
-    if distances:
-        columns = [*columns[:-1], "max |d|", "rms d"] if width >= NARROW else [*columns[:-1], "max |d|"]
+    if distances and width >= NARROW:
+        columns = ["", "tensor", "size", "changed", "max |d|", "rms d"]
         if width >= WIDE:
-            columns.insert(-2, "elements")
+            columns[4:4] = ["tiles", "elements", "rms"]
+    elif distances:
+        columns[-1] = "max |d|"
     made = table(*columns, right=columns[2:], fold=("tensor",))
     by_key = {one.key: one for one in differing}
     for name, keys in gathered((one.key, one.key if each else _common(one)) for one in differing):
