@@ -29,7 +29,7 @@ from chaos.scenario import (
     Flap,
     Join,
     Kill,
-    Named,
+    OfNode,
     Pause,
     Stop,
     Terminate,
@@ -329,7 +329,7 @@ class _Player:
                 self._do_to(fault, name_now)
         return True
 
-    def _do_to(self, fault: Named, name: str) -> None:
+    def _do_to(self, fault: OfNode, name: str) -> None:
         node = self.cluster.node(name)
         match fault:
             case Kill():

@@ -19,6 +19,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from chaos.follow import Picture
 from elastic3d.errors import LayoutError, UsageError
@@ -43,80 +44,65 @@ class When:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class OfNode:
+    """Something that happens to one node; WORD says what, as people write it."""
+
+    WORD: ClassVar[str]
+    node: str
+    when: When
+
+    def __str__(self) -> str:
+        return f"{self.WORD} {self.node}{self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill(OfNode):
     """Kill a node with SIGKILL."""
 
-    node: str
-    when: When
-
-    def __str__(self) -> str:
-        return f"kill {self.node}{self.when}"
+    WORD = "kill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """Let a fresh node in."""
-
-    when: When
-
-    def __str__(self) -> str:
-        return f"join {self.when}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class Drain(OfNode):
     """Order a node to leave within `seconds`."""
 
-    node: str
-    when: When
+    WORD = "drain"
     seconds: float = 25.0
 
-    def __str__(self) -> str:
-        return f"drain {self.node}{self.when} in {self.seconds:g} s"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terminate:
+class Terminate(OfNode):
     """Send SIGTERM to a node's agent."""
 
-    node: str
-    when: When
-
-    def __str__(self) -> str:
-        return f"sigterm {self.node}{self.when}"
+    WORD = "sigterm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Announce:
+class Announce(OfNode):
     """Have the node's metadata server say that the machine is taken."""
 
-    node: str
-    when: When
-
-    def __str__(self) -> str:
-        return f"notice {self.node}{self.when}"
+    WORD = "notice"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(OfNode):
     """Stop all processes of a node with SIGSTOP."""
 
-    node: str
-    when: When
-
-    def __str__(self) -> str:
-        return f"stop {self.node}{self.when}"
+    WORD = "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Continue:
+class Continue(OfNode):
     """Wake a stopped node."""
 
-    node: str
-    when: When
+    WORD = "cont"
 
-    def __str__(self) -> str:
-        return f"cont {self.node}{self.when}"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flap(OfNode):
+    """Kill a node with SIGKILL and start it again at once, under its name."""
+
+    WORD = "flap"
 
 
 class Part(StrEnum):
@@ -129,11 +115,10 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
+class Pause(OfNode):
     """Stop one kind of a node's processes with SIGSTOP and wake them `seconds` later."""
 
-    node: str
-    when: When
+    WORD = "pause"
     part: Part
     seconds: float
 
@@ -142,14 +127,13 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flap:
-    """Kill a node with SIGKILL and start it again at once, under its name."""
+class Join:
+    """Let a fresh node in."""
 
-    node: str
     when: When
 
     def __str__(self) -> str:
-        return f"flap {self.node}{self.when}"
+        return f"join {self.when}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +160,7 @@ class EtcdRestart:
 
 Departure = Kill | Drain | Terminate | Announce
 """After these a node is gone for good."""
-Named = Departure | Stop | Continue | Pause | Flap
-Fault = Named | Join | EtcdPause | EtcdRestart
+Fault = OfNode | Join | EtcdPause | EtcdRestart
 
 
 def node_name(number: int) -> str:
@@ -231,7 +214,7 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int) -> None:
     for fault in faults:
         if not fault.when.generation and not 1 <= fault.when.step < steps:
             raise UsageError(f"{fault}: the step must be from 1 to {steps - 1}, or it never comes before the end")
-        if isinstance(fault, Named) and fault.node.startswith("node") and int(fault.node[4:]) >= nodes + joins:
+        if isinstance(fault, OfNode) and fault.node.startswith("node") and int(fault.node[4:]) >= nodes + joins:
             raise UsageError(f"{fault}: there is no such node; the job has node0 to node{nodes + joins - 1}")
         if isinstance(fault, Announce | Continue) and not fault.node.startswith("node"):
             raise UsageError(f"{fault}: name the node by its number; who is {fault.node} may change")

@@ -5,7 +5,12 @@ Every error says what happened, whether trying again helps, and what the person 
     CheckpointError
       StoreError            the store did not do what was asked
         StoreNotFound       the object is not there; trying again does not help
+        StoreDenied         credentials are missing, wrong, expired, or may not do this
+        StoreFull           there is no room; free some, or give another place
+        Miswritten          the store holds other bytes than were sent; trying again writes them again
         StoreUnfit          the place cannot hold checkpoints at all (URL, permissions, conditional writes)
+          WrongKey          objects are encrypted with another key than was given, or with none
+        Tampered            an encrypted object is not as it was sealed (it is Corrupt, too)
       FormatError           an object is not what format.md says; trying again does not help
         NewerFormat         a newer version wrote it; upgrade
         Corrupt             bytes do not have the digest they were written with
@@ -14,11 +19,14 @@ Every error says what happened, whether trying again helps, and what the person 
         Superseded          `latest` already holds a newer save of this history
         Incomplete          the rank manifests do not cover every tensor; other ranks may still be saving
         Inconsistent        ranks disagree about what they saved
+        Collecting          a sweep will delete what the save needs; save again
+      KeepRefused           a tag, pin or collection did not happen; nothing was changed
       RestoreError          state that was asked for cannot be given
         NoCheckpoint        nothing was ever committed here
         MissingTile         no source has a good copy of a region
         SpecMismatch        tensors have another shape or dtype than those saved
       SourceError           one source of tiles could not deliver; another one may
+        TileLost            it lacks a good copy of one tile; that says nothing about its others
 """
 
 from __future__ import annotations
@@ -31,17 +39,45 @@ class CheckpointError(Exception):
 
 
 class StoreError(CheckpointError):
-    """The store did not do what was asked; whether a write happened may be unknown. Trying again may help."""
+    """The store did not do what was asked; whether a write happened may be unknown. Trying again may help.
+
+    transient: whether the same call may do better in a moment, with nobody doing anything about it.
+    """
+
+    transient = True
 
 
 class StoreNotFound(StoreError):
     """The object is not in the store; trying again does not help."""
 
+    transient = False
+
+
+class StoreDenied(StoreError):
+    """Credentials are missing, wrong, expired, or do not allow this; trying again helps once that has changed."""
+
+    transient = False
+
+
+class StoreFull(StoreError):
+    """There is no room left; trying again helps once there is."""
+
+    transient = False
+
+
+class Miswritten(StoreError):
+    """The store holds other bytes than were sent: they changed on the way. Trying again writes them again."""
+
 
 class StoreUnfit(StoreError, ValueError):
     """The place cannot hold checkpoints; the message says what to change. Trying again does not help."""
 
+    transient = False
     exit_code = 2
+
+
+class WrongKey(StoreUnfit):
+    """Objects are encrypted with another key than was given, or not at all; give the key they were written with."""
 
 
 class FormatError(CheckpointError):
@@ -54,6 +90,12 @@ class NewerFormat(FormatError):
 
 class Corrupt(FormatError):
     """Bytes do not have the digest they were written with; restore from elsewhere."""
+
+
+class Tampered(Corrupt, StoreError):
+    """An encrypted object is not as it was sealed under its name; restore from elsewhere."""
+
+    transient = False
 
 
 class CommitRefused(CheckpointError):
@@ -76,6 +118,14 @@ class Inconsistent(CommitRefused):
     """Ranks disagree about what they saved; trying again needs a new attempt with other contents."""
 
 
+class Collecting(CommitRefused):
+    """A sweep has condemned objects the save needs; save again, or try again when the sweep is over."""
+
+
+class KeepRefused(CheckpointError):
+    """A tag, pin, collection or repair did not happen, and nothing was changed; the message says what to do."""
+
+
 class RestoreError(CheckpointError):
     """State that was asked for cannot be given."""
 
@@ -94,3 +144,7 @@ class SpecMismatch(RestoreError, ValueError):
 
 class SourceError(CheckpointError):
     """One source of tiles could not deliver; another one may."""
+
+
+class TileLost(SourceError):
+    """A source has no good copy of one tile; that says nothing about its others."""

@@ -10,18 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.bench import cost, forming, recovery
+from chaos.bench import checkpoints, cost, forming, recovery
 from chaos.bench.spread import spread
 from elastic3d.values import Layout
 
 
 def main(
     repeats: Annotated[int, typer.Option(help="repeats of each measurement")] = 5,
-    only: Annotated[str, typer.Option(help="recovery, cost or forming; all by default")] = "",
+    only: Annotated[str, typer.Option(help="recovery, cost, forming or checkpoints; all by default")] = "",
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
+    gigabytes: Annotated[float, typer.Option(help="size of the state to save, in GB")] = 0.96,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
 ) -> None:
-    """Measure recovery beside torchrun c10d + DCP, what snapshots and ordered reduction cost, and forming a world."""
+    """Measure recovery beside torchrun c10d + DCP, the cost of snapshots and ordered reduction, forming, saving."""
     console = Console(stderr=as_json)
     measured: dict[str, object] = {}
     if only in ("", "recovery"):
@@ -67,6 +68,11 @@ def main(
         measured["forming"] = {
             f"{system} {n}": [asdict(world) for world in worlds] for (system, n), worlds in formed.items()
         }
+    if only in ("", "checkpoints"):
+        saved = checkpoints.measure(repeats, gigabytes, say=console.print)
+        for table in checkpoints.tables(saved):
+            console.print(table)
+        measured["checkpoints"] = saved.as_json()
     if as_json:
         print(json.dumps(measured))
 

@@ -8,13 +8,14 @@ from typing import Any
 import blake3
 import zstandard
 
-from checkpointing.errors import Corrupt, FormatError, NewerFormat
+from checkpointing.errors import Corrupt, FormatError, NewerFormat, WrongKey
 
 FORMAT = "elastic3d-checkpoint"
 VERSION = 1
 LARGEST = 1 << 30  # a document that would unpack to more is refused
 _SKIPPABLE = bytes.fromhex("502a4d1820000000")
 TRAILER = len(_SKIPPABLE) + 32
+SEALED = b"E3DSEAL1"  # what an encrypted object begins with
 
 
 def canonical(value: Any) -> bytes:
@@ -58,7 +59,12 @@ def document(kind: str, body: dict[str, Any]) -> bytes:
 
 
 def parse(data: bytes, kind: str, name: str) -> dict[str, Any]:
-    """Return the body of a document; Corrupt, NewerFormat or FormatError, each naming the object `name`."""
+    """Return the body of a document; Corrupt, NewerFormat or FormatError, each naming the object `name`.
+
+    WrongKey when it is encrypted: the store was opened without a key.
+    """
+    if data.startswith(SEALED):
+        raise WrongKey(f"{name}: is encrypted: open the store with the key it was written with")
     frame, trailer = data[:-TRAILER], data[-TRAILER:]
     if trailer[: len(_SKIPPABLE)] != _SKIPPABLE or trailer[len(_SKIPPABLE) :] != blake3.blake3(frame).digest():
         raise Corrupt(f"{name}: its bytes do not match the digest it ends with: it is damaged or cut short")

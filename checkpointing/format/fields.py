@@ -9,6 +9,9 @@ from checkpointing.format.codecs import Codec
 from checkpointing.format.names import is_digest
 from checkpointing.format.tiles import ITEMSIZE, Box, TensorSpec
 
+LARGEST_TILE = 64 << 20
+"""Bytes of a tile that a reader accepts: what one stranger's number can make it allocate."""
+
 _INTEGERS = 1 << 63
 _DIMS = 64
 _KEY = 4096
@@ -28,6 +31,10 @@ class Fields:
     def fail(self, what: str) -> FormatError:
         """Return the error for this object."""
         return FormatError(f"{self._where}: {what}")
+
+    def inner(self, field: str, what: str) -> Fields:
+        """Return the object in a field, whose errors say `what` it is."""
+        return Fields(self.raw(field), f"{self._where}: {what}")
 
     def raw(self, field: str) -> Any:
         """Return a field as it is."""
@@ -81,12 +88,15 @@ class Fields:
         return spec
 
     def box(self, spec: TensorSpec) -> Box:
-        """Return the box of the fields start and stop, which lies in the tensor and has an element."""
+        """Return the tile's box of the fields start and stop, which lies in the tensor and has an element."""
         start, stop = self.integers("start"), self.integers("stop")
         fits = len(start) == len(stop) == len(spec.shape)
         if not fits or any(not a < b <= n for a, b, n in zip(start, stop, spec.shape, strict=True)):
             raise self.fail(f"{spec.key}: {list(start)} to {list(stop)} is not a box in shape {list(spec.shape)}")
-        return Box(start=start, stop=stop)
+        box = Box(start=start, stop=stop)
+        if box.numel * spec.itemsize > LARGEST_TILE:
+            raise self.fail(f"{spec.key}: {box} is larger than the {LARGEST_TILE} bytes that a tile may have")
+        return box
 
     def codec(self) -> Codec:
         """Return how the bytes are stored."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -92,16 +93,18 @@ def facts_digest(facts: dict[str, Any]) -> str:
         raise ValueError(f"facts cannot be written as JSON: {error}") from error
 
 
-def check_facts(value: object, where: str) -> None:
-    """Raise ValueError for keys that JSON would silently turn into text."""
+def check_facts(value: object, where: str, depth: int = 0) -> None:
+    """Raise ValueError for keys that JSON would silently turn into text, and for more than 64 levels."""
+    if depth > 64:
+        raise ValueError(f"{where:.80}... has more than 64 levels")
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise ValueError(f"{where} has the key {key!r}; JSON has text keys only")
-            check_facts(item, f"{where}[{key!r}]")
+            check_facts(item, f"{where}[{key!r}]", depth + 1)
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            check_facts(item, f"{where}[{number}]")
+            check_facts(item, f"{where}[{number}]", depth + 1)
 
 
 def encode_manifest(manifest: RankManifest) -> bytes:
@@ -211,7 +214,7 @@ def _tile(fields: Fields, spec: TensorSpec, packs: list[tuple[str, int]]) -> Sto
     own = _where(fields, f"{spec.key} {box}", nbytes, packs)
     base = None
     if own.codec is Codec.XOR_PLANES:
-        base = _where(Fields(fields.raw("base"), f"{spec.key} {box}: base"), f"{spec.key} {box}", nbytes, packs)
+        base = _where(fields.inner("base", "base of"), f"{spec.key} {box}", nbytes, packs)
         if base.codec is Codec.XOR_PLANES:
             raise fields.fail(f"{spec.key} {box}: its base is itself a difference")
     return StoredTile(
@@ -253,7 +256,9 @@ def _stats(fields: Fields) -> Stats:
     if value is None:
         return None
     fine = isinstance(value, list) and len(value) == 4
-    if not fine or not all(v is None or isinstance(v, int | float) or v in ("inf", "-inf") for v in value):
+    if not fine or not all(
+        v is None or v in ("inf", "-inf") or (isinstance(v, int | float) and abs(v) < math.inf) for v in value
+    ):
         raise fields.fail("stats are not four numbers")
     return list(value)
 

@@ -9,10 +9,18 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHECKPOINT = re.compile(r"(\d{12,19})\.(\d{8,19})\.(\d{4,19})\.(\d{8,19})", re.ASCII)
 _MANIFEST = re.compile(r"saves/(\d{12,19})\.(\d{8,19})\.(\d{4,19})/(\d{5,19})\.manifest", re.ASCII)
 _PACK = re.compile(r"packs/([0-9a-f]{2})/([0-9a-f]{64})\.pack")
+_HISTORY = re.compile(r"history/[0-9a-f]{32}\.history")
+_TOMBSTONE = re.compile(r"sweeps/[0-9a-f]{32}\.tombstone")
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 LATEST = "refs/latest"
 REFS = "refs/"
 CHECKPOINTS = "checkpoints/"
+PACKS = "packs/"
+SAVES = "saves/"
+HISTORY = "history/"
+SWEEPS = "sweeps/"
+SHADOW = "shadow/latest"
 PROBE = "probe/"
 
 
@@ -52,6 +60,33 @@ def checkpoint(save: Save, committed_in: int) -> str:
 def record(checkpoint_name: str) -> str:
     """Return the name of a checkpoint's record."""
     return f"{CHECKPOINTS}{checkpoint_name}.record"
+
+
+def history(write_id: str) -> str:
+    """Return the name of a part of the history; `write_id` is 32 random hex digits."""
+    return f"{HISTORY}{write_id}.history"
+
+
+def tombstone(write_id: str) -> str:
+    """Return the name of a tombstone; `write_id` is 32 random hex digits."""
+    return f"{SWEEPS}{write_id}.tombstone"
+
+
+def is_history(text: object) -> bool:
+    """Return whether `text` names a part of the history."""
+    return isinstance(text, str) and _HISTORY.fullmatch(text) is not None
+
+
+def is_tombstone(text: object) -> bool:
+    """Return whether `text` names a tombstone."""
+    return isinstance(text, str) and _TOMBSTONE.fullmatch(text) is not None
+
+
+def is_tag(text: object) -> bool:
+    """Return whether `text` may be a tag: up to 100 letters, digits, `._+-`; no number, no checkpoint, no ref."""
+    if not isinstance(text, str) or not _TAG.fullmatch(text):
+        return False
+    return text not in ("latest", "verified") and not re.fullmatch(r"[0-9.]+", text)
 
 
 def is_digest(text: object) -> bool:
@@ -95,3 +130,10 @@ def parse_pack(text: str) -> str | None:
     """Return the pack's id from its name, None if it is no pack."""
     match = _PACK.fullmatch(text)
     return match[2] if match and match[2].startswith(match[1]) else None
+
+
+def is_collectable(text: str) -> bool:
+    """Return whether a sweep may ever delete the object: one of this format's, and no ref."""
+    if parse_pack(text) or parse_manifest(text) or parse_record(text) or is_history(text) or is_tombstone(text):
+        return True
+    return text.startswith(PROBE)

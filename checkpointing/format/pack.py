@@ -11,7 +11,7 @@ from checkpointing.errors import Corrupt, FormatError
 from checkpointing.format.codecs import Codec, fits
 from checkpointing.format.encoding import FORMAT, LARGEST, VERSION, check_header, hexdigest, pack_json, unpack_json
 from checkpointing.format.fields import Fields
-from checkpointing.format.tiles import Box, Piece, TensorSpec, digest
+from checkpointing.format.tiles import Box, TensorSpec, digest
 from checkpointing.stores.protocol import Store
 
 HEAD = b"E3DPACK1"
@@ -37,6 +37,19 @@ class PackTile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """One tile to be put into a pack: what it is, and its stored bytes. check, base: as in `PackTile`."""
+
+    spec: TensorSpec
+    box: Box
+    digest: str
+    data: memoryview
+    codec: Codec = Codec.RAW
+    check: str = ""
+    base: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
     """A pack that can be written: its id, its size, where each tile goes, and its bytes as views of the tiles'."""
 
@@ -46,14 +59,23 @@ class PackPlan:
     chunks: tuple[bytes | memoryview, ...]
 
 
-def plan_pack(tiles: Sequence[tuple[Piece, str]]) -> PackPlan:
-    """Return the pack of (tile, digest) in the given order; nothing is copied."""
+def plan_pack(contents: Sequence[Content]) -> PackPlan:
+    """Return the pack of these tiles in the given order; nothing is copied."""
     entries, offset = [], len(HEAD)
-    for piece, tile_digest in tiles:
+    for content in contents:
         entries.append(
-            PackTile(spec=piece.spec, box=piece.box, digest=tile_digest, offset=offset, length=piece.data.nbytes)
+            PackTile(
+                spec=content.spec,
+                box=content.box,
+                digest=content.digest,
+                offset=offset,
+                length=content.data.nbytes,
+                codec=content.codec,
+                check=content.check,
+                base=content.base,
+            )
         )
-        offset += piece.data.nbytes
+        offset += content.data.nbytes
     index = pack_json(
         {
             "format": FORMAT,
@@ -82,7 +104,7 @@ def plan_pack(tiles: Sequence[tuple[Piece, str]]) -> PackPlan:
         id=hexdigest(index),
         size=offset + len(index) + len(tail),
         tiles=tuple(entries),
-        chunks=(HEAD, *(piece.data for piece, _ in tiles), index, tail),
+        chunks=(HEAD, *(content.data for content in contents), index, tail),
     )
 
 

@@ -3,20 +3,66 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from checkpointing.format import names
 from checkpointing.format.encoding import document, parse
 from checkpointing.format.fields import Fields
 
+LONGEST = 1024  # of `earlier`: 1,024 names are some 10 KB of a document
+SPILLED = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A checkpoint that something points to, and the digest of its record."""
+
+    checkpoint: str
+    record_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Older:
+    """Where the history goes on: the name of an object, and its digest."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweeping:
+    """The sweep that is on: no commit may name what its tombstone lists.
+
+    owner: who deletes, "" while nobody does. shared: somebody took it over, so that two may be deleting.
+    """
+
+    tombstone: str
+    digest: str
+    owner: str = ""
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """A sweep's tombstone whose deletions may still be under way, `until` a time of the store's clock."""
+
+    name: str
+    digest: str
+    until: float
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
-    """Which checkpoint is the newest, and which generation may move on.
+    """Which checkpoint is the newest, which others are kept, and which generation may move on.
 
     generation: the newest that has written the ref, the fence. checkpoint: a name, None until one was committed;
-    `record_digest`, `step` and `made_in` belong to it. earlier: checkpoints it pointed to before, newest first.
+    `record_digest`, `step` and `made_in` belong to it. earlier: checkpoints it pointed to before, newest first, and
+    `older` where those before them are. verified, tags (by name), pins (checkpoint -> reason): what retention keeps.
+    sweeps: how many sweeps were begun. sweeping: the one that is on. quarantined: tombstones of sweeps that ended with
+    deletions that may still be under way.
     """
 
     generation: int
@@ -25,12 +71,35 @@ class Ref:
     step: int | None = None
     made_in: int | None = None
     earlier: tuple[str, ...] = ()
+    older: Older | None = None
+    verified: Target | None = None
+    tags: dict[str, Target] = field(default_factory=dict)
+    pins: dict[str, str] = field(default_factory=dict)
+    sweeps: int = 0
+    sweeping: Sweeping | None = None
+    quarantined: tuple[Quarantined, ...] = ()
     write_id: str = ""
 
     @property
     def committed(self) -> tuple[str, ...]:
-        """Every checkpoint that is committed, newest first."""
+        """The checkpoints the ref itself lists, newest first; `checkpointing.reading.naming.committed` adds `older`."""
         return (self.checkpoint, *self.earlier) if self.checkpoint else ()
+
+    @property
+    def protected(self) -> frozenset[str]:
+        """The checkpoints that no retention drops."""
+        named = {target.checkpoint for target in self.tags.values()} | set(self.pins)
+        return frozenset(named | {target for target in (self.checkpoint,) if target} | self._verified)
+
+    @property
+    def _verified(self) -> set[str]:
+        return {self.verified.checkpoint} if self.verified else set()
+
+    @property
+    def condemning(self) -> tuple[Older, ...]:
+        """The tombstones whose objects no commit may name."""
+        on = (Older(name=self.sweeping.tombstone, digest=self.sweeping.digest),) if self.sweeping else ()
+        return (*on, *(Older(name=tombstone.name, digest=tombstone.digest) for tombstone in self.quarantined))
 
 
 class Verdict(StrEnum):
@@ -40,6 +109,9 @@ class Verdict(StrEnum):
     DONE = "done"
     FENCED = "fenced"
     SUPERSEDED = "superseded"
+    RECHECK = "recheck"  # a sweep began since packs were looked at
+    UNKNOWN = "unknown"  # the checkpoint is not committed, or not any more
+    TAKEN = "taken"  # the name points to another checkpoint, or the sweep is another's
 
 
 def decide_fence(ref: Ref | None, generation: int) -> Verdict:
@@ -49,17 +121,29 @@ def decide_fence(ref: Ref | None, generation: int) -> Verdict:
     return Verdict.DONE if ref.generation == generation else Verdict.FENCED
 
 
-def decide_commit(ref: Ref | None, save: names.Save, committed_in: int, record_digest: str) -> Verdict:
-    """Return whether the leader of `committed_in` may point the ref to its record of `save`."""
+def is_superseded(ref: Ref | None, save: names.Save) -> bool:
+    """Return whether the ref has come to `save` or past it; once so, it is so for ever."""
+    if ref is None or ref.step is None or ref.made_in is None:
+        return False
+    return (ref.made_in, ref.step) >= (save.made_in, save.step)
+
+
+def decide_commit(
+    ref: Ref | None, save: names.Save, committed_in: int, record_digest: str, checked: int = 0
+) -> Verdict:
+    """Return whether the leader of `committed_in` may point the ref to its record of `save`.
+
+    checked: `sweeps` of the ref as it was before the save's objects were looked for.
+    """
     if ref is None:
-        return Verdict.MOVE
+        return Verdict.MOVE if checked == 0 else Verdict.RECHECK
     if ref.record_digest == record_digest or names.checkpoint(save, committed_in) in ref.earlier:
         return Verdict.DONE
     if ref.generation > committed_in:
         return Verdict.FENCED
-    if ref.step is not None and ref.made_in is not None and (ref.made_in, ref.step) >= (save.made_in, save.step):
+    if is_superseded(ref, save):
         return Verdict.SUPERSEDED
-    return Verdict.MOVE
+    return Verdict.MOVE if ref.sweeps == checked else Verdict.RECHECK
 
 
 def fenced_ref(ref: Ref | None, generation: int, write_id: str) -> Ref:
@@ -68,8 +152,9 @@ def fenced_ref(ref: Ref | None, generation: int, write_id: str) -> Ref:
 
 
 def committed_ref(ref: Ref | None, save: names.Save, committed_in: int, record_digest: str, write_id: str) -> Ref:
-    """Return the ref pointing to the record of `save`."""
-    return Ref(
+    """Return the ref pointing to the record of `save`; `earlier` may then be due for `spill`."""
+    return dataclasses.replace(
+        ref or Ref(generation=committed_in),
         generation=committed_in,
         checkpoint=names.checkpoint(save, committed_in),
         record_digest=record_digest,
@@ -78,6 +163,100 @@ def committed_ref(ref: Ref | None, save: names.Save, committed_in: int, record_d
         earlier=ref.committed if ref else (),
         write_id=write_id,
     )
+
+
+def spill(ref: Ref) -> tuple[Ref, tuple[str, ...]]:
+    """Return the ref with `earlier` cut, and the names cut off, which now belong before `older`; none while short."""
+    if len(ref.earlier) <= LONGEST:
+        return ref, ()
+    return dataclasses.replace(ref, earlier=ref.earlier[:-SPILLED]), ref.earlier[-SPILLED:]
+
+
+def decide_tag(ref: Ref | None, kept: Collection[str], name: str, target: Target, *, move: bool) -> Verdict:
+    """Return whether `name` may point to `target`; `kept` are all committed checkpoints of the ref."""
+    if ref is None or target.checkpoint not in kept:
+        return Verdict.UNKNOWN
+    there = ref.tags.get(name)
+    if there == target:
+        return Verdict.DONE
+    return Verdict.MOVE if there is None or move else Verdict.TAKEN
+
+
+def decide_verified(ref: Ref | None, kept: Collection[str], target: Target) -> Verdict:
+    """Return whether `verified` may move to `target`; it never moves back in the order of commits."""
+    if ref is None or target.checkpoint not in kept:
+        return Verdict.UNKNOWN
+    if ref.verified is None or _place(ref.verified.checkpoint) < _place(target.checkpoint):
+        return Verdict.MOVE
+    return Verdict.DONE if ref.verified == target else Verdict.SUPERSEDED
+
+
+def decide_pin(ref: Ref | None, kept: Collection[str], checkpoint: str, reason: str) -> Verdict:
+    """Return whether `checkpoint` may be pinned; a new reason replaces the old one."""
+    if ref is None or checkpoint not in kept:
+        return Verdict.UNKNOWN
+    return Verdict.DONE if ref.pins.get(checkpoint) == reason else Verdict.MOVE
+
+
+def decide_begin(ref: Ref | None, tombstone: str) -> Verdict:
+    """Return whether the sweep of `tombstone` may begin."""
+    if ref is None:
+        return Verdict.UNKNOWN
+    if ref.sweeping is None:
+        return Verdict.MOVE
+    return Verdict.DONE if ref.sweeping.tombstone == tombstone else Verdict.TAKEN
+
+
+def decide_take(ref: Ref | None, tombstone: str, owner: str, *, seen: str) -> Verdict:
+    """Return whether `owner` may become the one who deletes, after `seen` ("" for nobody) was."""
+    if ref is None or ref.sweeping is None or ref.sweeping.tombstone != tombstone:
+        return Verdict.UNKNOWN
+    if ref.sweeping.owner == owner:
+        return Verdict.DONE
+    return Verdict.MOVE if ref.sweeping.owner == seen else Verdict.TAKEN
+
+
+def decide_end(ref: Ref | None, tombstone: str, owner: str) -> Verdict:
+    """Return whether `owner` may end the sweep of `tombstone`."""
+    if ref is None or ref.sweeping is None or ref.sweeping.tombstone != tombstone:
+        return Verdict.DONE
+    return Verdict.MOVE if ref.sweeping.owner == owner else Verdict.TAKEN
+
+
+def kept_ref(ref: Ref, earlier: tuple[str, ...], older: Older | None, now: float, write_id: str) -> Ref:
+    """Return the ref listing `earlier` and `older` only, without the tombstones whose quarantine is over by `now`."""
+    quarantined = tuple(tombstone for tombstone in ref.quarantined if tombstone.until > now)
+    return dataclasses.replace(ref, earlier=earlier, older=older, quarantined=quarantined, write_id=write_id)
+
+
+def begun_ref(ref: Ref, tombstone: Older, write_id: str) -> Ref:
+    """Return the ref with the sweep of `tombstone` on, and nobody deleting yet."""
+    sweeping = Sweeping(tombstone=tombstone.name, digest=tombstone.digest)
+    return dataclasses.replace(ref, sweeps=ref.sweeps + 1, sweeping=sweeping, write_id=write_id)
+
+
+def taken_ref(ref: Ref, owner: str, write_id: str) -> Ref:
+    """Return the ref with `owner` deleting; when another was before, the two may overlap."""
+    assert ref.sweeping is not None, "decided"
+    shared = ref.sweeping.shared or ref.sweeping.owner != ""
+    return dataclasses.replace(
+        ref, sweeping=dataclasses.replace(ref.sweeping, owner=owner, shared=shared), write_id=write_id
+    )
+
+
+def ended_ref(ref: Ref, *, clean: bool, until: float, write_id: str) -> Ref:
+    """Return the ref without its sweep; its tombstone is in quarantine unless all deletions are known to be over."""
+    assert ref.sweeping is not None, "decided"
+    tombstone = Quarantined(name=ref.sweeping.tombstone, digest=ref.sweeping.digest, until=until)
+    over = clean and not ref.sweeping.shared
+    quarantined = ref.quarantined if over else (*ref.quarantined, tombstone)
+    return dataclasses.replace(ref, sweeping=None, quarantined=quarantined, write_id=write_id)
+
+
+def _place(checkpoint: str) -> tuple[int, int]:
+    parsed = names.parse_checkpoint(checkpoint)
+    assert parsed is not None, "refs hold names of checkpoints only"
+    return parsed[0].made_in, parsed[0].step
 
 
 def encode_ref(ref: Ref) -> bytes:
@@ -91,19 +270,110 @@ def decode_ref(data: bytes, name: str) -> Ref:
     earlier = fields.items("earlier")
     if any(names.parse_checkpoint(item) is None for item in earlier):
         raise fields.fail("earlier names something that is no checkpoint")
-    generation, write_id = fields.integer("generation"), fields.text("write_id")
-    if fields.raw("checkpoint") is None:
-        return Ref(generation=generation, write_id=write_id, earlier=tuple(earlier))
+    sweeps = fields.integer("sweeps") if fields.optional("sweeps") is not None else 0
     ref = Ref(
-        generation=generation,
+        generation=fields.integer("generation"),
+        earlier=tuple(earlier),
+        older=_older(fields.optional("older"), name, names.is_history),
+        verified=_target(fields.optional("verified"), name),
+        tags=_tags(fields, name),
+        pins=_pins(fields),
+        sweeps=sweeps,
+        sweeping=_sweeping(fields.optional("sweeping"), name),
+        quarantined=_quarantined(fields, name),
+        write_id=fields.text("write_id"),
+    )
+    if fields.raw("checkpoint") is None:
+        return ref
+    ref = dataclasses.replace(
+        ref,
         checkpoint=fields.text("checkpoint"),
         record_digest=fields.digest("record_digest"),
         step=fields.integer("step"),
         made_in=fields.integer("made_in"),
-        earlier=tuple(earlier),
-        write_id=write_id,
     )
     parsed = names.parse_checkpoint(ref.checkpoint)
     if parsed is None or (parsed[0].step, parsed[0].made_in) != (ref.step, ref.made_in):
         raise fields.fail("checkpoint is not the name of one, or of another step")
     return ref
+
+
+def _target(value: object, where: str) -> Target | None:
+    if value is None:
+        return None
+    fields = Fields(value, where)
+    if names.parse_checkpoint(fields.raw("checkpoint")) is None:
+        raise fields.fail("points to something that is no checkpoint")
+    return Target(checkpoint=fields.text("checkpoint"), record_digest=fields.digest("record_digest"))
+
+
+def _older(value: object, where: str, fits: Callable[[object], bool]) -> Older | None:
+    if value is None:
+        return None
+    fields = Fields(value, where)
+    if not fits(fields.raw("name")):
+        raise fields.fail(f"{fields.raw('name')!r:.80} is not the name of such an object")
+    return Older(name=fields.text("name"), digest=fields.digest("digest"))
+
+
+def decode_older(value: object, where: str) -> Older | None:
+    """Return the link to a part of the history, None if there is none."""
+    return _older(value, where, names.is_history)
+
+
+def _tags(fields: Fields, where: str) -> dict[str, Target]:
+    value = fields.optional("tags")
+    found = {}
+    for tag, item in _object(fields, "tags", value).items():
+        target = _target(item, where)
+        if not names.is_tag(tag) or target is None:
+            raise fields.fail(f"{tag!r:.80} is not a tag")
+        found[tag] = target
+    return found
+
+
+def _pins(fields: Fields) -> dict[str, str]:
+    found = {}
+    for checkpoint, reason in _object(fields, "pins", fields.optional("pins")).items():
+        if names.parse_checkpoint(checkpoint) is None or not isinstance(reason, str):
+            raise fields.fail(f"{checkpoint!r:.80} is not a pinned checkpoint")
+        found[checkpoint] = reason
+    return found
+
+
+def _object(fields: Fields, name: str, value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise fields.fail(f"{name} is not an object")
+    return value
+
+
+def _sweeping(value: object, where: str) -> Sweeping | None:
+    if value is None:
+        return None
+    fields = Fields(value, where)
+    if not names.is_tombstone(fields.raw("tombstone")) or not isinstance(fields.raw("shared"), bool):
+        raise fields.fail("sweeping names no tombstone")
+    return Sweeping(
+        tombstone=fields.text("tombstone"),
+        digest=fields.digest("digest"),
+        owner=fields.text("owner"),
+        shared=bool(fields.raw("shared")),
+    )
+
+
+def _quarantined(fields: Fields, where: str) -> tuple[Quarantined, ...]:
+    value = fields.optional("quarantined")
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise fields.fail("quarantined is not a list")
+    found = []
+    for item in value:
+        entry = Fields(item, where)
+        until = entry.raw("until")
+        if not names.is_tombstone(entry.raw("name")) or isinstance(until, bool) or not isinstance(until, int | float):
+            raise entry.fail("quarantined names no tombstone, or no time")
+        found.append(Quarantined(name=entry.text("name"), digest=entry.digest("digest"), until=float(until)))
+    return tuple(found)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 _KINDS = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 _ROW = 1024
+_BLOCK = 64 * _ROW
 
 Stats = list[Any] | None
 
@@ -20,32 +21,41 @@ def statistics(dtype: str, data: memoryview) -> Stats:
     if kind is None or not data.nbytes:
         return None
     values: npt.NDArray[Any] = np.frombuffer(data, dtype=kind)
+    low, high, total, nans = math.inf, -math.inf, 0.0, 0
+    with np.errstate(over="ignore"):
+        # Block by block, so that each is widened and gone through three times while it is in the nearest cache.
+        for start in range(0, values.size, _BLOCK):
+            block = _widened(dtype, values[start : start + _BLOCK])
+            least = float(block.min())
+            if math.isnan(least):
+                missing = np.isnan(block)
+                nans += int(missing.sum())
+                block = block[~missing]
+                if not block.size:
+                    continue
+                least = float(block.min())
+            low, high = min(low, least), max(high, float(block.max()))
+            total += _squares(block)
+    count = values.size - nans
+    return [_number(low), _number(high), _number(total / count), nans] if count else [None, None, None, nans]
+
+
+def _widened(dtype: str, block: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if dtype == "bfloat16":
-        values = (values.astype("<u4") << 16).view("<f4")
-    elif dtype == "float16":
-        values = values.astype("<f4")
-    low, high, nans = values.min(), values.max(), 0
-    if math.isnan(low):
-        missing = np.isnan(values)
-        nans = int(missing.sum())
-        values = values[~missing]
-        if not values.size:
-            return [None, None, None, nans]
-        low, high = values.min(), values.max()
-    return [_number(low), _number(high), _number(_mean_square(values)), nans]
+        return (block.astype("<u4") << 16).view("<f4")
+    return block.astype("<f4") if dtype == "float16" else block
 
 
-def _mean_square(values: npt.NDArray[Any]) -> float:
+def _squares(values: npt.NDArray[Any]) -> float:
     # Rows are squared in the tile's own precision, which is fast, and summed in double; large values, whose
     # squares do not fit, take the slow way.
-    with np.errstate(over="ignore"):
-        whole = values[: values.size // _ROW * _ROW].reshape(-1, _ROW)
-        rest = values[whole.size :].astype("<f8")
-        total = np.einsum("ij,ij->i", whole, whole).sum(dtype="<f8") + (rest * rest).sum()
-        if not math.isfinite(total) and values.dtype != np.dtype("<f8"):
-            wide = values.astype("<f8")
-            total = (wide * wide).sum()
-    return float(total) / values.size
+    whole = values[: values.size // _ROW * _ROW].reshape(-1, _ROW)
+    rest = values[whole.size :].astype("<f8")
+    total = np.einsum("ij,ij->i", whole, whole).sum(dtype="<f8") + (rest * rest).sum()
+    if not math.isfinite(total) and values.dtype != np.dtype("<f8"):
+        wide = values.astype("<f8")
+        total = (wide * wide).sum()
+    return float(total)
 
 
 def _number(value: Any) -> float | str:

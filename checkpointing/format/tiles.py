@@ -15,6 +15,8 @@ import blake3
 import numpy as np
 import numpy.typing as npt
 
+from checkpointing.errors import FormatError
+
 ITEMSIZE = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
@@ -156,15 +158,34 @@ def subtract(box: Box, hole: Box) -> list[Box]:
 
 
 def uncovered(spec: TensorSpec, boxes: Iterable[Box]) -> Box | None:
-    """Return None when the boxes together hold every element of the tensor, else one region that none holds."""
+    """Return None when the boxes together hold every element of the tensor, else one region that none holds.
+
+    FormatError when they are cut in too many ways to be compared.
+    """
     whole = spec.box
     if not whole.numel:
         return None
     clipped = list({common for box in boxes if (common := box.intersect(whole)) is not None})
-    return _gap(whole, clipped, 0)
+    return _gap(whole, clipped, 0, _Effort(clipped))
 
 
-def _gap(whole: Box, boxes: Sequence[Box], dim: int) -> Box | None:
+class _Effort:
+    """What comparing boxes may cost: boxes that are cut in ever other ways can take for ever, and strangers make them.
+
+    Far more than a grid takes, or several laid over one another.
+    """
+
+    def __init__(self, boxes: Sequence[Box]) -> None:
+        self._left = 1_000_000 + 1000 * len(boxes)
+
+    def spend(self, boxes: Sequence[Box]) -> None:
+        self._left -= 1 + len(boxes)
+        if self._left < 0:
+            raise FormatError("boxes of one tensor are cut in too many ways to be compared")
+
+
+def _gap(whole: Box, boxes: Sequence[Box], dim: int, effort: _Effort) -> Box | None:
+    effort.spend(boxes)
     if dim == len(whole.start):
         return None if boxes else whole
     for low, high, active in _slabs(whole.start[dim], whole.stop[dim], boxes, dim):
@@ -172,26 +193,32 @@ def _gap(whole: Box, boxes: Sequence[Box], dim: int) -> Box | None:
             start=(*whole.start[:dim], low, *whole.start[dim + 1 :]),
             stop=(*whole.stop[:dim], high, *whole.stop[dim + 1 :]),
         )
-        missing = _gap(slab, active, dim + 1)
+        missing = _gap(slab, active, dim + 1, effort)
         if missing is not None:
             return missing
     return None
 
 
 def overlapping(boxes: Sequence[Box]) -> Box | None:
-    """Return None when no two boxes share an element, else one region that two of them share."""
+    """Return None when no two boxes share an element, else one region that two of them share.
+
+    FormatError when they are cut in too many ways to be compared.
+    """
     boxes = [box for box in boxes if box.numel]
-    return _overlap(boxes, 0, (), ()) if len(boxes) > 1 else None
+    return _overlap(boxes, 0, (), (), _Effort(boxes)) if len(boxes) > 1 else None
 
 
-def _overlap(boxes: Sequence[Box], dim: int, start: tuple[int, ...], stop: tuple[int, ...]) -> Box | None:
+def _overlap(
+    boxes: Sequence[Box], dim: int, start: tuple[int, ...], stop: tuple[int, ...], effort: _Effort
+) -> Box | None:
+    effort.spend(boxes)
     if len(boxes) < 2:
         return None
     if dim == len(boxes[0].start):
         return Box(start=start, stop=stop)
     low, high = min(b.start[dim] for b in boxes), max(b.stop[dim] for b in boxes)
     for slab_low, slab_high, active in _slabs(low, high, boxes, dim):
-        shared = _overlap(active, dim + 1, (*start, slab_low), (*stop, slab_high))
+        shared = _overlap(active, dim + 1, (*start, slab_low), (*stop, slab_high), effort)
         if shared is not None:
             return shared
     return None

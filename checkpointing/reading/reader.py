@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,30 +12,30 @@ from checkpointing.errors import (
     Corrupt,
     FormatError,
     NoCheckpoint,
-    SourceError,
-    StoreError,
     StoreNotFound,
 )
 from checkpointing.format import names
-from checkpointing.format.encoding import hexdigest
+from checkpointing.format.encoding import LARGEST, hexdigest
 from checkpointing.format.manifest import RankManifest, StoredTile, decode_manifest, facts_digest, order
 from checkpointing.format.record import ManifestEntry, Record, decode_record, root
-from checkpointing.format.refs import Ref, decode_ref
-from checkpointing.format.tiles import TensorSpec
-from checkpointing.reading.resolver import Offered
+from checkpointing.format.refs import Ref
+from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.reading.mending import MendingPackSource
+from checkpointing.reading.naming import find, read_ref
+from checkpointing.reading.packs import PackSource, offer
+from checkpointing.reading.sources import Offered
 from checkpointing.saving.coverage import check_complete
 from checkpointing.stores.protocol import Store
 
 _READERS = 8
-_RUN = 16 << 20  # bytes read in one request for neighbouring tiles
-_GAP = 64 << 10  # unwanted bytes that are cheaper to read than to ask again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A checkpoint whose record and manifests have been read and checked; its tiles are checked when fetched.
 
-    `tiles` are distinct by tensor and box. `packs` maps the ids of all packs they lie in to sizes.
+    `tiles` are distinct by tensor and box; `copies` are those of them that other ranks have written too. `packs` maps
+    the ids of all packs they lie in to sizes.
     """
 
     store: Store
@@ -49,42 +48,46 @@ class Checkpoint:
     specs: dict[str, TensorSpec]
     tiles: tuple[StoredTile, ...]
     packs: dict[str, int]
+    copies: tuple[StoredTile, ...] = ()
 
-    def source(self, name: str = "store") -> PackSource:
-        """Return the source that the offers of the same name refer to."""
-        return PackSource(self.store, name)
+    def source(self, name: str = "store", *, repair: bool = False) -> PackSource:
+        """Return the source that the offers of the same name refer to.
+
+        With `repair` it mends packs that are found damaged: only then does reading write to the store.
+        """
+        return MendingPackSource(self.store, name) if repair else PackSource(self.store, name)
 
     def offers(self, source: str = "store") -> Iterator[Offered]:
-        """Yield every tile, for `checkpointing.reading.resolver.resolve`."""
-        for tile in self.tiles:
-            where = {"pack": tile.pack, "offset": tile.offset, "length": tile.length}
-            yield Offered(spec=tile.spec, box=tile.box, digest=tile.digest, source=source, where=where)
+        """Yield every tile, for `checkpointing.reading.resolver.resolve`; further copies last."""
+        for tile in (*self.tiles, *self.copies):
+            yield offer(tile, source)
 
 
 def read_latest(store: Store) -> Ref | None:
     """Return the ref `latest`, None when nobody has written it; FormatError when it is damaged."""
-    found = store.read(names.LATEST)
-    return None if found is None else decode_ref(found.data, names.LATEST)
+    return read_ref(store)
 
 
 def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoint:
-    """Return the checkpoint that a ref, the name of a ref, or its own name points to.
+    """Return the checkpoint that a ref points to, or that `resolve_name` finds.
 
     NoCheckpoint when there is none, FormatError (Corrupt, NewerFormat) when it cannot be trusted or read.
     """
-    ref = read_latest(store) if ref_or_name == "latest" else ref_or_name
-    if isinstance(ref, str):
-        name, expected = ref, None
-        if names.parse_checkpoint(name) is None:
-            raise NoCheckpoint(f"store {store.url}: {name!r} is not the name of a checkpoint; `ls` shows those there")
-    elif ref is None or ref.checkpoint is None:
+    if isinstance(ref_or_name, str):
+        name, expected = find(store, ref_or_name)
+    elif ref_or_name.checkpoint is None:
         raise NoCheckpoint(f"store {store.url}: nothing was ever committed here")
     else:
-        name, expected = ref.checkpoint, ref.record_digest
+        name, expected = ref_or_name.checkpoint, ref_or_name.record_digest
     record = read_record(store, name, expected)
     manifests = read_manifests(store, record.manifests)
     check_record(record, manifests)
-    tiles = {(tile.spec.key, tile.box): tile for manifest in manifests for tile in manifest.tiles}
+    tiles: dict[tuple[str, Box], StoredTile] = {}
+    copies = {}
+    for tile in (tile for manifest in manifests for tile in manifest.tiles):
+        first = tiles.setdefault((tile.spec.key, tile.box), tile)
+        if (first.pack, first.offset) != (tile.pack, tile.offset):
+            copies[tile.pack, tile.offset, tile.spec.key, tile.box] = tile
     return Checkpoint(
         store=store,
         name=name,
@@ -95,6 +98,7 @@ def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoi
         facts=record.facts,
         specs={spec.key: spec for manifest in manifests for spec in manifest.specs},
         tiles=tuple(sorted(tiles.values(), key=order)),
+        copies=tuple(copies.values()),
         packs={pack: size for manifest in manifests for pack, size in manifest.packs.items()},
     )
 
@@ -118,8 +122,11 @@ def read_manifests(store: Store, entries: Sequence[ManifestEntry]) -> list[RankM
 
 
 def _read_manifest(store: Store, entry: ManifestEntry) -> RankManifest:
+    if entry.size > LARGEST:
+        raise FormatError(f"{entry.name}: is recorded with {entry.size} bytes; at most {LARGEST} are accepted")
     try:
-        data = store.get(entry.name)
+        # Whatever lies there, no more is read than was recorded, and one byte to see that there is more.
+        data = store.get(entry.name, 0, entry.size + 1)
     except StoreNotFound as error:
         raise Corrupt(f"{entry.name}: is missing") from error
     if hexdigest(data) != entry.digest:
@@ -136,50 +143,3 @@ def check_record(record: Record, manifests: Sequence[RankManifest]) -> None:
     digest = facts_digest(record.facts)
     if digest != manifests[0].facts_digest or root(manifests, digest) != record.root:
         raise Corrupt(f"{record.name}: its root is not that of its tensors and facts")
-
-
-class PackSource:
-    """Tiles out of packs, by ranges; neighbours that are asked for together come in one request."""
-
-    def __init__(self, store: Store, name: str = "store") -> None:
-        self.name = name
-        self._store = store
-        self._ahead: dict[tuple[str, int], memoryview] = {}
-        self._lock = threading.Lock()
-
-    def fetch(self, tile: Offered) -> bytes | memoryview:
-        """Return a tile's bytes; SourceError when the store does not give them."""
-        pack, offset, length = tile.where["pack"], tile.where["offset"], tile.where["length"]
-        with self._lock:
-            ahead = self._ahead.pop((pack, offset), None)
-        return self._get(pack, offset, offset + length) if ahead is None else ahead
-
-    def prefetch(self, tiles: Sequence[Offered]) -> None:
-        """Read neighbouring tiles together and keep them until they are fetched."""
-        places = sorted({(t.where["pack"], t.where["offset"], t.where["length"]) for t in tiles})
-        for run in _runs(places):
-            if len(run) == 1:
-                continue
-            pack, start = run[0][0], run[0][1]
-            data = memoryview(self._get(pack, start, run[-1][1] + run[-1][2]))
-            with self._lock:
-                for _, offset, length in run:
-                    self._ahead[pack, offset] = data[offset - start : offset - start + length]
-
-    def _get(self, pack: str, start: int, stop: int) -> bytes:
-        try:
-            return self._store.get(names.pack(pack), start, stop)
-        except StoreError as error:
-            raise SourceError(str(error)) from error
-
-
-def _runs(places: Sequence[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
-    run: list[tuple[str, int, int]] = []
-    for place in places:
-        pack, offset, length = place
-        if run and (pack != run[0][0] or offset - sum(run[-1][1:]) > _GAP or offset + length - run[0][1] > _RUN):
-            yield run
-            run = []
-        run.append(place)
-    if run:
-        yield run

@@ -6,51 +6,17 @@ Whether a tile comes from this host's memory, a peer's memory, local disk or obj
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
 
-from checkpointing.errors import MissingTile, SourceError, SpecMismatch
+from checkpointing.errors import SourceError, TileLost
 from checkpointing.format.tiles import Box, TensorSpec, copy_box, digest, subtract
+from checkpointing.reading.catalogue import Catalogue, Failure, Job, Plan, Region
+from checkpointing.reading.healing import Healer
+from checkpointing.reading.sources import Filling, Offered, Prefetching, TileSource
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """A tile that a source says it has.
-
-    source: key of the source in the mapping given to `resolve`. where: a JSON-able locator only its source reads.
-    """
-
-    spec: TensorSpec
-    box: Box
-    digest: str
-    source: str
-    where: Any
-
-
-class TileSource(Protocol):
-    """A place tiles come from. Called from several threads at once.
-
-    A source may also have `prefetch(tiles: Sequence[Offered]) -> None`: it is told what will be fetched next, each
-    exactly once and soon, in batches of bounded size, so that it can ask for many tiles in one request.
-    """
-
-    name: str
-
-    def fetch(self, tile: Offered) -> bytes | memoryview:
-        """Return the bytes of the tile's box, C-contiguous; raise SourceError when it cannot."""
-        ...
-
-
-@runtime_checkable
-class Prefetching(Protocol):
-    """A source that wants to know what comes next."""
-
-    def prefetch(self, tiles: Sequence[Offered]) -> None:
-        """Ask for these tiles; SourceError is ignored, for `fetch` will say it again."""
-        ...
+__all__ = ["Destination", "Failure", "Offered", "Prefetching", "Resolved", "Tally", "TileSource", "resolve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,26 +28,23 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """One tile that a source offered and could not give, or gave with wrong bytes."""
-
-    source: str
-    key: str
-    box: Box
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """Where everything came from, by source, and what failed on the way."""
+    """Where everything came from, by source, and what failed on the way.
+
+    repaired: how many bad copies were mended; unrepaired: those that a source tried to mend and could not.
+    """
 
     sources: Mapping[str, Tally]
     failures: tuple[Failure, ...] = ()
+    repaired: int = 0
+    unrepaired: tuple[Failure, ...] = ()
 
 
 Destination = Callable[[TensorSpec, Box], memoryview]
 
 _BATCH_BYTES = 32 << 20
+_SMALL_BATCH_BYTES = 1 << 20
+_BATCHES = 64  # at least, so that what is in flight stays a small part of the whole
 _BATCH_TILES = 256
 _GIVEN_UP = 3  # SourceErrors in a row, after which a source is asked no more
 
@@ -98,124 +61,58 @@ def resolve(
 
     Each region is put together from the offered tiles that meet it; earlier sources are preferred, in the order of
     `sources`, then earlier offers. A needed tile is fetched once, its digest verified, and copied to every region that
-    needs it; one that fails is replaced by other offers for what it would have filled. All offers must belong to one
-    consistent state: the resolver cannot tell steps apart.
+    needs it, or read to where it belongs and verified there; one that fails is replaced by other offers for what it
+    would have filled, and `Repairing` sources are then given the good bytes. All offers must belong to one consistent
+    state: the resolver cannot tell steps apart.
 
-    At most `in_flight` batches of about 32 MiB are under way; destinations are asked for first, in this thread.
-    SpecMismatch names the tensors offered with another shape or dtype, MissingTile a region that no source has a good
-    copy of (buffers are then partly filled).
+    At most `in_flight` batches of up to 32 MiB (of little: 1 MiB, or one tile) are under way; destinations are asked
+    for first, in this thread. SpecMismatch names the tensors offered with another shape or dtype, MissingTile a region
+    that no source has a good copy of (buffers then hold anything).
     """
-    catalogue = _Catalogue(offers, sources)
-    regions = [_Region(spec, box) for spec, box in wanted]
+    catalogue = Catalogue(offers, sources)
+    regions = [Region(spec, box) for spec, box in wanted]
     catalogue.check_specs(regions)
     regions = [region for region in regions if region.box.numel]
     failures: list[Failure] = []
     # What is offered nowhere is said before anything is allocated or fetched.
     plan = catalogue.plan(regions, failures)
     for region in regions:
-        region.buffer = destination(region.spec, region.box)
+        region.take(destination(region.spec, region.box))
     tallies = {name: Tally() for name in sources}
-    fetcher = _Fetcher(sources)
+    healer = Healer(sources)
+    fetcher = _Fetcher(sources, healer)
     while plan:
-        for number, offer, failure in fetcher.run(plan, in_flight):
+        for job, failure in fetcher.run(plan, in_flight):
             if failure is not None:
                 failures.append(failure)
-                catalogue.withdraw(number)
+                catalogue.withdraw(job.number)
                 continue
-            tally = tallies[offer.source]
-            tallies[offer.source] = Tally(tiles=tally.tiles + 1, bytes=tally.bytes + _nbytes(offer))
-            for region in plan[number][1]:
-                region.missing = [rest for part in region.missing for rest in subtract(part, offer.box)]
+            tally = tallies[job.offer.source]
+            tallies[job.offer.source] = Tally(tiles=tally.tiles + 1, bytes=tally.bytes + job.offer.nbytes)
+            for region in job.regions:
+                region.missing = [rest for part in region.missing for rest in subtract(part, job.offer.box)]
         plan = catalogue.plan([region for region in regions if region.missing], failures)
-    return Resolved(sources=tallies, failures=tuple(failures))
+    healer.finish(regions)
+    return Resolved(
+        sources=tallies, failures=tuple(failures), repaired=healer.repaired, unrepaired=tuple(healer.unrepaired)
+    )
 
 
-def _nbytes(offer: Offered) -> int:
-    return offer.box.numel * offer.spec.itemsize
-
-
-class _Region:
-    """One wanted box, and the parts of it that are still to be filled."""
-
-    __slots__ = ("box", "buffer", "missing", "spec")
-
-    def __init__(self, spec: TensorSpec, box: Box) -> None:
-        self.spec = spec
-        self.box = box
-        self.buffer = memoryview(b"")
-        self.missing = [box]
-
-
-_Plan = dict[int, tuple[Offered, list[_Region]]]
-
-
-class _Catalogue:
-    """What is on offer: numbered, by tensor, preferred offers first."""
-
-    def __init__(self, offers: Iterable[Offered], sources: Mapping[str, TileSource]) -> None:
-        order = {name: place for place, name in enumerate(sources)}
-        listed = list(offers)
-        unknown = {offer.source for offer in listed} - set(order)
-        if unknown:
-            raise ValueError(f"tiles are offered by sources that were not given: {', '.join(sorted(unknown))}")
-        self._by_key: dict[str, dict[int, Offered]] = defaultdict(dict)
-        for number, offer in enumerate(sorted(listed, key=lambda offer: order[offer.source])):
-            self._by_key[offer.spec.key][number] = offer
-        self._key_of = {number: key for key, numbers in self._by_key.items() for number in numbers}
-
-    def check_specs(self, regions: Sequence[_Region]) -> None:
-        """Raise SpecMismatch naming every wanted tensor that is offered as something else."""
-        wrong = {}
-        for region in regions:
-            for offer in self._by_key.get(region.spec.key, {}).values():
-                if offer.spec != region.spec:
-                    wrong[region.spec.key] = (
-                        f"{region.spec.key}: saved {offer.spec.dtype} {list(offer.spec.shape)}, "
-                        f"wanted {region.spec.dtype} {list(region.spec.shape)}"
-                    )
-                    break
-        if wrong:
-            shown = "; ".join(itertools.islice(wrong.values(), 8)) + ("; ..." if len(wrong) > 8 else "")
-            raise SpecMismatch(
-                f"{len(wrong)} tensors do not fit what was saved; values are never cast or reshaped: {shown}"
-            )
-
-    def withdraw(self, number: int) -> None:
-        """Forget an offer that failed."""
-        del self._by_key[self._key_of[number]][number]
-
-    def plan(self, regions: Sequence[_Region], failures: Sequence[Failure]) -> _Plan:
-        """Return which offers to fetch for which regions; MissingTile when the offers left do not suffice."""
-        plan: _Plan = {}
-        for region in regions:
-            todo = region.missing
-            for number, offer in self._by_key.get(region.spec.key, {}).items():
-                if not any(part.intersect(offer.box) for part in todo):
-                    continue
-                todo = [rest for part in todo for rest in subtract(part, offer.box)]
-                plan.setdefault(number, (offer, []))[1].append(region)
-                if not todo:
-                    break
-            if todo:
-                tried = [f"{f.source}: {f.reason}" for f in failures if f.key == region.spec.key]
-                raise MissingTile(
-                    f"{region.spec.key} {todo[0]}: no source has a good copy"
-                    + (f" (tried {'; '.join(tried[:4])})" if tried else " and none was offered")
-                )
-        return plan
+_Done = Iterator[tuple[Job, Failure | None]]
 
 
 class _Fetcher:
     """Fetches, verifies and copies tiles, several batches at a time."""
 
-    def __init__(self, sources: Mapping[str, TileSource]) -> None:
+    def __init__(self, sources: Mapping[str, TileSource], healer: Healer) -> None:
         self._sources = sources
+        self._healer = healer
         self._errors = dict.fromkeys(sources, 0)
 
-    def run(self, plan: _Plan, in_flight: int) -> Iterator[tuple[int, Offered, Failure | None]]:
+    def run(self, plan: Plan, in_flight: int) -> _Done:
         """Yield every planned tile once it is in its regions, or has failed."""
         with ThreadPoolExecutor(in_flight, thread_name_prefix="tiles") as pool:
-            futures = [pool.submit(self._batch, batch, plan) for batch in _batches(plan)]
+            futures = [pool.submit(self._batch, batch) for batch in _batches(plan)]
             try:
                 for future in as_completed(futures):
                     yield from future.result()
@@ -223,50 +120,85 @@ class _Fetcher:
                 for future in futures:
                     future.cancel()
 
-    def _batch(self, batch: Sequence[int], plan: _Plan) -> list[tuple[int, Offered, Failure | None]]:
-        source = self._sources[plan[batch[0]][0].source]
-        if isinstance(source, Prefetching) and self._errors[plan[batch[0]][0].source] < _GIVEN_UP:
-            try:
-                source.prefetch([plan[number][0] for number in batch])
-            except SourceError:
-                pass
+    def _batch(self, batch: Sequence[Job]) -> list[tuple[Job, Failure | None]]:
+        source = self._sources[batch[0].offer.source]
+        run = self._fill(source, batch) if isinstance(source, Filling) else self._fetch(source, batch)
         done = []
-        for number in batch:
-            offer, regions = plan[number]
-            reason = self._fill(source, offer, regions)
+        for job, reason in run:
+            offer = job.offer
             failure = Failure(source=offer.source, key=offer.spec.key, box=offer.box, reason=reason) if reason else None
-            done.append((number, offer, failure))
+            done.append((job, failure))
         return done
 
-    def _fill(self, source: TileSource, offer: Offered, regions: Sequence[_Region]) -> str:
-        """Copy one tile to its regions; return why not, or nothing."""
-        if self._errors[offer.source] >= _GIVEN_UP:
-            return "given up after several errors in a row"
-        try:
-            data = source.fetch(offer)
-        except SourceError as error:
-            self._errors[offer.source] += 1
-            return str(error) or "failed"
+    def _fetch(self, source: TileSource, batch: Sequence[Job]) -> Iterator[tuple[Job, str]]:
+        """Yield each tile with why it failed, or nothing."""
+        if isinstance(source, Prefetching) and self._errors[batch[0].offer.source] < _GIVEN_UP:
+            try:
+                source.prefetch([job.offer for job in batch])
+            except SourceError:
+                pass
+        for job in batch:
+            if self._errors[job.offer.source] >= _GIVEN_UP:
+                yield job, "given up after several errors in a row"
+                continue
+            try:
+                data = memoryview(source.fetch(job.offer))
+            except SourceError as error:
+                yield job, self._failed(job, error)
+                continue
+            yield job, self._got(job, data, None)
+
+    def _fill(self, source: Filling, batch: Sequence[Job]) -> Iterator[tuple[Job, str]]:
+        """Have the source write tiles where they belong, as far as their bytes lie together there."""
+        if self._errors[batch[0].offer.source] >= _GIVEN_UP:
+            yield from ((job, "given up after several errors in a row") for job in batch)
+            return
+        buffers, straight = [], []
+        for job in batch:
+            view = job.straight.view(job.offer.box) if job.straight is not None else None
+            straight.append(job.straight if view is not None else None)
+            buffers.append(memoryview(bytearray(job.offer.nbytes)) if view is None else view)
+        for place, error in source.fill([(job.offer, buffer) for job, buffer in zip(batch, buffers, strict=True)]):
+            job = batch[place]
+            yield job, self._got(job, buffers[place], straight[place]) if error is None else self._failed(job, error)
+            buffers[place] = memoryview(b"")
+
+    def _failed(self, job: Job, error: SourceError) -> str:
+        if isinstance(error, TileLost):
+            self._healer.bad(job.offer)
+        else:
+            self._errors[job.offer.source] += 1
+        return str(error) or "failed"
+
+    def _got(self, job: Job, data: memoryview, already: Region | None) -> str:
+        """Verify a tile and copy it to its regions, but for the one it is in already; return why not, or nothing."""
+        offer = job.offer
         self._errors[offer.source] = 0
-        if memoryview(data).nbytes != _nbytes(offer):
-            return f"sent {memoryview(data).nbytes} bytes, not {_nbytes(offer)}"
+        if data.nbytes != offer.nbytes:
+            self._healer.bad(offer)
+            return f"sent {data.nbytes} bytes, not {offer.nbytes}"
         if digest(offer.spec, offer.box, data) != offer.digest:
+            self._healer.bad(offer)
             return "its bytes do not have the digest it was offered with"
-        for region in regions:
-            copy_box(data, offer.box, region.buffer, region.box, offer.spec.itemsize)
+        for region in job.regions:
+            if region is not already:
+                copy_box(data, offer.box, region.buffer, region.box, offer.spec.itemsize)
+        self._healer.good(offer, data)
         return ""
 
 
-def _batches(plan: _Plan) -> list[list[int]]:
-    """Cut the plan into batches of one source each, sources taking turns."""
-    queues: dict[str, list[list[int]]] = {}
+def _batches(plan: Plan) -> list[list[Job]]:
+    """Cut the plan into batches of one source each, sources taking turns; neighbours in a tensor stay together."""
+    limit = min(_BATCH_BYTES, max(_SMALL_BATCH_BYTES, sum(job.offer.nbytes for job in plan.values()) // _BATCHES))
+    queues: dict[str, list[list[Job]]] = {}
     room: dict[str, int] = {}
-    for number, (offer, _) in plan.items():
-        batches = queues.setdefault(offer.source, [])
-        if not batches or room[offer.source] < _nbytes(offer) or len(batches[-1]) >= _BATCH_TILES:
+    for job in sorted(plan.values(), key=lambda job: (job.offer.spec.key, job.offer.box.start)):
+        source, nbytes = job.offer.source, job.offer.nbytes
+        batches = queues.setdefault(source, [])
+        if not batches or room[source] < nbytes or len(batches[-1]) >= _BATCH_TILES:
             batches.append([])
-            room[offer.source] = _BATCH_BYTES
-        batches[-1].append(number)
-        room[offer.source] -= _nbytes(offer)
+            room[source] = limit
+        batches[-1].append(job)
+        room[source] -= nbytes
     turns = itertools.zip_longest(*queues.values())
     return [batch for turn in turns for batch in turn if batch is not None]

@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Any, TypeVar
 
-from checkpointing.errors import FormatError, NewerFormat, StoreError, StoreNotFound
+from checkpointing.errors import FormatError, StoreError, StoreNotFound
 from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
-from checkpointing.format.manifest import RankManifest, StoredTile, decode_manifest
-from checkpointing.format.pack import PackTile, check_tiles, read_index
+from checkpointing.format.history import History, decode_history
+from checkpointing.format.manifest import RankManifest, decode_manifest
 from checkpointing.format.record import Record, decode_record
-from checkpointing.format.refs import Ref, decode_ref
-from checkpointing.format.tiles import digest
+from checkpointing.format.refs import Older, Ref, decode_ref
+from checkpointing.format.tombstone import decode_tombstone
+from checkpointing.reading.findings import Fault, Finding, from_error
+from checkpointing.reading.packcheck import Use, check_pack, uses
 from checkpointing.reading.reader import check_record
 from checkpointing.stores.protocol import Store
 
+__all__ = ["Fault", "Finding", "Progress", "verify"]
 
-class Fault(StrEnum):
-    """What is wrong with an object."""
-
-    CORRUPT = "corrupt"
-    MISSING = "missing"
-    INCONSISTENT = "inconsistent"
-    NEWER = "newer"
-    UNREADABLE = "unreadable"
-    UNEXPECTED = "unexpected"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is wrong in a store. `rank`, `tensor` and `pack` say where, as far as that is known.
-
-    checkpoints: the committed ones that cannot be restored because of it.
-    """
-
-    object: str
-    fault: Fault
-    detail: str
-    tensor: str | None = None
-    box: str | None = None
-    rank: int | None = None
-    pack: str | None = None
-    checkpoints: tuple[str, ...] = ()
+_THREADS = 4
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +37,28 @@ class Progress:
     total: int
 
 
-def verify(store: Store, progress: Callable[[Progress], None] | None = None) -> Iterator[Finding]:
+def verify(
+    store: Store, progress: Callable[[Progress], None] | None = None, *, threads: int = _THREADS
+) -> Iterator[Finding]:
     """Read every byte in the store and yield what is wrong, refs and records first.
 
     Saves and packs that no committed checkpoint needs are read as well; that they are there is no finding. Objects
-    that vanish meanwhile are not reported missing unless a committed checkpoint needs them.
+    that vanish meanwhile are not reported missing unless a committed checkpoint needs them. Each of the `threads`
+    holds a few MiB at a time. `progress` may be called from any of them, by one at a time.
     """
-    yield from _Verifier(store, progress or (lambda _: None)).run()
+    with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
+        yield from _Verifier(store, progress or (lambda _: None), pool, threads).run()
 
 
 class _Verifier:
-    def __init__(self, store: Store, progress: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, store: Store, progress: Callable[[Progress], None], pool: ThreadPoolExecutor, threads: int
+    ) -> None:
         self._store = store
         self._progress = progress
+        self._pool = pool
+        self._threads = threads
+        self._lock = threading.Lock()
         self._done = 0
         self._total = 0
         self._sizes: dict[str, int] = {}
@@ -75,60 +66,97 @@ class _Verifier:
         self._records: dict[str, Record] = {}
         self._manifests: dict[str, RankManifest] = {}
         self._digests: dict[str, str] = {}
+        self._history: dict[str, History] = {}
         self._committed: set[str] = set()
+        self._users: dict[str, list[Use]] = defaultdict(list)
 
     def run(self) -> Iterator[Finding]:
-        for name in self._store.list(""):
-            try:
-                self._sizes[name] = self._store.size(name)
-            except StoreNotFound:
-                continue  # gone since it was listed
+        self._sizes = {entry.name: entry.size for entry in self._store.entries("")}
         self._total = sum(self._sizes.values())
-        packs, unexpected = [], []
-        for name in self._sizes:
-            if names.parse_pack(name):
-                packs.append(name)
-            elif name.startswith(names.REFS) or names.parse_record(name) or names.parse_manifest(name):
-                yield from self._document(name)
-            elif not name.startswith(names.PROBE):
-                unexpected.append(name)
-        self._committed = {checkpoint for ref in self._refs.values() for checkpoint in ref.committed}
+        documents = [name for name in self._sizes if _decoder(name)]
+        for found in self._each(self._document, sorted(documents, key=_first)):
+            yield from found
+        for ref_name, ref in self._refs.items():
+            self._committed.update(ref.committed)
+            yield from self._older(ref_name, ref.older)
         yield from self._links()
-        tiles = defaultdict(list)
         for manifest in self._manifests.values():
-            for tile in manifest.tiles:
-                tiles[tile.pack].append((manifest, tile))
-        yield from self._packs_missing(tiles)
-        for name in packs:
-            yield from self._pack(name, tiles.get(name[-69:-5], []))
-        for name in unexpected:
-            self._step(self._sizes[name])
-            yield Finding(object=name, fault=Fault.UNEXPECTED, detail="is no object of this format")
+            for use in uses(manifest):
+                self._users[use.pack].append(use)
+        yield from self._packs_missing()
+        for found in self._each(self._pack, [pack for name in self._sizes if (pack := names.parse_pack(name))]):
+            yield from found
+        for name in self._sizes:
+            if not (_decoder(name) or names.parse_pack(name)):
+                self._step(self._sizes[name])
+                if not name.startswith(names.PROBE):
+                    yield Finding(object=name, fault=Fault.UNEXPECTED, detail="is no object of this format")
+
+    def _each(self, check: Callable[[str], _T], items: Iterable[str]) -> Iterator[_T]:
+        """Yield the results in order, a few items ahead of whoever takes them."""
+        left = iter(items)
+        ahead: deque[Future[_T]] = deque(
+            self._pool.submit(check, item) for item in itertools.islice(left, 2 * self._threads)
+        )
+        try:
+            while ahead:
+                result = ahead.popleft().result()
+                ahead.extend(self._pool.submit(check, item) for item in itertools.islice(left, 1))
+                yield result
+        finally:
+            for future in ahead:
+                future.cancel()
 
     def _step(self, nbytes: int) -> None:
-        self._done += nbytes
-        self._progress(Progress(done=self._done, total=max(self._done, self._total)))
+        with self._lock:
+            self._done += nbytes
+            self._progress(Progress(done=self._done, total=max(self._done, self._total)))
 
-    def _document(self, name: str) -> Iterator[Finding]:
+    def _document(self, name: str) -> list[Finding]:
+        decoder = _decoder(name)
+        assert decoder is not None
         try:
             data = self._store.get(name)
-            self._digests[name] = hexdigest(data)
-            if name.startswith(names.REFS):
-                self._refs[name] = decode_ref(data, name)
-            elif names.parse_record(name):
-                self._records[name] = decode_record(data, name)
-            else:
-                self._manifests[name] = decode_manifest(data, name)
+            digest, found = hexdigest(data), decoder(data, name)
+        except StoreNotFound:
+            with self._lock:
+                self._total -= self._sizes.pop(name)  # gone since it was listed; whether it is missed is asked later
+            return []
         except (FormatError, StoreError) as error:
+            self._step(self._sizes[name])
             parsed = names.parse_manifest(name)
-            yield _finding(name, error, rank=parsed[1] if parsed else None)
+            return [from_error(name, error, rank=parsed[1] if parsed else None)]
+        self._digests[name] = digest
+        if isinstance(found, Ref):
+            if name != names.SHADOW:
+                self._refs[name] = found
+        elif isinstance(found, History):
+            self._history[name] = found
+        elif isinstance(found, Record):
+            self._records[name] = found
+        elif isinstance(found, RankManifest):
+            self._manifests[name] = found
         self._step(self._sizes[name])
+        return []
+
+    def _older(self, name: str, older: Older | None) -> Iterator[Finding]:
+        """Follow the history of a ref, and take what it lists for committed."""
+        while older is not None:
+            if older.name not in self._sizes:
+                yield _missing(older.name, f"{name} links to it; `elastic3d ckpt repair` rebuilds it", ())
+                return
+            part = self._history.get(older.name)
+            if part is None:
+                return  # reported when it was read
+            if self._digests[older.name] != older.digest:
+                detail = f"is not the part of the history that {name} links to"
+                yield Finding(object=older.name, fault=Fault.INCONSISTENT, detail=detail)
+                return
+            self._committed.update(part.checkpoints)
+            name, older = older.name, part.older
 
     def _links(self) -> Iterator[Finding]:
         for name, ref in self._refs.items():
-            for checkpoint in ref.committed:
-                if names.record(checkpoint) not in self._sizes:
-                    yield _missing(names.record(checkpoint), f"{name} names it", (checkpoint,))
             if ref.checkpoint is not None:
                 found = self._digests.get(names.record(ref.checkpoint))
                 if found is not None and found != ref.record_digest:
@@ -138,6 +166,9 @@ class _Verifier:
                         detail=f"is not the record {name} points to",
                         checkpoints=(ref.checkpoint,),
                     )
+        for checkpoint in sorted(self._committed):
+            if names.record(checkpoint) not in self._sizes:
+                yield _missing(names.record(checkpoint), "the refs name it", (checkpoint,))
         for record_name, record in self._records.items():
             yield from self._record(record_name, record)
 
@@ -166,13 +197,17 @@ class _Verifier:
             except FormatError as error:
                 yield Finding(object=name, fault=Fault.INCONSISTENT, detail=str(error), checkpoints=damaged)
 
-    def _packs_missing(self, tiles: dict[str, list[tuple[RankManifest, StoredTile]]]) -> Iterator[Finding]:
-        for pack, users in tiles.items():
-            hit = self._hit([manifest for manifest, _ in users])
-            if hit and names.pack(pack) not in self._sizes:
-                manifest, tile = users[0]
-                detail = f"{manifest.name} keeps {tile.spec.key} and {len(users) - 1} more tiles in it"
-                yield _missing(names.pack(pack), detail, hit, rank=manifest.rank, pack=pack, tensor=tile.spec.key)
+    def _packs_missing(self) -> Iterator[Finding]:
+        for pack, users in self._users.items():
+            if names.pack(pack) in self._sizes:
+                continue
+            hit = self._hit([use.manifest for use in users])
+            if hit:
+                first = users[0]
+                detail = f"{first.manifest.name} keeps {first.tile.spec.key} and {len(users) - 1} more tiles in it"
+                yield _missing(
+                    names.pack(pack), detail, hit, rank=first.manifest.rank, pack=pack, tensor=first.tile.spec.key
+                )
 
     def _hit(self, manifests: Sequence[RankManifest]) -> tuple[str, ...]:
         """Return the committed checkpoints that use any of the manifests."""
@@ -185,72 +220,35 @@ class _Verifier:
             )
         )
 
-    def _pack(self, name: str, users: list[tuple[RankManifest, StoredTile]]) -> Iterator[Finding]:
-        pack = name[-69:-5]
-        rank = users[0][0].rank if users else None
-        before = self._done
-        try:
-            index, size = read_index(self._store, name, pack)
-        except (FormatError, StoreError) as error:
-            hit = self._hit([manifest for manifest, _ in users])
-            yield _finding(name, error, rank=rank, pack=pack, checkpoints=hit)
-            yield from self._tiles_by_manifest(name, users)
-        else:
-            places = {(tile.offset, tile.length): tile for tile in index}
-            for manifest, tile in users:
-                there = places.get((tile.offset, tile.length))
-                if there is None or (there.spec, there.box, there.digest) != (tile.spec, tile.box, tile.digest):
-                    yield Finding(
-                        object=manifest.name,
-                        fault=Fault.INCONSISTENT,
-                        detail=f"the pack's index has something else where the manifest says {tile.spec.key} lies",
-                        tensor=tile.spec.key,
-                        box=str(tile.box),
-                        rank=manifest.rank,
-                        pack=pack,
-                        checkpoints=self._hit([manifest]),
-                    )
-            if any(manifest.packs[pack] != size for manifest, _ in users):
-                yield Finding(object=name, fault=Fault.INCONSISTENT, detail=f"has {size} bytes, not as recorded")
-            yield from self._tiles(name, index, users)
-        self._step(max(0, self._sizes[name] - (self._done - before)))
+    def _pack(self, pack: str) -> list[Finding]:
+        left = self._sizes[names.pack(pack)]
 
-    def _tiles(
-        self, name: str, index: Sequence[PackTile], users: list[tuple[RankManifest, StoredTile]]
-    ) -> Iterator[Finding]:
-        try:
-            for tile, good in check_tiles(self._store, name, index):
-                self._step(tile.length)
-                if not good:
-                    holders = [m for m, t in users if t.offset == tile.offset]
-                    yield _bad_tile(name, tile, holders, self._hit(holders))
-        except StoreError as error:
-            yield _finding(name, error, pack=name[-69:-5])
+        def step(nbytes: int) -> None:
+            nonlocal left
+            left -= nbytes
+            self._step(nbytes)
 
-    def _tiles_by_manifest(self, name: str, users: list[tuple[RankManifest, StoredTile]]) -> Iterator[Finding]:
-        """Check a pack whose index is gone, for what the manifests know of it may still be restored."""
-        for manifest, tile in users:
-            try:
-                data = self._store.get(name, tile.offset, tile.offset + tile.length)
-            except StoreError:
-                return
-            if len(data) != tile.length or digest(tile.spec, tile.box, data) != tile.digest:
-                yield _bad_tile(name, tile, [manifest], self._hit([manifest]))
+        findings = check_pack(self._store, pack, self._users.get(pack, []), self._hit, step)
+        self._step(max(0, left))
+        return findings
 
 
-def _bad_tile(
-    name: str, tile: PackTile | StoredTile, holders: Sequence[RankManifest], checkpoints: tuple[str, ...]
-) -> Finding:
-    return Finding(
-        object=name,
-        fault=Fault.CORRUPT,
-        detail=f"bytes {tile.offset} to {tile.offset + tile.length} do not have their digest",
-        tensor=tile.spec.key,
-        box=str(tile.box),
-        rank=holders[0].rank if holders else None,
-        pack=name[-69:-5],
-        checkpoints=checkpoints,
-    )
+def _decoder(name: str) -> Callable[[bytes, str], Any] | None:
+    """Return what reads the object `name`, None when it is no document."""
+    if name.startswith(names.REFS) or name == names.SHADOW:
+        return decode_ref
+    if names.parse_record(name):
+        return decode_record
+    if names.parse_manifest(name):
+        return decode_manifest
+    if names.is_history(name):
+        return decode_history
+    return decode_tombstone if names.is_tombstone(name) else None
+
+
+def _first(name: str) -> tuple[int, str]:
+    """Sort refs before records before manifests."""
+    return (0 if name.startswith(names.REFS) else 1 if names.parse_record(name) else 2), name
 
 
 def _missing(
@@ -271,18 +269,3 @@ def _missing(
         tensor=tensor,
         checkpoints=checkpoints,
     )
-
-
-def _finding(
-    name: str,
-    error: FormatError | StoreError,
-    *,
-    rank: int | None = None,
-    pack: str | None = None,
-    checkpoints: tuple[str, ...] = (),
-) -> Finding:
-    if isinstance(error, NewerFormat):
-        fault = Fault.NEWER
-    else:
-        fault = Fault.CORRUPT if isinstance(error, FormatError) else Fault.UNREADABLE
-    return Finding(object=name, fault=fault, detail=str(error), rank=rank, pack=pack, checkpoints=checkpoints)

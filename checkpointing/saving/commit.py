@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from checkpointing.errors import Fenced, Incomplete, Inconsistent, StoreError, StoreNotFound, Superseded
+from checkpointing.errors import (
+    Collecting,
+    Fenced,
+    Incomplete,
+    Inconsistent,
+    StoreError,
+    StoreNotFound,
+    Superseded,
+)
 from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.manifest import RankManifest, decode_manifest
@@ -22,16 +29,18 @@ from checkpointing.format.refs import (
     committed_ref,
     decide_commit,
     decide_fence,
-    decode_ref,
-    encode_ref,
     fenced_ref,
+    is_superseded,
+    spill,
 )
+from checkpointing.reading.condemned import condemned
+from checkpointing.reading.naming import committed, read_versioned
 from checkpointing.saving.coverage import check_complete
+from checkpointing.saving.moving import move, write_history
 from checkpointing.stores.protocol import Store, create
 
 _READERS = 8
-_SWAPS = 32  # each one lost means that somebody else's was not
-_LOST = 3
+_CHECKS = 8  # each one more means that a sweep began meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +60,13 @@ def fence(store: Store, generation: int) -> Ref:
     Each generation's leader calls this before its first step. Fenced when a newer generation was there.
     """
     _check_generation(generation)
-    verdict, ref = _move(
+    verdict, ref = move(
         store,
         lambda ref: decide_fence(ref, generation),
         lambda ref, write_id: fenced_ref(ref, generation, write_id),
+        shadow=True,
     )
+    assert ref is not None, "an absent ref refuses nobody"
     if verdict is Verdict.FENCED:
         raise _fenced(store, ref, generation)
     return ref
@@ -65,64 +76,66 @@ def commit(store: Store, *, step: int, made_in: int, attempt: int, committed_in:
     """Make a save that all ranks have written the newest checkpoint.
 
     Incomplete when ranks are still missing; Inconsistent when they disagree; Fenced when a newer generation owns
-    `latest`; Superseded when it already points past this save. After StoreError, call it again.
+    `latest`; Superseded when it already points past this save; Collecting when a sweep has condemned what it needs.
+    After StoreError, call it again.
     """
     _check_generation(committed_in)
     save = names.Save(step=step, made_in=made_in, attempt=attempt)
-    found = store.read(names.LATEST)
-    if found is not None:
-        # Only to save work: what counts is the decision under the swap. The record's digest is not known yet.
-        ref = decode_ref(found.data, names.LATEST)
-        if ref.generation > committed_in and names.checkpoint(save, committed_in) not in ref.committed:
+    for _ in range(_CHECKS):
+        verdict, ref, record = _try(store, save, committed_in, world)
+        if verdict is Verdict.RECHECK:
+            continue
+        assert ref is not None, "an absent ref refuses nobody"
+        if verdict is Verdict.FENCED:
             raise _fenced(store, ref, committed_in)
+        if verdict is Verdict.SUPERSEDED and record.checkpoint not in committed(store, ref):
+            raise _superseded(store, ref, save)
+        return Committed(
+            checkpoint=record.checkpoint, root=record.root, totals=record.totals, ref=ref, moved=verdict is Verdict.MOVE
+        )
+    raise StoreError(f"store {store.url}: {_CHECKS} sweeps began while save {save} was committed; try again")
+
+
+def _try(store: Store, save: names.Save, committed_in: int, world: int) -> tuple[Verdict, Ref | None, Record]:
+    """Look for everything the save needs, then move the ref if no sweep began since."""
+    # The order matters: what is found after `sweeps` was read stays until it changes (format.md, section 13).
+    ref, _ = read_versioned(store)
+    checked = ref.sweeps if ref is not None else 0
+    if ref is not None and names.checkpoint(save, committed_in) not in ref.committed:
+        # Only to save work: what counts is the decision under the swap.
+        if ref.generation > committed_in:
+            raise _fenced(store, ref, committed_in)
+        if is_superseded(ref, save) and names.checkpoint(save, committed_in) not in committed(store, ref):
+            raise _superseded(store, ref, save)
     manifests, entries = _read_manifests(store, save, world)
     check_complete(manifests, save, world)
+    _check_condemned(store, ref, manifests, entries)
     _check_packs(store, manifests)
     mine = make_record(manifests, entries, committed_in=committed_in, write_id=secrets.token_hex(16))
     data = create(store, mine.name, encode_record(mine))
     record = _same(mine, data)
     digest = hexdigest(data)
-    verdict, ref = _move(
-        store,
-        lambda ref: decide_commit(ref, save, committed_in, digest),
-        lambda ref, write_id: committed_ref(ref, save, committed_in, digest, write_id),
-    )
-    if verdict is Verdict.FENCED:
-        raise _fenced(store, ref, committed_in)
-    if verdict is Verdict.SUPERSEDED:
-        raise Superseded(
-            f"store {store.url}: save {save} is not committed: latest is at step {ref.step}, made in generation "
-            f"{ref.made_in}, which comes after it"
+
+    def build(ref: Ref | None, write_id: str) -> Ref:
+        moved, old = spill(committed_ref(ref, save, committed_in, digest, write_id))
+        return dataclasses.replace(moved, older=write_history(store, old, moved.older)) if old else moved
+
+    verdict, ref = move(store, lambda ref: decide_commit(ref, save, committed_in, digest, checked), build)
+    return verdict, ref, record
+
+
+def _check_condemned(
+    store: Store, ref: Ref | None, manifests: list[RankManifest], entries: list[ManifestEntry]
+) -> None:
+    if ref is None or not ref.condemning:
+        return
+    needed = {entry.name for entry in entries} | {names.pack(pack) for m in manifests for pack in m.packs}
+    going = sorted(needed & condemned(store, ref))
+    if going:
+        raise Collecting(
+            f"store {store.url}: save {manifests[0].save} is not committed: a collection that is under way will delete "
+            f"{going[0]} and {len(going) - 1} more of its objects. Save again, or try again when the collection is over"
         )
-    return Committed(
-        checkpoint=record.checkpoint, root=record.root, totals=record.totals, ref=ref, moved=verdict is Verdict.MOVE
-    )
-
-
-def _move(
-    store: Store, decide: Callable[[Ref | None], Verdict], build: Callable[[Ref | None, str], Ref]
-) -> tuple[Verdict, Ref]:
-    """Swap the ref as decided, and return the verdict with the ref that is there because of it."""
-    write_id = secrets.token_hex(16)
-    lost: list[StoreError] = []
-    for _ in range(_SWAPS):
-        found = store.read(names.LATEST)
-        ref = None if found is None else decode_ref(found.data, names.LATEST)
-        if ref is not None and ref.write_id == write_id:
-            return Verdict.MOVE, ref  # the swap whose response was lost
-        verdict = decide(ref)
-        if verdict is not Verdict.MOVE:
-            assert ref is not None, "an absent ref refuses nobody"
-            return verdict, ref
-        moved = build(ref, write_id)
-        try:
-            if store.compare_and_swap(names.LATEST, found.token if found else None, encode_ref(moved)):
-                return verdict, moved
-        except StoreError as error:
-            lost.append(error)
-            if len(lost) == _LOST:
-                raise
-    raise StoreError(f"store {store.url}: {_SWAPS} swaps of {names.LATEST} lost against others; try again")
 
 
 def _read_manifests(store: Store, save: names.Save, world: int) -> tuple[list[RankManifest], list[ManifestEntry]]:
@@ -176,4 +189,11 @@ def _fenced(store: Store, ref: Ref, generation: int) -> Fenced:
     return Fenced(
         f"store {store.url}: generation {ref.generation} owns {names.LATEST}; generation {generation} may not move it "
         "any more. A newer leader will commit what is left to commit."
+    )
+
+
+def _superseded(store: Store, ref: Ref, save: names.Save) -> Superseded:
+    return Superseded(
+        f"store {store.url}: save {save} is not committed: latest is at step {ref.step}, made in generation "
+        f"{ref.made_in}, which comes after it"
     )

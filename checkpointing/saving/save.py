@@ -1,13 +1,15 @@
-"""What a rank does for a checkpoint: one pack and one manifest (format.md, section 9, step 1)."""
+"""What a rank does for a checkpoint: packs and one manifest (format.md, section 9, step 1)."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checkpointing.errors import FormatError, Inconsistent, StoreNotFound
+from checkpointing.errors import Inconsistent, StoreNotFound
 from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.grid import cut
@@ -19,23 +21,35 @@ from checkpointing.format.manifest import (
     facts_digest,
     order,
 )
-from checkpointing.format.pack import PackPlan, check_tiles, plan_pack, read_index
-from checkpointing.format.stats import Stats, statistics
-from checkpointing.format.tiles import Piece, TensorSpec, digest, overlapping
+from checkpointing.format.tiles import Box, Piece, TensorSpec, overlapping
 from checkpointing.reading.reader import Checkpoint
+from checkpointing.saving.bases import Bases, Recall
+from checkpointing.saving.hashing import hashed
+from checkpointing.saving.options import SaveOptions, Speeds
+from checkpointing.saving.packing import Packed, Packer
 from checkpointing.stores.protocol import Store, create
+
+_DEFAULTS = SaveOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRank:
-    """One rank's part of a save. bytes: of all its tiles; written: of those that were new to the store."""
+    """One rank's part of a save.
+
+    packs: those of this save. bytes: of all tiles. written: of the tiles that the parent had not. stored: of the packs
+    they are in. sent: of those packs that this call had to upload. speeds: what `auto` measured, for the next save's
+    options.
+    """
 
     manifest: str
     manifest_digest: str
-    pack: str | None
+    packs: tuple[str, ...]
     tiles: int
     bytes: int
     written: int
+    stored: int
+    sent: int
+    speeds: Speeds | None = None
 
 
 def save_rank(
@@ -49,122 +63,127 @@ def save_rank(
     pieces: Iterable[Piece],
     facts: dict[str, Any],
     parent: Checkpoint | None = None,
+    options: SaveOptions = _DEFAULTS,
+    recall: Recall | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> SavedRank:
     """Write one rank's pieces, durably; after a failure, call it again with the same arguments.
 
-    The pieces' bytes are read twice (digests first, for a pack's name follows from them) and never copied; they must
-    not change meanwhile. Tiles that are the same in `parent` are referenced, not written. Every rank gives the same
-    `facts`, one JSON object. ValueError for pieces or facts that cannot be stored; Inconsistent when this rank saved
-    something else under the same step, generation and attempt.
+    The pieces' bytes are read twice (digests first, for a pack's name follows from them) and never copied, except to
+    be encoded; they must not change meanwhile. Tiles with the contents of one of `parent` are referenced, not written,
+    wherever the parent has them, and so are those that this rank has twice. The same pieces, parent and options give
+    the same packs and manifest; where `options.codec` is "auto", the same tiles. Every rank gives the same `facts`,
+    one JSON object. `recall(spec, box)` may give the bytes that box had in the parent, or in the parent's own base, if
+    they are still in memory, so that a difference to them need not read the store; they are verified.
+
+    ValueError for pieces or facts that cannot be stored; Inconsistent when this rank saved something
+    else under the same step, generation and attempt.
     """
     save = names.Save(step=step, made_in=made_in, attempt=attempt)
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} is not in a world of {world}")
     common = facts_digest(facts)
     specs, tiles = _cut(pieces)
-    old = {(tile.spec, tile.box): tile for tile in parent.tiles} if parent is not None else {}
-    kept, fresh = [], []
-    for piece, tile_digest, stats in tiles:
-        known = old.get((piece.spec, piece.box))
-        if known is not None and known.digest == tile_digest:
-            kept.append(known)
-        else:
-            fresh.append((piece, tile_digest, stats))
-    plan = plan_pack([(piece, tile_digest) for piece, tile_digest, _ in fresh])
-    packs = {tile.pack: parent.packs[tile.pack] for tile in kept} if parent is not None else {}
-    if fresh:
-        packs[plan.id] = plan.size
-    manifest = RankManifest(
-        save=save,
-        rank=rank,
-        world=world,
-        parent=parent.name if parent is not None else None,
-        facts_digest=common,
-        facts=facts if rank == 0 else None,
-        packs=dict(sorted(packs.items())),
-        specs=tuple(specs.values()),
-        tiles=tuple(sorted([*kept, *_placed(plan, [stats for _, _, stats in fresh])], key=order)),
-    )
-    data = encode_manifest(manifest)
+    if parent is not None and parent.store.url != store.url:
+        raise ValueError(f"the parent is in {parent.store.url}; only tiles of the same store, {store.url}, can be kept")
+    bases = Bases(parent, recall)
+    name = names.manifest(save, rank)
     try:
-        there = store.get(manifest.name)
+        data = store.get(name)
     except StoreNotFound:
-        if fresh:
-            _write_pack(store, plan)
-        there = create(store, manifest.name, data)
-    if there != data:
-        _check_same(decode_manifest(there, manifest.name), manifest)
-    return SavedRank(
-        manifest=manifest.name,
-        manifest_digest=hexdigest(there),
-        pack=plan.id if fresh else None,
-        tiles=len(manifest.tiles),
-        bytes=sum(tile.length for tile in manifest.tiles),
-        written=sum(tile.length for tile in plan.tiles),
-    )
+        packed = _pack(store, tiles, bases, options, clock, sleep)
+        manifest = RankManifest(
+            save=save,
+            rank=rank,
+            world=world,
+            parent=bases.name,
+            facts_digest=common,
+            facts=facts if rank == 0 else None,
+            packs=packed.packs,
+            specs=tuple(specs.values()),
+            tiles=tuple(sorted(packed.tiles, key=order)),
+        )
+        mine = encode_manifest(manifest)
+        data = create(store, name, mine)
+        if data != mine:
+            there = decode_manifest(data, name)
+            _check_same(there, world, common, specs, {_contents(tile) for tile in manifest.tiles})
+            manifest = there
+        return _saved(manifest, data, parent, sent=packed.sent, speeds=packed.speeds)
+    manifest = decode_manifest(data, name)
+    with contextlib.closing(hashed(tiles, bases, options.workers)) as found:
+        _check_same(manifest, world, common, specs, {(t.piece.spec, t.piece.box, t.digest) for t in found})
+    return _saved(manifest, data, parent, sent=0, speeds=options.speeds)
 
 
-def _cut(pieces: Iterable[Piece]) -> tuple[dict[str, TensorSpec], list[tuple[Piece, str, Stats]]]:
+def _pack(
+    store: Store,
+    tiles: Sequence[Piece],
+    bases: Bases,
+    options: SaveOptions,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Packed:
+    with (
+        Packer(store, bases, options, tiles=tiles, clock=clock, sleep=sleep) as packer,
+        contextlib.closing(hashed(tiles, bases, options.workers)) as found,
+    ):
+        for tile in found:
+            packer.add(tile)
+        return packer.finish()
+
+
+def _cut(pieces: Iterable[Piece]) -> tuple[dict[str, TensorSpec], list[Piece]]:
     specs: dict[str, TensorSpec] = {}
-    tiles = []
+    tiles: list[Piece] = []
     for piece in pieces:
         spec = piece.spec
         if not spec.key.isprintable() or len(spec.key) > 4096:
             raise ValueError(f"{spec.key[:80]!r} cannot name a tensor: at most 4,096 printable characters")
         if specs.setdefault(spec.key, spec) != spec:
             raise ValueError(f"{spec.key} is given with two specs: {specs[spec.key]} and {spec}")
-        for tile in cut(piece):
-            tiles.append((tile, digest(spec, tile.box, tile.data), statistics(spec.dtype, tile.data)))
-    tiles.sort(key=lambda entry: (entry[0].spec.key, entry[0].box.start))
-    for key, group in itertools.groupby(tiles, key=lambda entry: entry[0].spec.key):
-        shared = overlapping([tile.box for tile, _, _ in group])
+        tiles.extend(cut(piece))
+    tiles.sort(key=lambda tile: (tile.spec.key, tile.box.start))
+    for key, group in itertools.groupby(tiles, key=lambda tile: tile.spec.key):
+        shared = overlapping([tile.box for tile in group])
         if shared is not None:
             raise ValueError(f"{key}: two pieces of one rank overlap at {shared}")
     return specs, tiles
 
 
-def _placed(plan: PackPlan, stats: Iterable[Stats]) -> Iterable[StoredTile]:
-    for entry, statistic in zip(plan.tiles, stats, strict=True):
-        yield StoredTile(
-            spec=entry.spec,
-            box=entry.box,
-            digest=entry.digest,
-            pack=plan.id,
-            offset=entry.offset,
-            length=entry.length,
-            codec=entry.codec,
-            stats=statistic,
-        )
+def _saved(
+    manifest: RankManifest, data: bytes, parent: Checkpoint | None, *, sent: int, speeds: Speeds | None
+) -> SavedRank:
+    packs = {pack: size for pack, size in manifest.packs.items() if parent is None or pack not in parent.packs}
+    fresh = {(tile.pack, tile.offset): tile.nbytes for tile in manifest.tiles if tile.pack in packs}
+    return SavedRank(
+        manifest=manifest.name,
+        manifest_digest=hexdigest(data),
+        packs=tuple(packs),
+        tiles=len(manifest.tiles),
+        bytes=sum(tile.nbytes for tile in manifest.tiles),
+        written=sum(fresh.values()),
+        stored=sum(packs.values()),
+        sent=sent,
+        speeds=speeds,
+    )
 
 
-def _write_pack(store: Store, plan: PackPlan) -> None:
-    name = names.pack(plan.id)
-    try:
-        if store.size(name) == plan.size and _whole(store, name, plan.id):
-            return
-    except StoreNotFound:
-        pass
-    store.put(name, plan.chunks)
+_Contents = tuple[TensorSpec, Box, str]
 
 
-def _whole(store: Store, name: str, pack_id: str) -> bool:
-    """Return whether a pack left by an earlier try can be used: every byte is read."""
-    try:
-        tiles, _ = read_index(store, name, pack_id)
-    except FormatError:
-        return False
-    return all(good for _, good in check_tiles(store, name, tiles))
+def _contents(tile: StoredTile) -> _Contents:
+    return tile.spec, tile.box, tile.digest
 
 
-def _check_same(there: RankManifest, mine: RankManifest) -> None:
+def _check_same(
+    there: RankManifest, world: int, common: str, specs: dict[str, TensorSpec], tiles: set[_Contents]
+) -> None:
     """Accept a manifest that says the same of the same tiles, though it keeps them in other packs."""
-
-    def contents(manifest: RankManifest) -> object:
-        tiles = {(tile.spec, tile.box, tile.digest) for tile in manifest.tiles}
-        return manifest.world, manifest.facts_digest, set(manifest.specs), tiles
-
-    if contents(there) != contents(mine):
+    same = there.world == world and there.facts_digest == common and set(there.specs) == set(specs.values())
+    if not same or {_contents(tile) for tile in there.tiles} != tiles:
         raise Inconsistent(
-            f"{mine.name}: this rank saved something else under the same step, generation and attempt; "
+            f"{there.name}: this rank saved something else under the same step, generation and attempt; "
             "save again under a new attempt"
         )

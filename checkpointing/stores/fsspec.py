@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
+import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import fsspec
 
-from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
+from checkpointing.errors import StoreDenied, StoreError, StoreNotFound, StoreUnfit
 from checkpointing.format.encoding import hexdigest
+from checkpointing.stores.address import redacted
+from checkpointing.stores.checking import Sent, miswritten
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
 _BLOCK = 16 << 20  # of an upload in parts; S3 takes 5 MiB to 5 GiB, and 10,000 of them
@@ -35,18 +39,18 @@ class FsspecStore:
 
     def __init__(self, url: str, *, options: Mapping[str, Any]) -> None:
         """Connect; StoreUnfit when the protocol is unknown or its package is missing."""
-        self._url = url
+        self._url = redacted(url)
         protocol = url.partition("://")[0]
         try:
             # Listings are never cached: other hosts write to the same place.
             self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
         except ImportError as error:
-            raise StoreUnfit(f"store {url}: {error}. Install the package that speaks {protocol}://") from error
+            raise StoreUnfit(f"store {self._url}: {error}. Install the package that speaks {protocol}://") from error
         except (ValueError, TypeError, OSError) as error:
-            raise StoreUnfit(f"store {url}: cannot be opened: {error}") from error
+            raise StoreUnfit(f"store {self._url}: cannot be opened: {redacted(str(error))}") from error
         self._root = str(root).rstrip("/")
         if protocol in ("s3", "s3a") and not self._root:
-            raise StoreUnfit(f"store {url}: name a bucket, as in s3://bucket/prefix")
+            raise StoreUnfit(f"store {self._url}: name a bucket, as in s3://bucket/prefix")
         self._conditional: _Conditional | None = None
         if protocol in ("s3", "s3a"):
             self._conditional = _S3(self._fs)
@@ -55,7 +59,7 @@ class FsspecStore:
 
     @property
     def url(self) -> str:
-        """The URL it was opened with."""
+        """The URL it was opened with, without secrets."""
         return self._url
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -67,7 +71,12 @@ class FsspecStore:
             # Unbounded reads are told apart: s3fs asks for the size first when only one end is given.
             if start == 0 and stop is None:
                 return bytes(self._fs.cat_file(path))
-            return bytes(self._fs.cat_file(path, start=start, end=stop))
+            try:
+                return bytes(self._fs.cat_file(path, start=start, end=stop))
+            except OSError as error:
+                if error.errno == errno.EINVAL and "range" in str(error).lower():
+                    return b""  # S3 has no empty answer to a range that begins at the end, or behind it
+                raise
 
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token, None if it is not there."""
@@ -91,17 +100,35 @@ class FsspecStore:
         with self._errors("read", name):
             return int(self._fs.info(path)["size"])
 
-    def put(self, name: str, data: Data) -> None:
-        """Write an object, replacing what was there; chunks are uploaded in parts."""
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
+        """Write an object, replacing what was there; chunks are uploaded in parts. `check` reads it back."""
+        if check:
+            sent = Sent(data)
+            self.put(name, sent)
+            sent.compare(self, name)
+            return
         path = self._path(name)
+        first, rest = _first_block(data)
         with self._errors("write", name):
             self._make_parents(path)
-            if isinstance(data, bytes):
-                self._fs.pipe_file(path, data)
+            if rest is None:
+                self._fs.pipe_file(path, first)
                 return
-            with self._fs.open(path, "wb", block_size=_BLOCK) as file:
-                for chunk in chunks(data):
+            file = self._fs.open(path, "wb", block_size=_BLOCK, autocommit=False)
+        try:
+            for chunk in itertools.chain((memoryview(first),), rest):
+                with self._errors("write", name):
                     file.write(chunk)
+            with self._errors("write", name):
+                file.close()
+                file.commit()
+        except BaseException:
+            # Leaving a `with` block would have stored the half that was written.
+            with contextlib.suppress(Exception):
+                file.discard()
+            with contextlib.suppress(AttributeError):
+                file.closed = True
+            raise
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object; False if one was there."""
@@ -169,10 +196,31 @@ class FsspecStore:
         except StoreError:
             raise
         except FileNotFoundError as error:
+            if "bucket does not exist" in str(error):
+                raise StoreUnfit(
+                    f"store {self._url}: cannot {verb} {name}: there is no such bucket. Make it, or correct the URL."
+                ) from error
             raise StoreNotFound(f"store {self._url}: cannot {verb} {name}: it is not there") from error
+        except PermissionError as error:
+            raise StoreDenied(
+                f"store {self._url}: cannot {verb} {name}: {error}. Check the credentials, and what they may do there."
+            ) from error
         # What network file systems raise is an open set (botocore, aiohttp, ...): this is the edge.
         except Exception as error:
+            if "Checksum" in type(error).__name__:
+                raise miswritten(self._url, name) from error  # botocore compares what it was told at the upload
             raise StoreError(f"store {self._url}: cannot {verb} {name}: {type(error).__name__}: {error}") from error
+
+
+def _first_block(data: Data) -> tuple[bytes, Iterator[memoryview] | None]:
+    """Return what one request can carry, and the rest if there is any. What the source raises is not caught."""
+    pieces = chunks(data)
+    block = bytearray()
+    for piece in pieces:
+        block += piece
+        if len(block) > _BLOCK:
+            return bytes(block), pieces
+    return bytes(block), None
 
 
 def _modified(info: Mapping[str, Any]) -> float:
@@ -245,6 +293,6 @@ class _S3:
 
 
 def _refused(error: OSError) -> bool:
-    """Return whether S3 said no to the condition: 412, or 409 when another write won just then."""
+    """Return whether S3 said no to the condition; 409, another write at the same time, leaves it open."""
     text = f"{error} {error.__cause__!r}"
-    return any(code in text for code in ("PreconditionFailed", "ConditionalRequestConflict", "412"))
+    return "PreconditionFailed" in text or "412" in text

@@ -11,22 +11,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
+from checkpointing.errors import StoreDenied, StoreError, StoreFull, StoreNotFound, StoreUnfit
 from checkpointing.format.encoding import hexdigest
+from checkpointing.stores.checking import Sent
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
 _SCRATCH = "tmp"
 _LOCK = "lock"
+_VECTOR = 1024  # buffers that one call takes
 
 
 class LocalStore:
     """Objects as files below a directory."""
+
+    verifies = True  # write(2) and fsync(2) say what went wrong; reading back would ask the page cache
 
     def __init__(self, root: Path, *, create: bool = True) -> None:
         """Open the directory; with `create` it is made where missing, and dead writers' scratch files removed."""
@@ -63,6 +69,25 @@ class LocalStore:
                 data += more
             return data
 
+    def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> int:
+        """Fill buffers one after another with bytes from `start` on; return how many there were, fewer at its end."""
+        with self._errors("read", name):
+            descriptor = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                left, total = deque(buffers), 0
+                while left:
+                    got = os.preadv(descriptor, list(itertools.islice(left, _VECTOR)), start + total)
+                    if not got and any(buffer.nbytes for buffer in left):
+                        break
+                    total += got
+                    while left and got >= left[0].nbytes:
+                        got -= left.popleft().nbytes
+                    if got:
+                        left[0] = left[0][got:]
+                return total
+            finally:
+                os.close(descriptor)
+
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token, None if it is not there."""
         try:
@@ -76,13 +101,16 @@ class LocalStore:
         with self._errors("read", name):
             return self._path(name).stat().st_size
 
-    def put(self, name: str, data: Data) -> None:
-        """Write an object, durably, replacing what was there."""
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
+        """Write an object, durably, replacing what was there; `check` reads it back."""
+        sent = Sent(data) if check else None
         with self._errors("write", name):
             path = self._prepare(name)
-            with self._scratch(data) as scratch:
+            with self._scratch(data if sent is None else sent) as scratch:
                 os.rename(scratch, path)
             _sync_directory(path.parent)
+        if sent is not None:
+            sent.compare(self, name)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object, durably; False if one was there."""
@@ -211,12 +239,21 @@ class LocalStore:
             advice = {
                 errno.ENOSPC: "; free space or give another directory",
                 errno.EDQUOT: "; free space or give another directory",
+                errno.EFBIG: "; raise the limit (ulimit -f) or give another directory",
                 errno.EROFS: "; remount it writable or give another directory",
                 errno.EACCES: "; check its permissions",
                 errno.EPERM: "; check its permissions, and that the file system has hard links",
                 errno.ENOTSUP: "; the file system must have hard links and flock",
             }.get(error.errno or 0, "")
-            raise StoreError(f"store {self._root}: cannot {verb} {name}: {error.strerror}{advice}") from error
+            kind = {
+                errno.ENOSPC: StoreFull,
+                errno.EDQUOT: StoreFull,
+                errno.EFBIG: StoreFull,
+                errno.EACCES: StoreDenied,
+                errno.EPERM: StoreDenied,
+                errno.EROFS: StoreDenied,
+            }.get(error.errno or 0, StoreError)
+            raise kind(f"store {self._root}: cannot {verb} {name}: {error.strerror}{advice}") from error
 
 
 def _raise(error: OSError) -> None:

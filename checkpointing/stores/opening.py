@@ -1,72 +1,72 @@
-"""From a URL to a store that has been tried out."""
+"""From a URL to a store that has been tried out.
+
+What is put together, from the inside out: the place itself; a register's decisions, where it cannot decide; trying
+again, where it is a network away; encryption, if a key is given. Each is a store itself.
+"""
 
 from __future__ import annotations
 
-import re
-import secrets
+import importlib.util
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from checkpointing.errors import StoreError, StoreUnfit
+from checkpointing.stores.address import parse
 from checkpointing.stores.local import LocalStore
+from checkpointing.stores.probing import probe
 from checkpointing.stores.protocol import Store
+from checkpointing.stores.register import Register, RegisteredStore
+from checkpointing.stores.retrying import RetryingStore
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+if TYPE_CHECKING:
+    from checkpointing.stores.keys import Key
+
+_OBSTORE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+_HERE = ("", "file", "memory")
 
 
-def open_store(url: str, *, write: bool = True, options: Mapping[str, Any] | None = None) -> Store:
-    """Return the store at `url`: a path, `file://`, `s3://bucket/prefix` or `memory://`.
+def open_store(
+    url: str,
+    *,
+    write: bool = True,
+    options: Mapping[str, Any] | None = None,
+    key: Key | None = None,
+    register: Register | None = None,
+) -> Store:
+    """Return the store at `url`: a path, `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `memory://`, or fsspec's.
 
     With `write`, what the format needs is tried out on a probe object first, and a local directory is made if it is
-    missing. `options` go to fsspec. StoreUnfit says what to change when the place cannot hold checkpoints.
+    missing. `options` are those of s3fs, gcsfs, adlfs or the protocol's own package. With a `key`, everything is
+    encrypted. A `register` decides for places that cannot write on conditions; every writer needs the same one.
+    StoreUnfit says what to change when the place cannot hold checkpoints.
     """
-    # Imported when it is asked for: fsspec costs time that a local store need not pay.
-    from checkpointing.stores.fsspec import FsspecStore
-
-    if not url or url != url.strip() or "\0" in url:
-        raise StoreUnfit(f"store {url!r}: give a directory, or a URL such as s3://bucket/prefix")
-    scheme, separator, rest = url.partition("://")
-    if not separator and _SCHEME.match(url):
-        raise StoreUnfit(f"store {url!r}: a URL has '://' after its scheme, as in s3://bucket/prefix")
-    store: Store
-    if not separator or scheme == "file":
-        path = Path(rest if separator else url).expanduser()
-        if separator and not path.is_absolute():
-            raise StoreUnfit(f"store {url!r}: file:// takes an absolute path, as in file:///data/checkpoints")
-        store = LocalStore(path.absolute(), create=write)
-    else:
-        store = FsspecStore(url, options=options or {})
+    address = parse(url)
+    store = _backend(url, write=write, options=options or {})
+    if register is not None:
+        store = RegisteredStore(store, register)
+    if address.scheme not in _HERE:
+        store = RetryingStore(store)
+    if key is not None:
+        store = _encrypted(store, key)
     if write:
         probe(store)
     return store
 
 
-def probe(store: Store) -> None:
-    """Try what the format needs on an object under `probe/`, and remove it; StoreUnfit says what did not work."""
-    name = f"probe/{secrets.token_hex(8)}"
-    first, second = secrets.token_bytes(32), secrets.token_bytes(32)
-    try:
-        created = store.put_if_absent(name, first)
-        again = store.put_if_absent(name, second)
-        found = store.read(name)
-        if not created or again or found is None or found.data != first:
-            raise StoreUnfit(
-                f"store {store.url}: it does not honour create-only writes (If-None-Match), so two writers could "
-                "overwrite each other. Use S3, another server that enforces them, or a local or shared directory."
-            )
-        stale = store.compare_and_swap(name, "0" * 32, second)
-        if stale or not store.compare_and_swap(name, found.token, second) or store.get(name) != second:
-            raise StoreUnfit(
-                f"store {store.url}: it does not honour compare-and-swap (If-Match), so an old leader could not be "
-                "fenced. Use S3, another server that enforces it, or a local or shared directory."
-            )
-    except StoreUnfit:
-        raise
-    except StoreError as error:
-        raise StoreUnfit(f"store {store.url}: cannot be written: {error}. Check path and permissions.") from error
-    finally:
-        try:
-            store.delete(name)
-        except StoreError:
-            pass  # what went wrong has been raised above; a left-over probe is ignored by readers
+def _backend(url: str, *, write: bool, options: Mapping[str, Any]) -> Store:
+    address = parse(url)
+    if address.path is not None:
+        return LocalStore(address.path, create=write)
+    # Imported when they are asked for: what they bring costs time that a local store need not pay.
+    if address.scheme in _OBSTORE and importlib.util.find_spec("obstore") is not None:
+        from checkpointing.stores.obstore import ObstoreStore
+
+        return ObstoreStore(url, options=options)
+    from checkpointing.stores.fsspec import FsspecStore
+
+    return FsspecStore(url, options=options)
+
+
+def _encrypted(store: Store, key: Key) -> Store:
+    from checkpointing.stores.encrypted import EncryptedStore
+
+    return EncryptedStore(store, key)

@@ -56,8 +56,13 @@ class Store(Protocol):
         """Return an object's bytes; StoreNotFound if it is not there."""
         ...
 
-    def put(self, name: str, data: Data) -> None:
-        """Write an object, durably, replacing what was there. Chunks are streamed, never joined."""
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
+        """Write an object, durably, replacing what was there. Chunks are streamed, never joined.
+
+        With `check`, what the store then holds is compared with what was sent, by the store's own checksum or by
+        reading back; Miswritten when they differ. Data that can be iterated again is sent again after a failure where
+        the store tries again; a generator is not.
+        """
         ...
 
     def put_if_absent(self, name: str, data: bytes) -> bool:

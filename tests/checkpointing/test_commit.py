@@ -50,8 +50,8 @@ class Lossy:
     def delete(self, name: str) -> None:
         self._store.delete(name)
 
-    def put(self, name: str, data: Data) -> None:
-        self._lose("put", name, lambda: self._store.put(name, data))
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
+        self._lose("put", name, lambda: self._store.put(name, data, check=check))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         return self._lose("create", name, lambda: self._store.put_if_absent(name, data))

@@ -9,11 +9,13 @@ from typing import Any
 
 import blake3
 import zstandard
+from encoded import save_encoded, smooth
 from states import FACTS, SMALL, make_state, save, save_and_commit
 
 from checkpointing import commit, open_checkpoint, open_store
+from checkpointing.format.codecs import Codec
 
-BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
+BYTES = {"float32": 4, "bfloat16": 2, "int64": 8, "uint8": 1}
 
 
 def h(data: bytes) -> str:
@@ -56,6 +58,37 @@ def place(whole: bytearray, shape: list[int], start: list[int], stop: list[int],
         whole[at * size : (at + 1) * size] = data[number * size : (number + 1) * size]
 
 
+def planes(stored: bytes, elements: int, size: int) -> bytes:
+    """Undo the byte planes: byte 0 of every element, then byte 1, ..."""
+    assert zstandard.frame_content_size(stored) == elements * size
+    flat = zstandard.ZstdDecompressor().decompress(stored)
+    assert len(flat) == elements * size
+    return bytes(flat[byte * elements + element] for element in range(elements) for byte in range(size))
+
+
+def contents(
+    root: Path, packs: list[dict[str, Any]], stored: dict[str, Any], tensor: dict[str, Any], tile: dict[str, Any]
+) -> bytes:
+    """Return the bytes of a tile, or of the base of one, from where `stored` says they lie."""
+    pack, dtype = packs[stored["pack"]], tensor["dtype"]
+    data = (root / f"packs/{pack['id'][:2]}/{pack['id']}.pack").read_bytes()
+    assert len(data) == pack["size"]
+    data = data[stored["offset"] : stored["offset"] + stored["length"]]
+    dims = [b - a for a, b in zip(tile["start"], tile["stop"], strict=True)]
+    elements = 1
+    for n in dims:
+        elements *= n
+    if stored["codec"] != "raw":
+        assert h(data) == stored["check"]
+        data = planes(data, elements, BYTES[dtype])
+    if stored["codec"] == "xor-planes":
+        assert stored["base"]["codec"] in ("raw", "planes")
+        base = contents(root, packs, stored["base"], tensor, tile)
+        data = bytes(a ^ b for a, b in zip(data, base, strict=True))
+    assert h(f"{dtype}:{','.join(map(str, dims))}\n".encode() + data) == stored["digest"]
+    return data
+
+
 def read(root: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Restore the newest checkpoint below a directory: every tensor's bytes, and the facts."""
     ref = document((root / "refs/latest").read_bytes(), "ref")
@@ -84,13 +117,7 @@ def read(root: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
             if total == 0:
                 leaves.add(canonical([key, dtype, shape]))
             for tile in tensor["tiles"]:
-                pack = manifest["packs"][tile["pack"]]
-                data = (root / f"packs/{pack['id'][:2]}/{pack['id']}.pack").read_bytes()
-                assert len(data) == pack["size"]
-                data = data[tile["offset"] : tile["offset"] + tile["length"]]
-                assert tile["codec"] == "raw"
-                dims = [b - a for a, b in zip(tile["start"], tile["stop"], strict=True)]
-                assert h(f"{dtype}:{','.join(map(str, dims))}\n".encode() + data) == tile["digest"]
+                data = contents(root, manifest["packs"], tile, tensor, tile)
                 leaves.add(canonical([key, dtype, shape, tile["start"], tile["stop"], tile["digest"]]))
                 place(whole, shape, tile["start"], tile["stop"], data, BYTES[dtype])
     assert merkle(leaves) == record["root"]
@@ -132,6 +159,22 @@ def test_the_same_reader_restores_an_incremental_checkpoint(tmp_path: Path) -> N
     save(store, changed, step=2, parent=open_checkpoint(store))
     commit(store, step=2, made_in=1, attempt=0, committed_in=1, world=2)
     assert read(tmp_path)[0] == {spec.key: data for spec, data in changed.items()}
+
+
+def test_the_same_reader_decodes_every_codec(tmp_path: Path) -> None:
+    """Byte planes and differences, to raw bases and to encoded ones, are read by what the document says of them."""
+    store = open_store(str(tmp_path))
+    shapes = {"a": ("float32", (40, 8)), "b": ("bfloat16", (300,)), "c": ("int64", (6, 40)), "d": ("uint8", (64,))}
+    first, second = smooth(shapes), smooth(shapes, seed=1)
+    bases = save_encoded(store, first, lambda spec: Codec.RAW if spec.key == "b" else Codec.PLANES)
+    assert read(tmp_path)[0] == {spec.key: data for spec, data in first.items()}
+    save_encoded(store, second, lambda _: Codec.XOR_PLANES, step=2, bases=bases, older=first)
+    assert read(tmp_path)[0] == {spec.key: data for spec, data in second.items()}
+    assert {tile.base.codec for tile in open_checkpoint(store).tiles if tile.base} == {Codec.RAW, Codec.PLANES}
+    for path in tmp_path.glob("packs/*/*.pack"):
+        for tile in pack_index(path.read_bytes())[1]:
+            assert (tile["codec"] == "raw") != ("check" in tile)
+            assert (tile["codec"] == "xor-planes") == ("base" in tile)
 
 
 def test_packs_check_themselves_as_documented(tmp_path: Path) -> None:

@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from s3_proxy import Wire, proxy
+from s3_server import moto
 from states import SMALL, load, make_state, save, save_and_commit
+from store_contract import StoreContract
 
 import checkpointing.stores.fsspec
+import checkpointing.stores.obstore
 from checkpointing import Store, commit, fence, open_checkpoint, open_store, verify
-from checkpointing.errors import Fenced, StoreUnfit
+from checkpointing.errors import Fenced, Miswritten, StoreDenied, StoreUnfit
+from checkpointing.stores.fsspec import FsspecStore
+from checkpointing.stores.obstore import ObstoreStore
+from checkpointing.stores.probing import probe
+from checkpointing.stores.retrying import RetryingStore, policy
 
 pytestmark = pytest.mark.s3
+
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        given = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
-        import s3fs
-
-        s3fs.S3FileSystem(**given).mkdir("bucket")
+    with moto() as given:
         yield given
-    finally:
-        server.kill()
-        server.wait()
 
 
 @pytest.fixture
@@ -67,29 +53,118 @@ def test_checkpoints_on_s3(store: Store) -> None:
     assert list(verify(store)) == []
 
 
-def test_conditions_are_kept_on_s3(store: Store) -> None:
-    """Created once; swapped only by who knows the present token."""
-    assert store.put_if_absent("a", b"1")
-    assert not store.put_if_absent("a", b"2")
-    first = store.read("a")
-    assert first is not None
-    assert store.compare_and_swap("a", first.token, b"2")
-    assert not store.compare_and_swap("a", first.token, b"3")
-    assert not store.compare_and_swap("b", first.token, b"3")
-    assert store.get("a") == b"2"
-    assert store.read("b") is None
+class TestS3(StoreContract):
+    """The contract, over HTTP, through either client."""
+
+    @pytest.fixture(params=["obstore", "s3fs"])
+    def store(self, request: pytest.FixtureRequest, options: dict[str, Any]) -> Store:
+        client = {"obstore": ObstoreStore, "s3fs": FsspecStore}[request.param]
+        return client(f"s3://bucket/contract-{next(_numbers)}/x", options=options)
 
 
-def test_a_pack_larger_than_a_part_is_uploaded_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks become parts of one object, which is not there before it is whole."""
+@pytest.mark.parametrize("client", [ObstoreStore, FsspecStore])
+def test_a_pack_larger_than_a_part_is_uploaded_in_parts(
+    options: dict[str, Any], client: type[ObstoreStore | FsspecStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks become parts of one object, which passes the check of the whole."""
     monkeypatch.setattr(checkpointing.stores.fsspec, "_BLOCK", 5 << 20)
+    monkeypatch.setattr(checkpointing.stores.obstore, "_PART", 5 << 20)
+    monkeypatch.setattr(checkpointing.stores.obstore, "_SINGLE", 7 << 20)
+    monkeypatch.setattr(checkpointing.stores.obstore, "_HELD", 6 << 20)
+    store = client(f"s3://bucket/large-{client.__name__}", options=options)
     blocks = [os.urandom(4 << 20) for _ in range(4)]
-    store.put("packs/large", iter(blocks))
-    assert store.size("packs/large") == 16 << 20
+    for data in (iter(blocks), blocks):
+        store.put("packs/large", data, check=True)
+        assert store.size("packs/large") == 16 << 20
     assert store.get("packs/large", (4 << 20) - 3, (4 << 20) + 3) == blocks[0][-3:] + blocks[1][:3]
 
 
 def test_a_bucket_that_is_not_there_is_named(options: dict[str, Any]) -> None:
-    """The message names the store and what S3 said."""
-    with pytest.raises(StoreUnfit, match="s3://nowhere"):
+    """The message names the store and what is wrong with it, whichever client says so."""
+    with pytest.raises(StoreUnfit, match=r"s3://nowhere.*no such bucket"):
         open_store("s3://nowhere/x", options=options)
+    with pytest.raises(StoreUnfit, match=r"s3://nowhere.*no such bucket"):
+        probe(FsspecStore("s3://nowhere/x", options=options))
+    with pytest.raises(StoreUnfit, match="no such bucket"):
+        open_store("s3://nowhere/x", options=options, write=False).read("refs/latest")
+
+
+CLIENTS = [ObstoreStore, FsspecStore]
+Client = type[ObstoreStore | FsspecStore]
+
+
+@pytest.fixture
+def wire(options: dict[str, Any]) -> Iterator[Wire]:
+    with proxy(options["endpoint_url"]) as wire:
+        yield wire
+
+
+def through(wire: Wire, options: dict[str, Any], client: Client = ObstoreStore) -> ObstoreStore | FsspecStore:
+    return client(f"s3://bucket/wire-{next(_numbers)}", options={**options, "endpoint_url": wire.url})
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_server_that_ignores_conditions_is_found_out(wire: Wire, options: dict[str, Any], client: Client) -> None:
+    """At once, by a probe, before anything of value is there."""
+    wire.break_("strip", lambda method, path: method == "PUT")
+    with pytest.raises(StoreUnfit, match="create-only writes"):
+        probe(through(wire, options, client))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_no_permission_is_told(wire: Wire, options: dict[str, Any], client: Client) -> None:
+    """It is not tried again, and says where to look."""
+    store = through(wire, options, client)
+    wire.break_("deny", lambda method, path: True)
+    with pytest.raises(StoreDenied, match="credentials"):
+        RetryingStore(store, policy(sleep=lambda _: None)).put("x", b"1")
+    with pytest.raises(StoreUnfit, match="credentials"):
+        probe(store)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_bytes_that_change_on_the_way_are_found_and_sent_again(
+    wire: Wire, options: dict[str, Any], client: Client
+) -> None:
+    """A checked write compares what the server has."""
+    store = through(wire, options, client)
+    body = os.urandom(1000)
+    wire.break_("flip", lambda method, path: method == "PUT", 1)
+    with pytest.raises(Miswritten, match="not what was sent"):
+        store.put("x", [body], check=True)
+    wire.break_("flip", lambda method, path: method == "PUT", 2)
+    RetryingStore(store, policy(sleep=lambda _: None)).put("x", [body], check=True)
+    assert store.get("x") == body
+
+
+@pytest.mark.parametrize("fault", ["lose", "answer", "busy"])
+def test_a_lost_or_refused_request_is_made_good(wire: Wire, options: dict[str, Any], fault: str) -> None:
+    """Created once, swapped once, written, read and listed, though each first request fails on the wire."""
+    store = RetryingStore(through(wire, options), policy(sleep=lambda _: None))
+    calls: list[Callable[[], Any]] = [
+        lambda: store.put("packs/x", b"1"),
+        lambda: store.put_if_absent("a", b"1"),
+        lambda: store.compare_and_swap("a", getattr(store.read("a"), "token", None), b"2"),
+        lambda: store.get("a"),
+        lambda: list(store.list("")),
+        lambda: store.delete("packs/x"),
+    ]
+    results = []
+    for call in calls:
+        wire.break_(fault, lambda method, path: True, 1)
+        results.append(call())
+    assert results == [None, True, True, b"2", ["a", "packs/x"], None]
+    assert len(wire.seen) == len(calls)
+    assert list(store.list("")) == ["a"]
+
+
+def test_commits_survive_a_bad_network(wire: Wire, options: dict[str, Any]) -> None:
+    """A save and its commit, with every fifth request or answer lost."""
+    numbers = itertools.count()
+    store = RetryingStore(through(wire, options), policy(sleep=lambda _: None))
+    state = make_state(SMALL)
+    wire.break_("answer", lambda method, path: next(numbers) % 5 == 3)
+    fence(store, 1)
+    save_and_commit(store, state)
+    assert load(open_checkpoint(store))[0] == state
+    assert wire.seen

@@ -2,88 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from store_contract import StoreContract
 
 from checkpointing import Store, open_store
-from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
+from checkpointing.errors import StoreError, StoreUnfit
+from checkpointing.stores.keys import Key
+from checkpointing.stores.probing import probe
+from checkpointing.stores.register import StoreRegister
 
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["local", "file", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    urls = {
-        "local": str(tmp_path / "a" / "b"),
-        "file": f"file://{tmp_path}/c",
-        "memory": f"memory://store-{next(_numbers)}/x",
-    }
-    return open_store(urls[request.param])
+class TestStores(StoreContract):
+    """The contract, where no server is needed."""
 
-
-def test_objects_come_back(store: Store) -> None:
-    """Whole, by ranges, by size and by listing; absent ones raise."""
-    store.put("packs/ab/x.pack", [b"hello", memoryview(b" wor"), b"ld"])
-    store.put("packs/cd/y.pack", b"")
-    assert store.get("packs/ab/x.pack") == b"hello world"
-    assert store.get("packs/ab/x.pack", 3, 8) == b"lo wo"
-    assert store.get("packs/ab/x.pack", 9, 99) == b"ld"
-    assert store.get("packs/ab/x.pack", 4, 4) == b""
-    assert (store.size("packs/ab/x.pack"), store.size("packs/cd/y.pack")) == (11, 0)
-    assert list(store.list("")) == ["packs/ab/x.pack", "packs/cd/y.pack"]
-    assert list(store.list("packs/a")) == ["packs/ab/x.pack"]
-    assert list(store.list("nothing/")) == []
-    store.put("packs/ab/x.pack", b"other")
-    assert store.get("packs/ab/x.pack") == b"other"
-    store.delete("packs/ab/x.pack")
-    store.delete("packs/ab/x.pack")
-    assert store.read("packs/ab/x.pack") is None
-    for ask in (store.get, store.size):
-        with pytest.raises(StoreNotFound):
-            ask("packs/ab/x.pack")
-
-
-def test_conditional_writes(store: Store) -> None:
-    """Created once; swapped only by who knows the present token."""
-    assert store.put_if_absent("a", b"1")
-    assert not store.put_if_absent("a", b"2")
-    first = store.read("a")
-    assert first is not None
-    assert not store.compare_and_swap("a", None, b"2")
-    assert store.compare_and_swap("a", first.token, b"2")
-    assert not store.compare_and_swap("a", first.token, b"3")
-    assert not store.compare_and_swap("b", first.token, b"3")
-    assert store.get("a") == b"2"
-    assert store.compare_and_swap("b", None, b"4")
-
-
-def test_swaps_from_many_threads_lose_none(store: Store) -> None:
-    """A counter that is only swapped counts every success; of those who try at once, one succeeds."""
-    store.put("n", b"0")
-
-    def add(_: int) -> int:
-        won = 0
-        for _ in range(20):
-            found = store.read("n")
-            assert found is not None
-            won += store.compare_and_swap("n", found.token, str(int(found.data) + 1).encode())
-        return won
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(add, range(4))) == int(store.get("n")) >= 20
-
-
-@pytest.mark.parametrize("name", ["../x", "a/../b", "/etc/passwd", "", "a//b", "a/", ".", "a\0b", "a b"])
-def test_names_cannot_leave_the_store(store: Store, name: str) -> None:
-    """Only plain relative names are objects."""
-    with pytest.raises(ValueError, match="not the name"):
-        store.put(name, b"x")
+    @pytest.fixture(params=["local", "file", "memory", "encrypted", "registered"])
+    def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+        if request.param == "encrypted":
+            return open_store(f"memory://store-{next(_numbers)}/x", key=Key.generate())
+        if request.param == "registered":
+            # fsspec's own name for local files: it has no conditional writes.
+            register = StoreRegister(open_store(f"memory://store-{next(_numbers)}/register"))
+            return open_store(f"local://{tmp_path}/d", register=register)
+        urls = {
+            "local": str(tmp_path / "a" / "b"),
+            "file": f"file://{tmp_path}/c",
+            "memory": f"memory://store-{next(_numbers)}/x",
+        }
+        return open_store(urls[request.param])
 
 
 @pytest.mark.parametrize(
@@ -150,18 +105,18 @@ except StoreUnfit as error:
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    """A write that does not fit raises StoreError; neither the object nor a scratch file is there after it."""
+    """A write that does not fit raises StoreFull; neither the object nor a scratch file is there after it."""
     code = """
 import resource, signal, sys
 from checkpointing import open_store
-from checkpointing.errors import StoreError
+from checkpointing.errors import StoreFull
 store = open_store(sys.argv[1])
 store.put("small", b"x")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 try:
     store.put("large", [bytes(1 << 15)] * 4)
-except StoreError as error:
+except StoreFull as error:
     print(error)
 """
     done = limited(code, str(tmp_path))
@@ -171,3 +126,65 @@ except StoreError as error:
     assert not list((tmp_path / "tmp").iterdir())
     with pytest.raises(StoreError):
         store.get("large")
+
+
+class Lying:
+    """A store that says yes, and does something else."""
+
+    def __init__(self, inner: Store, **lies: Any) -> None:
+        self._inner, self._lies = inner, lies
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._lies:
+            return functools.partial(self._lies[name], self._inner)
+        return getattr(self._inner, name)
+
+
+def _overwrite(inner: Store, name: str, data: bytes) -> bool:
+    inner.put(name, data)
+    return True
+
+
+def _swap_anyhow(inner: Store, name: str, expected: str | None, data: bytes) -> bool:
+    inner.put(name, data)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("lies", "promise"),
+    [
+        ({"put_if_absent": _overwrite}, "create-only writes"),
+        ({"put_if_absent": lambda inner, name, data: True}, "create-only writes"),
+        ({"compare_and_swap": _swap_anyhow}, "compare-and-swap"),
+        ({"compare_and_swap": lambda inner, name, expected, data: True}, "compare-and-swap"),
+        ({"get": lambda inner, name, start=0, stop=None: inner.get(name)}, "ranges"),
+        ({"entries": lambda inner, prefix: iter(())}, "listings"),
+        ({"delete": lambda inner, name: None}, "deletions"),
+    ],
+)
+def test_a_store_that_lies_is_found_out(lies: dict[str, Any], promise: str) -> None:
+    """By trying it: what it ignores, serves whole, lists late or keeps."""
+    lying: Any = Lying(open_store(f"memory://lying-{next(_numbers)}/x"), **lies)
+    with pytest.raises(StoreUnfit, match=f"does not honour.*{promise}"):
+        probe(lying)
+
+
+def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
+    """A place that was tried out is as it was."""
+    assert list(open_store(str(tmp_path / "x")).list("")) == []
+
+
+def test_secrets_in_a_url_are_not_repeated() -> None:
+    """Neither in errors nor as the store's url."""
+    for url in ("s3://AKID:hushhush@bucket/x", "nonsense://me:hushhush@host/x?sig=hushhush", "s3:/AKID:hushhush@b"):
+        with pytest.raises(StoreUnfit) as raised:
+            open_store(url)
+        assert "hushhush" not in str(raised.value)
+
+
+def test_a_key_encrypts_all_that_is_in_a_store(tmp_path: Path) -> None:
+    """open_store puts encryption around whatever is at the URL."""
+    store = open_store(str(tmp_path), key=Key.generate())
+    store.put("packs/x", b"hello")
+    assert store.get("packs/x") == b"hello"
+    assert b"hello" not in (tmp_path / "packs" / "x").read_bytes()

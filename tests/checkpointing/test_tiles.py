@@ -140,3 +140,30 @@ def test_statistics_leave_nan_out_and_say_infinity() -> None:
     bf16 = (np.array([1.5, -2.0], "<f4").view("<u4") >> 16).astype("<u2")
     assert statistics("bfloat16", memoryview(bf16.tobytes())) == [-2.0, 1.5, 3.125, 0]
     assert statistics("int64", memoryview(bytes(8))) is None
+
+
+@given(
+    st.lists(st.floats(width=32, allow_nan=True, allow_infinity=False), min_size=1, max_size=40),
+    st.sampled_from(["float64", "float32", "float16", "bfloat16"]),
+)
+def test_statistics_do_not_depend_on_blocks(numbers: list[float], dtype: str) -> None:
+    """However a tile is gone through, they are those of its values in double precision, NaN anywhere or everywhere."""
+    with np.errstate(over="ignore"):
+        wide = np.array(numbers, "<f4")
+        if dtype == "bfloat16":
+            data = (wide.view("<u4") >> 16).astype("<u2")
+            values = (data.astype("<u4") << 16).view("<f4").astype("<f8")
+        else:
+            data = wide.astype(dtype)
+            values = data.astype("<f8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("checkpointing.format.stats._BLOCK", 3)
+        found = statistics(dtype, memoryview(data.tobytes()))
+    assert found is not None
+    good = values[~np.isnan(values)]
+    assert found[3] == values.size - good.size
+    if not good.size:
+        assert found[:3] == [None, None, None]
+        return
+    expected = [good.min(), good.max(), np.mean(good * good)]
+    assert [float(value) for value in found[:3]] == pytest.approx(expected, rel=1e-5)

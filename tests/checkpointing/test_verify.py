@@ -42,10 +42,10 @@ def test_every_flipped_byte_of_every_object_is_found() -> None:
     for name in list(store.list("")):
         for place in range(store.size(name)):
             data = flip(store, name, place, bit=place % 8)
-            findings = list(verify(store))
+            findings = list(verify(store, threads=1))
             assert any(finding.object == name for finding in findings), (name, place)
             store.put(name, data)
-    assert list(verify(store)) == []
+    assert list(verify(store, threads=1)) == []
 
 
 def test_a_damaged_tile_is_named_with_tensor_rank_and_pack() -> None:
@@ -152,6 +152,13 @@ def rank_manifest() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_a_sound_encoded_tile_is_accepted() -> None:
+    """The manifest that the hostile ones are made from."""
+    body = rank_manifest()
+    body["tensors"][0]["tiles"][1] = {**encoded(), "codec": "xor-planes", "base": encoded()}
+    assert decode_manifest(document("rank", body), NAME).tiles[1].base is not None
+
+
 NAME = "saves/000000000001.00000001.0000/00000.manifest"
 
 
@@ -165,6 +172,32 @@ def put_in(*path: str | int, value: object) -> Callable[[dict[str, Any]], None]:
 
 
 tile = ("tensors", 0, "tiles", 1)
+
+
+def encoded() -> dict[str, Any]:
+    """Return a sound tile of byte planes."""
+    where = {"start": [2], "stop": [4], "digest": "b" * 64, "pack": 0, "offset": 16, "length": 7}
+    return {**where, "codec": "planes", "check": "c" * 64, "stats": None}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """Return facts of so many levels."""
+    return {"x": nested(levels - 1)} if levels else {}
+
+
+def huge() -> dict[str, Any]:
+    """Return a tensor whose one tile would unpack from 7 bytes to a terabyte."""
+    return {"key": "w", "dtype": "uint8", "shape": [1 << 40], "tiles": [{**encoded(), "start": [0], "stop": [1 << 40]}]}
+
+
+def tangled() -> dict[str, Any]:
+    """Return a tensor of boxes that all overlap in all dims but the last, each cut in its own way."""
+    count, dims = 24, 8
+    tiles = [
+        {**encoded(), "start": [n] * dims + [n], "stop": [2 * count - n] * dims + [n + 1], "length": 1}
+        for n in range(count)
+    ]
+    return {"key": "w", "dtype": "float32", "shape": [2 * count] * dims + [count], "tiles": tiles}
 
 
 @pytest.mark.parametrize(
@@ -202,6 +235,18 @@ tile = ("tensors", 0, "tiles", 1)
         put_in(*tile, "codec", value="pickle"),
         put_in(*tile, "stats", value=["__import__", 1, 2, 3]),
         put_in(*tile, value=None),
+        put_in("facts", value=nested(100)),
+        put_in(*tile, "codec", value="planes"),
+        put_in(*tile, value={**encoded(), "check": "x"}),
+        put_in(*tile, value={**encoded(), "length": 0}),
+        put_in(*tile, value={**encoded(), "length": 8}),
+        put_in(*tile, value={**encoded(), "codec": "xor-planes"}),
+        put_in(*tile, value={**encoded(), "codec": "xor-planes", "base": []}),
+        put_in(*tile, value={**encoded(), "codec": "xor-planes", "base": {**encoded(), "codec": "xor-planes"}}),
+        put_in(*tile, value={**encoded(), "codec": "xor-planes", "base": {**encoded(), "pack": 1}}),
+        put_in(*tile, value={**encoded(), "codec": "xor-planes", "base": {**encoded(), "offset": 150}}),
+        put_in("tensors", 0, value=huge()),
+        put_in("tensors", 0, value=tangled()),
     ],
 )
 def test_a_hostile_manifest_is_refused(change: Callable[[dict[str, Any]], None]) -> None:

@@ -30,18 +30,36 @@ def planner(nodes: int, record: MemberRecord) -> Plan:
     return plan(nodes, len(record.node.slots), record.profile, Layout())
 
 
-class Hand:
-    """A member whose trainers do at once what they are asked."""
+def still(running: Generation | None) -> Pulse:
+    """Return the pulse of a member that makes no steps."""
+    return Pulse(state="active", generation=0, every=0)
 
-    def __init__(self, connect: Connect, root: str, name: str, policy: Policy, profile: ModelProfile) -> None:
+
+class Hand:
+    """A member whose trainers do at once what they are asked, and that comes back when it is told to.
+
+    went: every generation it ran. heard: each change of whether etcd answers. acted_on: the threads it was called on.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        root: str,
+        name: str,
+        policy: Policy,
+        profile: ModelProfile = PROFILE,
+        pulse: Callable[[Generation | None], Pulse] = still,
+    ) -> None:
         self.name, self.root, self.policy = name, root, policy
         self.running: Generation | None = None
-        self.went: set[str] = set()
+        self.went: list[Generation] = []
         self.exit: e.Exit | None = None
-        self.there = True
+        self.heard: list[bool] = []
         self.noted: list[e.Event] = []
+        self.acted_on: set[str] = set()
         self.client = connect()
         self.links = Links("127.0.0.1", lambda event: self.member.tell(event))
+        self._pulse = pulse
         node = Node(
             name=name,
             incarnation=secrets.token_hex(4),
@@ -49,10 +67,10 @@ class Hand:
             slots=(Slot(tile_port=1),),
             heartbeat_port=self.links.port,
         )
-        self.record = MemberRecord(node=node, profile=profile)
+        self.record = MemberRecord(node=node, profile=profile, minimum=policy.minimum, maximum=policy.maximum)
         self._join()
 
-    def _join(self) -> None:
+    def _join(self, *, again: bool = False) -> None:
         self.member = Member(
             self.client,
             self.root,
@@ -60,11 +78,11 @@ class Hand:
             self.policy,
             planner,
             self._act,
-            pulse=lambda: Pulse(state="active", generation=0, every=0),
-            heard=self._heard,
+            pulse=lambda: self._pulse(self.running),
+            heard=self.heard.append,
             noted=self.noted.append,
         )
-        self.member.start(self.links)
+        self.member.start(self.links, again=again)
 
     def rejoin(self) -> None:
         """Do what an owner does after Exit(rejoin=True)."""
@@ -73,16 +91,27 @@ class Hand:
         self.exit = None
         self.member.close()
         self.record = replace(self.record, node=replace(self.record.node, incarnation=secrets.token_hex(4)))
-        self._join()
+        self._join(again=True)
 
     @property
     def id(self) -> str:
         """This incarnation."""
         return self.record.node.id
 
+    @property
+    def there(self) -> bool:
+        """Whether etcd answers, as far as it was told."""
+        return not self.heard or self.heard[-1]
+
     def told(self) -> list[str]:
         """Return what people were told of etcd, in order, "" when it was well again."""
         return [event.reason for event in self.noted if isinstance(event, e.EtcdImpaired | e.EtcdLost)]
+
+    def of_roll(self) -> list[e.Event]:
+        """Return the news of the roll that reached this member."""
+        return [event for event in self.noted if isinstance(event, e.MemberPut | e.ReportPut | e.ReportGone)] + [
+            event for event in self.noted if isinstance(event, e.Listed) and event.tier is e.Tier.ROLL
+        ]
 
     def die(self) -> None:
         """End as a killed process does: the port refuses, nothing is written any more, the lease runs out."""
@@ -90,22 +119,26 @@ class Hand:
         self.member.stop()
         self.client.close()
 
+    def leave(self) -> None:
+        """End as on SIGTERM."""
+        self.member.tell(e.LeaveAsked())
+        self.member.settle()
+        self.close()
+
     def close(self) -> None:
         """End well, if it has not ended."""
         self.member.close()
         self.links.close()
         self.client.close()
 
-    def _heard(self, there: bool) -> None:
-        self.there = there
-
     def _act(self, action: e.Local) -> None:
+        self.acted_on.add(threading.current_thread().name)
         match action:
             case e.Prepare():
                 self.member.tell(e.Prepared(key=action.generation.key))
             case e.Go():
                 self.running = action.generation
-                self.went.add(action.generation.key)
+                self.went.append(action.generation)
             case e.AskLeave():
                 self.member.tell(e.Left(key=action.key, step=5))
             case e.Stop():
@@ -200,7 +233,7 @@ class Crew:
                 if all(rank is not None and rank.running == running for rank in ranks):
                     away = not any(rank.there for rank in ranks if rank is not None)
                     one.member.tell(e.Progress(step=self._step, etcd_away=away))
-                elif any(rank is None or (rank.running is None and running.key in rank.went) for rank in ranks):
+                elif any(rank is None or (rank.running is None and running in rank.went) for rank in ranks):
                     one.running = None
                     one.member.tell(e.Interrupted(key=running.key))
 

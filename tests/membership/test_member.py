@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,113 +15,15 @@ import pytest
 from chaos.etcd import EtcdServer
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import events as e
-from elastic3d.membership.driver.links import Links
-from elastic3d.membership.driver.member import Member
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import Drain, MemberRecord, Out, Pulse, Tomb, encode
-from elastic3d.planner import Plan, plan
-from elastic3d.values import Cause, Generation, Layout, ModelProfile, Node, Slot
+from elastic3d.membership.records import Drain, Out, Tomb, encode
+from elastic3d.values import Cause, Generation, ModelProfile
+from tests.membership import crew
+from tests.membership.crew import PROFILE, Hand, wait
 
 pytestmark = pytest.mark.etcd
 
-PROFILE = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, digest="job")
-POLICY = Policy(minimum=1, maximum=4, lease=2, grace=1, first_gather=0.5, gather=0.1, orphan=2, flaps=0)
-
-
-def planner(nodes: int, record: MemberRecord) -> Plan:
-    assert record.profile is not None
-    return plan(nodes, len(record.node.slots), record.profile, Layout())
-
-
-class One:
-    """A member whose trainers do at once what they are asked, and that comes back when the others put it out."""
-
-    def __init__(self, etcd: EtcdServer, root: str, name: str, policy: Policy, profile: ModelProfile) -> None:
-        self.name, self.root, self.policy = name, root, policy
-        self.went: list[Generation] = []
-        self.running: Generation | None = None
-        self.exit: e.Exit | None = None
-        self.heard: list[bool] = []
-        self.noted: list[e.Event] = []
-        self.acted_on: set[str] = set()
-        self.client = EtcdClient(etcd.endpoint)
-        self.links = Links("127.0.0.1", lambda event: self.member.tell(event))
-        node = Node(
-            name=name,
-            incarnation=secrets.token_hex(4),
-            address="127.0.0.1",
-            slots=(Slot(tile_port=1),),
-            heartbeat_port=self.links.port,
-        )
-        self.record = MemberRecord(node=node, profile=profile)
-        self.join(node)
-
-    def join(self, node: Node, *, again: bool = False) -> None:
-        record = self.record = replace(self.record, node=node)
-        self.member = Member(
-            self.client,
-            self.root,
-            record,
-            self.policy,
-            planner,
-            self.act,
-            pulse=lambda: Pulse(state="active", generation=0, every=0),
-            heard=self.heard.append,
-            noted=self.noted.append,
-        )
-        self.member.start(self.links, again=again)
-
-    def rejoin(self) -> None:
-        """Do what an owner does after Exit(rejoin=True)."""
-        assert self.exit is not None
-        assert self.exit.rejoin
-        self.exit = None
-        self.member.close()
-        self.join(replace(self.record.node, incarnation=secrets.token_hex(4)), again=True)
-
-    @property
-    def id(self) -> str:
-        return self.record.node.id
-
-    def act(self, action: e.Local) -> None:
-        self.acted_on.add(threading.current_thread().name)
-        match action:
-            case e.Prepare():
-                self.member.tell(e.Prepared(key=action.generation.key))
-            case e.Go():
-                self.running = action.generation
-                self.went.append(action.generation)
-            case e.AskLeave():
-                self.member.tell(e.Left(key=action.key, step=5))
-            case e.Stop():
-                self.running = None
-            case e.Exit():
-                self.running, self.exit = None, action
-            case _:
-                pass
-
-    def die(self) -> None:
-        """End as a killed process does: the port refuses, nothing is written any more, the lease runs out."""
-        self.links.close()
-        self.member.stop()
-        self.client.close()
-
-    def leave(self) -> None:
-        """End as on SIGTERM."""
-        self.member.tell(e.LeaveAsked())
-        self.member.settle()
-        self.close()
-
-    def close(self) -> None:
-        self.member.close()
-        self.links.close()
-        self.client.close()
-
-    def of_roll(self) -> list[e.Event]:
-        """Return the news of the roll that reached this member."""
-        return [event for event in self.noted if isinstance(event, e.MemberPut | e.ReportPut | e.ReportGone)] + [
-            event for event in self.noted if isinstance(event, e.Listed) and event.tier is e.Tier.ROLL
-        ]
+POLICY = replace(crew.POLICY, flaps=0)
 
 
 class Job:
@@ -130,16 +32,19 @@ class Job:
     def __init__(self, etcd: EtcdServer, policy: Policy = POLICY) -> None:
         self.etcd, self.policy = etcd, policy
         self.root = f"/test/{secrets.token_hex(4)}/"
-        self.all: dict[str, One] = {}
+        self.all: dict[str, Hand] = {}
         self.client = EtcdClient(etcd.endpoint)
         self.leases = set(self.client.leases())
 
     def start(self, *names: str, profile: ModelProfile = PROFILE) -> None:
         """Start members; who is named first is there first."""
         for at, name in enumerate(names):
-            self.all[name] = One(self.etcd, self.root, name, self.policy, profile)
+            self.all[name] = Hand(self._connect, self.root, name, self.policy, profile)
             if at < len(names) - 1:
                 wait(lambda name=name: any(key.startswith(f"roll/members/{name}@") for key in self.records()), 10)
+
+    def _connect(self) -> EtcdClient:
+        return EtcdClient(self.etcd.endpoint)
 
     def close(self) -> None:
         for one in self.all.values():
@@ -166,7 +71,7 @@ class Job:
         names = [key.removeprefix("roll/members/").partition("@")[0] for key in keys if key.startswith("roll/members/")]
         return "".join(names) + "*" * ("board/leader" in keys)
 
-    def leader(self) -> One | None:
+    def leader(self) -> Hand | None:
         """Return the one that leads; None if that is nobody of these."""
         found = self.records().get("board/leader")
         return self.all.get(json.loads(found)["name"]) if found is not None else None
@@ -175,13 +80,6 @@ class Job:
         """Return what stands in etcd."""
         items, _revision = self.client.range(self.root)
         return {item.key.removeprefix(self.root): item.value for item in items}
-
-
-def wait(condition: Callable[[], object], seconds: float, said: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {said()}"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +256,8 @@ def test_a_job_that_ended_makes_room_for_the_next(job: Job) -> None:
     old[0].close()
     threading.Timer(0.5, old[1].close).start()
     job.start("a", "c")
-    wait(lambda: job.worlds() in ({(2, "ac")}, {(2, "ca")}), 1.5, lambda: str(job.worlds()))
+    wait(lambda: all(job.all[name].running is not None for name in "ac"), 3, lambda: str(job.worlds()))
+    assert job.worlds() in ({(2, "ac")}, {(2, "ca")})
     assert job.all["a"].running is not None
     assert job.all["a"].running.cause is Cause.START
 

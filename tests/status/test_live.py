@@ -15,67 +15,20 @@ from typer.testing import CliRunner
 from chaos.etcd import EtcdServer
 from elastic3d.cli import application
 from elastic3d.etcd import EtcdClient
-from elastic3d.membership import events as e
-from elastic3d.membership.driver.links import Links
-from elastic3d.membership.driver.member import Member
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import MemberRecord, Pulse
-from elastic3d.planner import Plan, plan
-from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
+from elastic3d.membership.records import Pulse
+from elastic3d.values import Generation
+from tests.membership.crew import Hand
 
 pytestmark = pytest.mark.etcd
 
-PROFILE = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, digest="job")
 POLICY = Policy(minimum=1, maximum=3, lease=2, grace=1, first_gather=2.0, gather=0.1, orphan=2)
 
 
-def planner(nodes: int, record: MemberRecord) -> Plan:
-    assert record.profile is not None
-    return plan(nodes, len(record.node.slots), record.profile, Layout())
-
-
-class One:
-    """A member whose trainers do at once what they are asked."""
-
-    def __init__(self, endpoint: str, root: str, name: str) -> None:
-        self.running: Generation | None = None
-        self.exit: e.Exit | None = None
-        self.client = EtcdClient(endpoint)
-        self.links = Links("127.0.0.1", lambda event: self.member.tell(event))
-        node = Node(
-            name=name,
-            incarnation=secrets.token_hex(4),
-            address="127.0.0.1",
-            slots=(Slot(tile_port=1),),
-            heartbeat_port=self.links.port,
-        )
-        record = MemberRecord(node=node, profile=PROFILE, minimum=POLICY.minimum, maximum=POLICY.maximum)
-        self.member = Member(self.client, root, record, POLICY, planner, self.act, pulse=self.pulse)
-        self.member.start(self.links)
-
-    def pulse(self) -> Pulse:
-        number = self.running.number if self.running is not None else 0
-        return Pulse(state="active", generation=number, every=0.0, step=7, step_seconds=0.5)
-
-    def act(self, action: e.Local) -> None:
-        match action:
-            case e.Prepare():
-                self.member.tell(e.Prepared(key=action.generation.key))
-            case e.Go():
-                self.running = action.generation
-            case e.AskLeave():
-                self.member.tell(e.Left(key=action.key, step=7))
-            case e.Stop():
-                self.running = None
-            case e.Exit():
-                self.running, self.exit = None, action
-            case _:
-                pass
-
-    def close(self) -> None:
-        self.member.close()
-        self.links.close()
-        self.client.close()
+def stepping(running: Generation | None) -> Pulse:
+    """Return the pulse of a member that has made seven steps."""
+    number = running.number if running is not None else 0
+    return Pulse(state="active", generation=number, every=0.0, step=7, step_seconds=0.5)
 
 
 class Job:
@@ -84,7 +37,8 @@ class Job:
     def __init__(self, endpoint: str) -> None:
         self.prefix = f"live/{secrets.token_hex(4)}"
         self.arguments = ["--endpoint", endpoint, "--prefix", self.prefix]
-        self.all = {name: One(endpoint, f"/{self.prefix}/gpt-1b/", name) for name in "abcd"}
+        root = f"/{self.prefix}/gpt-1b/"
+        self.all = {name: Hand(lambda: EtcdClient(endpoint), root, name, POLICY, pulse=stepping) for name in "abcd"}
 
     def run(self, *arguments: str) -> Result:
         result = CliRunner().invoke(application(), [*arguments, *self.arguments], env={"COLUMNS": "100"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -120,6 +121,11 @@ def test_the_next_generation_goes_on_in_the_same_memory(nursery: Nursery) -> Non
     for generation in range(1, 6):
         trainer = start(keeper, generation=generation)
         keeper.wait(SnapshotHeld, where=lambda event, g=generation: event.generation == g and event.step >= 3)
+        # What its predecessor left stays until a step of its own is known to be safe, by all its ranks.
+        deadline = time.monotonic() + 30
+        while {one.generation for one in inventories([keeper.server], "run")} != {generation}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         keeper.slot.stop(trainer)
         assert keeper.wait(TrainerExited).kind is ExitKind.STOPPED
         found = inventories([keeper.server], "run")

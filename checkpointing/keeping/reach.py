@@ -1,0 +1,99 @@
+"""What checkpoints and saves under way need: the mark of a collection (format.md, section 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from checkpointing.errors import FormatError, StoreNotFound
+from checkpointing.format import names
+from checkpointing.format.manifest import decode_manifest
+from checkpointing.format.refs import Ref, is_superseded
+from checkpointing.format.tombstone import Doomed
+from checkpointing.reading.naming import history
+from checkpointing.reading.reader import read_record
+from checkpointing.stores.protocol import Entry, Store
+
+_READERS = 8
+_PROBES = 3600.0
+
+
+class Reach:
+    """Finds what is needed; what immutable objects say is read once and remembered."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._checkpoints: dict[str, frozenset[str]] = {}
+        self._saves: dict[str, frozenset[str]] = {}
+
+    def needed(self, ref: Ref, kept: Iterable[str], listed: Iterable[str], *, relisted: bool = False) -> set[str]:
+        """Return the names of all objects that must stay: those of `kept` and of saves the ref may yet come to.
+
+        `listed` are the names a listing has shown. `relisted`: the history will be written anew, so that its present
+        parts are not needed. FormatError when a kept checkpoint cannot be read.
+        """
+        found = {link.name for link in ref.condemning}
+        older = None if relisted else ref.older
+        for part in history(self._store, older):
+            assert older is not None, "there is a part"
+            found.add(older.name)
+            older = part.older
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="reach") as pool:
+            for objects in pool.map(self._checkpoint, kept):
+                found |= objects
+            for objects in pool.map(self._save, _open(ref, listed)):
+                found |= objects
+        return found
+
+    def _checkpoint(self, name: str) -> frozenset[str]:
+        if name not in self._checkpoints:
+            record = read_record(self._store, name)
+            found = {record.name}
+            for entry in record.manifests:
+                found |= {entry.name, *self._packs(entry.name)}
+            self._checkpoints[name] = frozenset(found)
+        return self._checkpoints[name]
+
+    def _save(self, name: str) -> frozenset[str]:
+        """Return a save's record or manifest, and its packs as far as they can be known: its commit checks again."""
+        if name not in self._saves:
+            packs: Iterable[str] = ()
+            if names.parse_manifest(name):
+                try:
+                    packs = self._packs(name)
+                except (FormatError, StoreNotFound):
+                    pass  # it can never be committed
+            self._saves[name] = frozenset({name, *packs})
+        return self._saves[name]
+
+    def _packs(self, manifest: str) -> list[str]:
+        return [names.pack(pack) for pack in decode_manifest(self._store.get(manifest), manifest).packs]
+
+
+def _open(ref: Ref, listed: Iterable[str]) -> Iterator[str]:
+    """Yield the records and manifests of saves that the ref has not superseded."""
+    for name in listed:
+        record = names.parse_record(name)
+        parsed = names.parse_checkpoint(record) if record else names.parse_manifest(name)
+        if parsed is not None and not is_superseded(ref, parsed[0]):
+            yield name
+
+
+def condemn(entries: Mapping[str, Entry], needed: set[str], *, now: float, grace: float) -> tuple[Doomed, ...]:
+    """Return what may go at `now` by the store's clock, in the order of deletion."""
+    doomed = [
+        entry
+        for entry in entries.values()
+        if names.is_collectable(entry.name)
+        and entry.name not in needed
+        # An hour at least for probes: who opens a store looks for its own.
+        and now - entry.modified >= (max(grace, _PROBES) if entry.name.startswith(names.PROBE) else grace)
+    ]
+    doomed.sort(key=lambda entry: (_rank(entry.name), entry.name))
+    return tuple(Doomed(name=entry.name, size=entry.size) for entry in doomed)
+
+
+def _rank(name: str) -> int:
+    """Sort records before what they name, so that no record is left that looks whole and is not."""
+    order = (names.CHECKPOINTS, names.SAVES, names.HISTORY, names.SWEEPS, names.PROBE, names.PACKS)
+    return next(place for place, prefix in enumerate(order) if name.startswith(prefix))

@@ -1,0 +1,67 @@
+"""Giving good bytes to the sources whose copies were found bad."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from checkpointing.errors import SourceError
+from checkpointing.format.tiles import Box, copy_box, digest
+from checkpointing.reading.catalogue import Failure, Region
+from checkpointing.reading.sources import Offered, Repairing, TileSource
+
+
+class Healer:
+    """Remembers bad copies, and has them mended as soon as good bytes are at hand.
+
+    A copy is mended with a tile of the same box as it comes in, else from a whole region once all is filled.
+    """
+
+    def __init__(self, sources: Mapping[str, TileSource]) -> None:
+        self._sources = sources
+        self._lock = threading.Lock()
+        self._bad: dict[tuple[str, Box, str], list[Offered]] = {}
+        self.repaired = 0
+        self.unrepaired: list[Failure] = []
+
+    def bad(self, offer: Offered) -> None:
+        """Remember a copy that is missing or damaged, if its source can mend it."""
+        if isinstance(self._sources[offer.source], Repairing):
+            with self._lock:
+                self._bad.setdefault((offer.spec.key, offer.box, offer.digest), []).append(offer)
+
+    def good(self, offer: Offered, data: memoryview) -> None:
+        """Mend all bad copies of a tile that has just been verified."""
+        with self._lock:
+            found = self._bad.pop((offer.spec.key, offer.box, offer.digest), ()) if self._bad else ()
+        self._mend(found, data)
+
+    def finish(self, regions: Iterable[Region]) -> None:
+        """Mend what lies whole in a region; all of them are filled."""
+        for offers in self._bad.values():
+            offer = offers[0]
+            for region in regions:
+                if region.spec == offer.spec and region.box.contains(offer.box):
+                    data = bytearray(offer.nbytes)
+                    copy_box(region.buffer, region.box, data, offer.box, offer.spec.itemsize)
+                    if digest(offer.spec, offer.box, data) == offer.digest:
+                        self._mend(offers, memoryview(data))
+                    break
+        self._bad.clear()
+
+    def _mend(self, offers: Iterable[Offered], data: memoryview) -> None:
+        for offer in offers:
+            source = self._sources[offer.source]
+            assert isinstance(source, Repairing)
+            reason = ""
+            try:
+                source.repair(offer, data)
+            except SourceError as error:
+                reason = str(error)
+            with self._lock:
+                if reason:
+                    self.unrepaired.append(
+                        Failure(source=offer.source, key=offer.spec.key, box=offer.box, reason=reason)
+                    )
+                else:
+                    self.repaired += 1

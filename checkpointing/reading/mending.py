@@ -1,0 +1,91 @@
+"""Putting good bytes back into a damaged pack.
+
+A pack's id names every byte of it, so that mending one needs nobody's leave: what is written is what was there. It is
+written only when all of it is whole again. Two readers that mend one pack at once write the same bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import cast
+
+from checkpointing.errors import FormatError, SourceError, StoreError
+from checkpointing.format import names
+from checkpointing.format.codecs import Bytes, Codec, decode, encode
+from checkpointing.format.encoding import hexdigest
+from checkpointing.format.manifest import Base
+from checkpointing.format.pack import check_tiles, read_index
+from checkpointing.format.tiles import digest
+from checkpointing.reading.packs import PackSource, places
+from checkpointing.reading.sources import Offered
+from checkpointing.stores.protocol import Store
+
+_LARGEST = 1 << 30  # bytes of a pack that is mended: it is held in memory
+
+
+class MendingPackSource(PackSource):
+    """A pack source that the resolver may hand good bytes to. They go into the store once a pack is whole with them."""
+
+    def __init__(self, store: Store, name: str = "store") -> None:
+        super().__init__(store, name)
+        self._mending = threading.Lock()
+        self._parts: dict[str, dict[int, bytes]] = {}
+
+    def repair(self, tile: Offered, data: Bytes) -> None:
+        """Mend a tile, or the base of one, where it lies; SourceError says why not.
+
+        Bytes for a pack that has more damage are kept until those for the rest come.
+        """
+        own, base = places(tile)
+        if own.codec is Codec.RAW:
+            self._put_back(own, bytes(data))
+            return
+        try:
+            stored = self._store.get(names.pack(own.pack), own.offset, own.offset + own.length)
+        except StoreError as error:
+            raise SourceError(str(error)) from error
+        if base is not None and hexdigest(stored) == own.check:
+            # The difference is whole, so it is the base that is not; the difference to the tile is the base.
+            found = decode(own.codec, stored, tile.nbytes, tile.spec.itemsize, data)
+            if digest(tile.spec, tile.box, memoryview(found)) != base.digest:
+                raise SourceError(f"{names.pack(own.pack)} at {own.offset}: was not a difference to its base")
+            self._put_back(base, bytes(encode(base.codec, found, tile.spec.itemsize)))
+        else:
+            under = None if base is None else self.base(tile, base)
+            self._put_back(own, bytes(encode(own.codec, data, tile.spec.itemsize, under)))
+
+    def _put_back(self, place: Base, stored: bytes) -> None:
+        name = names.pack(place.pack)
+        if len(stored) != place.length or (place.codec is not Codec.RAW and hexdigest(stored) != place.check):
+            raise SourceError(f"{name} at {place.offset}: this version of zstd encodes it in another way")
+        with self._mending:
+            parts = self._parts.setdefault(place.pack, {})
+            parts[place.offset] = stored
+            try:
+                if self._store.size(name) > _LARGEST:
+                    raise SourceError(f"{name}: is too large to be mended in memory")
+                data = bytearray(self._store.get(name))
+                for offset, part in parts.items():
+                    data[offset : offset + len(part)] = part
+                whole = cast(Store, _Loaded(data))
+                tiles, _ = read_index(whole, name, place.pack)
+                bad = [tile for tile, good in check_tiles(whole, name, tiles) if not good]
+                if bad:
+                    raise SourceError(f"{name}: {len(bad)} more tiles of it are damaged, {bad[0].spec.key} among them")
+                self._store.put(name, bytes(data))
+            except (StoreError, FormatError) as error:
+                raise SourceError(f"{name}: cannot be mended: {error}") from error
+            del self._parts[place.pack]
+
+
+class _Loaded:
+    """One object in memory, as far as checking a pack needs a store."""
+
+    def __init__(self, data: bytearray) -> None:
+        self._data = data
+
+    def size(self, name: str) -> int:
+        return len(self._data)
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        return bytes(self._data[start:stop])

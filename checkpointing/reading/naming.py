@@ -1,0 +1,123 @@
+"""From what a person or a program calls a checkpoint to its name (format.md, section 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from checkpointing.errors import Corrupt, FormatError, NewerFormat, NoCheckpoint, StoreNotFound
+from checkpointing.format import names
+from checkpointing.format.encoding import hexdigest
+from checkpointing.format.history import History, decode_history
+from checkpointing.format.refs import Older, Ref, Target, decode_ref
+from checkpointing.stores.protocol import Store
+
+LATEST = "latest"
+VERIFIED = "verified"
+_SHOWN = 5
+
+
+def read_ref(store: Store, name: str = LATEST) -> Ref | None:
+    """Return the ref `latest`, or `verified` or a tag in the form of one; None when nobody has written it.
+
+    FormatError when `refs/latest` is damaged: `checkpointing.keeping.repairing.repair_latest` writes it anew.
+    """
+    ref, _ = read_versioned(store)
+    if name == LATEST or ref is None:
+        return ref
+    target = ref.verified if name == VERIFIED else ref.tags.get(name)
+    if target is None:
+        return None
+    parsed = names.parse_checkpoint(target.checkpoint)
+    assert parsed is not None, "the ref was decoded"
+    return Ref(
+        generation=ref.generation,
+        checkpoint=target.checkpoint,
+        record_digest=target.record_digest,
+        step=parsed[0].step,
+        made_in=parsed[0].made_in,
+        write_id=ref.write_id,
+    )
+
+
+def read_versioned(store: Store) -> tuple[Ref | None, str | None]:
+    """Return `latest` and the token that a swap of it must name; (None, None) when it is not there."""
+    found = store.read(names.LATEST)
+    if found is None:
+        return None, None
+    try:
+        return decode_ref(found.data, names.LATEST), found.token
+    except NewerFormat:
+        raise
+    except FormatError as error:
+        advice = "no checkpoint is lost; `elastic3d ckpt repair` finds them and writes the ref anew"
+        raise type(error)(f"store {store.url}: {error}: {advice}") from error
+
+
+def committed(store: Store, ref: Ref | None) -> tuple[str, ...]:
+    """Return every committed checkpoint, newest first, those of the history too."""
+    if ref is None:
+        return ()
+    return (*ref.committed, *(name for part in history(store, ref.older) for name in part.checkpoints))
+
+
+def history(store: Store, older: Older | None) -> Iterator[History]:
+    """Yield the parts of the history, newest first; Corrupt when one is missing or not the one linked to."""
+    while older is not None:
+        try:
+            data = store.get(older.name)
+        except StoreNotFound:
+            raise Corrupt(f"store {store.url}: {older.name}: is missing; `elastic3d ckpt repair` rebuilds it") from None
+        if hexdigest(data) != older.digest:
+            raise Corrupt(f"store {store.url}: {older.name}: is damaged; `elastic3d ckpt repair` rebuilds it")
+        part = decode_history(data, older.name)
+        yield part
+        older = part.older
+
+
+def resolve_name(store: Store, text: str) -> str:
+    """Return the name of the checkpoint that `text` means; NoCheckpoint when it means none, or several.
+
+    Tried in this order: `latest`, `verified`, a tag, a checkpoint's whole name, a step (the newest checkpoint of it),
+    the beginning of one checkpoint's name. Only committed checkpoints are found.
+    """
+    return find(store, text)[0]
+
+
+def find(store: Store, text: str) -> tuple[str, str | None]:
+    """Return what `resolve_name` does, and the digest of the checkpoint's record where a ref has it."""
+    ref, _ = read_versioned(store)
+    if ref is None or ref.checkpoint is None:
+        raise NoCheckpoint(f"store {store.url}: nothing was ever committed here")
+    if text == LATEST:
+        return ref.checkpoint, ref.record_digest
+    target = ref.verified if text == VERIFIED else ref.tags.get(text)
+    if target is not None:
+        return target.checkpoint, target.record_digest
+    if text == VERIFIED:
+        raise NoCheckpoint(f"store {store.url}: no checkpoint was marked as verified yet")
+    name = match(committed(store, ref), text, where=f"store {store.url}")
+    return name, _digest(ref, name)
+
+
+def match(kept: Sequence[str], text: str, *, where: str) -> str:
+    """Return the one of `kept` (newest first) that a name, a step, or the beginning of a name means."""
+    if text in kept:
+        return text
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        for name in kept:
+            if int(name.partition(".")[0]) == int(text):
+                return name
+    found = [name for name in kept if name.startswith(text)] if text else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+        raise NoCheckpoint(f"{where}: {text!r} begins the names of {len(found)} checkpoints: {shown}; give more of it")
+    raise NoCheckpoint(f"{where}: {text!r} is no tag, step or committed checkpoint; `ls` shows those there")
+
+
+def _digest(ref: Ref, name: str) -> str | None:
+    if name == ref.checkpoint:
+        return ref.record_digest
+    targets: list[Target] = [*ref.tags.values(), *([ref.verified] if ref.verified else [])]
+    return next((target.record_digest for target in targets if target.checkpoint == name), None)

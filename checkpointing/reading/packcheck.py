@@ -1,0 +1,165 @@
+"""Checking a pack: by itself, and against what manifests say of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from checkpointing.errors import FormatError, StoreError, StoreNotFound
+from checkpointing.format import names
+from checkpointing.format.manifest import RankManifest, StoredTile
+from checkpointing.format.pack import PackTile, read_index, whole
+from checkpointing.reading.findings import Fault, Finding, from_error
+from checkpointing.stores.protocol import Store
+
+_READ = 8 << 20  # bytes of neighbouring tiles that are read at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What a manifest says of some stored bytes: those of one of its tiles, or of the base of one (`is_base`)."""
+
+    manifest: RankManifest
+    pack: str
+    tile: PackTile
+    is_base: bool = False
+
+
+def uses(manifest: RankManifest) -> Iterator[Use]:
+    """Yield everything that a manifest keeps in packs."""
+    for tile in manifest.tiles:
+        own = PackTile(
+            spec=tile.spec,
+            box=tile.box,
+            digest=tile.digest,
+            offset=tile.offset,
+            length=tile.length,
+            codec=tile.codec,
+            check=tile.check,
+            base=tile.base.digest if tile.base else "",
+        )
+        yield Use(manifest=manifest, pack=tile.pack, tile=own)
+        if tile.base is not None:
+            yield Use(manifest=manifest, pack=tile.base.pack, tile=_base(tile, own), is_base=True)
+
+
+def _base(tile: StoredTile, own: PackTile) -> PackTile:
+    assert tile.base is not None
+    base = tile.base
+    return dataclasses.replace(
+        own,
+        digest=base.digest,
+        offset=base.offset,
+        length=base.length,
+        codec=base.codec,
+        check=base.check,
+        base="",
+    )
+
+
+Hit = Callable[[Sequence[RankManifest]], tuple[str, ...]]
+"""Returns the committed checkpoints that need any of these manifests."""
+
+
+def check_pack(store: Store, pack: str, users: Sequence[Use], hit: Hit, step: Callable[[int], None]) -> list[Finding]:
+    """Read every byte of a pack and return what is wrong; `step` hears of bytes as they are done.
+
+    A pack that is gone is no finding: whether it is missed was looked at before.
+    """
+    name = names.pack(pack)
+    manifests = list({id(use.manifest): use.manifest for use in users}.values())
+    try:
+        index, size = read_index(store, name, pack)
+    except StoreNotFound:
+        return []
+    except (FormatError, StoreError) as error:
+        rank = manifests[0].rank if manifests else None
+        broken = from_error(name, error, rank=rank, pack=pack, checkpoints=hit(manifests))
+        # What the manifests know of it may still be restored.
+        return [broken, *_check_tiles(store, pack, _known(users), users, hit, step)]
+    places = {tile.offset: tile for tile in index}
+    findings = [
+        _finding(
+            use.manifest.name,
+            pack,
+            f"the pack's index has something else where the manifest says {use.tile.spec.key} lies",
+            use.tile,
+            [use],
+            hit,
+            Fault.INCONSISTENT,
+        )
+        for use in users
+        if not _same(places.get(use.tile.offset), use.tile)
+    ]
+    if any(manifest.packs[pack] != size for manifest in manifests):
+        findings.append(Finding(object=name, fault=Fault.INCONSISTENT, detail=f"has {size} bytes, not as recorded"))
+    return findings + _check_tiles(store, pack, index, users, hit, step)
+
+
+def _known(users: Sequence[Use]) -> list[PackTile]:
+    """Return the tiles that manifests say are in a pack, each place once, in order."""
+    return [tile for _, tile in sorted({use.tile.offset: use.tile for use in users}.items())]
+
+
+def _same(there: PackTile | None, said: PackTile) -> bool:
+    """Return whether an index agrees with a manifest, which may use a tile elsewhere: contents are what counts."""
+    return there is not None and dataclasses.replace(there, spec=said.spec, box=said.box) == said
+
+
+def _check_tiles(
+    store: Store, pack: str, tiles: Sequence[PackTile], users: Sequence[Use], hit: Hit, step: Callable[[int], None]
+) -> list[Finding]:
+    findings: list[Finding] = []
+    for group in _groups(tiles):
+        start, stop = group[0].offset, group[-1].offset + group[-1].length
+        try:
+            data = memoryview(store.get(names.pack(pack), start, stop))
+        except StoreNotFound:
+            return findings
+        except StoreError as error:
+            held = [use.manifest for use in users if start <= use.tile.offset < stop]
+            findings.append(from_error(names.pack(pack), error, pack=pack, checkpoints=hit(held)))
+            continue
+        for tile in group:
+            if not whole(tile, data[tile.offset - start : tile.offset - start + tile.length]):
+                detail = f"bytes {tile.offset} to {tile.offset + tile.length} do not have their digest"
+                own = [use for use in users if use.tile.offset == tile.offset]
+                findings.append(_finding(names.pack(pack), pack, detail, tile, own, hit, Fault.CORRUPT))
+        step(data.nbytes)
+    return findings
+
+
+def _groups(tiles: Sequence[PackTile]) -> Iterator[list[PackTile]]:
+    """Yield tiles that lie back to back, up to so many bytes at once."""
+    group: list[PackTile] = []
+    for tile in tiles:
+        if group and (
+            tile.offset != group[-1].offset + group[-1].length or tile.offset + tile.length - group[0].offset > _READ
+        ):
+            yield group
+            group = []
+        group.append(tile)
+    if group:
+        yield group
+
+
+def _finding(
+    name: str, pack: str, detail: str, tile: PackTile, users: Sequence[Use], hit: Hit, fault: Fault
+) -> Finding:
+    also = sorted({use.tile.spec.key for use in users if not use.is_base} - {tile.spec.key})
+    needed = sorted({use.tile.spec.key for use in users if use.is_base})
+    if also:
+        detail += f"; they are those of {', '.join(also[:4])} too"
+    if needed:
+        detail += f"; {', '.join(needed[:4])} differs from them"
+    return Finding(
+        object=name,
+        fault=fault,
+        detail=detail,
+        tensor=tile.spec.key,
+        box=str(tile.box),
+        rank=users[0].manifest.rank if users else None,
+        pack=pack,
+        checkpoints=hit([use.manifest for use in users]),
+    )

@@ -1,0 +1,79 @@
+"""What a place is that tiles come from, and what it may be able to do beside giving them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from checkpointing.errors import SourceError
+from checkpointing.format.tiles import Box, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A tile that a source says it has.
+
+    source: key of the source in the mapping given to `resolve`. where: a JSON-able locator only its source reads.
+    """
+
+    spec: TensorSpec
+    box: Box
+    digest: str
+    source: str
+    where: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tile."""
+        return self.box.numel * self.spec.itemsize
+
+
+class TileSource(Protocol):
+    """A place tiles come from. Called from several threads at once.
+
+    A source may also be `Filling`, `Prefetching` or `Repairing`.
+    """
+
+    name: str
+
+    def fetch(self, tile: Offered) -> bytes | bytearray | memoryview:
+        """Return the bytes of the tile's box, C-contiguous.
+
+        SourceError when it cannot; TileLost when that says nothing about its other tiles.
+        """
+        ...
+
+
+@runtime_checkable
+class Prefetching(Protocol):
+    """A source that wants to know what comes next.
+
+    It is told what will be fetched, each tile exactly once and soon, in batches of bounded size, so that it can ask for
+    many tiles in one request.
+    """
+
+    def prefetch(self, tiles: Sequence[Offered]) -> None:
+        """Ask for these tiles; SourceError is ignored, for `fetch` will say it again."""
+        ...
+
+
+@runtime_checkable
+class Filling(Protocol):
+    """A source that writes tiles to where they are wanted; it is not asked to fetch or prefetch them then."""
+
+    def fill(self, wanted: Sequence[tuple[Offered, memoryview]]) -> Iterator[tuple[int, SourceError | None]]:
+        """Write each tile into its buffer, of the tile's bytes; yield its place in `wanted`, and why it failed if so.
+
+        Each is yielded once, in any order, as soon as it is there. A failed one's buffer may hold anything.
+        """
+        ...
+
+
+@runtime_checkable
+class Repairing(Protocol):
+    """A source that can mend a copy that was found bad."""
+
+    def repair(self, tile: Offered, data: bytes | bytearray | memoryview) -> None:
+        """Put good bytes, already verified, in the place of the bad ones; SourceError when it cannot."""
+        ...

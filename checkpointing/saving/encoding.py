@@ -1,0 +1,69 @@
+"""Which codec a tile gets, once it is known which ones the save may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from checkpointing.format.codecs import Bytes, Codec, encode
+from checkpointing.format.encoding import hexdigest
+from checkpointing.format.manifest import Base
+from checkpointing.format.pack import Content
+from checkpointing.format.stats import Stats
+from checkpointing.format.tiles import Piece
+from checkpointing.saving.bases import Bases
+from checkpointing.saving.options import Choice
+
+WORTH = 1.05
+"""The least tile bytes per stored byte for which a tile is encoded at all."""
+_STEPS = frozenset({"bfloat16", "float16"})  # one optimizer step leaves most bits of these alone, and few of wider ones
+_FRESH = 2.0  # a difference worth less than this is to a tile grown old: one that stands by itself may be the next base
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hashed:
+    """A tile with what was computed from its bytes."""
+
+    piece: Piece
+    digest: str
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A tile as it goes into a pack, and where the tile lies that it is the difference to."""
+
+    content: Content
+    stats: Stats
+    base: Base | None = None
+
+
+def encode_tile(tile: Hashed, choice: Choice, bases: Bases) -> Encoded:
+    """Return a tile's stored bytes; the same tile, choice and bases give the same bytes.
+
+    RAW leaves it as it is. PLANES encodes it where that is worth it. XOR does too, and stores 16-bit floats as their
+    difference to the parent's tile where that halves them, or at least makes them shorter than their planes.
+    """
+    spec, box, data = tile.piece.spec, tile.piece.box, tile.piece.data
+    found: tuple[Bytes, Codec, Base | None] = (data, Codec.RAW, None)
+    shortest = data.nbytes / WORTH
+    if choice is Choice.XOR and spec.dtype in _STEPS and (base := bases.older(spec, box)) is not None:
+        older = bases.fetch(spec, box, base)
+        if older is not None:
+            stored = encode(Codec.XOR_PLANES, data, spec.itemsize, older)
+            if len(stored) <= shortest:
+                found, shortest = (stored, Codec.XOR_PLANES, base), len(stored)
+    if choice is not Choice.RAW and shortest > data.nbytes / _FRESH:
+        stored = encode(Codec.PLANES, data, spec.itemsize)
+        if len(stored) <= shortest:
+            found = (stored, Codec.PLANES, None)
+    stored, codec, base_used = found
+    content = Content(
+        spec=spec,
+        box=box,
+        digest=tile.digest,
+        data=memoryview(stored),
+        codec=codec,
+        check="" if codec is Codec.RAW else hexdigest(memoryview(stored)),
+        base=base_used.digest if base_used is not None else "",
+    )
+    return Encoded(content=content, stats=tile.stats, base=base_used)

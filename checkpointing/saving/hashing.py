@@ -1,0 +1,57 @@
+"""Digests and statistics of many tiles, by a few threads, in order and not far ahead of whoever takes them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from checkpointing.format.stats import Stats, statistics
+from checkpointing.format.tiles import Piece, digest
+from checkpointing.saving.bases import Bases
+from checkpointing.saving.encoding import Hashed
+
+_BATCH = 4 << 20  # small tiles go together: handing one over costs more than hashing it
+
+
+def hashed(tiles: Sequence[Piece], bases: Bases, workers: int) -> Generator[Hashed]:
+    """Yield every tile with its digest and statistics, in the given order.
+
+    The statistics of a tile that is known already are None: its own are kept.
+    """
+
+    def work(batch: Sequence[Piece]) -> list[Hashed]:
+        return [_hash(tile, bases) for tile in batch]
+
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="digests")
+    waiting: deque[Future[list[Hashed]]] = deque()
+    try:
+        for batch in _batches(tiles):
+            waiting.append(pool.submit(work, batch))
+            if len(waiting) > 2 * workers:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _hash(tile: Piece, bases: Bases) -> Hashed:
+    found = digest(tile.spec, tile.box, tile.data)
+    stats: Stats = None
+    if bases.same(tile.spec, tile.box, found) is None:
+        stats = statistics(tile.spec.dtype, tile.data)  # right after the digest, while the tile is in the cache
+    return Hashed(piece=tile, digest=found, stats=stats)
+
+
+def _batches(tiles: Sequence[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    filled = 0
+    for tile in tiles:
+        batch.append(tile)
+        filled += tile.data.nbytes
+        if filled >= _BATCH or len(batch) == 256:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,100 @@
+"""What a save may be asked to do differently."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+
+TRANSFERS = 4
+PACK_BYTES = 32 << 20
+
+
+class Choice(StrEnum):
+    """Which codecs a save may use; what a tile gets is in `checkpointing.saving.encoding`."""
+
+    RAW = "raw"
+    PLANES = "planes"
+    XOR = "xor"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """How a codec did on some tiles. rate: tile bytes per second and thread. ratio: tile bytes per stored byte."""
+
+    rate: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """What an `auto` save has measured. store: stored bytes per second of all transfers together.
+
+    xor: None where no tile had an older one to differ from.
+    """
+
+    store: float
+    planes: Trial
+    xor: Trial | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOptions:
+    """How a rank saves.
+
+    codec: "raw"; "planes"; "xor" (against the parent, where that is worth it); "auto" (by measuring). pack_bytes: the
+    most tile bytes in a pack; small saves take smaller packs. transfers: packs under way at once. max_bandwidth: bytes
+    per second of all transfers together. check: read packs back, unless the store compares checksums itself. workers:
+    threads that take digests. speeds: what an earlier `auto` save measured; the choice then follows from it alone.
+    """
+
+    codec: Choice | str = Choice.RAW
+    pack_bytes: int = PACK_BYTES
+    transfers: int = TRANSFERS
+    max_bandwidth: float | None = None
+    check: bool = True
+    workers: int = 2
+    speeds: Speeds | None = None
+
+    def __post_init__(self) -> None:
+        if self.codec not in list(Choice):
+            raise ValueError(f"codec {self.codec!r} is none of {', '.join(Choice)}")
+        for field in ("pack_bytes", "transfers", "workers"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}; it is at least 1")
+        if self.max_bandwidth is not None and not self.max_bandwidth > 0:
+            raise ValueError(f"max_bandwidth is {self.max_bandwidth}; give bytes per second above 0, or None")
+
+    @property
+    def choice(self) -> Choice:
+        """The codec, or what `speeds` say instead of AUTO; AUTO where nothing was measured yet."""
+        chosen = Choice(self.codec)
+        return choose(self.speeds, self.transfers) if chosen is Choice.AUTO and self.speeds else chosen
+
+    def limit(self, total: int) -> int:
+        """Return the most tile bytes a pack holds in a save of `total`.
+
+        A writer that dies loses what was under way: a hundredth of the save per transfer.
+        """
+        return min(self.pack_bytes, max(_SMALL, total // _PARTS))
+
+    def fixed(self, choice: Choice) -> SaveOptions:
+        """Return these options with the codec chosen."""
+        return dataclasses.replace(self, codec=choice)
+
+
+_SMALL = 4 << 20
+_PARTS = 96
+_WORTH = 1.1  # a codec that makes the save less than a tenth faster is not worth its processor time
+
+
+def choose(speeds: Speeds, threads: int) -> Choice:
+    """Return how a save ends soonest: encoding goes on in `threads` while the store takes what is encoded."""
+    best, fastest = Choice.RAW, speeds.store * _WORTH
+    for choice, trial in ((Choice.PLANES, speeds.planes), (Choice.XOR, speeds.xor)):
+        if trial is not None:
+            rate = min(trial.rate * threads, speeds.store * trial.ratio)
+            if rate > fastest:
+                best, fastest = choice, rate
+    return best

@@ -1,0 +1,42 @@
+"""What a URL of a store says, and what of it may be shown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpointing.errors import StoreUnfit
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_USERINFO = re.compile(r"(?<=:)(/*)[^/@]*@")
+_QUERY = re.compile(r"[?#].*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A store's place. path: of a directory, else None. scheme: empty for a plain path."""
+
+    url: str
+    scheme: str
+    path: Path | None
+
+
+def parse(url: str) -> Address:
+    """Return what `url` says: a path, `file://` and an absolute path, or another scheme; StoreUnfit else."""
+    if not url or url != url.strip() or "\0" in url:
+        raise StoreUnfit(f"store {url!r}: give a directory, or a URL such as s3://bucket/prefix")
+    scheme, separator, rest = url.partition("://")
+    if not separator and _SCHEME.match(url):
+        raise StoreUnfit(f"store {redacted(url)!r}: a URL has '://' after its scheme, as in s3://bucket/prefix")
+    if separator and scheme != "file":
+        return Address(url=url, scheme=scheme, path=None)
+    path = Path(rest if separator else url).expanduser()
+    if separator and not path.is_absolute():
+        raise StoreUnfit(f"store {url!r}: file:// takes an absolute path, as in file:///data/checkpoints")
+    return Address(url=url, scheme=scheme if separator else "", path=path.absolute())
+
+
+def redacted(url: str) -> str:
+    """Return `url` without what may be secret in it: a user's name and password, and everything behind a `?`."""
+    return _QUERY.sub("?...", _USERINFO.sub(r"\1***@", url)) if _SCHEME.match(url) else url

@@ -1,0 +1,219 @@
+"""Objects encrypted before they leave this machine (format.md, section 12).
+
+AES-256-GCM over chunks of 64 KiB, so that any range can be read by itself. Every object has a key of its own, derived
+from the user's and its name; each chunk is bound to the name, its number, and whether it is the last. A store can
+therefore lose or roll back whole objects, which digests find, but not change, swap, cut or mix them. Names and sizes
+stay visible. Tokens are those of the store below.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from checkpointing.errors import Tampered, WrongKey
+from checkpointing.format.encoding import SEALED
+from checkpointing.stores.keys import Key
+from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_name, chunks
+
+CHUNK = 64 << 10
+_HEAD = len(SEALED) + 8  # the magic, the key's id
+_NONCE = 12
+_STORED = _NONCE + CHUNK + 16
+_BATCH = 16  # chunks handed on at once
+
+
+class EncryptedStore:
+    """A store whose objects only the holder of a key can read or write."""
+
+    def __init__(self, store: Store, key: Key) -> None:
+        """Wrap `store`, all of whose objects are, or will be, encrypted with `key`."""
+        self._store = store
+        self._key = key
+        self._cipher: Callable[[str], _Sealer] = functools.lru_cache(maxsize=256)(lambda name: _Sealer(key, name))
+
+    @property
+    def url(self) -> str:
+        """The place, for messages."""
+        return self._store.url
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes [start, stop) of an object; Tampered or WrongKey when they cannot be opened."""
+        if start == 0 and stop is None:
+            return self._open(name, self._store.get(name))
+        if stop is not None and stop <= start:
+            return self._store.get(name, start, start)
+        if stop is None:
+            stored = self._store.get(name, _place(start // CHUNK))
+            return self._open_chunks(name, stored, start // CHUNK, whole=True)[start % CHUNK :]
+        return self._open_range(name, self._store.get(name, *_around(start, stop)), start, stop)
+
+    def read(self, name: str) -> Versioned | None:
+        """Return an object with its token, None if it is not there."""
+        found = self._store.read(name)
+        if found is None:
+            return None
+        return Versioned(data=self._open(name, found.data), token=found.token)
+
+    def size(self, name: str) -> int:
+        """Return an object's bytes, as they are when opened."""
+        return _plain_size(self._store.size(name))
+
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
+        """Write an object; with `check`, what was sealed is compared."""
+        check_name(name)
+        sealed = _Sealed(self._cipher(name), data)
+        # What comes only once is shown to be so, or the store below would try to send it again.
+        self._store.put(name, iter(sealed) if isinstance(data, Iterator) else sealed, check=check)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create an object; False if one was there."""
+        check_name(name)
+        return self._store.put_if_absent(name, self._seal(name, data))
+
+    def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
+        """Replace an object if its token is `expected`."""
+        check_name(name)
+        return self._store.compare_and_swap(name, expected, self._seal(name, data))
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the names that begin with `prefix`, sorted."""
+        return self._store.list(prefix)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the objects whose names begin with `prefix`, sorted by name, with their sizes when opened."""
+        for entry in self._store.entries(prefix):
+            yield Entry(name=entry.name, size=_plain_size(entry.size), modified=entry.modified)
+
+    def delete(self, name: str) -> None:
+        """Remove an object; nothing happens if it is not there."""
+        self._store.delete(name)
+
+    def _seal(self, name: str, data: bytes) -> bytes:
+        return b"".join(_Sealed(self._cipher(name), data))
+
+    def _open(self, name: str, stored: bytes) -> bytes:
+        self._check_head(name, stored[:_HEAD])
+        return self._open_chunks(name, memoryview(stored)[_HEAD:], 0, whole=True)
+
+    def _check_head(self, name: str, head: bytes) -> None:
+        if head == SEALED + self._key.id:
+            return
+        where = f"store {self.url}: {name}"
+        if head[: len(SEALED)] == SEALED and len(head) == _HEAD:
+            raise WrongKey(
+                f"{where} is encrypted with the key {head[len(SEALED) :].hex()}, and {self._key.id.hex()} was given: "
+                "give that key"
+            )
+        raise WrongKey(
+            f"{where} is not encrypted, or its first bytes are damaged. A key was given: open the store without one, "
+            "or give a new place to what is to be encrypted."
+        )
+
+    def _open_range(self, name: str, stored: bytes, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop), from the chunks that hold them."""
+        first, last = start // CHUNK, (stop - 1) // CHUNK + 1
+        ends_early = len(stored) <= (last - first - 1) * _STORED
+        plain = self._open_chunks(name, stored, first, whole=ends_early)
+        return plain[start - first * CHUNK : stop - first * CHUNK]
+
+    def _open_chunks(self, name: str, stored: bytes | memoryview, first: int, *, whole: bool) -> bytes:
+        """Return the bytes of chunks `first`, ...; with `whole`, `stored` must end with the last one there is."""
+        sealer, view = self._cipher(name), memoryview(stored)
+        plain = []
+        for number, offset in enumerate(range(0, len(stored), _STORED), first):
+            piece = view[offset : offset + _STORED]
+            at_end = offset + _STORED >= len(stored)
+            # What is shorter than a chunk, or than what was asked for, must be the end; else it can be.
+            final = (True,) if at_end and (whole or len(piece) < _STORED) else (False, True) if at_end else (False,)
+            opened = next((out for flag in final if (out := sealer.open(piece, number, flag)) is not None), None)
+            if opened is None:
+                self._check_head(name, self._store.get(name, 0, _HEAD))
+                raise Tampered(
+                    f"store {self.url}: {name}: bytes from {number * CHUNK} on are not as they were sealed under this "
+                    "name: the object is damaged, cut short or another one's. Restore from elsewhere."
+                )
+            plain.append(opened)
+        if whole and not plain and first == 0:
+            raise Tampered(f"store {self.url}: {name}: is cut short. Restore from elsewhere.")
+        return plain[0] if len(plain) == 1 else b"".join(plain)
+
+
+class _Sealer:
+    """The cipher of one object."""
+
+    __slots__ = ("_cipher", "_name", "head")
+
+    def __init__(self, key: Key, name: str) -> None:
+        self._cipher = AESGCM(key.for_object(name))
+        self._name = name.encode()
+        self.head = SEALED + key.id
+
+    def seal(self, plain: bytes | memoryview, number: int, final: bool) -> bytes:
+        nonce = os.urandom(_NONCE)
+        return nonce + self._cipher.encrypt(nonce, plain, self._bound(number, final))
+
+    def open(self, stored: memoryview, number: int, final: bool) -> bytes | None:
+        if len(stored) < _NONCE + 16:
+            return None
+        try:
+            return self._cipher.decrypt(stored[:_NONCE], stored[_NONCE:], self._bound(number, final))
+        except InvalidTag:
+            return None
+
+    def _bound(self, number: int, final: bool) -> bytes:
+        return SEALED + number.to_bytes(8, "little") + bytes([final]) + self._name
+
+
+class _Sealed:
+    """Data as it is stored, a MiB at a time. Iterating it again seals it again, with other nonces."""
+
+    def __init__(self, sealer: _Sealer, data: Data) -> None:
+        self._sealer, self._data = sealer, data
+
+    def __iter__(self) -> Iterator[bytes]:
+        batch = [self._sealer.head]
+        for number, (piece, final) in enumerate(_cut(self._data)):
+            batch.append(self._sealer.seal(piece, number, final))
+            if len(batch) >= _BATCH or final:
+                yield b"".join(batch)
+                batch = []
+
+
+def _cut(data: Data) -> Iterator[tuple[bytes | memoryview, bool]]:
+    """Yield the data in pieces of CHUNK bytes, the last one shorter or empty, and whether it is the last.
+
+    The end of each chunk is copied, for it may be the last piece, and its maker may use its memory again.
+    """
+    held = bytearray()
+    for chunk in chunks(data):
+        room = CHUNK - len(held)
+        held += chunk[:room]
+        rest = chunk[room:]
+        if not rest.nbytes:
+            continue
+        yield bytes(held), False
+        whole = (rest.nbytes - 1) // CHUNK * CHUNK
+        for offset in range(0, whole, CHUNK):
+            yield rest[offset : offset + CHUNK], False
+        held = bytearray(rest[whole:])
+    yield bytes(held), True
+
+
+def _plain_size(stored: int) -> int:
+    body = max(0, stored - _HEAD)
+    count = -(-body // _STORED)
+    return max(0, body - count * (_NONCE + 16))
+
+
+def _around(start: int, stop: int) -> tuple[int, int]:
+    """Return where the chunks that hold [start, stop) are stored."""
+    return _place(start // CHUNK), _place(-(-stop // CHUNK))
+
+
+def _place(number: int) -> int:
+    return _HEAD + number * _STORED

@@ -1,0 +1,127 @@
+"""A second try beside one that takes too long.
+
+Object stores answer most requests in their usual time and a few far later. When a read, or the upload of a pack, has
+taken several times what its like took of late, it is asked again, and the first good answer counts. That is safe for
+whole writes of the same bytes only: conditional writes are never asked twice, nor is data that comes only once.
+(Dean and Barroso, The Tail at Scale, 2013.)
+"""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from checkpointing.stores.protocol import Data, Entry, Store, Versioned
+
+_T = TypeVar("_T")
+
+_KEPT = 64  # durations that are remembered, of each kind
+_NEEDED = 8  # before anything is called slow
+_BYTES = 1 << 20  # what a request costs beside its bytes, in bytes
+
+
+class HedgedStore:
+    """A store in which a slow read or upload is raced by a second one."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        factor: float = 4.0,
+        patience: float = 0.2,
+        threads: int = 16,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Wrap `store`: ask again after `factor` times the median, but not before `patience` seconds."""
+        self._store = store
+        self._factor, self._patience, self._clock = factor, patience, clock
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hedged")
+        self._lock = threading.Lock()
+        self._durations: dict[str, collections.deque[float]] = {
+            kind: collections.deque(maxlen=_KEPT) for kind in ("get", "put")
+        }
+        self.hedges = 0
+
+    @property
+    def url(self) -> str:
+        """The place, for messages."""
+        return self._store.url
+
+    def close(self) -> None:
+        """Let go of the threads; a try that lost may still run until its answer comes."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes [start, stop) of an object."""
+        size = 0 if stop is None else max(0, stop - start)
+        return self._race("get", size, lambda: self._store.get(name, start, stop))
+
+    def read(self, name: str) -> Versioned | None:
+        """Return an object with its token, None if it is not there."""
+        return self._store.read(name)
+
+    def size(self, name: str) -> int:
+        """Return an object's bytes."""
+        return self._store.size(name)
+
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
+        """Write an object; a second upload of the same bytes may follow a slow one, and does no harm."""
+        if isinstance(data, bytes | memoryview):
+            size = memoryview(data).nbytes
+        elif isinstance(data, list | tuple):
+            size = sum(memoryview(chunk).nbytes for chunk in data)
+        else:
+            self._store.put(name, data, check=check)
+            return
+        self._race("put", size, lambda: self._store.put(name, data, check=check))
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create an object; False if one was there."""
+        return self._store.put_if_absent(name, data)
+
+    def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
+        """Replace an object if its token is `expected`."""
+        return self._store.compare_and_swap(name, expected, data)
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the names that begin with `prefix`, sorted."""
+        return self._store.list(prefix)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the objects whose names begin with `prefix`, sorted by name."""
+        return self._store.entries(prefix)
+
+    def delete(self, name: str) -> None:
+        """Remove an object; nothing happens if it is not there."""
+        self._store.delete(name)
+
+    def _race(self, kind: str, size: int, attempt: Callable[[], _T]) -> _T:
+        began = self._clock()
+        tries: list[Future[_T]] = [self._pool.submit(attempt)]
+        wait(tries, timeout=self._slow(kind, size))
+        if not tries[0].done():
+            self.hedges += 1
+            tries.append(self._pool.submit(attempt))
+        pending = set(tries)
+        while True:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            good = next((future for future in done if future.exception() is None), None)
+            if good is not None:
+                with self._lock:
+                    self._durations[kind].append((self._clock() - began) / (_BYTES + size))
+                return good.result()
+            if not pending:
+                return tries[0].result()  # both failed: the first one's error
+
+    def _slow(self, kind: str, size: int) -> float | None:
+        """Return after how many seconds a request of `size` bytes is slow; None while too few are known."""
+        with self._lock:
+            known = list(self._durations[kind])
+        if len(known) < _NEEDED:
+            return None
+        return max(self._patience, self._factor * statistics.median(known) * (_BYTES + size))

@@ -1,0 +1,122 @@
+"""Uploads that leave bandwidth to others.
+
+A bucket of tokens, one per byte, fills at the rate that is allowed. Every upload takes what it needs before it sends;
+with none left it goes into debt and waits until the debt is paid. One bucket may be shared by several stores and
+threads: the rate is theirs together.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from checkpointing.stores.protocol import Data, Entry, Store, Versioned, chunks
+
+_PIECES_PER_SECOND = 8  # how finely a large chunk is spread in time
+
+
+class Bandwidth:
+    """A rate in bytes per second, shared by all who `take`. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        burst: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Allow `rate` bytes per second, and `burst` at once after a pause (default: those of an eighth of a second).
+
+        ValueError unless both are positive.
+        """
+        burst = rate / _PIECES_PER_SECOND if burst is None else burst
+        if not rate > 0 or not burst > 0:
+            raise ValueError(f"a bandwidth is a positive number of bytes per second, not {rate!r}")
+        self.rate = rate
+        self._burst = burst
+        self._clock, self._sleep = clock, sleep
+        self._lock = threading.Lock()
+        self._tokens, self._filled = burst, clock()
+
+    @property
+    def piece(self) -> int:
+        """How many bytes are best taken at a time."""
+        return max(1, int(self.rate / _PIECES_PER_SECOND))
+
+    def take(self, amount: int) -> None:
+        """Wait until `amount` bytes may be sent. Those who came first are served first, near enough."""
+        with self._lock:
+            now = self._clock()
+            self._tokens = min(self._burst, self._tokens + (now - self._filled) * self.rate) - amount
+            self._filled = now
+            debt = -self._tokens
+        if debt > 0:
+            self._sleep(debt / self.rate)
+
+
+class LimitedStore:
+    """A store whose uploads keep to a bandwidth. Reads, and the small writes that commit, do not wait."""
+
+    def __init__(self, store: Store, bandwidth: Bandwidth) -> None:
+        """Wrap `store`."""
+        self._store = store
+        self._bandwidth = bandwidth
+
+    @property
+    def url(self) -> str:
+        """The place, for messages."""
+        return self._store.url
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes [start, stop) of an object."""
+        return self._store.get(name, start, stop)
+
+    def read(self, name: str) -> Versioned | None:
+        """Return an object with its token, None if it is not there."""
+        return self._store.read(name)
+
+    def size(self, name: str) -> int:
+        """Return an object's bytes."""
+        return self._store.size(name)
+
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
+        """Write an object, no faster than the bandwidth allows."""
+        metered = _Metered(data, self._bandwidth)
+        self._store.put(name, iter(metered) if isinstance(data, Iterator) else metered, check=check)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create an object; False if one was there."""
+        return self._store.put_if_absent(name, data)
+
+    def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
+        """Replace an object if its token is `expected`."""
+        return self._store.compare_and_swap(name, expected, data)
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the names that begin with `prefix`, sorted."""
+        return self._store.list(prefix)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the objects whose names begin with `prefix`, sorted by name."""
+        return self._store.entries(prefix)
+
+    def delete(self, name: str) -> None:
+        """Remove an object; nothing happens if it is not there."""
+        self._store.delete(name)
+
+
+class _Metered:
+    """Data that comes no faster than a bandwidth allows."""
+
+    def __init__(self, data: Data, bandwidth: Bandwidth) -> None:
+        self._data, self._bandwidth = data, bandwidth
+
+    def __iter__(self) -> Iterator[memoryview]:
+        size = self._bandwidth.piece
+        for chunk in chunks(self._data):
+            for offset in range(0, chunk.nbytes, size):
+                piece = chunk[offset : offset + size]
+                self._bandwidth.take(piece.nbytes)
+                yield piece

@@ -1,0 +1,266 @@
+"""Object stores through obstore: S3 and what speaks like it, Google Cloud Storage, Azure Blob Storage.
+
+Its own interface is used, for the one it has for fsspec drops conditions; but not its `get_ranges`, which panics when
+an object is shorter than what is asked of it (seen in 0.12.1). A token is the ETag, with the version where
+there is one. Only what fits one request is held in memory; all else goes in parts, several at once.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from checkpointing.errors import StoreDenied, StoreError, StoreNotFound, StoreUnfit
+from checkpointing.stores.checking import Sent
+from checkpointing.stores.cloud import connect, first_line
+from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+
+_SINGLE = 64 << 20  # bytes that are in memory already go in one request up to here
+_HELD = 40 << 20  # all else up to here is collected, which takes less memory than parts under way
+_PART = 16 << 20  # S3 takes 5 MiB to 5 GiB, and 10,000 of them
+_PARTS_AT_ONCE = 4
+
+_DENIED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
+_METADATA = ("169.254.169.254", "metadata.google.internal", "fd00:ec2")
+
+
+class ObstoreStore:
+    """Objects of a bucket, below a prefix."""
+
+    def __init__(self, url: str, *, options: Mapping[str, Any]) -> None:
+        """Make a client; nothing is asked of the store yet. StoreUnfit when URL or options are wrong."""
+        self._url = url
+        self._client = connect(url, options)
+
+    @property
+    def url(self) -> str:
+        """The URL it was opened with."""
+        return self._url
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes [start, stop) of an object."""
+        check_name(name)
+        empty = stop is not None and stop <= start
+        if empty:
+            stop = start + 1  # whether it is there is asked all the same
+        try:
+            with self._errors("read", name):
+                if stop is not None:
+                    data = self._client.get_range(name, start=start, end=stop).to_bytes()
+                elif start:
+                    data = self._client.get(name, options={"range": {"offset": start}}).bytes().to_bytes()
+                else:
+                    data = self._client.get(name).bytes().to_bytes()
+        except _BeyondEnd:
+            return b""
+        return b"" if empty else data
+
+    def read(self, name: str) -> Versioned | None:
+        """Return an object with its token, both from one answer; None if it is not there."""
+        check_name(name)
+        try:
+            with self._errors("read", name):
+                answer = self._client.get(name)
+                return Versioned(data=answer.bytes().to_bytes(), token=_token(answer.meta))
+        except StoreNotFound:
+            return None
+
+    def size(self, name: str) -> int:
+        """Return an object's bytes."""
+        check_name(name)
+        with self._errors("read", name):
+            return int(self._client.head(name)["size"])
+
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
+        """Write an object, replacing what was there; `check` compares the ETag, or reads back where it says nothing."""
+        check_name(name)
+        blocks, rest = _first(chunks(data), in_memory=isinstance(data, bytes | memoryview | Sequence))
+        if rest is None:
+            with self._errors("write", name):
+                answer = self._client.put(name, blocks or b"", use_multipart=False)
+            if check and _md5(blocks).hexdigest() != _plain(answer["e_tag"]):
+                # Encrypted buckets and other clouds have ETags that are no checksums.
+                sent = Sent(blocks)
+                collections.deque(sent, maxlen=0)
+                sent.compare(self, name)
+            return
+        sent = Sent(itertools.chain(blocks, rest))
+        summed = _Summed(sent)
+        with self._errors("write", name):
+            answer = self._client.put(
+                name,
+                iter(summed if check else itertools.chain(blocks, rest)),
+                use_multipart=True,
+                chunk_size=_PART,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+        if check and summed.etag() != _plain(answer["e_tag"]):
+            sent.compare(self, name)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create an object; False if one was there."""
+        check_name(name)
+        with self._errors("create", name):
+            try:
+                self._client.put(name, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            return True
+
+    def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
+        """Replace an object if its token is `expected`."""
+        if expected is None:
+            return self.put_if_absent(name, data)
+        check_name(name)
+        etag, _, version = expected.partition(" ")
+        present: UpdateVersion = {"e_tag": etag, "version": version} if version else {"e_tag": etag}
+        with self._errors("swap", name):
+            try:
+                self._client.put(name, data, mode=present, use_multipart=False)
+            except PreconditionError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return False
+            return True
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the names that begin with `prefix`, sorted."""
+        for entry in self.entries(prefix):
+            yield entry.name
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the objects whose names begin with `prefix`, sorted by name."""
+        folder = prefix.rpartition("/")[0]  # obstore's prefixes are whole parts of names
+        found = []
+        with self._errors("list", prefix or "its objects"):
+            for page in self._client.list(folder or None, chunk_size=1000):
+                for meta in page:
+                    if meta["path"].startswith(prefix):
+                        modified = meta["last_modified"].timestamp()
+                        found.append(Entry(name=meta["path"], size=meta["size"], modified=modified))
+        yield from sorted(found, key=lambda entry: entry.name)
+
+    def delete(self, name: str) -> None:
+        """Remove an object; nothing happens if it is not there."""
+        check_name(name)
+        try:
+            with self._errors("delete", name):
+                self._client.delete(name)
+        except StoreNotFound:
+            pass
+
+    @contextlib.contextmanager
+    def _errors(self, verb: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, FileNotFoundError, PermissionError, TimeoutError, ConnectionError) as error:
+            text = first_line(error)
+            said = _said(text)
+            where = f"store {self._url}: cannot {verb} {name}: "
+            if "416" in text and "Range" in text:
+                raise _BeyondEnd from error
+            if "NoSuchBucket" in text or "ContainerNotFound" in text:
+                raise StoreUnfit(f"{where}there is no such bucket. Make it, or correct the URL.") from error
+            if isinstance(error, FileNotFoundError):
+                raise StoreNotFound(f"{where}it is not there") from error
+            if any(address in text for address in _METADATA):
+                raise StoreDenied(
+                    f"{where}no credentials were found: none are in the environment, in options or in shared files, "
+                    "and this machine has no identity of its own"
+                ) from error
+            refused = (PermissionDeniedError, UnauthenticatedError, PermissionError)
+            if isinstance(error, refused) or any(code in text for code in _DENIED):
+                raise StoreDenied(f"{where}{said}. Check the credentials, and what they may do there.") from error
+            raise StoreError(f"{where}{said}") from error
+
+
+class _BeyondEnd(Exception):
+    """A range that begins at the end of an object, or behind it."""
+
+
+class _Summed:
+    """Data that is summed, part by part, as an S3 server does it for its ETag."""
+
+    def __init__(self, source: Iterable[memoryview]) -> None:
+        self._source = source
+        self._part, self._filled = _md5(()), 0
+        self._parts: list[bytes] = []
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for chunk in self._source:
+            yield chunk
+            rest = chunk
+            while rest.nbytes:
+                if self._filled == _PART:
+                    self._close_part()
+                piece = rest[: _PART - self._filled]
+                self._part.update(piece)
+                self._filled += piece.nbytes
+                rest = rest[piece.nbytes :]
+
+    def etag(self) -> str:
+        """Return the ETag of all that was yielded."""
+        self._close_part()
+        return f"{_md5(self._parts).hexdigest()}-{len(self._parts)}"
+
+    def _close_part(self) -> None:
+        self._parts.append(self._part.digest())
+        self._part, self._filled = _md5(()), 0
+
+
+def _md5(blocks: Iterable[bytes | memoryview]) -> hashlib._Hash:
+    found = hashlib.md5(usedforsecurity=False)
+    for block in blocks:
+        found.update(block)
+    return found
+
+
+def _first(
+    source: Iterator[memoryview], *, in_memory: bool
+) -> tuple[list[bytes | memoryview], Iterator[memoryview] | None]:
+    """Return what one request carries, and the rest if there is more.
+
+    What is in memory already is not copied; all else is, for its maker may use its memory again.
+    """
+    limit = _SINGLE if in_memory else _HELD
+    blocks: list[bytes | memoryview] = []
+    total = 0
+    for chunk in source:
+        if chunk.nbytes:
+            blocks.append(chunk if in_memory else bytes(chunk))
+            total += chunk.nbytes
+        if total > limit:
+            return blocks, source
+    return blocks, None
+
+
+def _token(meta: Mapping[str, Any]) -> str:
+    return f"{meta['e_tag'] or ''} {meta.get('version') or ''}".rstrip()
+
+
+def _plain(etag: str | None) -> str:
+    return (etag or "").strip('"').lower()
+
+
+def _said(text: str) -> str:
+    """Return what the server said, or else what obstore says, without the request's URL (it may carry a signature)."""
+    code, message = re.search(r"<Code>([^<]*)</Code>", text), re.search(r"<Message>([^<]*)</Message>", text)
+    if code:
+        return f"{code[1]}: {message[1].rstrip('.')}" if message else code[1]
+    return re.sub(r"\?\S*", "?...", text)

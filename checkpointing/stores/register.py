@@ -1,0 +1,197 @@
+"""For stores without conditional writes: another place decides, the store holds the bytes.
+
+A register is something small that can compare and swap: an etcd, or another store. Refs are kept in it whole. Of an
+object that is created once, it holds the digest; the bytes are first put under a name that nobody else uses
+(`claims/...`), then the register is asked, then they are put under their own name. Whoever dies in between leaves
+what the next reader or writer needs to finish. Objects under their own names are for readers without the register:
+theirs are whole too, and refs may be some moments old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from checkpointing.errors import StoreError, StoreNotFound
+from checkpointing.format.encoding import hexdigest
+from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_name
+
+_CLAIM = b"claim "  # and the digest of the bytes
+_WHOLE = b"whole "  # and the bytes
+LARGEST = 1 << 20  # of what a register is asked to hold: etcd takes 1.5 MiB
+_PUBLISHED = 8
+
+
+class Register(Protocol):
+    """A few small values under names, decided in one place. Safe to use from several threads.
+
+    When an operation raises StoreError it may still have happened.
+    """
+
+    def read(self, name: str) -> Versioned | None:
+        """Return a value and its token, as of now; None if there is none."""
+        ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Set a value; False if there was one."""
+        ...
+
+    def swap(self, name: str, expected: str, data: bytes) -> bool:
+        """Replace a value if its token is `expected`; False if it is not."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove a value; nothing happens if there is none."""
+        ...
+
+
+class StoreRegister:
+    """A register in a store that can write on conditions, such as a shared directory, for one that cannot."""
+
+    def __init__(self, store: Store) -> None:
+        """Keep values as objects of `store`; nothing else should be in it."""
+        self._store = store
+
+    def read(self, name: str) -> Versioned | None:
+        """Return a value and its token; None if there is none."""
+        return self._store.read(name)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Set a value; False if there was one."""
+        return self._store.put_if_absent(name, data)
+
+    def swap(self, name: str, expected: str, data: bytes) -> bool:
+        """Replace a value if its token is `expected`."""
+        return self._store.compare_and_swap(name, expected, data)
+
+    def delete(self, name: str) -> None:
+        """Remove a value."""
+        self._store.delete(name)
+
+
+class RegisteredStore:
+    """A store whose conditional writes are decided in a register.
+
+    Every writer must be given the same register; one that has none would not be fenced.
+    """
+
+    def __init__(self, store: Store, register: Register) -> None:
+        """Wrap `store`, of which only whole writes, reads, listings and deletions are asked."""
+        self._store = store
+        self._register = register
+
+    @property
+    def url(self) -> str:
+        """The place, for messages."""
+        return self._store.url
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes [start, stop) of an object, of the version in the store."""
+        try:
+            return self._store.get(name, start, stop)
+        except StoreNotFound:
+            found = self.read(name)
+            if found is None:
+                raise
+            return found.data[start : max(start, stop) if stop is not None else None]
+
+    def read(self, name: str) -> Versioned | None:
+        """Return an object with its token, as the register has it; what it does not know, from the store."""
+        check_name(name)
+        decided = self._register.read(name)
+        if decided is None:
+            # Written without a condition: the token is of the bytes, and good for nothing but comparing.
+            with contextlib.suppress(StoreNotFound):
+                data = self._store.get(name)
+                return Versioned(data=data, token=f"bytes {hexdigest(data)}")
+            return None
+        if decided.data.startswith(_WHOLE):
+            return Versioned(data=decided.data[len(_WHOLE) :], token=decided.token)
+        return Versioned(data=self._claimed(name, decided.data[len(_CLAIM) :].decode()), token=decided.token)
+
+    def size(self, name: str) -> int:
+        """Return an object's bytes."""
+        try:
+            return self._store.size(name)
+        except StoreNotFound:
+            found = self.read(name)
+            if found is None:
+                raise
+            return len(found.data)
+
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
+        """Write an object that nobody decides about, such as a pack."""
+        self._store.put(name, data, check=check)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create an object; False if one was there."""
+        check_name(name)
+        digest = hexdigest(data)
+        aside = _aside(name, digest)
+        self._store.put(aside, data)
+        created = self._register.create(name, _CLAIM + digest.encode())
+        if not created:
+            decided = self._register.read(name)
+            if decided is None or decided.data != _CLAIM + digest.encode():
+                self._store.delete(aside)
+                return False
+        # Ours, or the same bytes: whoever comes by finishes what may have been left undone.
+        self._store.put(name, data)
+        self._store.delete(aside)
+        return created
+
+    def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
+        """Replace an object if its token is `expected`; StoreError when it is too large for a register."""
+        check_name(name)
+        if len(data) > LARGEST:
+            raise StoreError(
+                f"store {self.url}: {name} would have {len(data)} bytes, and a register holds at most {LARGEST}: "
+                "collect garbage, so that fewer checkpoints are listed"
+            )
+        whole = _WHOLE + data
+        register = self._register
+        done = register.create(name, whole) if expected is None else register.swap(name, expected, whole)
+        if done:
+            # It is decided; that readers without the register see it late is no failure.
+            with contextlib.suppress(StoreError):
+                self._publish(name, data)
+        return done
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Yield the names that begin with `prefix`, sorted."""
+        return self._store.list(prefix)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the objects whose names begin with `prefix`, sorted by name."""
+        return self._store.entries(prefix)
+
+    def delete(self, name: str) -> None:
+        """Remove an object; nothing happens if it is not there."""
+        self._store.delete(check_name(name))
+        decided = self._register.read(name)
+        if decided is not None:
+            if decided.data.startswith(_CLAIM):
+                self._store.delete(_aside(name, decided.data[len(_CLAIM) :].decode()))
+            self._register.delete(name)
+
+    def _claimed(self, name: str, digest: str) -> bytes:
+        for place in (name, _aside(name, digest)):
+            with contextlib.suppress(StoreNotFound):
+                data = self._store.get(place)
+                if hexdigest(data) == digest:
+                    return data
+        raise StoreError(f"store {self.url}: {name} is in the register, and its bytes are not in the store")
+
+    def _publish(self, name: str, data: bytes) -> None:
+        """Put what was decided where readers without the register look, until it is the newest that is there."""
+        for _ in range(_PUBLISHED):
+            self._store.put(name, data)
+            decided = self._register.read(name)
+            if decided is None or decided.data == _WHOLE + data:
+                return
+            data = decided.data[len(_WHOLE) :]
+
+
+def _aside(name: str, digest: str) -> str:
+    return f"claims/{hexdigest(f'{name} {digest}'.encode())}"

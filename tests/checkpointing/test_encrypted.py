@@ -1,0 +1,166 @@
+"""Encryption at rest: what its holder can do, and what nobody else can."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from states import SMALL, load, make_state, save_and_commit
+
+from checkpointing import Key, Store, fence, open_checkpoint, open_store, read_latest, verify
+from checkpointing.errors import StoreUnfit, Tampered, WrongKey
+from checkpointing.stores.encrypted import CHUNK, EncryptedStore
+
+_numbers = itertools.count()
+KEY = Key(bytes(range(32)))
+SECRET = b"the weights of the model"
+STORED = CHUNK + 28
+
+
+@pytest.fixture
+def inner() -> Store:
+    return open_store(f"memory://encrypted-{next(_numbers)}/x")
+
+
+@pytest.fixture
+def store(inner: Store) -> EncryptedStore:
+    return EncryptedStore(inner, KEY)
+
+
+def test_nothing_of_the_contents_is_in_the_store(inner: Store, store: EncryptedStore) -> None:
+    """Neither of documents nor of packs, and equal objects do not look equal."""
+    store.put("a", SECRET * 10_000)
+    store.put_if_absent("b", SECRET)
+    store.compare_and_swap("c", None, SECRET)
+    for name in "abc":
+        assert SECRET[:8] not in inner.get(name)
+    assert inner.get("b")[16:] != inner.get("c")[16:]
+
+
+@given(size=st.integers(0, 4 * CHUNK), cuts=st.lists(st.integers(0, 4 * CHUNK), max_size=5), data=st.data())
+def test_every_range_of_every_size_comes_back(size: int, cuts: list[int], data: st.DataObject) -> None:
+    """However the data came in, chunk borders or not."""
+    store = EncryptedStore(open_store("memory://encrypted-ranges/x", write=False), KEY)
+    plain = (os.urandom(1009) * (size // 1009 + 1))[:size]
+    borders = [0, *sorted(cut for cut in cuts if cut < size), size]
+    store.put("x", (memoryview(plain)[a:b] for a, b in itertools.pairwise(borders)))
+    assert store.get("x") == plain
+    assert store.size("x") == size
+    assert next(store.entries("x")).size == size
+    edge = st.sampled_from([CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, size - 1, size, size + 1]).map(
+        lambda at: max(0, at)
+    )
+    start, stop = data.draw(edge | st.integers(0, size + 10)), data.draw(edge | st.integers(0, size + 10))
+    assert store.get("x", start, stop) == plain[start : max(start, stop)]
+    assert store.get("x", start) == plain[start:]
+
+
+def test_a_maker_may_use_its_memory_again(store: EncryptedStore) -> None:
+    """Each chunk is done with before the next is asked for."""
+    buffer = bytearray(CHUNK + 5)
+
+    def made() -> object:
+        for value in range(3):
+            buffer[:] = bytes([value]) * len(buffer)
+            yield memoryview(buffer)
+
+    store.put("x", made())  # type: ignore[arg-type]
+    assert store.get("x") == b"".join(bytes([value]) * len(buffer) for value in range(3))
+
+
+@pytest.mark.parametrize("at", [0, 9, 16, 20, 16 + STORED - 1, 16 + STORED, 16 + 2 * STORED + 40])
+def test_a_flipped_bit_is_found(inner: Store, store: EncryptedStore, at: int) -> None:
+    """Anywhere: in the head, a nonce, the contents, a tag."""
+    store.put("x", bytes(2 * CHUNK + 100))
+    stored = bytearray(inner.get("x"))
+    stored[at] ^= 1
+    inner.put("x", bytes(stored))
+    with pytest.raises((Tampered, WrongKey)):
+        store.get("x")
+
+
+@pytest.mark.parametrize("left", [16, 17, 16 + STORED, 16 + STORED + 5])
+def test_a_cut_is_found(inner: Store, store: EncryptedStore, left: int) -> None:
+    """At the border of a chunk, too, and by a read of a range that passes it."""
+    store.put("x", bytes(2 * CHUNK + 100))
+    inner.put("x", inner.get("x")[:left])
+    with pytest.raises(Tampered):
+        store.get("x")
+    with pytest.raises(Tampered):
+        store.get("x", 10, 2 * CHUNK + 50)
+
+
+def test_chunks_and_objects_cannot_be_exchanged(inner: Store, store: EncryptedStore) -> None:
+    """Neither with each other nor with another object's, though the key is the same."""
+    store.put("x", bytes(3 * CHUNK))
+    store.put("y", bytes(3 * CHUNK))
+    x, y = inner.get("x"), inner.get("y")
+    inner.put("y", x)
+    with pytest.raises(Tampered):
+        store.get("y", CHUNK, CHUNK + 1)
+    inner.put("y", y)
+    first, second = slice(16, 16 + STORED), slice(16 + STORED, 16 + 2 * STORED)
+    inner.put("x", x[:16] + x[second] + x[first] + x[16 + 2 * STORED :])
+    with pytest.raises(Tampered):
+        store.get("x")
+
+
+def test_another_key_is_told_from_damage(inner: Store, store: EncryptedStore) -> None:
+    """The error says which key is needed; a range read says so, too."""
+    store.put("x", b"1" * 100)
+    other = EncryptedStore(inner, Key.generate())
+    for ask in (lambda: other.get("x"), lambda: other.get("x", 3, 9), lambda: other.read("x")):
+        with pytest.raises(WrongKey, match=KEY.id.hex()):
+            ask()
+    inner.put("plain", b"not encrypted at all")
+    with pytest.raises(WrongKey, match="is not encrypted"):
+        store.get("plain")
+
+
+def test_checkpoints_in_an_encrypted_store(inner: Store, store: EncryptedStore) -> None:
+    """Saved, restored and verified as anywhere; without the key, the reader is told that one is needed."""
+    state = make_state(SMALL)
+    fence(store, 1)
+    save_and_commit(store, state)
+    assert load(open_checkpoint(store))[0] == state
+    assert list(verify(store)) == []
+    with pytest.raises(WrongKey, match="open the store with the key"):
+        read_latest(inner)
+
+
+def test_keys_come_from_files_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As raw bytes, hex or base64."""
+    secret = bytes(range(32))
+    for number, content in enumerate([secret, secret.hex().encode() + b"\n", KEY.text().encode()]):
+        path = tmp_path / str(number)
+        path.write_bytes(content)
+        assert Key.from_file(path).id == KEY.id
+    monkeypatch.setenv("ELASTIC3D_STORE_KEY", KEY.text())
+    assert Key.from_env().id == KEY.id
+    assert Key.generate().id != KEY.id
+
+
+def test_a_key_that_is_none_is_refused_without_being_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says where it looked and how a key is made."""
+    (tmp_path / "short").write_text("c2VjcmV0")
+    with pytest.raises(StoreUnfit, match="openssl rand") as raised:
+        Key.from_file(tmp_path / "short")
+    assert "c2VjcmV0" not in str(raised.value)
+    with pytest.raises(StoreUnfit, match="cannot be read"):
+        Key.from_file(tmp_path / "missing")
+    monkeypatch.delenv("ELASTIC3D_STORE_KEY", raising=False)
+    with pytest.raises(StoreUnfit, match="is not set"):
+        Key.from_env()
+
+
+def test_a_key_does_not_show_its_secret() -> None:
+    """Neither printed nor pickled."""
+    assert KEY.text() not in repr(KEY)
+    assert bytes(range(32)).hex() not in repr(KEY)
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(KEY)

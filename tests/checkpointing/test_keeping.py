@@ -1,0 +1,387 @@
+"""Tags, pins, `verified`, names, retention, history, collection and repair, one actor at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from interleaving import Free, View
+from states import SMALL, load, make_state, save, save_and_commit
+
+from checkpointing import (
+    Ref,
+    Retention,
+    collect,
+    commit,
+    fence,
+    mark_verified,
+    open_checkpoint,
+    pin,
+    pins,
+    plan_collection,
+    read_ref,
+    repair_latest,
+    resolve_name,
+    tag,
+    tags,
+    unpin,
+    untag,
+    verify,
+)
+from checkpointing.errors import Collecting, Corrupt, Fenced, Incomplete, KeepRefused, NoCheckpoint, Superseded
+from checkpointing.format import names, refs
+from checkpointing.format.refs import decode_ref, encode_ref, spill
+from checkpointing.keeping.retention import retained
+from checkpointing.reading.naming import committed
+
+DAY = 86400.0
+
+
+def fresh() -> tuple[View, Free]:
+    actor = Free()
+    return View(actor), actor
+
+
+def name(step: int, made_in: int = 1) -> str:
+    return names.checkpoint(names.Save(step=step, made_in=made_in, attempt=0), made_in)
+
+
+def history(store: View, steps: range, made_in: int = 1) -> None:
+    for step in steps:
+        save_and_commit(store, make_state(SMALL, seed=step), step=step, made_in=made_in)
+
+
+class Hooked:
+    """A store that calls a hook before one of its operations, once."""
+
+    def __init__(self, store: View, **hooks: Callable[..., Any]) -> None:
+        self._store, self._hooks = store, hooks
+
+    def __getattr__(self, verb: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            hook = self._hooks.get(verb)
+            if hook is not None and hook(*arguments):
+                del self._hooks[verb]
+            return getattr(self._store, verb)(*arguments)
+
+        return self._store.url if verb == "url" else call
+
+
+class Hidden(Hooked):
+    """A store whose listings are stale: they do not show some names yet."""
+
+    def __init__(self, store: View, prefix: str) -> None:
+        super().__init__(store)
+        self._prefix = prefix
+
+    def entries(self, prefix: str) -> Any:
+        return (entry for entry in self._store.entries(prefix) if not entry.name.startswith(self._prefix))
+
+
+def test_retention_is_a_choice_among_names() -> None:
+    """The last n, the first of each window in its latest history, and what is protected stay, in order."""
+    all_names = [name(step) for step in range(12, 0, -1)]
+    steps = lambda kept: [int(item.partition(".")[0]) for item in kept]  # noqa: E731
+    assert retained(all_names, Retention(), ()) == tuple(all_names)
+    assert steps(retained(all_names, Retention(keep_last=2), ())) == [12, 11]
+    assert steps(retained(all_names, Retention(keep_last=2), {name(5)})) == [12, 11, 5]
+    assert steps(retained(all_names, Retention(keep_last=1, keep_every=5), ())) == [12, 10, 5, 1]
+    redone = [name(12, 2), name(11, 2), *all_names[:3]]
+    assert retained(redone, Retention(keep_last=1, keep_every=10), ()) == (name(12, 2), name(11, 2))
+    for wrong in ({"keep_last": 0}, {"keep_every": -1}, {"keep_last": True}):
+        with pytest.raises(ValueError, match="whole number from 1"):
+            Retention(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_is_found_by_ref_tag_name_step_and_prefix() -> None:
+    """Each kind of name means one checkpoint; what means none, or two, is said so."""
+    store, _ = fresh()
+    with pytest.raises(NoCheckpoint, match="nothing was ever committed"):
+        resolve_name(store, "latest")
+    history(store, range(1, 13))
+    with pytest.raises(NoCheckpoint, match="verified yet"):
+        resolve_name(store, "verified")
+    mark_verified(store, "3")
+    tag(store, "best", "000000000004")
+    for text, step in {"latest": 12, "verified": 3, "best": 4, "7": 7, "000000000011": 11, name(9): 9}.items():
+        assert resolve_name(store, text) == name(step)
+        assert open_checkpoint(store, text).step == step
+    with pytest.raises(NoCheckpoint, match="begins the names of 9 checkpoints"):
+        resolve_name(store, "00000000000")
+    for text in ("", "13", "nothing", "../refs"):
+        with pytest.raises(NoCheckpoint, match="no tag, step or committed checkpoint"):
+            resolve_name(store, text)
+    save(store, make_state(SMALL), step=13)
+    with pytest.raises(NoCheckpoint):
+        open_checkpoint(store, name(13))
+
+
+def test_tags_and_pins_come_and_go() -> None:
+    """A tag moves only when asked to; `verified` never moves back; bad tags are refused."""
+    store, _ = fresh()
+    history(store, range(1, 4))
+    assert tag(store, "best", "1") == tag(store, "best", "1") == name(1)
+    with pytest.raises(KeepRefused, match="points to"):
+        tag(store, "best", "2")
+    assert tag(store, "best", "2", move=True) == name(2)
+    assert tags(store) == {"best": name(2)}
+    assert read_ref(store, "best").checkpoint == name(2)  # type: ignore[union-attr]
+    assert pin(store, "1", "paper") == name(1)
+    assert pins(store) == {name(1): "paper"}
+    assert mark_verified(store, "2") == name(2) == mark_verified(store, "1")
+    assert (untag(store, "best"), untag(store, "best")) == (True, False)
+    assert (unpin(store, "1"), unpin(store, "1")) == (True, False)
+    for wrong in ("", "latest", "verified", "12", "1.2", "a/b", "-x", "x" * 101, name(1)):
+        with pytest.raises(ValueError, match="cannot be a tag"):
+            tag(store, wrong, "1")
+    ref = read_ref(store)
+    assert ref is not None
+    assert decode_ref(encode_ref(ref), "refs/latest") == ref
+
+
+def test_what_is_protected_stays_and_the_rest_goes() -> None:
+    """latest, verified, tags and pins survive a collection of all else, whole; the dry run has said what goes."""
+    store, actor = fresh()
+    history(store, range(1, 8))
+    save(store, make_state(SMALL, seed=50), step=5, attempt=1)  # superseded, never committed
+    save(store, make_state(SMALL, seed=51), step=9)  # under way
+    mark_verified(store, "2")
+    tag(store, "best", "3")
+    pin(store, "5", "paper")
+    actor.sleep(100.0)
+    store.put("notes/by-somebody-else", b"x")
+    before = set(actor.world.objects)
+    dry = collect(store, Retention(keep_last=1), grace=60, dry_run=True)
+    assert set(actor.world.objects) == before
+    done = collect(store, Retention(keep_last=1), grace=60, sleep=actor.sleep)
+    assert done.objects == dry.objects
+    assert done.dropped == dry.dropped == (name(6), name(4), name(1))
+    assert before - set(actor.world.objects) == {doomed.name for doomed in done.objects}
+    assert not collect(store, Retention(keep_last=1), grace=60, sleep=actor.sleep).objects
+    for step in (2, 3, 5, 7):
+        assert load(open_checkpoint(store, str(step)))[0] == make_state(SMALL, seed=step)
+    assert commit(store, step=9, made_in=1, attempt=0, committed_in=1, world=2).moved
+    assert not [finding for finding in verify(store) if "notes/" not in finding.object]
+
+
+def test_readers_have_the_grace_and_a_dead_collector_is_gone_on_from() -> None:
+    """A dropped checkpoint stays readable for the grace; whoever comes after it deletes."""
+    store, actor = fresh()
+    history(store, range(1, 4))
+    actor.sleep(1000.0)
+    held = open_checkpoint(store, "1")
+    begun = collect(store, Retention(keep_last=1), grace=600, wait=False)
+    assert begun.dropped == (name(2), name(1))
+    assert not begun.objects
+    assert begun.waiting == pytest.approx(600)
+    with pytest.raises(NoCheckpoint):
+        tag(store, "late", "1")
+    actor.sleep(599.0)
+    assert collect(store, Retention(), grace=0, wait=False).waiting == pytest.approx(1)
+    assert load(held)[0] == make_state(SMALL, seed=1)
+    actor.sleep(1.0)
+    plan = plan_collection(store, Retention(), grace=600)
+    assert plan.begun == plan.objects == collect(store, Retention(), grace=600, wait=False).objects
+    assert not list(store.list(names.record(name(1))))
+
+
+def test_a_commit_refuses_what_a_sweep_has_condemned() -> None:
+    """A pack that was written long before its manifest is condemned; the commit says so, and the next save is whole."""
+    store, actor = fresh()
+    history(store, range(1, 3))
+    save(store, make_state(SMALL, seed=3), step=3)
+    actor.sleep(100.0)
+    # A listing so stale that it misses the manifests: nothing then shows that the packs are needed.
+    stale = Hidden(store, names.SAVES)
+    begun = collect(stale, Retention(keep_last=1), grace=60, wait=False)  # type: ignore[arg-type]
+    assert begun.waiting
+    with pytest.raises(Collecting, match="Save again"):
+        commit(store, step=3, made_in=1, attempt=0, committed_in=1, world=2)
+    actor.sleep(100.0)
+    collect(stale, Retention(keep_last=1), grace=60)  # type: ignore[arg-type]
+    with pytest.raises(Incomplete, match="not in the store"):
+        commit(store, step=3, made_in=1, attempt=0, committed_in=1, world=2)
+    save_and_commit(store, make_state(SMALL, seed=4), step=4)
+    assert load(open_checkpoint(store))[0] == make_state(SMALL, seed=4)
+
+
+def test_a_sweep_that_runs_between_a_commits_check_and_its_swap_is_seen() -> None:
+    """The packs were there when the leader looked, and are not when it swaps: it looks again."""
+    store, actor = fresh()
+    history(store, range(1, 3))
+    save(store, make_state(SMALL, seed=3), step=3)
+    actor.sleep(100.0)
+
+    def run(object_name: str, *_: object) -> bool:
+        if not object_name.startswith(names.CHECKPOINTS):
+            return False
+        assert collect(Hidden(store, names.SAVES), Retention(keep_last=1), grace=0).objects  # type: ignore[arg-type]
+        return True
+
+    with pytest.raises(Incomplete, match="not in the store"):
+        commit(
+            Hooked(store, put_if_absent=run),  # type: ignore[arg-type]
+            step=3, made_in=1, attempt=0, committed_in=1, world=2,
+        )  # fmt: skip
+    assert open_checkpoint(store).step == 2
+    assert not [finding for finding in verify(store) if finding.checkpoints]
+
+
+def test_a_commit_that_lands_before_the_begin_is_marked() -> None:
+    """A commit between mark and begin makes the collector mark again: it drops by the new list."""
+    store, actor = fresh()
+    history(store, range(1, 4))
+    actor.sleep(100.0)
+
+    def run(object_name: str, *_: object) -> bool:
+        if not object_name.startswith(names.SWEEPS):
+            return False
+        save(store, make_state(SMALL, seed=4), step=4, parent=open_checkpoint(store, "2"))
+        commit(store, step=4, made_in=1, attempt=0, committed_in=1, world=2)
+        return True
+
+    done = collect(Hooked(store, put_if_absent=run), Retention(keep_last=2), grace=0)  # type: ignore[arg-type]
+    assert done.dropped == (name(2), name(1))
+    assert committed(store, read_ref(store)) == (name(4), name(3))
+    assert not list(verify(store))
+
+
+def test_a_collection_deletes_nothing_when_a_kept_checkpoint_cannot_be_read() -> None:
+    """What a damaged manifest needs is unknown; once that checkpoint may go, all is collected."""
+    store, actor = fresh()
+    history(store, range(1, 4))
+    store.put(names.manifest(names.Save(step=2, made_in=1, attempt=0), 1), b"damaged")
+    actor.sleep(100.0)
+    before = set(actor.world.objects)
+    with pytest.raises(KeepRefused, match="nothing is collected"):
+        collect(store, Retention(keep_last=2), grace=0)
+    assert set(actor.world.objects) == before
+    assert collect(store, Retention(keep_last=1), grace=0).dropped == (name(2), name(1))
+    assert not list(verify(store))
+
+
+def test_an_owner_that_died_is_taken_over_and_its_tombstone_kept_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deletions of the dead owner may still come: what it condemned stays refused until they cannot."""
+    store, actor = fresh()
+    history(store, range(1, 4))
+    actor.sleep(100.0)
+
+    class Dead(BaseException):
+        pass
+
+    def die(object_name: str) -> bool:
+        if object_name.startswith(names.PROBE):
+            return False
+        raise Dead
+
+    with pytest.raises(Dead):
+        collect(Hooked(store, delete=die), Retention(keep_last=1), grace=0)  # type: ignore[arg-type]
+    assert collect(store, Retention(), grace=0, wait=False).waiting > 3000
+    actor.sleep(4000.0)
+    assert collect(store, Retention(), grace=0, wait=False).objects
+    ref = read_ref(store)
+    assert ref is not None
+    assert len(ref.quarantined) == 1
+    save(store, make_state(SMALL, seed=1), step=8)  # the same bits as step 1 had: the same packs
+    with pytest.raises(Collecting):
+        commit(store, step=8, made_in=1, attempt=0, committed_in=1, world=2)
+    actor.sleep(DAY + 1)
+    collect(store, Retention(), grace=DAY, wait=False)
+    assert commit(store, step=8, made_in=1, attempt=0, committed_in=1, world=2).moved
+
+
+def test_a_long_history_moves_out_of_the_ref(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ref stays small after any number of commits; every name is found; a collection writes the list anew."""
+    assert spill(Ref(generation=1, earlier=tuple(map(name, range(1024, 0, -1)))))[1] == ()
+    ref, old = spill(Ref(generation=1, earlier=tuple(map(name, range(1025, 0, -1)))))
+    assert (len(ref.earlier), old) == (513, tuple(map(name, range(512, 0, -1))))
+    for module in (refs, __import__("checkpointing.saving.moving", fromlist=["x"])):
+        monkeypatch.setattr(module, "SPILLED", 4)
+    monkeypatch.setattr(refs, "LONGEST", 6)
+    store, actor = fresh()
+    history(store, range(1, 20))
+    ref_now = read_ref(store)
+    assert ref_now is not None
+    assert len(ref_now.earlier) <= 6
+    everything = committed(store, ref_now)
+    assert everything == tuple(map(name, range(19, 0, -1)))
+    assert resolve_name(store, "1") == name(1)
+    assert not commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=2).moved  # still told that it is done
+    tag(store, "first", "1")
+    actor.sleep(100.0)
+    done = collect(store, Retention(keep_last=9), grace=0)
+    assert len(done.dropped) == 9
+    assert committed(store, read_ref(store)) == (*everything[:9], name(1))
+    assert len(list(store.list(names.HISTORY))) == 2
+    with pytest.raises(Superseded):
+        commit(store, step=2, made_in=1, attempt=0, committed_in=1, world=2)
+
+
+def test_the_ref_of_many_commits_is_small() -> None:
+    """What each commit writes does not grow with the run."""
+    ref = Ref(generation=1)
+    sizes = []
+    for step in range(1, 20_001):
+        moved = refs.committed_ref(ref, names.Save(step=step, made_in=1, attempt=0), 1, "0" * 64, "0" * 32)
+        ref, _ = spill(moved)
+        if step % 2_500 == 0:
+            sizes.append(len(encode_ref(ref)))
+    assert max(sizes) < 20_000
+
+
+def damage(store: View, how: str) -> None:
+    data = store.get(names.LATEST)
+    if how == "gone":
+        store.delete(names.LATEST)
+    elif how == "empty":
+        store.put(names.LATEST, b"")
+    else:
+        store.put(names.LATEST, data[:40] + bytes([data[40] ^ 1]) + data[41:])
+
+
+@pytest.mark.parametrize("how", ["gone", "empty", "flipped"])
+def test_a_damaged_ref_is_refused_and_repaired(how: str) -> None:
+    """Nothing is committed over it; repair finds the newest checkpoint, tags, pins, and a fence that holds."""
+    store, _ = fresh()
+    fence(store, 3)
+    history(store, range(1, 5), made_in=3)
+    mark_verified(store, "2")
+    tag(store, "best", "3")
+    pin(store, "1", "paper")
+    fence(store, 7)
+    good = read_ref(store)
+    assert good is not None
+    assert repair_latest(store) == good
+    damage(store, how)
+    if how != "gone":
+        with pytest.raises(Corrupt, match="ckpt repair"):
+            open_checkpoint(store)
+        with pytest.raises(Corrupt):
+            commit(store, step=9, made_in=7, attempt=0, committed_in=7, world=2)
+    ref = repair_latest(store)
+    same = ("generation", "checkpoint", "record_digest", "step", "made_in", "earlier", "verified", "tags", "pins")
+    assert {field: getattr(ref, field) for field in same} == {field: getattr(good, field) for field in same}
+    with pytest.raises(Fenced):
+        fence(store, 6)
+    assert not list(verify(store))
+    damage(store, how)
+    store.delete(names.SHADOW)
+    assert repair_latest(store, generation=8).generation == 8
+
+
+def test_repair_takes_whole_checkpoints_only_and_nothing_condemned() -> None:
+    """A record whose pack is gone is passed over, one that a sweep deletes too; the sweep's names stay refused."""
+    store, actor = fresh()
+    history(store, range(1, 6))
+    actor.sleep(100.0)
+    collect(store, Retention(keep_last=3), grace=60, wait=False)
+    store.delete(names.pack(next(iter(open_checkpoint(store).packs))))
+    damage(store, "flipped")
+    ref = repair_latest(store)
+    assert committed(store, ref) == (name(4), name(3))
+    assert len(ref.quarantined) == 1
+    assert dataclasses.replace(ref, write_id="") == dataclasses.replace(read_ref(store), write_id="")  # type: ignore[type-var]
+    with pytest.raises(KeepRefused, match="nothing was changed"):
+        repair_latest(fresh()[0])

@@ -1,0 +1,137 @@
+"""Bad copies are mended where that is asked for, and only when all is right again."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from encoded import save_encoded, smooth
+from states import SMALL, make_state, save_and_commit
+
+from checkpointing import Checkpoint, Offered, Resolved, Store, open_checkpoint, open_store, resolve, verify
+from checkpointing.errors import MissingTile
+from checkpointing.format import names
+from checkpointing.format.codecs import Codec
+from checkpointing.format.tiles import Box
+from checkpointing.reading.spares import Spares
+
+_numbers = itertools.count()
+SHAPES = {"a": ("float32", (40, 8)), "b": ("bfloat16", (300,)), "c": ("int64", (6, 40))}
+
+
+def fresh() -> Store:
+    return open_store(f"memory://mending-{next(_numbers)}")
+
+
+class Held:
+    """Tiles of a checkpoint held in memory, as a tier would."""
+
+    name = "held"
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        source = checkpoint.source()
+        self.tiles = {offer.digest: bytes(source.fetch(offer)) for offer in checkpoint.offers()}
+
+    def fetch(self, tile: Offered) -> bytes:
+        return self.tiles[tile.digest]
+
+
+def flip(store: Store, name: str, *places: int) -> None:
+    data = bytearray(store.get(name))
+    for place in places:
+        data[place] ^= 1
+    store.put(name, bytes(data))
+
+
+def restore(checkpoint: Checkpoint, held: Held | None, *, repair: bool, boxes: list[Box] | None = None) -> Resolved:
+    wanted = [(s, box) for s in checkpoint.specs.values() for box in (boxes or [s.box])]
+    offers = list(checkpoint.offers())
+    sources = {"store": checkpoint.source(repair=repair), **({"held": held} if held else {})}
+    if held is not None:
+        offers += [Offered(spec=o.spec, box=o.box, digest=o.digest, source="held", where=None) for o in offers]
+    kept = {(s, box): bytearray(box.numel * s.itemsize) for s, box in wanted}
+    return resolve(wanted, offers, sources, lambda s, box: memoryview(kept[s, box]))
+
+
+def test_a_read_writes_nothing_unless_it_may() -> None:
+    """A damaged pack is mended by a restore that has leave, and left alone by one that has not."""
+    store = fresh()
+    save_and_commit(store, make_state(SMALL))
+    checkpoint = open_checkpoint(store)
+    held = Held(checkpoint)
+    tile = next(tile for tile in checkpoint.tiles if tile.spec.key == "model/w")
+    flip(store, names.pack(tile.pack), tile.offset)
+    assert restore(checkpoint, held, repair=False).repaired == 0
+    assert len(list(verify(store))) == 1
+    resolved = restore(checkpoint, held, repair=True)
+    assert (resolved.repaired, resolved.unrepaired) == (1, ())
+    assert list(verify(store)) == []
+
+
+def test_a_pack_is_written_once_all_of_it_is_whole() -> None:
+    """Several bad tiles of one pack are put back together; what the restore cannot know of stays, and is told."""
+    store = fresh()
+    save_and_commit(store, make_state(SMALL))
+    checkpoint = open_checkpoint(store)
+    held = Held(checkpoint)
+    (pack, *_) = checkpoint.packs
+    tiles = [tile for tile in checkpoint.tiles if tile.pack == pack]
+    flip(store, names.pack(pack), *(tile.offset for tile in tiles))
+    resolved = restore(checkpoint, held, repair=True)
+    assert resolved.repaired >= 1
+    assert all("more tiles of it are damaged" in failure.reason for failure in resolved.unrepaired)
+    assert list(verify(store)) == []
+    flip(store, names.pack(pack), tiles[0].offset, store.size(names.pack(pack)) - 1)
+    resolved = restore(checkpoint, held, repair=True)
+    assert resolved.repaired == 0
+    assert all("cannot be mended" in failure.reason for failure in resolved.unrepaired)
+
+
+@pytest.mark.parametrize("which", ["tile", "base"])
+def test_encoded_tiles_and_bases_are_mended(which: str) -> None:
+    """The good bytes of a difference give its base back, when that is what was damaged."""
+    store = fresh()
+    first, second = smooth(SHAPES), smooth(SHAPES, 1)
+    bases = save_encoded(store, first, lambda spec: Codec.RAW if spec.key == "b" else Codec.PLANES)
+    save_encoded(store, second, lambda _: Codec.XOR_PLANES, step=2, bases=bases, older=first)
+    checkpoint = open_checkpoint(store)
+    held = Held(checkpoint)
+    for tile in checkpoint.tiles:
+        if tile.base is None:
+            continue
+        place = tile if which == "tile" else tile.base
+        flip(store, names.pack(place.pack), place.offset + place.length // 2)
+        with pytest.raises(MissingTile):
+            restore(checkpoint, None, repair=True)
+        assert restore(checkpoint, held, repair=True).repaired == 1
+        assert list(verify(store)) == []
+
+
+def test_an_equal_tile_of_another_checkpoint_is_a_last_copy() -> None:
+    """Two full saves of one state are two copies, which the source of spares finds by digest."""
+    store = fresh()
+    save_and_commit(store, make_state(SMALL), step=1)
+    save_and_commit(store, make_state(SMALL), step=2, world=3)
+    checkpoint = open_checkpoint(store)
+    for pack in checkpoint.packs:
+        store.delete(names.pack(pack))
+    spares = Spares(checkpoint)
+    sources = {"store": checkpoint.source(), "spares": spares}
+    kept = {s: bytearray(s.box.numel * s.itemsize) for s in checkpoint.specs.values()}
+    offers = [*checkpoint.offers(), *spares.offers()]
+    resolved = resolve([(s, s.box) for s in kept], offers, sources, lambda s, _: memoryview(kept[s]))
+    assert {s: bytes(data) for s, data in kept.items()} == make_state(SMALL)
+    assert resolved.sources["spares"].tiles > 0
+
+
+def test_copies_that_other_ranks_wrote_are_offered() -> None:
+    """A scalar that every rank saved is there as often; one damaged copy of it costs nothing."""
+    store = fresh()
+    save_and_commit(store, make_state(SMALL), world=3)
+    checkpoint = open_checkpoint(store)
+    scalar = next(tile for tile in checkpoint.tiles if not tile.spec.shape)
+    assert {tile.digest for tile in checkpoint.copies} == {scalar.digest}
+    flip(store, names.pack(scalar.pack), scalar.offset)
+    resolved = restore(checkpoint, None, repair=True)
+    assert (len(resolved.failures), resolved.repaired) == (1, 1)
+    assert list(verify(store)) == []

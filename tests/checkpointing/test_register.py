@@ -1,0 +1,112 @@
+"""A register decides for a store that cannot: whoever dies, what was decided can be read."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from flaky import Flaky
+from states import SMALL, load, make_state, save_and_commit
+
+from checkpointing import Store, fence, open_checkpoint, open_store, verify
+from checkpointing.errors import StoreError
+from checkpointing.stores.register import RegisteredStore, StoreRegister
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def inner() -> Store:
+    return open_store(f"memory://registered-{next(_numbers)}/x")
+
+
+@pytest.fixture
+def register() -> StoreRegister:
+    return StoreRegister(open_store(f"memory://registered-{next(_numbers)}/register"))
+
+
+def test_checkpoints_through_a_register(inner: Store, register: StoreRegister) -> None:
+    """Fenced and committed by the register's word; a reader without it sees the same."""
+    store = RegisteredStore(inner, register)
+    state = make_state(SMALL)
+    fence(store, 1)
+    save_and_commit(store, state)
+    assert load(open_checkpoint(store))[0] == state
+    assert load(open_checkpoint(inner))[0] == state
+    assert list(verify(inner)) == []
+    assert not list(inner.list("claims/"))
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_creator_that_dies_leaves_all_or_nothing(inner: Store, register: StoreRegister, done: int) -> None:
+    """Before the register was asked the name is free; after that it is taken, and the bytes can be read."""
+    flaky: Any = Flaky(inner, [*["ok"] * done, "before"], ("put", "delete"))
+    with pytest.raises(StoreError):
+        RegisteredStore(flaky, register).put_if_absent("refs/x", b"first")
+    next_one = RegisteredStore(inner, register)
+    assert next_one.put_if_absent("refs/x", b"second") == (done == 0)
+    found = next_one.read("refs/x")
+    assert found is not None
+    assert found.data == next_one.get("refs/x") == (b"second" if done == 0 else b"first")
+    assert next_one.size("refs/x") == len(found.data)
+
+
+def test_a_creation_can_be_finished_by_its_repetition(inner: Store, register: StoreRegister) -> None:
+    """The same bytes are put where they belong, and nothing is left aside."""
+    flaky: Any = Flaky(inner, ["ok", "before"], ("put",))
+    with pytest.raises(StoreError):
+        RegisteredStore(flaky, register).put_if_absent("saves/x", b"first")
+    assert list(inner.list("claims/"))
+    assert not RegisteredStore(inner, register).put_if_absent("saves/x", b"first")
+    assert inner.get("saves/x") == b"first"
+    assert not list(inner.list("claims/"))
+
+
+def test_a_swap_counts_once_the_register_has_it(inner: Store, register: StoreRegister) -> None:
+    """Though the store did not take it; the next one brings it up to date."""
+    store = RegisteredStore(inner, register)
+    assert store.compare_and_swap("refs/latest", None, b"1")
+    found = store.read("refs/latest")
+    assert found is not None
+    flaky: Any = Flaky(inner, ["before"], ("put",))
+    assert RegisteredStore(flaky, register).compare_and_swap("refs/latest", found.token, b"2")
+    found = store.read("refs/latest")
+    assert found is not None
+    assert (found.data, inner.get("refs/latest")) == (b"2", b"1")
+    assert store.compare_and_swap("refs/latest", found.token, b"3")
+    assert inner.get("refs/latest") == b"3"
+
+
+def test_a_late_publisher_does_not_leave_an_old_ref(inner: Store, register: StoreRegister) -> None:
+    """It looks at the register again after it has written, and writes what that says."""
+    store = RegisteredStore(inner, register)
+    assert store.compare_and_swap("refs/latest", None, b"1")
+
+    class Late:
+        """Lets another swap pass between the register's answer and the publication of the first."""
+
+        passed = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def put(self, name: str, data: Any, *, check: bool = False) -> None:
+            if not self.passed:
+                self.passed = True
+                found = store.read("refs/latest")
+                assert found is not None
+                assert store.compare_and_swap("refs/latest", found.token, b"3")
+            inner.put(name, data)
+
+    late: Any = Late()
+    found = store.read("refs/latest")
+    assert found is not None
+    assert RegisteredStore(late, register).compare_and_swap("refs/latest", found.token, b"2")
+    assert inner.get("refs/latest") == b"3"
+
+
+def test_a_ref_too_large_for_a_register_is_refused(inner: Store, register: StoreRegister) -> None:
+    """Rather than by etcd, in the middle of a commit, in words nobody understands."""
+    with pytest.raises(StoreError, match="collect garbage"):
+        RegisteredStore(inner, register).compare_and_swap("refs/latest", None, bytes((1 << 20) + 1))
