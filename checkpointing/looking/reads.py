@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import bisect
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from checkpointing.errors import MissingTile
 from checkpointing.format.manifest import StoredTile
 from checkpointing.format.tiles import Box, TensorSpec, subtract
 from checkpointing.looking.difference import by_key
-from checkpointing.looking.found import Extent, extents
-
-GAP = 64 << 10
-"""Unwanted bytes between two wanted ranges that are read with them rather than asked around."""
-SLACK = 20
-"""All gaps together are at most one part in so many of what is wanted."""
-RUN = 16 << 20
-"""The most bytes that one request joins."""
+from checkpointing.looking.found import extents
+from checkpointing.reading.packs import runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,45 +71,18 @@ class Catalogue:
             needed += box.numel * spec.itemsize
             for tile in self.of(spec, box):
                 chosen[spec.key, tile.box] = tile
-        ranges = sorted({extent for tile in chosen.values() for extent in extents(tile)}, key=_place)
-        read, requests = _requests(ranges)
+        # Tiles of the same contents are read once, wherever they belong.
+        contents = {tile.digest: tile for tile in reversed(chosen.values())}
+        places = sorted({(e.pack, e.offset, e.length) for tile in contents.values() for e in extents(tile)})
+        requests = list(runs(places))
         return Reads(
             needed=needed,
             tiles=len(chosen),
-            stored=sum(extent.length for extent in ranges),
-            read=read,
-            requests=requests,
-            packs=len({extent.pack for extent in ranges}),
+            stored=sum(length for _, _, length in places),
+            read=sum(run[-1][1] + run[-1][2] - run[0][1] for run in requests),
+            requests=len(requests),
+            packs=len({pack for pack, _, _ in places}),
         )
-
-
-def _requests(ranges: Sequence[Extent]) -> tuple[int, int]:
-    """Return the bytes and the number of requests, neighbours being read together."""
-    slack = sum(extent.length for extent in ranges) // SLACK
-    gaps = {}
-    for number, (extent, after) in enumerate(itertools.pairwise(ranges), start=1):
-        gap = after.offset - extent.offset - extent.length
-        if after.pack == extent.pack and 0 <= gap <= GAP:
-            gaps[number] = gap
-    joined = set()
-    for number in sorted(gaps, key=gaps.__getitem__):
-        slack -= gaps[number]
-        if slack < 0:
-            break
-        joined.add(number)
-    read = requests = first = 0
-    for number, extent in enumerate(ranges):
-        stop = extent.offset + extent.length
-        if number not in joined or stop - first > RUN:
-            requests, first = requests + 1, extent.offset
-            read += extent.length
-        else:
-            read += extent.length + gaps[number]
-    return read, requests
-
-
-def _place(extent: Extent) -> tuple[str, int]:
-    return extent.pack, extent.offset
 
 
 def _start(box: Box) -> int:

@@ -137,9 +137,10 @@ def test_usage_adds_up(history: History) -> None:
     told = usage(everything, list(history.store.entries("")))
     for row in told.checkpoints:
         assert row.stored == row.unique + row.shared
-        assert row.size == scenes.BYTES == row.stored
-    shared = {extent for one in everything for extent in [(t.pack, t.offset, t.length) for t in one.tiles]}
-    assert sum(length for _, _, length in shared) == sum(row.unique for row in told.checkpoints) + 2 * 64 * 16 * 2
+        assert row.size == scenes.BYTES >= row.stored, "tiles that are equal are stored once"
+    stored = {(tile.pack, tile.offset, tile.length) for one in everything for tile in one.tiles}
+    embeddings = 2 * 64 * 16 * 2  # cut in two ways, each shared by two checkpoints
+    assert sum(length for _, _, length in stored) == sum(row.unique for row in told.checkpoints) + embeddings
     assert (told.unreferenced, told.missing, told.other) == (0, 0, 0)
     alone = usage(everything[:1], list(history.store.entries("")))
     assert alone.checkpoints[0].shared == 0
@@ -255,9 +256,9 @@ def test_planned_reads_are_those_a_restore_makes(history: History, text: str) ->
         )
         assert plan.needed == sum(map(len, buffers.values()))
         assert plan.tiles == resolved.sources["store"].tiles
-        assert plan.stored == resolved.sources["store"].bytes
         assert plan.packs == len(set(counting.packs))
-        assert plan.read >= plan.stored >= plan.needed
+        assert plan.requests == len(counting.packs)
+        assert plan.read >= plan.stored
 
 
 def test_a_region_that_nobody_saved_cannot_be_planned(history: History) -> None:
