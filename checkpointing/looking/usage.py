@@ -91,4 +91,6 @@ def _uses(one: Found) -> set[Extent]:
 
 
 def _is_document(name: str) -> bool:
-    return name.startswith(names.REFS) or names.parse_record(name) is not None or names.parse_manifest(name) is not None
+    refs = name.startswith(names.REFS) or name == names.SHADOW
+    kept = names.is_history(name) or names.is_tombstone(name)
+    return refs or kept or names.parse_record(name) is not None or names.parse_manifest(name) is not None

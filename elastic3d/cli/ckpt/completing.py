@@ -52,4 +52,4 @@ def _tags(context: typer.Context) -> list[str]:
         ref = read_latest(open_store(_local(context), write=False))
     except (CheckpointError, OSError, ValueError):
         return []
-    return list(getattr(ref, "tags", ()))
+    return sorted(ref.tags) if ref is not None else []

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from checkpointing.errors import CheckpointError
+from checkpointing.keeping import collecting, protecting, repairing
+from checkpointing.keeping.retention import Retention
+from checkpointing.reading.naming import committed
 from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tags
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import Place, Which
@@ -59,11 +64,12 @@ def tag(
     """
     if not name:
         store = place.open()
-        there = _protecting().tags(store)
+        there = protecting.tags(store)
         tell(store, {"tags": there}, lambda width: shown.pairs("tag", there, store.url), as_json=as_json)
         return
     store = place.open(write=True)
-    chosen = _said(_protecting().tag, store, name, checkpoint, move=move)
+    with _told():
+        chosen = protecting.tag(store, name, checkpoint, move=move)
     tell(store, {"tag": name, "checkpoint": chosen}, lambda _: Text(f"{name} -> {chosen}"), as_json=as_json)
 
 
@@ -80,7 +86,7 @@ def untag(
         elastic3d ckpt untag s3://bucket/gpt-1b before-lr-drop
     """
     store = place.open(write=True)
-    if not _said(_protecting().untag, store, name):
+    if not protecting.untag(store, name):
         raise UsageError(f"store {store.url}: there is no tag {name!r}; `elastic3d ckpt tag` lists those that are")
     tell(store, {"untagged": name}, lambda _: Text(f"{name} points to nothing any more"), as_json=as_json)
 
@@ -102,12 +108,12 @@ def pin(
     """
     if not checkpoint:
         store = place.open()
-        there = _protecting().pins(store)
+        there = protecting.pins(store)
         tell(store, {"pins": there}, lambda width: shown.pairs("pinned", there, store.url), as_json=as_json)
         return
     store = place.open(write=True)
-    name = choose(store, checkpoint).name
-    _said(_protecting().pin, store, name, reason)
+    with _told():
+        name = protecting.pin(store, checkpoint, reason)
     tell(store, {"pinned": name, "reason": reason}, lambda _: Text(f"{name} is pinned"), as_json=as_json)
 
 
@@ -120,7 +126,7 @@ def unpin(place: Place, checkpoint: _One, *, as_json: bool) -> None:
     """
     store = place.open(write=True)
     name = choose(store, checkpoint).name
-    if not _said(_protecting().unpin, store, name):
+    if not protecting.unpin(store, name):
         raise UsageError(f"store {store.url}: {name} is not pinned; `elastic3d ckpt pin` lists those that are")
     tell(store, {"unpinned": name}, lambda _: Text(f"{name} is not pinned any more"), as_json=as_json)
 
@@ -157,8 +163,7 @@ def gc(
     seconds = duration(grace, "--grace")
     if keep_every is not None and keep_last is None:
         raise UsageError("--keep-every alone drops nothing; give --keep-last too, such as --keep-last 5")
-    retention = _keeping("retention").Retention(keep_last=keep_last, keep_every=keep_every)
-    collecting = _keeping("collecting")
+    retention = Retention(keep_last=keep_last, keep_every=keep_every)
     store = place.open(write=True)
     if dry_run:
         plan = collecting.plan_collection(store, retention, grace=seconds)
@@ -171,7 +176,7 @@ def gc(
             store, retention, grace=seconds, wait=wait, progress=lambda progress: advance(progress.done, progress.total)
         )
     data = {"dry_run": False, "dropped": done.dropped, "objects": len(done.objects), "bytes": done.bytes}
-    data |= {"waiting": done.waiting}
+    data |= {"spared": done.spared, "waiting": done.waiting}
     tell(store, data, lambda _: shown.collected(store.url, done), as_json=as_json)
 
 
@@ -193,23 +198,18 @@ def repair(
         elastic3d ckpt repair /data/run-7 --generation 12
     """
     store = place.open(write=True)
-    ref = _said(_keeping("repairing").repair_latest, store, generation=generation)
-    data = {"checkpoint": ref.checkpoint, "generation": ref.generation, "committed": ref.committed}
-    tell(store, data, lambda _: shown.repaired(store.url, ref), as_json=as_json)
+    ref = repairing.repair_latest(store, generation=generation)
+    listed = committed(store, ref)
+    data = {"checkpoint": ref.checkpoint, "generation": ref.generation, "committed": listed}
+    tell(store, data, lambda _: shown.repaired(store.url, ref.generation, listed), as_json=as_json)
 
 
-def _keeping(module: str) -> Any:
-    # Imported when it is called: nothing else of the command line needs it.
-    return import_module(f"checkpointing.keeping.{module}")
-
-
-def _protecting() -> Any:
-    return _keeping("protecting")
-
-
-def _said(function: Any, *args: Any, **named: Any) -> Any:
-    """Return what a function of the library does; its ValueErrors are about what the user gave."""
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell what the library finds wrong with a value as a wrong call: the user gave it."""
     try:
-        return function(*args, **named)
+        yield
     except ValueError as error:
+        if isinstance(error, CheckpointError):
+            raise
         raise UsageError(str(error)) from error

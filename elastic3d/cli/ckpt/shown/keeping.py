@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from checkpointing.keeping.collecting import Collected, CollectionPlan
 from elastic3d.cli.ckpt.shown.words import count, size, table
 from elastic3d.cli.durations import spell
 from elastic3d.cli.show import clean
@@ -26,8 +26,8 @@ def pairs(noun: str, there: Mapping[str, str], url: str) -> RenderableType:
     return made
 
 
-def collection_plan(url: str, plan: Any) -> RenderableType:
-    """Return what a collection would do; `plan` is a `CollectionPlan`."""
+def collection_plan(url: str, plan: CollectionPlan) -> RenderableType:
+    """Return what a collection would do."""
     lines = [Text(f"{clean(url)}: {count(len(plan.kept), 'checkpoint')} would stay", style="bold", overflow="fold")]
     lines += [Text(f"  would drop {name}", style="yellow") for name in plan.dropped[:LISTED]]
     if len(plan.dropped) > LISTED:
@@ -36,23 +36,25 @@ def collection_plan(url: str, plan: Any) -> RenderableType:
     return Group(*lines)
 
 
-def collected(url: str, done: Any) -> RenderableType:
-    """Return what a collection has done; `done` is a `Collected`."""
+def collected(url: str, done: Collected) -> RenderableType:
+    """Return what a collection has done."""
     lines = [Text(f"  dropped {name}", style="yellow") for name in done.dropped[:LISTED]]
     if len(done.dropped) > LISTED:
         lines.append(Text(f"  and {len(done.dropped) - LISTED} more", style="dim"))
     lines.append(Text(f"freed {size(done.bytes)} in {count(len(done.objects), 'object')}"))
+    if done.spared:
+        lines.append(Text(f"spared {count(done.spared, 'object')}: needed after all", style="cyan"))
     if done.waiting:
         lines.append(Text(f"more is condemned: call again in {spell(done.waiting)} to delete it", style="yellow"))
     return Group(Text(clean(url), style="bold", overflow="fold"), *lines)
 
 
-def repaired(url: str, ref: Any) -> RenderableType:
-    """Return what `latest` says after a repair; `ref` is a `Ref`."""
-    if ref.checkpoint is None:
-        return Text(f"{clean(url)}: latest points to nothing yet; generation {ref.generation} may commit")
+def repaired(url: str, generation: int, committed: Sequence[str]) -> RenderableType:
+    """Return what `latest` says after a repair."""
+    if not committed:
+        return Text(f"{clean(url)}: latest points to nothing yet; generation {generation} may commit", overflow="fold")
     return Text(
-        f"{clean(url)}: latest is {ref.checkpoint}, with {count(len(ref.committed) - 1, 'checkpoint')} before it; "
-        f"generation {ref.generation} may commit",
+        f"{clean(url)}: latest is {committed[0]}, with {count(len(committed) - 1, 'checkpoint')} before it; "
+        f"generation {generation} may commit",
         overflow="fold",
     )
