@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from checkpointing.format import names
 from checkpointing.format.manifest import RankManifest, StoredTile, order
 from checkpointing.format.record import Record
-from checkpointing.format.tiles import TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.reader import check_record, read_manifests, read_record
 from checkpointing.stores.protocol import Store
 
@@ -57,7 +57,10 @@ def find(store: Store, name: str, *, expected: str | None = None, modified: floa
 
 def found(record: Record, manifests: Sequence[RankManifest], *, modified: float = 0.0) -> Found:
     """Return the checkpoint of a record and its manifests, which belong together."""
-    tiles = {(tile.spec.key, tile.box): tile for manifest in manifests for tile in manifest.tiles}
+    tiles: dict[tuple[str, Box], StoredTile] = {}
+    for manifest in manifests:
+        for tile in manifest.tiles:
+            tiles.setdefault((tile.spec.key, tile.box), tile)  # of several copies a reader takes the first
     return Found(
         record=record,
         ranks=tuple(manifests),

@@ -71,9 +71,7 @@ class Catalogue:
             needed += box.numel * spec.itemsize
             for tile in self.of(spec, box):
                 chosen[spec.key, tile.box] = tile
-        # Tiles of the same contents are read once, wherever they belong.
-        contents = {tile.digest: tile for tile in reversed(chosen.values())}
-        places = sorted({(e.pack, e.offset, e.length) for tile in contents.values() for e in extents(tile)})
+        places = sorted({(e.pack, e.offset, e.length) for tile in chosen.values() for e in extents(tile)})
         requests = list(runs(places))
         return Reads(
             needed=needed,
