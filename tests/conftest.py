@@ -28,6 +28,10 @@ settings.register_profile("elastic3d", deadline=None)
 settings.load_profile("elastic3d")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite-displays", action="store_true", help="write what the displays show now")
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail a test that leaves a process, a shared-memory segment, an open port or a temporary file behind."""

@@ -43,7 +43,7 @@ def application() -> typer.Typer:
         name="elastic3d",
         help=_HELP,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         rich_markup_mode="markdown",
         pretty_exceptions_show_locals=False,
     )

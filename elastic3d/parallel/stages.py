@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from elastic3d.errors import ModelError
+from elastic3d.planner.shares import stage_of_block
 
 
 class Absent(nn.Module):
@@ -43,11 +44,6 @@ def find_blocks(model: nn.Module, path: str) -> nn.ModuleList:
     if not candidates:
         hint += "keep the repeated layers in one, or leave blocks= out to train without pipeline stages"
     raise ModelError(f"blocks={path!r}: {what} in {type(model).__name__}. {hint}")
-
-
-def stage_of_block(block: int, blocks: int, stages: int) -> int:
-    """Return the stage of a block: contiguous runs whose lengths differ by one at most."""
-    return block * stages // blocks
 
 
 def ends(model: nn.Module, path: str) -> tuple[list[str], list[str]]:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.errors import StateError
+from elastic3d.planner.shares import run_of
 
 Tile = tuple[TensorSpec, Box, torch.Tensor]
 
@@ -52,8 +53,7 @@ def box_of(tensor: torch.Tensor) -> Box:
     (placement,) = tensor.placements
     assert placement == Shard(0), f"tensors are sharded over dim 0 alone; this one is {placement}"
     ranks, index = tensor.device_mesh.size(), tensor.device_mesh.get_local_rank()
-    run = -(-shape[0] // ranks)
-    start, stop = min(index * run, shape[0]), min((index + 1) * run, shape[0])
+    start, stop = run_of(shape[0], ranks, index)
     assert tensor._local_tensor.shape[0] == stop - start
     return Box(start=(start, *(0,) * (len(shape) - 1)), stop=(stop, *shape[1:]))
 

@@ -7,9 +7,28 @@ pipeline stage are neighbours.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from elastic3d.errors import LayoutError
-from elastic3d.values import Layout
+
+
+class Axes(Protocol):
+    """Sizes of the mesh axes: a layout, or what somebody asks about one."""
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel replicas."""
+        ...
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel ranks."""
+        ...
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +40,7 @@ class Place:
     tp: int
 
 
-def place_of(rank: int, layout: Layout) -> Place:
+def place_of(rank: int, layout: Axes) -> Place:
     """Return where a rank is on the axes."""
     if not 0 <= rank < layout.world:
         raise LayoutError(f"rank {rank} is not in a layout of {layout.world} ranks ({layout})")

@@ -1,0 +1,1 @@
+"""What a person wants to know of checkpoints, computed from documents alone wherever these suffice."""

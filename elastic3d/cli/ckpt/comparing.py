@@ -1,0 +1,104 @@
+"""`ckpt diff`: which tensors changed between two checkpoints, and by how much."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from checkpointing import open_checkpoint
+from checkpointing.looking.difference import Change, Difference, difference
+from checkpointing.looking.found import find
+from checkpointing.looking.values import ValueDifference, doubtful, to_read, value_differences
+from elastic3d.cli.ckpt.completing import complete_checkpoints
+from elastic3d.cli.ckpt.inspecting import Each, Match, fits
+from elastic3d.cli.ckpt.naming import before, choose
+from elastic3d.cli.ckpt.place import Place
+from elastic3d.cli.ckpt.shown import two as shown
+from elastic3d.cli.ckpt.telling import bar, tell
+
+_One = Annotated[
+    str,
+    typer.Argument(
+        metavar="[A]",
+        help="The earlier one. Default: the one committed before B.",
+        autocompletion=complete_checkpoints,
+        show_default=False,
+    ),
+]
+_Other = Annotated[str, typer.Argument(metavar="[B]", help="The later one.", autocompletion=complete_checkpoints)]
+
+
+def diff(
+    place: Place,
+    a: _One = "",
+    b: _Other = "latest",
+    other: Annotated[
+        str, typer.Option("--other", metavar="URL", help="The store that A is in.", show_default=False)
+    ] = "",
+    values: Annotated[bool, typer.Option("--values", help="Read what may differ, for exact distances.")] = False,
+    match: Match = "",
+    each: Each = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing; exit 1 if anything differs.")] = False,
+    *,
+    as_json: bool,
+) -> None:
+    """Say which tensors changed between two checkpoints, and by how much.
+
+    Digests tell which tiles changed, statistics how far the root mean square moved: manifests alone are read. With
+    `--values` the tiles that may differ are read from both, for the exact largest and root mean square distance. A
+    tensor is `recut` where both cut it at other places and nothing comparable differs: only values tell more.
+    Tensors of repeated blocks to which the same happened are shown as one line, `{0..11}`, unless `--all` is given.
+
+    Examples:
+
+        elastic3d ckpt diff /data/run-7
+
+        elastic3d ckpt diff s3://bucket/gpt-1b 1000 1200
+
+        elastic3d ckpt diff s3://bucket/gpt-1b verified latest --values --match 'model/*'
+
+        elastic3d ckpt diff /data/run-8 1000 1000 --other /data/run-7 --quiet || echo different
+    """
+    store = place.open()
+    old_store = dataclasses.replace(place, url=other).open() if other else store
+    later = choose(store, b)
+    if a or other:
+        earlier = choose(old_store, a or "latest")
+    else:
+        earlier = dataclasses.replace(later, name=before(store, later.name), expected=None)
+    old = find(old_store, earlier.name, expected=earlier.expected)
+    new = find(store, later.name, expected=later.expected)
+    found = difference(old, new)
+    if match:
+        found = dataclasses.replace(found, facts=(), tensors=tuple(t for t in found.tensors if fits(t.key, match)))
+    distances: dict[str, ValueDifference] = {}
+    if values:
+        keys = doubtful(found)
+        sides = (old, open_checkpoint(old_store, earlier.name)), (new, open_checkpoint(store, later.name))
+        total, done = to_read(old, new, keys), 0
+        with bar("comparing values", total=total) as advance:
+
+            def step(nbytes: int) -> None:
+                nonlocal done
+                done += nbytes
+                advance(done)
+
+            distances = {one.key: one for one in value_differences(*sides, keys, step)}
+    if quiet:
+        raise typer.Exit(1 if differs(found, distances) else 0)
+    data = {
+        "difference": found,
+        "drifts": {one.key: one.drift for one in found.tensors if one.drift is not None},
+        "values": list(distances.values()) if values else None,
+    }
+    tell(store, data, lambda width: shown.difference(found, distances, width, each=each), as_json=as_json)
+
+
+def differs(found: Difference, distances: dict[str, ValueDifference]) -> bool:
+    """Return whether anything is not the same, or cannot be told to be."""
+    if found.same:
+        return False
+    tensors = [one for one in found.tensors if one.change is not Change.SAME]
+    return bool(found.facts) or any(one.key not in distances or distances[one.key].elements for one in tensors)

@@ -1,0 +1,55 @@
+"""What the shell completes: checkpoints and tensors of local stores. Others would make the Tab key wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from checkpointing import open_store, read_latest
+from checkpointing.errors import CheckpointError
+from checkpointing.format.names import parse_checkpoint
+
+
+def complete_checkpoints(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the names that a checkpoint of the given store answers to and that begin with what is there."""
+    try:
+        store = open_store(_local(context), write=False)
+        ref = read_latest(store)
+    except (CheckpointError, OSError, ValueError):
+        return []
+    listed = ref.committed if ref is not None else ()
+    steps = [str(parsed[0].step) for name in listed if (parsed := parse_checkpoint(name))]
+    return [name for name in ("latest", "verified", *_tags(context), *steps, *listed) if name.startswith(incomplete)]
+
+
+def complete_tensors(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the tensors of the newest checkpoint that begin with what is there."""
+    from checkpointing import open_checkpoint
+
+    try:
+        found = open_checkpoint(open_store(_local(context), write=False))
+    except (CheckpointError, OSError, ValueError):
+        return []
+    return [key for key in found.specs if key.startswith(incomplete)]
+
+
+def _local(context: typer.Context) -> str:
+    url = str(context.params.get("url") or "")
+    path = url.removeprefix("file://")
+    if "://" in path or not Path(path).expanduser().is_dir():
+        raise ValueError(f"{url} is no local directory")
+    return path
+
+
+def complete_tags(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the tags that begin with what is there."""
+    return [name for name in _tags(context) if name.startswith(incomplete)]
+
+
+def _tags(context: typer.Context) -> list[str]:
+    try:
+        ref = read_latest(open_store(_local(context), write=False))
+    except (CheckpointError, OSError, ValueError):
+        return []
+    return sorted(ref.tags) if ref is not None else []

@@ -1,0 +1,186 @@
+"""`ckpt show`, `tree` and `stats`: one checkpoint, from its record and manifests alone."""
+
+from __future__ import annotations
+
+import fnmatch
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from checkpointing import Store
+from checkpointing.format.tiles import TensorSpec
+from checkpointing.looking.difference import by_key
+from checkpointing.looking.found import Found, find, times
+from checkpointing.looking.statistics import TensorStatistics
+from checkpointing.looking.statistics import summarise as statistics
+from checkpointing.looking.summary import lineage, summarise
+from checkpointing.looking.tree import tree as grouped
+from elastic3d.cli.ckpt.naming import choose, labels
+from elastic3d.cli.ckpt.place import Place, Which
+from elastic3d.cli.ckpt.shown import one as shown
+from elastic3d.cli.ckpt.telling import tell
+from elastic3d.errors import UsageError
+
+Match = Annotated[
+    str,
+    typer.Option(
+        "--match",
+        "-m",
+        metavar="PATTERN",
+        help="Only tensors whose name fits, with * ? [] as in a shell, or contains the text.",
+        show_default=False,
+    ),
+]
+Each = Annotated[bool, typer.Option("--all", "-a", help="Show what repeated blocks hold one by one.")]
+
+ANCESTORS = 8
+
+
+class By(StrEnum):
+    """What statistics are sorted by."""
+
+    NAME = "name"
+    MIN = "min"
+    MAX = "max"
+    RMS = "rms"
+    NANS = "nans"
+    SIZE = "size"
+
+
+def show(
+    place: Place,
+    checkpoint: Which = "latest",
+    facts: Annotated[bool, typer.Option("--facts", help="Show all facts, not only those that fit a line.")] = False,
+    *,
+    as_json: bool,
+) -> None:
+    """Show what one checkpoint is: its contents, the mesh that wrote it, its lineage and its facts.
+
+    The mesh is read off from which rank saved which part of which tensor: rows are pipeline stages. `parents` are the
+    checkpoints that unchanged tiles were taken from. Record and manifests are read, no pack.
+
+    Examples:
+
+        elastic3d ckpt show /data/run-7
+
+        elastic3d ckpt show s3://bucket/gpt-1b 1200
+
+        elastic3d ckpt show s3://bucket/gpt-1b verified --json | jq .summary.root
+    """
+    store = place.open()
+    found = _found(store, checkpoint)
+    summary = summarise(found, labels(store).get(found.name, ()), lineage(store, found, ANCESTORS))
+    tell(
+        store,
+        {"summary": summary},
+        lambda width: shown.summary(store.url, summary, width, all_facts=facts),
+        as_json=as_json,
+    )
+
+
+def tree(
+    place: Place,
+    checkpoint: Which = "latest",
+    match: Match = "",
+    depth: Annotated[int, typer.Option("--depth", "-d", min=1, help="Levels to show.")] = 99,
+    each: Each = False,
+    *,
+    as_json: bool,
+) -> None:
+    """Show a checkpoint's tensors as a tree of names, with sizes.
+
+    Groups that are numbered and hold the same tensors are shown as one, such as `0..11`.
+
+    Examples:
+
+        elastic3d ckpt tree /data/run-7
+
+        elastic3d ckpt tree s3://bucket/gpt-1b 1200 --depth 2
+
+        elastic3d ckpt tree s3://bucket/gpt-1b --match 'model/*bias' --all
+    """
+    store = place.open()
+    found = _found(store, checkpoint)
+    specs = matching(found, match)
+    nodes = grouped(specs, fold=not each)
+    data = {"checkpoint": found.name, "tree": nodes}
+    tell(store, data, lambda width: shown.names(found.name, nodes, width, depth=depth), as_json=as_json)
+
+
+def stats(
+    place: Place,
+    checkpoint: Which = "latest",
+    match: Match = "",
+    dtype: Annotated[str, typer.Option("--dtype", help="Only tensors of this dtype.", show_default=False)] = "",
+    bad: Annotated[bool, typer.Option("--bad", help="Only tensors with a NaN or an infinity; exit 1 if any.")] = False,
+    sort: Annotated[By, typer.Option("--sort", help="Sort by this, the largest first.")] = By.NAME,
+    number: Annotated[int, typer.Option("-n", min=1, help="At most this many lines.", show_default=False)] = 1 << 30,
+    each: Each = False,
+    *,
+    as_json: bool,
+) -> None:
+    """Show minimum, maximum, root mean square and NaNs of each tensor.
+
+    They were computed when the tiles were written, to six digits, and stand in the manifests: no tensor is read.
+    Integers have none. Tensors of repeated blocks are shown as one line, `{0..11}`, unless they are sorted.
+
+    Examples:
+
+        elastic3d ckpt stats /data/run-7 --match 'model/*'
+
+        elastic3d ckpt stats s3://bucket/gpt-1b --sort rms -n 10
+
+        elastic3d ckpt stats s3://bucket/gpt-1b verified --bad && echo sound
+    """
+    store = place.open()
+    found = _found(store, checkpoint)
+    tiles = by_key(found.tiles)
+    rows = [statistics(spec, tiles.get(spec.key, [])) for spec in matching(found, match, dtype)]
+    if bad:
+        rows = [row for row in rows if not row.sound]
+    rows = sorted(rows, key=lambda row: _order(row, sort))
+    data = {"checkpoint": found.name, "tensors": rows[:number]}
+    tell(
+        store,
+        data,
+        lambda width: shown.statistics(
+            found.name, rows, width, bad=bad, number_of=number, each=each or sort != By.NAME
+        ),
+        as_json=as_json,
+    )
+    if bad and rows:
+        raise typer.Exit(1)
+
+
+def matching(found: Found, match: str, dtype: str = "") -> list[TensorSpec]:
+    """Return the tensors that fit the filters, by name; UsageError where there is none."""
+    specs = [spec for key, spec in sorted(found.specs.items()) if fits(key, match) and dtype in ("", spec.dtype)]
+    if not specs and (match or dtype):
+        asked = " ".join(filter(None, [f"--match {match!r}" if match else "", f"--dtype {dtype}" if dtype else ""]))
+        raise UsageError(f"{asked}: none of the {len(found.specs)} tensors of {found.name} is such a one")
+    return specs
+
+
+def fits(key: str, match: str) -> bool:
+    """Return whether a tensor's name is one that `--match` asks for: a pattern as in a shell, or a part of the name."""
+    if any(sign in match for sign in "*?["):
+        return fnmatch.fnmatchcase(key, match)
+    return match in key
+
+
+def _found(store: Store, text: str) -> Found:
+    chosen = choose(store, text)
+    return find(store, chosen.name, expected=chosen.expected, modified=times(store).get(chosen.name, 0.0))
+
+
+def _order(row: TensorStatistics, by: By) -> tuple[float, str]:
+    amount = {
+        By.NAME: 0.0,
+        By.MIN: row.min,
+        By.MAX: row.max,
+        By.RMS: row.rms,
+        By.NANS: row.nans,
+        By.SIZE: row.spec.box.numel * row.spec.itemsize,
+    }[by]
+    return (-amount if amount is not None else float("inf")), row.spec.key

@@ -1,0 +1,147 @@
+"""`ckpt import` and `export`: other tools' checkpoints, streamed."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from checkpointing import open_checkpoint
+from elastic3d.cli.ckpt.completing import complete_checkpoints
+from elastic3d.cli.ckpt.naming import choose
+from elastic3d.cli.ckpt.place import Place
+from elastic3d.cli.ckpt.shown.words import count, size
+from elastic3d.cli.ckpt.telling import bar, tell
+from elastic3d.errors import UsageError
+
+
+class Kind(StrEnum):
+    """Whose checkpoint it is."""
+
+    DCP = "dcp"
+    TORCH = "torch"
+    SAFETENSORS = "safetensors"
+
+
+_SUFFIXES = {
+    ".pt": Kind.TORCH,
+    ".pth": Kind.TORCH,
+    ".bin": Kind.TORCH,
+    ".ckpt": Kind.TORCH,
+    ".safetensors": Kind.SAFETENSORS,
+}
+
+_Kind = Annotated[
+    Kind | None, typer.Option("--as", help="Whose format.", show_default="told by the path's name or contents")
+]
+
+
+def import_(
+    place: Place,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file, or a folder for DCP and sharded ones.")],
+    kind: _Kind = None,
+    step: Annotated[int, typer.Option("--step", min=0, help="The step it is of.")] = 0,
+    facts: Annotated[
+        str, typer.Option("--facts", metavar="JSON", help="An object kept beside the tensors.", show_default=False)
+    ] = "",
+    *,
+    as_json: bool,
+) -> None:
+    """Bring in somebody else's checkpoint, and commit it as one of ours.
+
+    DCP's folders, `torch.save` files (read without running anything in them) and safetensors, also Hugging Face's
+    sharded layout. Tensors are streamed, so that the whole never has to fit in memory.
+
+    Examples:
+
+        elastic3d ckpt import s3://bucket/gpt-1b old/model.safetensors --step 1200
+
+        elastic3d ckpt import /data/run-7 llama/ --as safetensors
+
+        elastic3d ckpt import /data/run-7 dcp-folder/ --facts '{"origin": "run 6"}'
+    """
+    if not source.exists():
+        raise UsageError(f"{source} is not there")
+    kind = kind or guess(source)
+    said = _object(facts) if facts else None
+    store = place.open(write=True)
+    with bar(f"importing {source.name}") as advance:
+        done = _interchange().import_checkpoint(str(kind), source, store, step=step, facts=said, progress=advance)
+    totals = done.totals
+    what = f"{done.checkpoint}: {count(totals.tensors, 'tensor')}, {size(totals.bytes)} from {source}"
+    data = {"checkpoint": done.checkpoint, "root": done.root, "totals": totals, "moved": done.moved}
+    tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
+
+
+def export(
+    place: Place,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A file or folder that is not there yet.")],
+    checkpoint: Annotated[
+        str,
+        typer.Option("--of", metavar="CHECKPOINT", help="Of this one.", autocompletion=complete_checkpoints),
+    ] = "latest",
+    kind: _Kind = None,
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="Only tensors under this, left out of their names, such as model/.")
+    ] = "",
+    *,
+    as_json: bool,
+) -> None:
+    """Write a checkpoint as somebody else's: DCP, safetensors or torch.save.
+
+    Every tile is checked as it is read. Tensors are streamed, so that the whole never has to fit in memory.
+
+    Examples:
+
+        elastic3d ckpt export s3://bucket/gpt-1b model.safetensors --prefix model/
+
+        elastic3d ckpt export s3://bucket/gpt-1b dcp-folder --as dcp --of verified
+
+        elastic3d ckpt export /data/run-7 model.pt --of 1200
+    """
+    if kind is None and target.suffix not in _SUFFIXES:
+        raise UsageError(f"{target}: give --as dcp, torch or safetensors, or a name that ends in .pt or .safetensors")
+    kind = kind or _SUFFIXES[target.suffix]
+    if target.exists():
+        raise UsageError(f"{target} is there already; nothing is overwritten")
+    store = place.open()
+    found = open_checkpoint(store, choose(store, checkpoint).name)
+    with bar(f"exporting {target.name}") as advance:
+        done = _interchange().export_checkpoint(str(kind), found, target, prefix=prefix, progress=advance)
+    what = f"{target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} of {found.name}, as {kind}"
+    data = {"checkpoint": found.name, "target": str(target), "kind": kind, "tensors": done.tensors, "bytes": done.bytes}
+    tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
+
+
+def guess(source: Path) -> Kind:
+    """Return whose checkpoint a path is; UsageError where neither its name nor what is in it tells."""
+    if source.is_dir():
+        if (source / ".metadata").exists():
+            return Kind.DCP
+        if any(source.glob("*.safetensors")) or any(source.glob("*.safetensors.index.json")):
+            return Kind.SAFETENSORS
+    elif source.name.endswith(".safetensors.index.json"):
+        return Kind.SAFETENSORS
+    elif source.suffix in _SUFFIXES:
+        return _SUFFIXES[source.suffix]
+    raise UsageError(f"{source}: cannot tell whose checkpoint that is; give --as dcp, torch or safetensors")
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--facts is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UsageError('--facts is no JSON object, such as {"origin": "run 6"}')
+    return value
+
+
+def _interchange() -> Any:
+    # Imported when it is called: it brings torch along, which takes seconds.
+    return import_module("checkpointing.interchange")

@@ -1,0 +1,215 @@
+"""`ckpt tag`, `untag`, `pin`, `unpin`, `gc` and `repair`: which checkpoints stay, and how the rest goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from checkpointing.errors import CheckpointError
+from checkpointing.keeping import collecting, protecting, repairing
+from checkpointing.keeping.retention import Retention
+from checkpointing.reading.naming import committed
+from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tags
+from elastic3d.cli.ckpt.naming import choose
+from elastic3d.cli.ckpt.place import Place, Which
+from elastic3d.cli.ckpt.shown import keeping as shown
+from elastic3d.cli.ckpt.telling import bar, tell
+from elastic3d.cli.durations import duration
+from elastic3d.errors import UsageError
+
+_Tag = Annotated[
+    str,
+    typer.Argument(metavar="[TAG]", help="The name to give.", autocompletion=complete_tags, show_default=False),
+]
+_Any = Annotated[
+    str,
+    typer.Argument(
+        metavar="[CHECKPOINT]",
+        help="latest, verified, a tag, a step, or a name or the beginning of one.",
+        autocompletion=complete_checkpoints,
+        show_default=False,
+    ),
+]
+_One = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="latest, verified, a tag, a step, or a name or the beginning of one.",
+        autocompletion=complete_checkpoints,
+    ),
+]
+
+
+def tag(
+    place: Place,
+    name: _Tag = "",
+    checkpoint: Which = "latest",
+    move: Annotated[bool, typer.Option("--move", help="Take the tag from the checkpoint that has it.")] = False,
+    *,
+    as_json: bool,
+) -> None:
+    """Give a checkpoint a name of its own, which keeps it from being collected; without a name, list the tags.
+
+    Examples:
+
+        elastic3d ckpt tag s3://bucket/gpt-1b before-lr-drop 1200
+
+        elastic3d ckpt tag s3://bucket/gpt-1b best latest --move
+
+        elastic3d ckpt tag s3://bucket/gpt-1b
+    """
+    if not name:
+        store = place.open()
+        there = protecting.tags(store)
+        tell(store, {"tags": there}, lambda width: shown.pairs("tag", there, store.url), as_json=as_json)
+        return
+    store = place.open(write=True)
+    with _told():
+        chosen = protecting.tag(store, name, checkpoint, move=move)
+    tell(store, {"tag": name, "checkpoint": chosen}, lambda _: Text(f"{name} -> {chosen}"), as_json=as_json)
+
+
+def untag(
+    place: Place,
+    name: Annotated[str, typer.Argument(metavar="TAG", help="A tag.", autocompletion=complete_tags)],
+    *,
+    as_json: bool,
+) -> None:
+    """Take a tag away. Its checkpoint stays until a collection finds nothing else that keeps it.
+
+    Examples:
+
+        elastic3d ckpt untag s3://bucket/gpt-1b before-lr-drop
+    """
+    store = place.open(write=True)
+    if not protecting.untag(store, name):
+        raise UsageError(f"store {store.url}: there is no tag {name!r}; `elastic3d ckpt tag` lists those that are")
+    tell(store, {"untagged": name}, lambda _: Text(f"{name} points to nothing any more"), as_json=as_json)
+
+
+def pin(
+    place: Place,
+    checkpoint: _Any = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why it must stay; shown in lists.")] = "",
+    *,
+    as_json: bool,
+) -> None:
+    """Keep a checkpoint, whatever the retention; without one, list the pinned ones with their reasons.
+
+    Examples:
+
+        elastic3d ckpt pin s3://bucket/gpt-1b 1200 --reason "evaluation is running on it"
+
+        elastic3d ckpt pin s3://bucket/gpt-1b
+    """
+    if not checkpoint:
+        store = place.open()
+        there = protecting.pins(store)
+        tell(store, {"pins": there}, lambda width: shown.pairs("pinned", there, store.url), as_json=as_json)
+        return
+    store = place.open(write=True)
+    with _told():
+        name = protecting.pin(store, checkpoint, reason)
+    tell(store, {"pinned": name, "reason": reason}, lambda _: Text(f"{name} is pinned"), as_json=as_json)
+
+
+def unpin(place: Place, checkpoint: _One, *, as_json: bool) -> None:
+    """Let a pinned checkpoint go again. It stays until a collection finds nothing else that keeps it.
+
+    Examples:
+
+        elastic3d ckpt unpin s3://bucket/gpt-1b 1200
+    """
+    store = place.open(write=True)
+    name = choose(store, checkpoint).name
+    if not protecting.unpin(store, name):
+        raise UsageError(f"store {store.url}: {name} is not pinned; `elastic3d ckpt pin` lists those that are")
+    tell(store, {"unpinned": name}, lambda _: Text(f"{name} is not pinned any more"), as_json=as_json)
+
+
+def gc(
+    place: Place,
+    keep_last: Annotated[
+        int | None, typer.Option("--keep-last", min=1, help="Keep this many of the newest.", show_default="all")
+    ] = None,
+    keep_every: Annotated[
+        int | None,
+        typer.Option("--keep-every", metavar="STEPS", min=1, help="Keep one for each so many steps too."),
+    ] = None,
+    grace: Annotated[str, typer.Option("--grace", metavar="DURATION", help="What readers have to finish.")] = "1h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what it would do.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait out the grace; else call again later.")] = True,
+    *,
+    as_json: bool,
+) -> None:
+    """Drop the checkpoints that nothing keeps, and delete what no other needs.
+
+    `latest`, `verified`, tags and pins always stay. Without `--keep-last` no checkpoint is dropped, and only garbage
+    goes: what failed saves left behind. Safe beside writers, readers and other collectors: what goes is condemned
+    first, stays for the grace, is checked again, and then deleted.
+
+    Examples:
+
+        elastic3d ckpt gc s3://bucket/gpt-1b --keep-last 5 --keep-every 1000 --dry-run
+
+        elastic3d ckpt gc s3://bucket/gpt-1b --keep-last 5 --keep-every 1000 --grace 10m
+
+        elastic3d ckpt gc /data/run-7 --no-wait      # condemns; the next call deletes
+    """
+    seconds = duration(grace, "--grace")
+    if keep_every is not None and keep_last is None:
+        raise UsageError("--keep-every alone drops nothing; give --keep-last too, such as --keep-last 5")
+    retention = Retention(keep_last=keep_last, keep_every=keep_every)
+    store = place.open(write=True)
+    if dry_run:
+        plan = collecting.plan_collection(store, retention, grace=seconds)
+        data = {"dry_run": True, "kept": plan.kept, "dropped": plan.dropped, "objects": len(plan.objects)}
+        data |= {"bytes": plan.bytes, "names": [doomed.name for doomed in plan.objects]}
+        tell(store, data, lambda _: shown.collection_plan(store.url, plan), as_json=as_json)
+        return
+    with bar("deleting" if not wait else "collecting", in_bytes=False) as advance:
+        done = collecting.collect(
+            store, retention, grace=seconds, wait=wait, progress=lambda progress: advance(progress.done, progress.total)
+        )
+    data = {"dry_run": False, "dropped": done.dropped, "objects": len(done.objects), "bytes": done.bytes}
+    data |= {"spared": done.spared, "waiting": done.waiting}
+    tell(store, data, lambda _: shown.collected(store.url, done), as_json=as_json)
+
+
+def repair(
+    place: Place,
+    generation: Annotated[int, typer.Option("--generation", min=0, help="Of the run that goes on, if known.")] = 0,
+    *,
+    as_json: bool,
+) -> None:
+    """Write the ref `latest` anew, from the records in the store, when it is damaged or lost.
+
+    A ref that can be read is left as it is. Damaged tiles are not repaired here: restoring heals them where another
+    tier has a good copy, and `elastic3d ckpt verify` says which checkpoints are whole.
+
+    Examples:
+
+        elastic3d ckpt repair s3://bucket/gpt-1b
+
+        elastic3d ckpt repair /data/run-7 --generation 12
+    """
+    store = place.open(write=True)
+    ref = repairing.repair_latest(store, generation=generation)
+    listed = committed(store, ref)
+    data = {"checkpoint": ref.checkpoint, "generation": ref.generation, "committed": listed}
+    tell(store, data, lambda _: shown.repaired(store.url, ref.generation, listed), as_json=as_json)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell what the library finds wrong with a value as a wrong call: the user gave it."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise UsageError(str(error)) from error

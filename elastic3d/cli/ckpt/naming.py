@@ -1,0 +1,54 @@
+"""Which checkpoint is meant, and what points to it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from checkpointing import Store
+from checkpointing.reading import naming
+from elastic3d.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The checkpoint that is meant. expected: its record's digest, where a ref has told it."""
+
+    name: str
+    expected: str | None = None
+
+
+def choose(store: Store, text: str) -> Chosen:
+    """Return the checkpoint that is meant by `text`; NoCheckpoint where it is none, or several."""
+    name, expected = naming.find(store, text)
+    return Chosen(name=name, expected=expected)
+
+
+def committed(store: Store) -> tuple[str, ...]:
+    """Return the names of all committed checkpoints, newest first."""
+    return naming.committed(store, naming.read_ref(store))
+
+
+def before(store: Store, name: str) -> str:
+    """Return the checkpoint that was committed before `name`; UsageError where there is none."""
+    listed = committed(store)
+    later = listed.index(name)
+    if later + 1 == len(listed):
+        raise UsageError(f"store {store.url}: nothing was committed before {name}; name two checkpoints to compare")
+    return listed[later + 1]
+
+
+def labels(store: Store) -> dict[str, tuple[str, ...]]:
+    """Return what points to each checkpoint: latest, verified, its tags, and whether it is pinned."""
+    found: dict[str, list[str]] = defaultdict(list)
+    ref = naming.read_ref(store)
+    if ref is not None:
+        if ref.checkpoint is not None:
+            found[ref.checkpoint].append(naming.LATEST)
+        if ref.verified is not None:
+            found[ref.verified.checkpoint].append(naming.VERIFIED)
+        for tag, target in sorted(ref.tags.items()):
+            found[target.checkpoint].append(f"tag {tag}")
+        for checkpoint in ref.pins:
+            found[checkpoint].append("pinned")
+    return {name: tuple(marks) for name, marks in found.items()}

@@ -1,0 +1,103 @@
+"""Where checkpoints are: what all commands of `elastic3d ckpt` are told in the same way."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from checkpointing import Store, open_store
+from checkpointing.errors import CheckpointError
+from elastic3d.cli.ckpt.completing import complete_checkpoints
+from elastic3d.errors import Elastic3dError
+
+KEY = "ELASTIC3D_STORE_KEY"
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="A directory, or a URL such as s3://bucket/prefix.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+KeyFile = Annotated[
+    str,
+    typer.Option(
+        "--key-file",
+        metavar="FILE",
+        envvar="ELASTIC3D_KEY_FILE",
+        help="The key of a store that is encrypted at rest; or in ELASTIC3D_STORE_KEY.",
+        show_default=False,
+    ),
+]
+Which = Annotated[
+    str,
+    typer.Argument(
+        metavar="[CHECKPOINT]",
+        help="latest, verified, a tag, a step, or a name or the beginning of one.",
+        autocompletion=complete_checkpoints,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A store as the user named it."""
+
+    url: str
+    key_file: str = ""
+
+    def open(self, *, write: bool = False) -> Store:
+        """Return the store, tried out where it is to be written; StoreUnfit says what to change."""
+        if not self.key_file and KEY not in os.environ:
+            return open_store(self.url, write=write)
+        keys = import_module("checkpointing.stores.keys").Key
+        key = keys.from_file(self.key_file) if self.key_file else keys.from_env(KEY)
+        opening: Any = open_store
+        store: Store = opening(self.url, write=write, key=key)
+        return store
+
+
+def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command(place, *, as_json, ...)` as typer takes it: URL first, `--json` and `--key-file` last.
+
+    An error of ours is told in one line, with its own exit code; so is what the operating system refuses.
+    """
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+        if name not in ("place", "as_json")
+    ]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("url", keyword, annotation=Url),
+        *own,
+        inspect.Parameter("as_json", keyword, default=False, annotation=Json),
+        inspect.Parameter("key_file", keyword, default="", annotation=KeyFile),
+    ]
+
+    @functools.wraps(command)
+    def wrapped(*, url: str, key_file: str, **values: Any) -> None:
+        try:
+            command(Place(url=url, key_file=key_file), **values)
+        except (CheckpointError, Elastic3dError) as error:
+            complain(error)
+            raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            raise  # click ends quietly: whoever read has read enough
+        except OSError as error:
+            complain(error)
+            raise typer.Exit(1) from None
+
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapped
+
+
+def complain(error: Exception | str) -> None:
+    """Say one thing that is wrong on one line of standard error."""
+    print(f"elastic3d: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,0 +1,118 @@
+"""`ckpt plan`: what each rank of another mesh would read, without reading it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from checkpointing.looking.found import Found, find
+from checkpointing.looking.reads import Catalogue, Reads
+from checkpointing.looking.writers import writers
+from elastic3d.cli.ckpt.naming import choose
+from elastic3d.cli.ckpt.place import Place, Which
+from elastic3d.cli.ckpt.shown import two as shown
+from elastic3d.cli.ckpt.telling import bar, tell
+from elastic3d.errors import UsageError
+from elastic3d.planner.places import place_of
+from elastic3d.planner.shares import Homes, Target, boxes_of, check_target, find_homes, parameter_of
+
+
+def plan(
+    place: Place,
+    checkpoint: Which = "latest",
+    to: Annotated[str, typer.Option("--to", metavar="pp=N,dp=N,tp=N", help="The mesh; an axis left out is 1.")] = "",
+    blocks: Annotated[
+        str,
+        typer.Option("--blocks", metavar="PATH", help="Where the repeated layers are.", show_default="by name"),
+    ] = "",
+    last: Annotated[
+        list[str] | None,
+        typer.Option("--last", metavar="PATTERN", help="What comes after the blocks, such as 'head.*'; repeatable."),
+    ] = None,
+    slots: Annotated[int, typer.Option("--slots", min=1, help="Ranks of a node, which reads each tile once.")] = 1,
+    *,
+    as_json: bool,
+) -> None:
+    """Say what each rank of another mesh would read to restore a checkpoint: a dry run of a reshard.
+
+    Stages are cut as a run cuts them: evenly, between the numbered blocks; dim 0 is cut evenly over tp, then dp. What
+    is not in a block belongs to the first stage, unless `--last` or the mesh that wrote the checkpoint says that it
+    comes after them. Without blocks to cut stages from, every tensor is cut evenly over all ranks. `over-read` is
+    bytes read for each byte needed; a tile is read whole, and near neighbours in one request. No pack is read.
+
+    Examples:
+
+        elastic3d ckpt plan /data/run-7 --to dp=2
+
+        elastic3d ckpt plan s3://bucket/gpt-1b --to pp=2,dp=3,tp=2 --last 'head.*'
+
+        elastic3d ckpt plan s3://bucket/gpt-1b 1200 --to pp=4,dp=8 --slots 8 --json
+    """
+    if not to:
+        raise UsageError("plan needs --to, the mesh that would restore the checkpoint, as in --to pp=2,dp=3,tp=2")
+    target = Target.parse(to)
+    if target.world % slots:
+        raise UsageError(f"--slots {slots}: {target.world} ranks ({target}) are no whole number of such nodes")
+    store = place.open()
+    chosen = choose(store, checkpoint)
+    found = find(store, chosen.name, expected=chosen.expected)
+    homes = homes_of(found, blocks or None, last or [])
+    check_target(target, homes)
+    readers = []
+    with bar("planning", total=target.world // slots, in_bytes=False) as advance:
+        for reader, reads in enumerate(plan_reads(found, target, homes, slots)):
+            ranks = range(reader * slots, (reader + 1) * slots)
+            places = [place_of(rank, target) for rank in ranks]
+            readers.append(shown.Reader(ranks=tuple(ranks), places=tuple(places), reads=reads))
+            advance(reader + 1)
+    data = {
+        "checkpoint": found.name,
+        "target": target,
+        "slots": slots,
+        "homes": {
+            "blocks": homes.blocks,
+            "count": homes.count,
+            "last": sorted(homes.last),
+            "whole": sorted(homes.whole),
+            "guessed": sorted(homes.guessed),
+        },
+        "readers": [{"ranks": r.ranks, "places": r.places, **_plain(r.reads)} for r in readers],
+    }
+    tell(store, data, lambda width: shown.plan(found, target, homes, readers, width), as_json=as_json)
+
+
+def homes_of(found: Found, blocks: str | None, last: list[str]) -> Homes:
+    """Return where a checkpoint's tensors live in a pipeline, from names and from the mesh that wrote it."""
+    mesh = writers(found.ranks)
+    held = [{key for rank in stage for key in {t.spec.key for t in found.ranks[rank].tiles}} for stage in mesh.stages]
+    return find_homes(
+        found.specs.values(),
+        blocks=blocks,
+        last=last,
+        stages=held if mesh.regular else (),
+        whole=mesh.replicated,
+    )
+
+
+def plan_reads(found: Found, target: Target, homes: Homes, slots: int = 1) -> Iterator[Reads]:
+    """Yield what each node of `slots` ranks would read, in order of rank."""
+    catalogue = Catalogue(found.tiles)
+    shapes = {parameter_of(key): spec.shape for key, spec in found.specs.items() if not key.startswith("optimizer/")}
+    specs = list(found.specs.values())
+    for first in range(0, target.world, slots):
+        ranks = range(first, first + slots)
+        yield catalogue.reads(wanted for rank in ranks for wanted in boxes_of(specs, rank, target, homes, shapes))
+
+
+def _plain(reads: Reads) -> dict[str, float | None]:
+    return {
+        "needed": reads.needed,
+        "read": reads.read,
+        "stored": reads.stored,
+        "tiles": reads.tiles,
+        "requests": reads.requests,
+        "packs": reads.packs,
+        "over_read": reads.over_read,
+    }

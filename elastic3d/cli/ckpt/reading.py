@@ -1,0 +1,189 @@
+"""`ckpt cat` and `verify`: what reads packs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from checkpointing import Box, Checkpoint, TensorSpec, open_checkpoint, verify
+from checkpointing.looking.arrays import array, widened
+from checkpointing.reading.resolver import resolve
+from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tensors
+from elastic3d.cli.ckpt.naming import choose
+from elastic3d.cli.ckpt.place import Place, complain
+from elastic3d.cli.ckpt.shown import checks as shown
+from elastic3d.cli.ckpt.telling import bar, print_json, tell
+from elastic3d.errors import UsageError
+
+_SLICE = re.compile(r"(-?[0-9]{1,18})?(:(-?[0-9]{1,18})?)?")
+
+
+class Form(StrEnum):
+    """How a tensor is written."""
+
+    TEXT = "text"
+    NPY = "npy"
+    RAW = "raw"
+
+
+def cat(
+    place: Place,
+    tensor: Annotated[str, typer.Argument(metavar="TENSOR", help="Its name.", autocompletion=complete_tensors)],
+    checkpoint: Annotated[
+        str,
+        typer.Option("--of", metavar="CHECKPOINT", help="Of this one.", autocompletion=complete_checkpoints),
+    ] = "latest",
+    part: Annotated[
+        str,
+        typer.Option("--slice", "-s", metavar="A:B,C,...", help="Only these rows.", show_default="all"),
+    ] = "",
+    form: Annotated[
+        Form | None,
+        typer.Option("--as", help="What to write.", show_default="text, or as the file is called"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it there.", show_default="standard output")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print every element, not only the corners.")] = False,
+    *,
+    as_json: bool,
+) -> None:
+    """Print or save one tensor, or a part of it.
+
+    Tiles that hold the part are read and checked, no others. `text` prints numbers as numpy does, `npy` is numpy's
+    file, `raw` the little-endian bytes. What numpy has no type for, such as bfloat16, becomes float32 in `text` and
+    `npy`, which is exact; `raw` never changes a bit. With `--json` it prints what the tensor is, and its elements.
+
+    Examples:
+
+        elastic3d ckpt cat /data/run-7 model/head.weight --slice 0:4,:8
+
+        elastic3d ckpt cat s3://bucket/gpt-1b model/embed.weight --of 1200 -o embed.npy
+
+        elastic3d ckpt cat /data/run-7 optimizer/head.weight/step --json | jq .values
+    """
+    store = place.open()
+    found = open_checkpoint(store, choose(store, checkpoint).name)
+    spec = _named(found, tensor)
+    box, dropped = cut(spec, part)
+    data = _read(found, spec, box)
+    shape = tuple(size for dim, size in enumerate(box.shape) if dim not in dropped)
+    form = form or _form(out)
+    if as_json:
+        values = array(spec.dtype, data).reshape(shape)
+        told = {"checkpoint": found.name, "tensor": spec, "box": box, "values": _values(values)}
+        print_json(store, told)
+    elif form is Form.TEXT:
+        threshold = sys.maxsize if full else 1000
+        text = np.array2string(array(spec.dtype, data).reshape(shape), threshold=threshold, max_line_width=120)
+        if out is None:
+            print(f"{spec.key}  {spec.dtype} {list(spec.shape)}  {box}\n{text}")
+        else:
+            out.write_text(f"{text}\n")
+    else:
+        _save(spec, shape, data, form, out)
+
+
+def verify_store(place: Place, *, as_json: bool) -> None:
+    """Read every byte of a store and check it against its digest; exit 1 when something is wrong.
+
+    Every object is checked, whether a checkpoint refers to it or not: packs check themselves. Each damaged byte is
+    named by tensor, rank and pack, with the checkpoints that it spoils.
+
+    Examples:
+
+        elastic3d ckpt verify /data/run-7
+
+        elastic3d ckpt verify s3://bucket/gpt-1b --json | jq '.findings[].tensor'
+    """
+    store = place.open()
+    size = 0
+    with bar("verifying") as advance:
+
+        def step(progress: Any) -> None:
+            nonlocal size
+            size = progress.total
+            advance(progress.done, progress.total)
+
+        findings = list(verify(store, step))
+    found = [dataclasses.asdict(finding) for finding in findings]
+    data = {"bytes": size, "findings": found, "faults": Counter(str(finding.fault) for finding in findings)}
+    tell(store, data, lambda width: shown.findings(store.url, size, findings, width), as_json=as_json)
+    if findings:
+        raise typer.Exit(1)
+
+
+def cut(spec: TensorSpec, text: str) -> tuple[Box, tuple[int, ...]]:
+    """Return the box of a slice such as `0:4,3`, and the dims that a single index takes away; UsageError otherwise."""
+    if not text.strip():
+        return spec.box, ()
+    items = [item.strip() for item in text.split(",")]
+    wrong = f"--slice {text!r}: {spec.key} has shape {list(spec.shape)}; "
+    if len(items) > len(spec.shape):
+        raise UsageError(f"{wrong}that is {len(spec.shape)} dims, not {len(items)}")
+    start, stop, dropped = list(spec.box.start), list(spec.box.stop), []
+    for dim, item in enumerate(items):
+        match, length = _SLICE.fullmatch(item), spec.shape[dim]
+        if match is None or not item:
+            raise UsageError(f"{wrong}give rows as A:B or a single one for each dim, without steps, as in 0:4,:8")
+        if match[2] is None:
+            index = int(match[1]) + (length if match[1].startswith("-") else 0)
+            if not 0 <= index < length:
+                raise UsageError(f"{wrong}{item} is outside of dim {dim}")
+            start[dim], stop[dim] = index, index + 1
+            dropped.append(dim)
+        else:
+            low, high, _ = slice(*(int(part) if part else None for part in (match[1], match[3]))).indices(length)
+            start[dim], stop[dim] = low, max(low, high)
+    return Box(start=tuple(start), stop=tuple(stop)), tuple(dropped)
+
+
+def _named(found: Checkpoint, tensor: str) -> TensorSpec:
+    if tensor in found.specs:
+        return found.specs[tensor]
+    near = [key for key in found.specs if tensor in key]
+    hint = f"did you mean {', '.join(near[:4])}?" if near else "`elastic3d ckpt tree` shows those that are"
+    raise UsageError(f"checkpoint {found.name} has no tensor {tensor!r}; {hint}")
+
+
+def _read(found: Checkpoint, spec: TensorSpec, box: Box) -> bytearray:
+    data = bytearray(box.numel * spec.itemsize)
+    offers = [offer for offer in found.offers("store") if offer.spec.key == spec.key]
+    resolve([(spec, box)], offers, {"store": found.source("store")}, lambda *_: memoryview(data))
+    return data
+
+
+def _form(out: Path | None) -> Form:
+    suffixes = {".npy": Form.NPY, ".bin": Form.RAW, ".raw": Form.RAW}
+    return suffixes.get(out.suffix, Form.TEXT) if out is not None else Form.TEXT
+
+
+def _values(values: Any) -> Any:
+    if values.dtype.kind == "c":
+        return _values(np.stack([values.real, values.imag], axis=-1))
+    return values.tolist()
+
+
+def _save(spec: TensorSpec, shape: tuple[int, ...], data: bytearray, form: Form, out: Path | None) -> None:
+    if out is None and sys.stdout.isatty():
+        raise UsageError(f"--as {form} prints bytes, which a terminal cannot show: give --out FILE, or a pipe")
+    stream = out.open("wb") if out is not None else sys.stdout.buffer
+    try:
+        if form is Form.RAW:
+            stream.write(data)
+        else:
+            np.lib.format.write_array(stream, array(spec.dtype, data).reshape(shape), allow_pickle=False)
+            if (wider := widened(spec.dtype)) is not None:
+                complain(f"{spec.key} is {spec.dtype}, which npy files do not have: written as {wider}, exactly")
+        stream.flush()
+    finally:
+        if out is not None:
+            stream.close()
