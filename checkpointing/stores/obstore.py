@@ -11,6 +11,7 @@ import collections
 import contextlib
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,16 @@ _PARTS_AT_ONCE = 4
 
 _DENIED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _METADATA = ("169.254.169.254", "metadata.google.internal", "fd00:ec2")
+
+
+# The process whose threads serve obstore, once it was used. A fork has the client but not the threads, and would wait
+# for ever.
+_served_by: int | None = None
+
+
+def usable() -> bool:
+    """Return whether obstore works in this process: not in one that was forked after it was used."""
+    return _served_by in (None, os.getpid())
 
 
 class ObstoreStore:
@@ -180,6 +191,13 @@ class ObstoreStore:
 
     @contextlib.contextmanager
     def _errors(self, verb: str, name: str) -> Iterator[None]:
+        global _served_by
+        if not usable():
+            raise StoreUnfit(
+                f"store {self._url}: obstore was used before this process was forked, and does not work in it. Open "
+                "the store again here: it is then spoken to through s3fs."
+            )
+        _served_by = os.getpid()
         try:
             yield
         except (BaseError, FileNotFoundError, PermissionError, TimeoutError, ConnectionError) as error:

@@ -58,9 +58,10 @@ def _backend(url: str, *, write: bool, options: Mapping[str, Any]) -> Store:
         return LocalStore(address.path, create=write)
     # Imported when they are asked for: what they bring costs time that a local store need not pay.
     if address.scheme in _OBSTORE and importlib.util.find_spec("obstore") is not None:
-        from checkpointing.stores.obstore import ObstoreStore
+        from checkpointing.stores.obstore import ObstoreStore, usable
 
-        return ObstoreStore(url, options=options)
+        if usable():
+            return ObstoreStore(url, options=options)
     from checkpointing.stores.fsspec import FsspecStore
 
     return FsspecStore(url, options=options)

@@ -89,6 +89,30 @@ def test_a_bucket_that_is_not_there_is_named(options: dict[str, Any]) -> None:
         open_store("s3://nowhere/x", options=options, write=False).read("refs/latest")
 
 
+def test_a_forked_process_is_not_left_waiting(options: dict[str, Any]) -> None:
+    """obstore's threads stay behind in the parent: the child is told so, and its own store goes another way."""
+    store = ObstoreStore("s3://bucket/forked", options=options)
+    store.put("x", b"1")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            try:
+                store.get("x")
+            except StoreUnfit as error:
+                os.write(writing, str(error).encode() + b"\n")
+            os.write(writing, type(open_store("s3://bucket/forked", options=options, write=False)).__name__.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with open(reading, "rb") as said:
+        lines = said.read().decode().splitlines()
+    assert "Open the store again here" in lines[0]
+    assert lines[1] == "RetryingStore"
+    assert store.get("x") == b"1"
+
+
 CLIENTS = [ObstoreStore, FsspecStore]
 Client = type[ObstoreStore | FsspecStore]
 
