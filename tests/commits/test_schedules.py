@@ -41,7 +41,7 @@ def test_a_schedule_is_one_history(seed: int) -> None:
 def test_every_fault_happens() -> None:
     """The schedules drawn have every kind of fault on operations that change something."""
     happened: set[str] = set()
-    for seed in range(1, 60):
+    for seed in range(1, 120):
         store = ModelStore()
         store.lines = type(store.lines)(maxlen=10_000)
         play(draw(seed), store=store)
