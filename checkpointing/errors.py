@@ -14,6 +14,7 @@ Every error says what happened, whether trying again helps, and what the person 
       FormatError           an object is not what format.md says; trying again does not help
         NewerFormat         a newer version wrote it; upgrade
         Corrupt             bytes do not have the digest they were written with
+        ForeignFormat       another tool's file is not what that tool writes, or holds what cannot be kept here
       CommitRefused         a commit did not happen, and must not
         Fenced              a newer generation owns `latest`: stop committing
         Superseded          `latest` already holds a newer save of this history
@@ -25,6 +26,8 @@ Every error says what happened, whether trying again helps, and what the person 
         NoCheckpoint        nothing was ever committed here
         MissingTile         no source has a good copy of a region
         SpecMismatch        tensors have another shape or dtype than those saved
+        Unloadable          an object was saved as a pickle that is not plain data
+        NotExportable       another tool's format cannot hold these tensors
       SourceError           one source of tiles could not deliver; another one may
         TileLost            it lacks a good copy of one tile; that says nothing about its others
 """
@@ -92,6 +95,10 @@ class Corrupt(FormatError):
     """Bytes do not have the digest they were written with; restore from elsewhere."""
 
 
+class ForeignFormat(FormatError):
+    """Another tool's file is not what that tool writes, or holds what cannot be kept here; nothing was imported."""
+
+
 class Tampered(Corrupt, StoreError):
     """An encrypted object is not as it was sealed under its name; restore from elsewhere."""
 
@@ -140,6 +147,16 @@ class MissingTile(RestoreError):
 
 class SpecMismatch(RestoreError, ValueError):
     """Tensors are wanted with another shape or dtype than they were saved with; values are never cast."""
+
+
+class Unloadable(RestoreError):
+    """An object was saved as a pickle that is not plain data; it is loaded once its classes are allowed."""
+
+
+class NotExportable(RestoreError, ValueError):
+    """Another tool's format cannot hold these tensors, or the target cannot be written; nothing is left of it."""
+
+    exit_code = 2
 
 
 class SourceError(CheckpointError):

@@ -16,11 +16,13 @@ from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.training import Run, run_alone, train
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import Layout
-from elastic3d.worker.keeper import Inbox, Keeper, guarded
-from elastic3d.worker.options import Options
+from elastic3d.worker.failure import guarded
+from elastic3d.worker.keeper import Keeper
+from elastic3d.worker.options import Options, saving, store_at
 from elastic3d.worker.process import die_with_parent
 from elastic3d.worker.remote import RemoteSlot, SlotServer
 from elastic3d.worker.slot import LocalSlot, Slot, serve_role
+from elastic3d.worker.warming import Inbox
 
 TOKEN = "ELASTIC3D_NODE_TOKEN"
 COMPANION_PATIENCE = 120.0
@@ -34,16 +36,31 @@ def run(
     layout: Layout | None = None,
     events: str | os.PathLike[str] | None = None,
     snapshot_every: int = 1,
-    checkpoint_every: int = 10,
     threads: int = 1,
+    every: int | str = 10,
+    keep: int | None = None,
+    keep_every: int = 0,
+    codec: str = "raw",
+    verify: str = "sample",
+    max_bandwidth: int | str | None = None,
+    key: str | os.PathLike[str] | None = None,
+    register: str = "",
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | str = "100GB",
 ) -> None:
     """Train `main` on whatever nodes are there.
 
     main: entered once per generation, in a fresh process; and once before the first, up to `run.restore`, to measure
     the model. store: URL (any fsspec one) or path of the checkpoints; None keeps them in memory only. layout: axes to
-    fix, such as Layout(pp=2); free ones are planned. events: folder for one event file per node. snapshot_every,
-    checkpoint_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations; part of what fixes
-    the bits.
+    fix, such as Layout(pp=2); free ones are planned. events: folder for one event file per node. snapshot_every: in
+    steps, 0 for never. threads: CPU threads per trainer for tensor operations; part of what fixes the bits.
+
+    Of checkpoints: every: after so many steps (0 for never), after so long ("30s"), or "continuous": the next begins
+    when the last is committed. keep: how many of the newest are kept, None for all; keep_every: those of every so many
+    steps as well. codec: "raw", "planes", "xor" or "auto", which measures. verify: how much is read back before a
+    checkpoint counts as verified: "off", "sample" or "all". max_bandwidth: what a node may write, such as "200MB/s".
+    key: file with the key that encrypts everything. register: "etcd" for a store without conditional writes.
+    cache: folder on local disk for tiles read from the store, at most cache_limit of them.
 
     Returns when the job is over; ends the process with a non-zero code, and the reason where torchrun looks for it,
     when it failed. UsageError for values that make no sense.
@@ -54,11 +71,18 @@ def run(
 
     serve_role(enter)
     options = Options(
-        store=store,
+        store=store_at(store, key=_path(key), register=register, cache=_path(cache), cache_limit=cache_limit),
+        saving=saving(
+            due=every,
+            codec=codec,
+            max_bandwidth=max_bandwidth,
+            keep=keep,
+            keep_every=keep_every,
+            verify=verify,
+        ),
         layout=layout,
-        events=os.fspath(events) if events is not None else None,
+        events=_path(events) or None,
         snapshot_every=snapshot_every,
-        checkpoint_every=checkpoint_every,
         threads=threads,
     )
     settings = from_environment()
@@ -73,6 +97,10 @@ def run(
         )
     else:
         run_alone(main)
+
+
+def _path(given: str | os.PathLike[str] | None) -> str:
+    return os.fspath(given) if given is not None else ""
 
 
 def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -> None:

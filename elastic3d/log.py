@@ -51,8 +51,20 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
         "step.committed": ("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
         "snapshot.held": ("step",),
+        # A slot's tiles are in the store: `bytes` of them in all, `new` were written, the rest was there already.
+        "checkpoint.written": ("step", "bytes", "new"),
         "checkpoint.committed": ("step",),
-        "checkpoint.failed": ("step", "error"),
+        # Training goes on. `age` is that of the newest checkpoint this node has committed, in seconds.
+        "checkpoint.failed": ("step", "error", "age"),
+        # What failed before works again.
+        "checkpoint.mended": ("step",),
+        # It was read back: `kind` is how much of it, "sample" or "all".
+        "checkpoint.verified": ("step", "kind", "seconds"),
+        # What retention lets go is gone: so many checkpoints, and `bytes` of objects that nothing needs any more.
+        "checkpoint.collected": ("checkpoints", "bytes"),
+        # It could not be read back as it was written, or what is not kept could not be deleted; tried again later.
+        "checkpoint.unverified": ("step", "error"),
+        "checkpoint.uncollected": ("error",),
         # `kind` is "done", "error" or "spare"; the last event of a keeper.
         "job.ended": ("kind", "step", "error"),
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from elastic3d.values import Layout, ModelProfile
+from elastic3d.values import Layout, ModelProfile, StoreAt
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,9 @@ class Assignment:
     measuring: build the model on meta, report its profile at `restore`, train nothing.
     layout: None while measuring. interface: network interface for gloo, "" to leave the choice to gloo.
     store_host, store_port, store_prefix: the TCPStore this generation's process groups meet in, and their own part of
-    it. store_url: where checkpoints are, None for nowhere. threads: CPU threads for tensor operations.
-    snapshot_every, checkpoint_every: in steps, 0 for never. seed_digest: the profile digest the leader planned from, ""
+    it. store: where checkpoints are, None for nowhere. threads: CPU threads for tensor operations.
+    snapshot_every, checkpoint_every: in steps, 0 for never. checkpoint_seconds: at least so long between the beginnings
+    of two checkpoints, 0.0 where steps decide. seed_digest: the profile digest the leader planned from, ""
     where nobody has planned. places: of a measuring trainer, how many device places of its node to check before it
     ends, 0 for none.
     """
@@ -45,12 +46,13 @@ class Assignment:
     store_port: int
     store_prefix: str
     interface: str
-    store_url: str | None
+    store: StoreAt | None
     threads: int
     snapshot_every: int
     checkpoint_every: int
     seed_digest: str = ""
     places: int = 0
+    checkpoint_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +64,14 @@ class Go:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What this rank's host wants the next step vote to hear."""
+    """What this rank's host wants the next step vote to hear.
+
+    ready: it is done with the checkpoint before, and would take another.
+    """
 
     leave: bool
     etcd_away: bool
+    ready: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

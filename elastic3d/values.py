@@ -113,6 +113,22 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAt:
+    """Where checkpoints are.
+
+    url: path or URL. key: file with the key that encrypts them, "" for none. register: "etcd" where refs are decided in
+    etcd, for a store that has no conditional writes; "" where the store decides. cache: folder on local disk that keeps
+    tiles read from the store for all processes of the node, "" for none; cache_bytes: its limit.
+    """
+
+    url: str
+    key: str = ""
+    register: str = ""
+    cache: str = ""
+    cache_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """One sealed (or, with attempt > 0 and under `proposal`, still proposed) membership.
 

@@ -124,12 +124,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--reduction", choices=("ordered", "fast"), default="ordered")
     parser.add_argument("--snapshot-every", type=int, default=1, help="steps between snapshots in memory; 0 for none")
-    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps between checkpoints; 0 for none")
+    parser.add_argument(
+        "--checkpoint-every", type=every, default=10, help="steps between checkpoints, 0 for none; 30s; continuous"
+    )
+    parser.add_argument("--keep", type=int, default=None, help="how many checkpoints to keep; default: all")
     parser.add_argument("--layout", type=axes, default=None, help="such as pp=2; free axes are planned")
     parser.add_argument("--store", default=None, help="where checkpoints go: any fsspec URL")
     parser.add_argument("--events", default=None, help="folder for event files")
     parser.add_argument("--out", type=Path, default=None, help="folder for the result")
     return parser.parse_args()
+
+
+def every(text: str) -> int | str:
+    """Return a number of steps, or what else `elastic3d.run(every=...)` takes."""
+    return int(text) if text.isdecimal() else text
 
 
 def axes(text: str) -> elastic3d.Layout:
@@ -145,5 +153,6 @@ if __name__ == "__main__":
         layout=options.layout,
         events=options.events,
         snapshot_every=options.snapshot_every,
-        checkpoint_every=options.checkpoint_every,
+        every=options.checkpoint_every,
+        keep=options.keep,
     )

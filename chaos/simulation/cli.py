@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from chaos.commits.cli import commits
 from chaos.simulation.large import Account, form
 from chaos.simulation.run import Tally, play_many
 from chaos.simulation.trace import read_trace, scaled
@@ -22,6 +23,7 @@ from elastic3d.errors import Elastic3dError, UsageError
 
 app = typer.Typer(name="simulate", help="Simulate parts of a job under a virtual clock.", no_args_is_help=True)
 app.callback()(lambda: None)
+app.command()(commits)
 
 
 @app.command()

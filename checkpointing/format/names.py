@@ -22,6 +22,7 @@ HISTORY = "history/"
 SWEEPS = "sweeps/"
 SHADOW = "shadow/latest"
 PROBE = "probe/"
+CLAIMS = "claims/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,7 +43,7 @@ class SaveOptions:
     """How a rank saves.
 
     codec: "raw"; "planes"; "xor" (against the parent, where that is worth it); "auto" (by measuring). pack_bytes: the
-    most tile bytes in a pack; small saves take smaller packs. transfers: packs under way at once. max_bandwidth: bytes
+    most tile bytes in a pack. transfers: packs under way at once. max_bandwidth: bytes
     per second of all transfers together. check: read packs back, unless the store compares checksums itself. workers:
     threads that take digests. speeds: what an earlier `auto` save measured; the choice then follows from it alone.
     """
@@ -72,20 +71,17 @@ class SaveOptions:
         chosen = Choice(self.codec)
         return choose(self.speeds, self.transfers) if chosen is Choice.AUTO and self.speeds else chosen
 
-    def limit(self, total: int) -> int:
-        """Return the most tile bytes a pack holds in a save of `total`.
+    def limit(self, left: int) -> int:
+        """Return the most tile bytes in the next pack, when `left` are still to be saved.
 
-        A writer that dies loses what was under way: a hundredth of the save per transfer.
+        Packs become smaller towards the end, so that all transfers end together, and a writer that dies has not much
+        under way compared to what is left.
         """
-        return min(self.pack_bytes, max(_SMALL, total // _PARTS))
-
-    def fixed(self, choice: Choice) -> SaveOptions:
-        """Return these options with the codec chosen."""
-        return dataclasses.replace(self, codec=choice)
+        return min(self.pack_bytes, max(_SMALL, left // _PARTS))
 
 
 _SMALL = 4 << 20
-_PARTS = 96
+_PARTS = 8
 _WORTH = 1.1  # a codec that makes the save less than a tenth faster is not worth its processor time
 
 

@@ -68,7 +68,8 @@ class Packer:
         limited = None if rate is None else LimitedStore(store, Bandwidth(rate, clock=clock, sleep=sleep))
         self._store: Store = limited or store
         self._clock = clock
-        self._limit = options.limit(sum(tile.data.nbytes for tile in tiles))
+        self._left = sum(tile.data.nbytes for tile in tiles)
+        self._limit = 0
         self._tiles = tiles
         self._choice = options.choice
         self._speeds = options.speeds
@@ -99,9 +100,12 @@ class Packer:
         else:
             if self._pack and self._filled + tile.piece.data.nbytes > self._limit:
                 self._send()
+            if not self._pack:
+                self._limit = self._options.limit(self._left)
             self._fresh.add(tile.digest)
             self._pack.append(tile)
             self._filled += tile.piece.data.nbytes
+        self._left -= tile.piece.data.nbytes
 
     def finish(self) -> Packed:
         """Send what is left, and return when everything is durable."""

@@ -29,7 +29,10 @@ _BLOCK = 16 << 20  # of an upload in parts; S3 takes 5 MiB to 5 GiB, and 10,000 
 class _Conditional(Protocol):
     """How one protocol writes on a condition."""
 
-    def token(self, path: str, data: bytes) -> str: ...
+    def token(self, path: str, data: bytes | None) -> str:
+        """Return the token of what is there; `data` is that, if it was just read. Empty: it cannot be said yet."""
+        ...
+
     def create(self, path: str, data: bytes) -> bool: ...
     def swap(self, path: str, expected: str, data: bytes) -> bool: ...
 
@@ -74,7 +77,7 @@ class FsspecStore:
             try:
                 return bytes(self._fs.cat_file(path, start=start, end=stop))
             except OSError as error:
-                if error.errno == errno.EINVAL and "range" in str(error).lower():
+                if error.errno == errno.EINVAL and "range" in f"{error} {error.__cause__!r}".lower():
                     return b""  # S3 has no empty answer to a range that begins at the end, or behind it
                 raise
 
@@ -85,7 +88,7 @@ class FsspecStore:
             with self._errors("read", name):
                 for _ in range(16):
                     # The token is asked for on both sides of the data: it and they must be of one version.
-                    before = self._conditions().token(path, b"")
+                    before = self._conditions().token(path, None)
                     data = bytes(self._fs.cat_file(path))
                     after = self._conditions().token(path, data)
                     if before in (after, ""):
@@ -196,7 +199,7 @@ class FsspecStore:
         except StoreError:
             raise
         except FileNotFoundError as error:
-            if "bucket does not exist" in str(error):
+            if "bucket does not exist" in str(error) or "NoSuchBucket" in repr(error.__cause__):
                 raise StoreUnfit(
                     f"store {self._url}: cannot {verb} {name}: there is no such bucket. Make it, or correct the URL."
                 ) from error
@@ -242,8 +245,8 @@ class _Memory:
     def __init__(self, fs: Any) -> None:
         self._fs = fs
 
-    def token(self, path: str, data: bytes) -> str:
-        return hexdigest(data) if data else ""
+    def token(self, path: str, data: bytes | None) -> str:
+        return "" if data is None else hexdigest(data)
 
     def create(self, path: str, data: bytes) -> bool:
         with self._lock:
@@ -266,7 +269,7 @@ class _S3:
     def __init__(self, fs: Any) -> None:
         self._fs = fs
 
-    def token(self, path: str, data: bytes) -> str:
+    def token(self, path: str, data: bytes | None) -> str:
         return str(self._fs.info(path)["ETag"])
 
     def create(self, path: str, data: bytes) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from checkpointing.errors import StoreError, StoreNotFound
+from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_name
 
@@ -194,4 +195,4 @@ class RegisteredStore:
 
 
 def _aside(name: str, digest: str) -> str:
-    return f"claims/{hexdigest(f'{name} {digest}'.encode())}"
+    return f"{names.CLAIMS}{hexdigest(f'{name} {digest}'.encode())}"

@@ -89,6 +89,8 @@ def _figures(status: Status) -> Text:
     if status.step >= 0:
         text.append(f"\n  step {status.step}, {spell(status.step_seconds)} a step")
         text.append(f"\n  snapshot {_kept(status.snapshot)}\n  checkpoint {_kept(status.checkpoint)}")
+        if status.checkpoint is not None:
+            text.append(f"\n  verified {_kept(status.verified)}")
     return text
 
 

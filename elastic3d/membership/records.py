@@ -194,6 +194,8 @@ class Pulse:
     snapshot_age: float = -1.0
     checkpoint_step: int = -1
     checkpoint_age: float = -1.0
+    verified_step: int = -1
+    verified_age: float = -1.0
     health: str = "ok"
     detail: str = ""
 

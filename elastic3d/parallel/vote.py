@@ -17,18 +17,22 @@ import torch
 
 from elastic3d.data.positions import fold_sums
 
-FLAGS = 4
+FLAGS = 5
 NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """What one rank says. losses: by number of micro-batch. rows: parameter name -> (first row, sums of squares)."""
+    """What one rank says. losses: by number of micro-batch. rows: parameter name -> (first row, sums of squares).
+
+    checkpoint: one is due. ready: this rank's host is done with the one before.
+    """
 
     leave: bool = False
     etcd_away: bool = False
     checkpoint: bool = False
+    ready: bool = True
     held: int = -1
     losses: Mapping[int, float] = field(default_factory=dict)
     samples: int = 0
@@ -41,7 +45,8 @@ class Ballot:
 class Outcome:
     """What the world decided; equal on every rank.
 
-    leave, etcd_away: every rank said so. checkpoint: some rank did. safe_step: the least of the steps held.
+    leave, etcd_away: every rank said so. checkpoint: some rank said that one is due, and every rank that it is ready: a
+    store slower than training delays checkpoints and tears none. safe_step: the least of the steps held.
     loss: mean over micro-batches. norm: of the gradient, None where rows were not voted on. absent: parameters that
     got no gradient anywhere.
     """
@@ -82,7 +87,7 @@ class Paper:
     def fill(self, rank: int, ballot: Ballot, *, norm: bool) -> torch.Tensor:
         """Return this rank's vector, on the CPU; norm: with rows."""
         votes = torch.zeros(self._size if norm else self._rows_at, dtype=torch.float64)
-        flags = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.held)
+        flags = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.ready, ballot.held)
         votes[FLAGS * rank : FLAGS * (rank + 1)] = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
         for index, loss in ballot.losses.items():
             votes[self._losses_at + index] = loss
@@ -108,8 +113,8 @@ class Paper:
         return Outcome(
             leave=bool((flags[:, 0] != 0).all()),
             etcd_away=bool((flags[:, 1] != 0).all()),
-            checkpoint=bool((flags[:, 2] != 0).any()),
-            safe_step=int(flags[:, 3].min()),
+            checkpoint=bool((flags[:, 2] != 0).any() and (flags[:, 3] != 0).all()),
+            safe_step=int(flags[:, 4].min()),
             loss=total / self._micro_batches,
             norm=None if squares is None else math.sqrt(squares),
             samples=int(votes[self._samples_at]),

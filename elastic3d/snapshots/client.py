@@ -12,7 +12,7 @@ from typing import Any
 
 from checkpointing.errors import SourceError
 from checkpointing.format.tiles import Box, TensorSpec
-from checkpointing.reading.resolver import Offered
+from checkpointing.reading.sources import Offered
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots import wire
 from elastic3d.snapshots.table import Table

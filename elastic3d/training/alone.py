@@ -33,7 +33,7 @@ class Alone:
             store_port=0,
             store_prefix="",
             interface="",
-            store_url=None,
+            store=None,
             threads=threads,
             snapshot_every=0,
             checkpoint_every=0,

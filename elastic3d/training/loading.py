@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from checkpointing.reading.resolver import TileSource, resolve
+from checkpointing.reading.resolver import resolve
+from checkpointing.reading.sources import TileSource
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger, Line
 from elastic3d.parallel import facts as written
@@ -34,7 +35,7 @@ def load(
     saved = {offer.spec.key: offer.spec for offer in decision.offers}
     create_optimizer_state(model, optimizer, saved.values())
     room = Room([*held_by_model(model), *held_by_optimizer(model, optimizer)])
-    resolve(room.wanted(), decision.offers, sources, room.destination)
+    resolve(room.wanted(), restoring.offers(decision, sources), sources, room.destination)
     room.settle()
     written.set_optimizer_groups(optimizer, facts["optimizer_groups"])
     written.set_schedule_state(schedule, facts["schedule"])

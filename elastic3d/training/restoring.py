@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from checkpointing.format.tiles import Box, TensorSpec, uncovered
-from checkpointing.reading.resolver import Offered, TileSource
+from checkpointing.reading.sources import Offered, TileSource
 from elastic3d.data import Order
 from elastic3d.errors import StateError
-from elastic3d.values import from_json
+from elastic3d.values import StoreAt, from_json
 
 MEMORY, STORE, NONE = "memory", "store", "none"
 
@@ -73,6 +73,15 @@ class Decision:
     offers: tuple[Offered, ...] = ()
 
 
+@runtime_checkable
+class Nearer(Protocol):
+    """A source that gives what another one offers, sooner: known to this node only, and in no decision."""
+
+    def offers(self, offers: Iterable[Offered]) -> Iterable[Offered]:
+        """Return another source's offers as its own."""
+        ...
+
+
 class Tiers(Protocol):
     """Access to the places state may come from."""
 
@@ -80,13 +89,20 @@ class Tiers(Protocol):
         """Return what the reachable tile servers hold."""
         ...
 
-    def checkpoint(self, url: str) -> Decision | None:
+    def checkpoint(self, at: StoreAt) -> Decision | None:
         """Return the newest checkpoint of a store, None when it has none yet."""
         ...
 
-    def sources(self, decision: Decision, url: str | None) -> Mapping[str, TileSource]:
-        """Return the sources that a decision's offers name."""
+    def sources(self, decision: Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
+        """Return the sources that a decision's offers name, and this node's own, `Nearer` to it than the store."""
         ...
+
+
+def offers(decision: Decision, sources: Mapping[str, TileSource]) -> list[Offered]:
+    """Return what is on offer to this node: a decision's offers, and what nearer sources make of the store's."""
+    stored = [offer for offer in decision.offers if offer.source == STORE]
+    near = [offer for source in sources.values() if isinstance(source, Nearer) for offer in source.offers(stored)]
+    return [*near, *decision.offers]
 
 
 def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec]) -> list[Inventory] | None:
@@ -116,7 +132,7 @@ def _whole(inventories: Sequence[Inventory], wanted: Mapping[str, TensorSpec]) -
     return all(uncovered(specs[key], boxes[key]) is None for key in specs)
 
 
-def decide(tiers: Tiers, servers: Sequence[str], url: str | None, specs: Iterable[TensorSpec]) -> Decision:
+def decide(tiers: Tiers, servers: Sequence[str], at: StoreAt | None, specs: Iterable[TensorSpec]) -> Decision:
     """Return what to go on from: the newest whole state in memory, else the newest checkpoint, else nothing."""
     chosen = choose(tiers.inventories(servers), specs) if servers else None
     if chosen:
@@ -128,7 +144,7 @@ def decide(tiers: Tiers, servers: Sequence[str], url: str | None, specs: Iterabl
             facts=first.facts,
             offers=tuple(offer for inventory in chosen for offer in inventory.offers()),
         )
-    saved = tiers.checkpoint(url) if url else None
+    saved = tiers.checkpoint(at) if at else None
     return saved or Decision(source=NONE)
 
 
@@ -189,10 +205,10 @@ class Nowhere:
         """Return nothing."""
         return ()
 
-    def checkpoint(self, url: str) -> Decision | None:
+    def checkpoint(self, at: StoreAt) -> Decision | None:
         """Return nothing."""
         return None
 
-    def sources(self, decision: Decision, url: str | None) -> Mapping[str, TileSource]:
+    def sources(self, decision: Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
         """Return nothing."""
         return {}

@@ -93,6 +93,7 @@ class Run:
         self._batches: Batches | None = None
         self._ledger: Ledger = ()
         self._since = 0.0
+        self._saved_step, self._saved_at = 0, self._clock.monotonic()
         torch.set_num_threads(self._assignment.threads)
         torch.use_deterministic_algorithms(True)
 
@@ -213,9 +214,10 @@ class Run:
             go = self._port.await_go()
             decision = self._decide(assembly, go)
         if decision.source != restoring.NONE:
-            sources = self._tiers.sources(decision, self._assignment.store_url)
+            sources = self._tiers.sources(decision, self._assignment.store)
             self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
         self._port.restored(decision.source, decision.step, decision.generation)
+        self._saved_step, self._saved_at = batches.step, self._clock.monotonic()
         if decision.source != restoring.NONE:
             self._snapshot(checkpoint=False, wait=False)
         self._since = self._clock.monotonic()
@@ -257,6 +259,8 @@ class Run:
         self._account(batches, outcome)
         batches.step = done
         every = self._assignment.snapshot_every
+        if outcome.checkpoint:
+            self._saved_step, self._saved_at = done, self._clock.monotonic()
         if outcome.leave:
             self._snapshot(checkpoint=outcome.checkpoint, wait=True)
         elif outcome.checkpoint or (every and done % every == 0):
@@ -291,8 +295,11 @@ class Run:
         return self._batches
 
     def _due(self, step: int) -> bool:
-        every = self._assignment.checkpoint_every
-        return bool(every) and step % every == 0
+        """Return whether a checkpoint is due after `step`: what no rank was ready for stays due."""
+        every, seconds = self._assignment.checkpoint_every, self._assignment.checkpoint_seconds
+        if seconds and self._clock.monotonic() - self._saved_at >= seconds:
+            return True
+        return bool(every) and step // every > self._saved_step // every
 
     def _check_profile(self, assembly: Assembly, batches: Batches) -> None:
         """The leader planned from one profile; a node whose script says otherwise would train another model."""
@@ -306,8 +313,8 @@ class Run:
     def _decide(self, assembly: Assembly, go: Go) -> restoring.Decision:
         decided = None
         if self.rank == 0:
-            url = self._assignment.store_url
-            decided = restoring.dump(restoring.decide(self._tiers, go.servers, url, assembly.specs))
+            store = self._assignment.store
+            decided = restoring.dump(restoring.decide(self._tiers, go.servers, store, assembly.specs))
         return restoring.load(assembly.mesh.broadcast(decided))
 
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
@@ -329,6 +336,7 @@ class Run:
             leave=flags.leave,
             etcd_away=flags.etcd_away,
             checkpoint=checkpoint,
+            ready=flags.ready,
             held=self._port.held(),
             losses=loss.parts(),
             samples=loss.batch.samples if counts else 0,

@@ -1,17 +1,25 @@
-"""The places a trainer's state may come from: the memory of all keepers of the job, then the store."""
+"""The places a trainer's state may come from: the memory of all keepers, this node's disk, then the store."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from checkpointing import open_checkpoint, open_store, read_latest
-from checkpointing.errors import CheckpointError
-from checkpointing.reading.resolver import TileSource
+import structlog
+
+from checkpointing import open_checkpoint, read_latest
+from checkpointing.errors import CheckpointError, StoreUnfit
+from checkpointing.reading.packs import PackSource
+from checkpointing.reading.sources import TileSource
+from checkpointing.reading.tier import DiskTier
 from elastic3d.errors import StateError
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
+from elastic3d.storage import open_to_read
 from elastic3d.training import restoring
+from elastic3d.values import StoreAt
 
-STORE_SOURCE = "store"
+STORE_SOURCE, DISK_SOURCE = "store", "disk"
+
+log = structlog.get_logger()
 
 
 class KeepersAndStore:
@@ -24,17 +32,18 @@ class KeepersAndStore:
         """Return what the reachable keepers hold, their own trainers' snapshots and replicas."""
         return inventories(servers, self._run_id)
 
-    def checkpoint(self, url: str) -> restoring.Decision | None:
+    def checkpoint(self, at: StoreAt) -> restoring.Decision | None:
         """Return the newest checkpoint, None where nothing was committed; StateError where it cannot be trusted."""
         try:
-            store = open_store(url, write=False)
+            store = open_to_read(at)
             ref = read_latest(store)
             if ref is None or ref.checkpoint is None:
                 return None
             found = open_checkpoint(store, ref)
         except (CheckpointError, OSError) as error:
             raise StateError(
-                f"the newest checkpoint under {url} cannot be read: {error}. `elastic3d ckpt verify {url}` says more"
+                f"the newest checkpoint under {at.url} cannot be read: {error}. "
+                f"`elastic3d ckpt verify {at.url}` says more"
             ) from error
         return restoring.Decision(
             source=restoring.STORE,
@@ -44,13 +53,27 @@ class KeepersAndStore:
             offers=tuple(found.offers(STORE_SOURCE)),
         )
 
-    def sources(self, decision: restoring.Decision, url: str | None) -> Mapping[str, TileSource]:
-        """Return one source per keeper that offers a tile, and the store."""
+    def sources(self, decision: restoring.Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
+        """Return one source per keeper that offers a tile, and the store, behind the disk where there is one."""
         names = sorted({offer.source for offer in decision.offers})
         sources: dict[str, TileSource] = {}
         for name in names:
             if name != STORE_SOURCE:
                 sources[name] = PeerSource(name, self._run_id)
-            elif url is not None:
-                sources[name] = open_checkpoint(open_store(url, write=False)).source(STORE_SOURCE)
+            elif at is not None:
+                sources |= _stored(at)
         return sources
+
+
+def _stored(at: StoreAt) -> dict[str, TileSource]:
+    """Return the store, after the disk that keeps what comes from it where there is one.
+
+    What the tiles are and where is in the offers, so that no checkpoint is opened again.
+    """
+    packs = PackSource(open_to_read(at), STORE_SOURCE)
+    if at.cache:
+        try:
+            return {DISK_SOURCE: DiskTier(at.cache, at.cache_bytes, behind=packs, name=DISK_SOURCE), packs.name: packs}
+        except StoreUnfit as error:
+            log.warning("cache.unfit", error=str(error))
+    return {packs.name: packs}

@@ -72,7 +72,7 @@ def _works(settings: Settings, options: Options, profile: ModelProfile) -> list[
     works.append(
         Work(name="disk", run=lambda: host.disk(os.environ.get("TMPDIR") or tempfile.gettempdir()), limit=LIMIT)
     )
-    store = _folder(options.store)
+    store = _folder(options.store.url if options.store is not None else None)
     if store is not None:
         works.append(Work(name="store", run=lambda: host.disk(store), limit=LIMIT))
     return works

@@ -106,9 +106,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """Keeper: the flags for the next step vote."""
+    """Keeper: the flags for the next step vote.
+
+    saves: how often the keeper has heard this trainer ask for a checkpoint.
+    """
 
     flags: Flags
+    saves: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

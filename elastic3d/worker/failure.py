@@ -1,4 +1,4 @@
-"""How a keeper's failure reaches torchrun: its error file, in the format torchrun's own `record` writes."""
+"""How a failure reaches people: in words, and in torchrun's error file, in the format its own `record` writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+
+from elastic3d.errors import Elastic3dError
+from elastic3d.worker.events import TrainerExited
 
 
 def record(error: BaseException) -> None:
@@ -23,3 +27,20 @@ def record(error: BaseException) -> None:
                 json.dump({"message": message}, file)
         except OSError as problem:
             sys.stderr.write(f"elastic3d: torchrun's error file {path} could not be written: {problem}\n")
+
+
+def words(event: TrainerExited, node: str, rank: int) -> str:
+    """Return what ended a trainer, with its traceback where its code raised."""
+    if event.fault is None:
+        return f"rank {rank} on {node}: {event.detail or event.kind}"
+    return f"rank {rank} on {node}: {event.fault.kind}: {event.fault.message}\n\n{event.fault.traceback[-8000:]}"
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Run a keeper's work and return its exit code; an error goes to torchrun's error file and to stderr."""
+    try:
+        work()
+    except Elastic3dError as error:
+        record(error)
+        return error.exit_code
+    return 0

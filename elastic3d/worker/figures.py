@@ -18,6 +18,7 @@ class Figures:
         self._step = (-1, 0.0)
         self._snapshot: tuple[int, float] | None = None
         self._checkpoint: tuple[int, float] | None = None
+        self._verified: tuple[int, float] | None = None
         self._health, self._failed = WELL, -1
         self._made: dict[int, float] = {}
 
@@ -29,15 +30,26 @@ class Figures:
         if record.safe_step >= 0 and (self._snapshot is None or self._snapshot[0] != record.safe_step):
             self._snapshot = (record.safe_step, self._made.get(record.safe_step, now))
 
-    def committed(self, step: int, now: float) -> None:
-        """Take note of a checkpoint that is durable; what failed before is over."""
+    def committed(self, step: int, now: float) -> bool:
+        """Take note of a checkpoint that is durable; return whether something had failed before, which is over."""
         self._checkpoint = (step, now)
-        self._health = WELL
+        return self._mended()
 
-    def wrote(self, step: int) -> None:
-        """Take note that this node's part of a checkpoint is in the store; what failed before is over."""
-        if step > self._failed:
-            self._health = WELL
+    def verified(self, step: int, now: float) -> None:
+        """Take note of a checkpoint that was read back and is good."""
+        self._verified = (step, now)
+
+    def wrote(self, step: int) -> bool:
+        """Take note that this node's part of a checkpoint is in the store; return whether that ends a trouble."""
+        return step > self._failed and self._mended()
+
+    def checkpoint_age(self, now: float) -> float | None:
+        """Return the seconds since the newest commit that this node made, None where it made none."""
+        return None if self._checkpoint is None else now - self._checkpoint[1]
+
+    def _mended(self) -> bool:
+        was, self._health = self._health, WELL
+        return was != WELL
 
     def failed(self, step: int, error: str) -> None:
         """Take note of a checkpoint that could not be written."""
@@ -49,6 +61,7 @@ class Figures:
         step, seconds = self._step
         snapshot_step, snapshot_age = _ago(self._snapshot, now)
         checkpoint_step, checkpoint_age = _ago(self._checkpoint, now)
+        verified_step, verified_age = _ago(self._verified, now)
         return Pulse(
             state=state,
             generation=generation,
@@ -59,6 +72,8 @@ class Figures:
             snapshot_age=snapshot_age,
             checkpoint_step=checkpoint_step,
             checkpoint_age=checkpoint_age,
+            verified_step=verified_step,
+            verified_age=verified_age,
             health=self._health,
         )
 

@@ -13,9 +13,9 @@ from elastic3d.values import Generation
 from elastic3d.worker import events as w
 
 SAID = (
-    "admission.failed",
-    *("generation.sealed", "member.fenced", "node.draining", "node.leaving", "peer.lost"),
-    *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended", "checkpoint.failed", "job.ended"),
+    *("admission.failed", "generation.sealed", "member.fenced", "node.draining", "node.leaving", "peer.lost"),
+    *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended"),
+    *("checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
 )
 """Events a person reading torchrun's output wants to see."""
 
@@ -30,11 +30,14 @@ class Journal:
         self._log = EventLog(path, run=run_id, node=node, slot=0)
         self._sealed = self._proposed = ""
         self._etcd_lost_at: float | None = None
+        self._failing = False
 
     def emit(self, name: str, **fields: Any) -> None:
-        """Write an event, and say it where people look."""
+        """Write an event, and say it where people look; of checkpoints that fail in a row, the first."""
         self._log.emit(name, **fields)
-        if name in SAID:
+        again = self._failing and name == "checkpoint.failed"
+        self._failing = (self._failing or name == "checkpoint.failed") and name != "checkpoint.mended"
+        if name in SAID and not again:
             words = " ".join(f"{key}={value}" for key, value in fields.items() if value not in (None, "", []))
             sys.stderr.write(f"elastic3d: {name} {words}\n")
             sys.stderr.flush()

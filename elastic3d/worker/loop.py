@@ -43,6 +43,7 @@ class _Trainer:
     pid: int | None = None
     leave: bool = False
     stopped: bool = False
+    saves: int = 0  # checkpoints it asked for
     step: int = -1
     table: str = ""
     last: FromTrainer | None = None
@@ -66,6 +67,7 @@ class SlotLoop:
         self._trainers: dict[int, _Trainer] = {}
         self._lost: list[_Trainer] = []
         self._etcd_away = False
+        self._ready = True
         self._writer: int | None = None
         self._taken: dict[Mark, tuple[int, bool]] = {}
         self._posted: collections.deque[Callable[[], object]] = collections.deque()
@@ -105,6 +107,12 @@ class SlotLoop:
     def set_etcd_away(self, away: bool) -> None:
         """Set the flag of every trainer."""
         self._etcd_away = away
+        for trainer in self._trainers.values():
+            self._flag(trainer)
+
+    def set_ready(self, ready: bool) -> None:
+        """Set whether the store would take another checkpoint."""
+        self._ready = ready
         for trainer in self._trainers.values():
             self._flag(trainer)
 
@@ -269,7 +277,8 @@ class SlotLoop:
         self._watch_writes(key.fileobj)
 
     def _flag(self, trainer: _Trainer) -> None:
-        self._send(trainer, channel.Raised(flags=Flags(leave=trainer.leave, etcd_away=self._etcd_away)))
+        flags = Flags(leave=trainer.leave, etcd_away=self._etcd_away, ready=self._ready)
+        self._send(trainer, channel.Raised(flags=flags, saves=trainer.saves))
 
     def _hear(self, trainer: _Trainer) -> None:
         try:
@@ -341,6 +350,10 @@ class SlotLoop:
             table=trainer.table,
             checkpoint=message.checkpoint,
         )
+        if message.checkpoint:
+            # Until the keeper says so, with no moment between in which a vote could ask for the next one.
+            trainer.saves += 1
+            self.set_ready(False)
 
     def _exited(self, trainer: _Trainer, code: int, *, kind: ExitKind | None = None, detail: str | None = None) -> None:
         while (messages := self._last_words(trainer)) is not None:

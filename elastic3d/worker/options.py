@@ -4,31 +4,113 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
+from checkpointing.keeping.collecting import GRACE
 from elastic3d.errors import UsageError
-from elastic3d.values import Layout
+from elastic3d.values import Layout, StoreAt
+from elastic3d.worker.quantities import Every, every, rate, size
+
+TEN_STEPS = Every(steps=10)
+CODECS = ("raw", "planes", "xor", "auto")
+
+
+class Verification(StrEnum):
+    """How much of a committed checkpoint is read back before `verified` moves to it.
+
+    off: nothing, and it does not move. sample: record, manifests, and some tiles of each pack. all: every tile.
+    """
+
+    OFF = "off"
+    SAMPLE = "sample"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """How checkpoints are made and kept.
+
+    every: when one is due. codec: how tiles are stored. max_bandwidth: bytes a second that this node writes, None for
+    no limit; what a node leaves behind at a notice is written without. keep: how many of the newest are kept, None for
+    all; keep_every: those of every so many steps are kept too, 0 for none. grace: seconds that objects which nothing
+    needs any more are left, for who is reading or writing; longer than any save takes.
+    """
+
+    every: Every = TEN_STEPS
+    codec: str = "raw"
+    max_bandwidth: int | None = None
+    keep: int | None = None
+    keep_every: int = 0
+    grace: float = GRACE
+    verification: Verification = Verification.SAMPLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """store: URL of the checkpoints, None for none. layout: axes to fix. events: folder for event files.
+    """store: where checkpoints go, None for nowhere. layout: axes to fix. events: folder for event files.
 
-    snapshot_every, checkpoint_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations.
+    snapshot_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations.
     """
 
-    store: str | None = None
+    store: StoreAt | None = None
+    saving: Saving = Saving()
     layout: Layout | None = None
     events: str | None = None
     snapshot_every: int = 1
-    checkpoint_every: int = 10
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("snapshot_every", 0), ("checkpoint_every", 0), ("threads", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise UsageError(f"elastic3d.run({name}={value!r}): give a whole number, {least} or more")
-        if self.store is not None and not re.match(r"^([a-z0-9+]+://|/|\.)", self.store):
-            raise UsageError(f"elastic3d.run(store={self.store!r}): give a URL such as s3://bucket/run, or a path")
+        for name, least in (("snapshot_every", 0), ("threads", 1)):
+            _whole(getattr(self, name), name, least)
         if self.layout is not None and not isinstance(self.layout, Layout):
             raise UsageError(f"elastic3d.run(layout={self.layout!r}): give an elastic3d.Layout, e.g. Layout(pp=2)")
+
+
+def store_at(url: str | None, *, key: str, register: str, cache: str, cache_limit: int | str) -> StoreAt | None:
+    """Return where the checkpoints are; UsageError for what makes no sense."""
+    if url is None:
+        for name, value in (("key", key), ("register", register), ("cache", cache)):
+            if value:
+                raise UsageError(f"elastic3d.run({name}={value!r}): there is no store; give store= too")
+        return None
+    if not isinstance(url, str) or not re.match(r"^([a-z0-9+]+://|/|\.)", url):
+        raise UsageError(f"elastic3d.run(store={url!r}): give a URL such as s3://bucket/run, or a path")
+    if register not in ("", "etcd"):
+        raise UsageError(f"elastic3d.run(register={register!r}): give 'etcd', or leave it out")
+    limit = size(cache_limit, "elastic3d.run: cache_limit")
+    return StoreAt(url=url, key=key, register=register, cache=cache, cache_bytes=limit if cache else 0)
+
+
+def saving(
+    *,
+    due: int | str,
+    codec: str,
+    max_bandwidth: int | str | None,
+    keep: int | None,
+    keep_every: int,
+    verify: str,
+) -> Saving:
+    """Return how checkpoints are made; UsageError for what makes no sense."""
+    if codec not in CODECS:
+        raise UsageError(f"elastic3d.run(codec={codec!r}): give one of {', '.join(CODECS)}")
+    if verify not in set(Verification):
+        raise UsageError(f"elastic3d.run(verify={verify!r}): give one of {', '.join(Verification)}")
+    if keep is not None:
+        _whole(keep, "keep", 1)
+    elif keep_every:
+        raise UsageError("elastic3d.run(keep_every=...): everything is kept; say with keep= how many of the newest are")
+    _whole(keep_every, "keep_every", 0)
+    return Saving(
+        every=every(due, "elastic3d.run: every"),
+        codec=codec,
+        max_bandwidth=rate(max_bandwidth, "elastic3d.run: max_bandwidth") if max_bandwidth is not None else None,
+        keep=keep,
+        keep_every=keep_every,
+        verification=Verification(verify),
+    )
+
+
+def _whole(value: Any, name: str, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"elastic3d.run({name}={value!r}): give a whole number, {least} or more")

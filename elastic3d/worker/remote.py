@@ -84,6 +84,8 @@ class SlotServer:
                 slot.ask_leave(frame["trainer"])
             case "set_etcd_away":
                 slot.set_etcd_away(frame["away"])
+            case "set_ready":
+                slot.set_ready(frame["ready"])
             case "stop":
                 slot.stop(frame["trainer"])
             case "stop_all":
@@ -183,6 +185,10 @@ class RemoteSlot:
     def set_etcd_away(self, away: bool) -> None:
         """Set the flag every trainer of this slot carries into the step vote."""
         self._call("set_etcd_away", away=away)
+
+    def set_ready(self, ready: bool) -> None:
+        """Say whether another checkpoint would be taken."""
+        self._call("set_ready", ready=ready)
 
     def stop(self, trainer: int) -> None:
         """SIGKILL the trainer's whole process group."""

@@ -71,6 +71,10 @@ class Slot(Protocol):
         """Set the flag every running and future trainer of this slot carries into the step vote."""
         ...
 
+    def set_ready(self, ready: bool) -> None:
+        """Say whether another checkpoint would be taken; a snapshot taken for one makes it False by itself."""
+        ...
+
     def stop(self, trainer: int) -> None:
         """SIGKILL the trainer's whole process group; `TrainerExited` follows when it is reaped."""
         ...
@@ -169,6 +173,10 @@ class LocalSlot:
     def set_etcd_away(self, away: bool) -> None:
         """Set the flag every trainer of this slot carries into the step vote."""
         self._loop.post(lambda: self._loop.set_etcd_away(away))
+
+    def set_ready(self, ready: bool) -> None:
+        """Say whether another checkpoint would be taken."""
+        self._loop.post(lambda: self._loop.set_ready(ready))
 
     def stop(self, trainer: int) -> None:
         """SIGKILL the trainer's whole process group."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import socket
@@ -49,6 +50,7 @@ class ChannelPort:
         self._table: Table | None = None
         self._last_taken = -1
         self._checkpoint_due = False
+        self._asked = self._heard = 0
         self._changed = threading.Condition()
         self._go: Go | None = None
         self._flags = Flags(leave=False, etcd_away=False)
@@ -73,8 +75,9 @@ class ChannelPort:
             return self._go
 
     def flags(self) -> Flags:
-        """Return what the keeper last said."""
-        return self._flags
+        """Return what the keeper last said; it is not ready before it has heard of the checkpoint asked for last."""
+        heard, flags = self._heard, self._flags  # in this order, for they are written in the other
+        return flags if heard == self._asked else dataclasses.replace(flags, ready=False)
 
     def held(self) -> int:
         """Return the newest step of this generation held at home and at the buddy, -1 for none."""
@@ -98,6 +101,7 @@ class ChannelPort:
         self._checkpoint_due |= checkpoint
         if step != self._last_taken and (wait or self._cadence.take()):
             checkpoint, self._checkpoint_due = self._checkpoint_due, False
+            self._asked += checkpoint
             self._last_taken = step
             self._cadence.taken(step)
             facts = copy.deepcopy(facts)  # sent from the copying thread, when training has gone on
@@ -193,6 +197,7 @@ class ChannelPort:
                 self._go = message.go
             case channel.Raised():
                 self._flags = message.flags
+                self._heard = message.saves
             case channel.Granted():
                 self._credits.append(message.buffer)
             case channel.Held():

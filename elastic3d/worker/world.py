@@ -74,10 +74,11 @@ def assignment(
         store_port=first.store_port if first is not None else 0,
         store_prefix=generation.key if generation is not None else "",
         interface=interface_of(settings.address),
-        store_url=options.store,
+        store=options.store,
         threads=options.threads,
         snapshot_every=options.snapshot_every,
-        checkpoint_every=options.checkpoint_every if options.store else 0,
+        checkpoint_every=options.saving.every.steps if options.store else 0,
+        checkpoint_seconds=options.saving.every.seconds if options.store else 0.0,
         seed_digest=generation.job if generation is not None else "",
         places=places,
     )

@@ -21,7 +21,7 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, decode, encode
 from elastic3d.rendezvous.settings import Settings
-from elastic3d.values import Cause, Generation, ModelProfile, Node
+from elastic3d.values import Cause, Generation, ModelProfile, Node, StoreAt
 from elastic3d.worker.admit import admit
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Options
@@ -130,7 +130,7 @@ def test_a_node_that_is_well_passes(server: EtcdServer, tmp_path: Path) -> None:
     """Nothing is written, neither in etcd nor on the disks."""
     told = settings(server.endpoint)
     (tmp_path / "store").mkdir()
-    run(told, Check(name="product cpu", ok=True), options=Options(store=str(tmp_path / "store")))
+    run(told, Check(name="product cpu", ok=True), options=Options(store=StoreAt(url=str(tmp_path / "store"))))
     assert list((tmp_path / "store").iterdir()) == []
     with EtcdClient(server.endpoint) as client:
         assert client.range(told.root)[0] == ()
@@ -142,7 +142,7 @@ def test_what_the_measuring_trainer_found_counts(server: EtcdServer, tmp_path: P
     (tmp_path / "file").touch()
     bad = Check(name="product cuda:3", ok=False, detail="multiplies wrongly")
     with pytest.raises(AdmissionFailed, match=r"product cuda:3: multiplies wrongly; store: .*/file cannot be written"):
-        run(told, bad, options=Options(store=f"file://{tmp_path}/file"), folder=tmp_path)
+        run(told, bad, options=Options(store=StoreAt(url=f"file://{tmp_path}/file")), folder=tmp_path)
     events = [json.loads(line)["check"] for line in (tmp_path / "me-0.jsonl").read_text().splitlines()]
     assert events == ["product cuda:3", "store"]
     with EtcdClient(server.endpoint) as client:

@@ -165,7 +165,7 @@ class View:
     def size(self, name: str) -> int:
         return self._do("size", name, lambda: len(self._there(name).data))
 
-    def put(self, name: str, data: Data) -> None:
+    def put(self, name: str, data: Data, *, check: bool = False) -> None:
         self._do("put", name, lambda: self._write(name, b"".join(chunks(data))))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:

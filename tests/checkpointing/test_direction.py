@@ -9,8 +9,9 @@ import checkpointing
 
 
 def test_checkpointing_imports_nothing_of_elastic3d_and_prints_nothing() -> None:
-    """No module names elastic3d, chaos, etcd, collectives or pickle, and none prints."""
-    for path in Path(checkpointing.__file__).parent.glob("*.py"):
+    """No module names elastic3d, chaos, etcd or collectives, and none prints; one room has pickle."""
+    for path in Path(checkpointing.__file__).parent.rglob("*.py"):
+        strange = {"elastic3d", "chaos", "grpc"} | (set() if path.parent.name == "interchange" else {"pickle"})
         for node in ast.walk(ast.parse(path.read_text())):
             imported: list[str] = []
             if isinstance(node, ast.Import):
@@ -20,5 +21,5 @@ def test_checkpointing_imports_nothing_of_elastic3d_and_prints_nothing() -> None
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id != "print", path
             for name in imported:
-                assert name.split(".")[0] not in {"elastic3d", "chaos", "pickle", "grpc"}, path
-                assert not name.startswith("torch.distributed"), path
+                assert name.split(".")[0] not in strange, path
+                assert not name.startswith("torch.distributed") or name.startswith("torch.distributed.checkpoint"), path

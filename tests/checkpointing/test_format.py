@@ -10,10 +10,11 @@ from typing import Any
 import blake3
 import zstandard
 from encoded import save_encoded, smooth
-from states import FACTS, SMALL, make_state, save, save_and_commit
+from states import FACTS, SMALL, make_state, piece, save, save_and_commit, split
 
-from checkpointing import commit, open_checkpoint, open_store
+from checkpointing import commit, open_checkpoint, open_store, save_rank
 from checkpointing.format.codecs import Codec
+from checkpointing.saving.options import SaveOptions
 
 BYTES = {"float32": 4, "bfloat16": 2, "int64": 8, "uint8": 1}
 
@@ -186,3 +187,31 @@ def test_packs_check_themselves_as_documented(tmp_path: Path) -> None:
         pack, tiles = pack_index(path.read_bytes())
         assert (path.stem, path.parent.name) == (pack, pack[:2])
         assert tiles == sorted(tiles, key=lambda tile: (tile["key"], tile["start"]))
+
+
+def test_the_same_reader_restores_what_savers_encode(tmp_path: Path) -> None:
+    """A saver's own planes and differences, several packs, and a parent."""
+    store = open_store(str(tmp_path))
+    shapes = {"a": ("float32", (40, 8)), "b": ("bfloat16", (300,)), "c": ("int64", (6, 40))}
+    codecs = set()
+    for step, seed in ((1, 0), (2, 1)):
+        state = smooth(shapes, seed)
+        parent = open_checkpoint(store) if step > 1 else None
+        pieces = [piece(spec, data, box) for spec, data in state.items() for box in split(spec, (3,))]
+        options = SaveOptions(codec="xor" if parent else "planes")
+        save_rank(
+            store,
+            step=step,
+            made_in=1,
+            attempt=0,
+            rank=0,
+            world=1,
+            pieces=pieces,
+            facts=FACTS,
+            parent=parent,
+            options=options,
+        )
+        commit(store, step=step, made_in=1, attempt=0, committed_in=1, world=1)
+        assert read(tmp_path) == ({spec.key: data for spec, data in state.items()}, FACTS)
+        codecs |= {tile.codec for tile in open_checkpoint(store).tiles}
+    assert {Codec.PLANES, Codec.XOR_PLANES} <= codecs

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from checkpointing import (
     fence,
     mark_verified,
     open_checkpoint,
+    open_store,
     pin,
     pins,
     plan_collection,
@@ -60,11 +64,11 @@ class Hooked:
         self._store, self._hooks = store, hooks
 
     def __getattr__(self, verb: str) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             hook = self._hooks.get(verb)
             if hook is not None and hook(*arguments):
                 del self._hooks[verb]
-            return getattr(self._store, verb)(*arguments)
+            return getattr(self._store, verb)(*arguments, **options)
 
         return self._store.url if verb == "url" else call
 
@@ -385,3 +389,22 @@ def test_repair_takes_whole_checkpoints_only_and_nothing_condemned() -> None:
     assert dataclasses.replace(ref, write_id="") == dataclasses.replace(read_ref(store), write_id="")  # type: ignore[type-var]
     with pytest.raises(KeepRefused, match="nothing was changed"):
         repair_latest(fresh()[0])
+
+
+def test_a_collection_on_a_disk_goes_by_the_times_of_files(tmp_path: Path) -> None:
+    """The store's time is its files'; what is young stays, what is old and not needed goes."""
+    store = open_store(str(tmp_path))
+    history(store, range(1, 4))  # type: ignore[arg-type]
+    assert not collect(store, Retention(), grace=60).objects
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            os.utime(path, (time.time() - 100, time.time() - 100))
+    save(store, make_state(SMALL, seed=9), step=9)  # type: ignore[arg-type]
+    begun = collect(store, Retention(keep_last=1), grace=60, wait=False)
+    assert 59 < begun.waiting <= 60
+    for path in (tmp_path / "sweeps").iterdir():
+        os.utime(path, (time.time() - 100, time.time() - 100))
+    assert collect(store, Retention(keep_last=1), grace=60, wait=False).objects
+    assert commit(store, step=9, made_in=1, attempt=0, committed_in=1, world=2).moved
+    assert not list(verify(store))
+    assert not list(store.list(names.SWEEPS))

@@ -30,7 +30,8 @@ class TestRetrying(StoreContract):
 
     @pytest.fixture
     def store(self, inner: Store) -> Store:
-        # One-shot data is sent once: what breaks off there is the caller's to repeat.
+        # Not `put`: data that comes once is sent once, and what breaks off there is the caller's to repeat. Not swaps:
+        # one that is overtaken ends in an error.
         return retrying(Flaky(inner, every_other(), ("get", "read", "size", "list", "entries", "delete")))
 
 

@@ -11,11 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import SMALL, load, make_state, save, save_and_commit
 
+import checkpointing.format.refs
 from checkpointing import Store, open_checkpoint, open_store, verify
-from checkpointing.errors import CheckpointError, Corrupt, FormatError, NewerFormat
+from checkpointing.errors import CheckpointError, Corrupt, FormatError, NewerFormat, WrongKey
+from checkpointing.format import names
 from checkpointing.format.encoding import document, hexdigest, parse
 from checkpointing.format.manifest import decode_manifest
 from checkpointing.format.refs import decode_ref
+from checkpointing.format.tombstone import Tombstone, encode_tombstone
+from checkpointing.keeping.protecting import mark_verified, tag
 from checkpointing.reading.verify import Fault, Progress
 
 _numbers = itertools.count()
@@ -282,8 +286,8 @@ def test_any_json_is_a_manifest_or_a_format_error(value: object) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_document_or_corrupt(data: bytes) -> None:
-    """Random bytes are refused as damaged."""
-    with pytest.raises(Corrupt, match="damaged"):
+    """Random bytes are refused as damaged; those that begin as encrypted ones do ask for the key."""
+    with pytest.raises((Corrupt, WrongKey), match=r"damaged|key"):
         decode_ref(data, "refs/latest")
 
 
@@ -306,3 +310,31 @@ def test_a_newer_version_and_a_bomb_are_refused() -> None:
 
 def sealed(frame: bytes) -> bytes:
     return frame + bytes.fromhex("502a4d1820000000") + bytes.fromhex(hexdigest(frame))
+
+
+def test_history_tombstones_and_shadow_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flipped byte in any of them is found, a missing link is named, and what the history lists is committed."""
+    monkeypatch.setattr(checkpointing.format.refs, "LONGEST", 2)
+    monkeypatch.setattr(checkpointing.format.refs, "SPILLED", 1)
+    store = fresh()
+    steps = [save_and_commit(store, make_state({"w": ("float32", (3,))}, seed=n), step=n) for n in range(1, 6)]
+    tag(store, "best", steps[0].checkpoint)
+    mark_verified(store, steps[1].checkpoint)
+    store.put_if_absent(names.tombstone("a" * 32), encode_tombstone(Tombstone(grace=1.0, objects=())))
+    assert list(verify(store)) == []
+    others = [*store.list(names.HISTORY), *store.list(names.SWEEPS), names.SHADOW]
+    assert len(others) > 2
+    for name in others:
+        for place in range(0, store.size(name), 7):
+            data = flip(store, name, place, bit=place % 8)
+            assert name in {finding.object for finding in verify(store, threads=1)}, (name, place)
+            store.put(name, data)
+    part = next(store.list(names.HISTORY))
+    data = store.get(part)
+    store.delete(part)
+    assert (part, Fault.MISSING) in {(f.object, f.fault) for f in verify(store)}
+    store.put(part, data)
+    record = names.record(steps[0].checkpoint)
+    store.delete(record)
+    (finding,) = [f for f in verify(store) if f.object == record]
+    assert (finding.fault, finding.checkpoints) == (Fault.MISSING, (steps[0].checkpoint,))

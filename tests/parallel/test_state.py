@@ -20,7 +20,7 @@ from elastic3d.parallel import facts
 from elastic3d.parallel.lost import is_lost_peer
 from elastic3d.parallel.state import create_optimizer_state, tiles_of
 from elastic3d.training import Run, restoring, run_alone
-from elastic3d.values import to_json
+from elastic3d.values import StoreAt, to_json
 from tests.parallel.models import Model, Sentences, loss_fn
 
 plain_values = st.recursive(
@@ -205,6 +205,9 @@ def test_optimizer_state_must_be_whole_as_well() -> None:
     assert restoring.choose([half, rest], [other]) is None
 
 
+SHELF = StoreAt(url="file:///x")
+
+
 class Shelf(restoring.Nowhere):
     """Tiers with given contents."""
 
@@ -214,7 +217,7 @@ class Shelf(restoring.Nowhere):
     def inventories(self, servers: Any) -> Any:
         return self.stocks
 
-    def checkpoint(self, url: str) -> restoring.Decision | None:
+    def checkpoint(self, at: StoreAt) -> restoring.Decision | None:
         return self.saved
 
 
@@ -222,9 +225,9 @@ def test_memory_comes_before_the_store_and_the_store_before_nothing() -> None:
     """The decision names its source, and survives being broadcast."""
     stock = Stock(step=3, tiles=[rows(W, 0, 4)], facts={"step": 3})
     saved = restoring.Decision(source="store", step=2, generation=1, facts={})
-    assert restoring.decide(Shelf([stock], saved), ["a:1"], "file:///x", [W]).source == "memory"
-    assert restoring.decide(Shelf([], saved), ["a:1"], "file:///x", [W]) == saved
-    assert restoring.decide(Shelf([], None), ["a:1"], "file:///x", [W]).source == "none"
+    assert restoring.decide(Shelf([stock], saved), ["a:1"], SHELF, [W]).source == "memory"
+    assert restoring.decide(Shelf([], saved), ["a:1"], SHELF, [W]) == saved
+    assert restoring.decide(Shelf([], None), ["a:1"], SHELF, [W]).source == "none"
     assert restoring.decide(Shelf([stock], saved), [], None, [W]).source == "none"
     decision = restoring.decide(Shelf([stock], saved), ["a:1"], None, [W])
     assert restoring.load(restoring.dump(decision)) == decision

@@ -28,6 +28,14 @@ def test_leaving_needs_everybody_and_checkpoints_anybody() -> None:
     assert count([other, Ballot()]).safe_step == -1
 
 
+def test_a_checkpoint_begins_when_every_rank_is_ready() -> None:
+    """One that is due waits for the slowest writer, so that no rank writes a step that another one let go."""
+    due, busy = Ballot(checkpoint=True), Ballot(ready=False)
+    assert count([due, Ballot()]).checkpoint
+    assert not count([due, busy]).checkpoint
+    assert not count([Ballot(), Ballot()]).checkpoint
+
+
 def test_losses_are_added_in_the_order_of_micro_batches() -> None:
     """Who computed a loss does not matter to their mean, to the last bit."""
     losses = [0.1, 1e16, -1e16]

@@ -28,7 +28,7 @@ from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.training import Main, Run
 from elastic3d.training.alone import Alone
 from elastic3d.training.restoring import Decision
-from elastic3d.values import Layout, ModelProfile
+from elastic3d.values import Layout, ModelProfile, StoreAt
 
 TIMEOUT = 120
 PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "tests.parallel.models"]
@@ -175,10 +175,10 @@ class Files:
     def inventories(self, servers: Sequence[str]) -> Sequence[Kept]:
         return [Kept(file=file) for server in servers for file in sorted(Path(server).iterdir())]
 
-    def checkpoint(self, url: str) -> Decision | None:
+    def checkpoint(self, at: StoreAt) -> Decision | None:
         return None
 
-    def sources(self, decision: Decision, url: str | None) -> Mapping[str, TileSource]:
+    def sources(self, decision: Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
         return {self.name: self}
 
     def fetch(self, tile: Offered) -> bytes | memoryview:

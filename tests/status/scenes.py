@@ -115,6 +115,8 @@ def pulse(step: int = 1240, **more: object) -> bytes:
         snapshot_age=0.31,
         checkpoint_step=1200,
         checkpoint_age=20.0,
+        verified_step=1190,
+        verified_age=29.0,
     )
     return encode(replace(told, **more))  # type: ignore[arg-type]
 
@@ -148,7 +150,7 @@ def training() -> Scene:
     scene.write(A, sealed(FOUR, left=("x",)))
     for each, step in ((A, 1240), (B, 1238), (C, 1240), (D, 1239)):
         scene.put(f"pulses/{each.id}", pulse(step))
-    return scene.put(f"pulses/{E.id}", pulse(-1, state="spare", snapshot_step=-1, checkpoint_step=-1))
+    return scene.put(f"pulses/{E.id}", pulse(-1, state="spare", snapshot_step=-1, checkpoint_step=-1, verified_step=-1))
 
 
 def draining() -> Scene:

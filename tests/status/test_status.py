@@ -205,7 +205,7 @@ def test_the_form_of_json_is_kept() -> None:
         == {field.name for field in fields(Status)}
         == {
             *("run_id", "revision", "state", "detail", "leader", "generation", "preparing", "nodes", "step"),
-            *("step_seconds", "snapshot", "checkpoint", "minimum", "maximum", "problems"),
+            *("step_seconds", "snapshot", "checkpoint", "verified", "minimum", "maximum", "problems"),
         }
     )
     assert (

@@ -40,7 +40,7 @@ def assignment(**changes: Any) -> Assignment:
         "store_port": 1,
         "store_prefix": "1.0",
         "interface": "",
-        "store_url": None,
+        "store": None,
         "threads": 1,
         "snapshot_every": 1,
         "checkpoint_every": 0,

@@ -111,6 +111,23 @@ def steps(port: Port) -> None:
             port.leave(step)
 
 
+def continuous(port: Port) -> None:
+    """Step until asked to leave; a checkpoint after each step for which the keeper is ready."""
+    state = {"model/w": torch.ones(1024)}
+    port.await_go()
+    port.restored("none", 0, 0)
+    step = 0
+    while not port.flags().leave:
+        time.sleep(0.01)
+        ready = port.flags().ready
+        port.finish_copy()
+        step += 1
+        port.committed(record(port, step))
+        port.snapshot(step, tiles(state), {}, checkpoint=ready, wait=False)
+    port.finish_copy()
+    port.leave(step)
+
+
 def big(port: Port) -> None:
     """Take 100 MB snapshots, one each time the last is held; say how long copies and replication took."""
     state = {f"model/{index}": torch.ones(1 << 20) for index in range(25)}
@@ -194,6 +211,7 @@ ENTRIES: dict[str, Any] = {
     for f in (
         idle,
         steps,
+        continuous,
         big,
         measure,
         done,

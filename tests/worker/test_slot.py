@@ -10,6 +10,7 @@ from elastic3d.worker.events import (
     Measured,
     Prepared,
     Restored,
+    SnapshotTaken,
     Started,
     StepCommitted,
     TrainerExited,
@@ -122,3 +123,20 @@ def test_closing_leaves_nothing(nursery: Nursery) -> None:
     pids = [keeper.pid, keeper.template, keeper.wait(Started).pid]
     keeper.slot.close()
     assert eventually(lambda: all(map(gone, pids)))
+
+
+def test_the_next_checkpoint_is_asked_for_when_the_keeper_is_ready(nursery: Nursery) -> None:
+    """Not before it has heard of the one before, whatever the trainer does meanwhile, and then at once."""
+    keeper = nursery.keeper("continuous")
+    trainer = keeper.slot.prepare(assignment())
+    keeper.slot.go(trainer, GO)
+    first = keeper.wait(SnapshotTaken, where=lambda event: event.checkpoint)
+    last = keeper.wait(StepCommitted, where=lambda event: event.record.step >= first.step + 8)
+    taken = [event for event in keeper.seen if isinstance(event, SnapshotTaken) and event.checkpoint]
+    assert taken == [first]
+    keeper.slot.unpin(first.step)
+    keeper.slot.set_ready(True)
+    second = keeper.wait(SnapshotTaken, where=lambda event: event.checkpoint)
+    assert second.step > last.record.step
+    keeper.slot.ask_leave(trainer)
+    assert keeper.wait(TrainerExited).kind is ExitKind.LEFT

@@ -137,6 +137,7 @@ class Status:
     step_seconds: float
     snapshot: Kept | None
     checkpoint: Kept | None
+    verified: Kept | None
     minimum: int
     maximum: int
     problems: tuple[str, ...]
@@ -169,7 +170,8 @@ def status(run_id: str, found: Found, *, revision: int, remaining: Mapping[int, 
         step=newest.step if newest is not None else -1,
         step_seconds=newest.step_seconds if newest is not None else 0.0,
         snapshot=_snapshot(current),
-        checkpoint=_checkpoint(figures),
+        checkpoint=_newest([(p.checkpoint_step, p.checkpoint_age, p.every) for p in figures]),
+        verified=_newest([(p.verified_step, p.verified_age, p.every) for p in figures]),
         minimum=minimum,
         maximum=max((record.maximum for record in found.members.values()), default=0),
         problems=tuple(found.problems),
@@ -213,12 +215,10 @@ def _snapshot(pulses: list[Pulse]) -> Kept | None:
     return Kept(step=oldest.snapshot_step, age=max(0.0, oldest.snapshot_age), within=oldest.every)
 
 
-def _checkpoint(pulses: list[Pulse]) -> Kept | None:
-    told = [pulse for pulse in pulses if pulse.checkpoint_step >= 0]
-    if not told:
-        return None
-    newest = max(told, key=lambda pulse: (pulse.checkpoint_step, -pulse.checkpoint_age))
-    return Kept(step=newest.checkpoint_step, age=max(0.0, newest.checkpoint_age), within=newest.every)
+def _newest(told: list[tuple[int, float, float]]) -> Kept | None:
+    """Return the newest of (step, age, how often it is told); who leads tells of checkpoints."""
+    step, age, within = max(told, key=lambda one: (one[0], -one[1]), default=(-1, 0.0, 0.0))
+    return None if step < 0 else Kept(step=step, age=max(0.0, age), within=within)
 
 
 def _job(found: Found, nodes: tuple[NodeStatus, ...], minimum: int) -> tuple[JobState, str]:

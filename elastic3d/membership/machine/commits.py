@@ -25,7 +25,7 @@ class Commits:
         saved = roll.reports.saved
         if not saved:
             return
-        newest = max(saved, key=lambda s: (s.step, s.made_in, s.attempt))
+        newest = max(saved, key=lambda s: (s.made_in, s.step, s.attempt))
         nodes = saved[newest]
         complete = nodes >= len(current.nodes) or newest.made_in != current.number
         if complete and self._committing != (newest, nodes):

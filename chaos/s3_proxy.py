@@ -1,0 +1,211 @@
+"""A proxy between an S3 client and its server that does to requests and answers what networks and disks do.
+
+    with s3_proxy(server.port, [Harm(do=Do.UNANSWERED, method="PUT", path="/packs/")]) as proxy:
+        store = open_store(url, options=s3.options(proxy.port))
+
+A harm befalls the requests that it matches, so often as it says, each request by at most one; all others pass as they
+are. What was done is in `proxy.done`, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
+
+_HOP = ("connection", "transfer-encoding", "keep-alive", "expect", "content-length", "te", "trailer", "upgrade")
+
+
+class Do(StrEnum):
+    """What can befall a request."""
+
+    REFUSE = "refuse"  # the connection is closed, the server never hears of it
+    UNANSWERED = "unanswered"  # the server does it, the connection is closed without an answer
+    REPEAT = "repeat"  # the server gets it twice, the client the second answer
+    ERROR = "error"  # 500, and the server never hears of it
+    BUSY = "busy"  # 503 SlowDown, and the server never hears of it
+    ERROR_AFTER = "error-after"  # the server does it, the client gets a 500
+    TRUNCATE = "truncate"  # the answer ends in the middle of its body
+    FLIP_ANSWER = "flip-answer"  # one bit of the answer's body is another
+    FLIP_REQUEST = "flip-request"  # one bit of the request's body is another
+    DELAY = "delay"  # it passes late
+
+
+@dataclass(slots=True, kw_only=True)
+class Harm:
+    """Do this to requests of a method whose path contains `path`: not to the first `skip` of them, then to `times`."""
+
+    do: Do
+    method: str = ""
+    path: str = ""
+    skip: int = 0
+    times: int = 1
+    seconds: float = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What was done to which request."""
+
+    do: Do
+    method: str
+    path: str
+
+
+class S3Proxy:
+    """Where the proxy listens, and what it has done. Harms may be added while it runs."""
+
+    def __init__(self, harms: Sequence[Harm], seed: int, sleep: Callable[[float], None]) -> None:
+        self.port = 0
+        self.harms = list(harms)
+        self.done: list[Done] = []
+        self.sleep = sleep
+        self.random = Random(seed)
+        self._lock = threading.Lock()
+
+    def choose(self, method: str, path: str) -> Harm | None:
+        """Return what befalls this request."""
+        with self._lock:
+            for harm in self.harms:
+                if harm.times and (not harm.method or harm.method == method) and harm.path in path:
+                    if harm.skip:
+                        harm.skip -= 1
+                        continue
+                    harm.times -= 1
+                    self.done.append(Done(do=harm.do, method=method, path=path))
+                    return harm
+        return None
+
+    def flipped(self, body: bytes) -> bytes:
+        """Return `body` with one bit of it, drawn from the seed, another; the same if it is empty."""
+        if not body:
+            return body
+        changed = bytearray(body)
+        with self._lock:
+            changed[self.random.randrange(len(body))] ^= 1 << self.random.randrange(8)
+        return bytes(changed)
+
+
+@contextlib.contextmanager
+def s3_proxy(
+    server: int, harms: Sequence[Harm] = (), *, seed: int = 0, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[S3Proxy]:
+    """Listen at a port of the loopback address in front of that of `server`, in threads, until the block ends."""
+    proxy = S3Proxy(harms, seed, sleep)
+
+    class Handler(_Handler):
+        of = proxy
+        upstream = server
+
+    listener = _Listener(("127.0.0.1", 0), Handler)
+    proxy.port = listener.server_address[1]
+    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        listener.shutdown()
+        listener.server_close()
+        thread.join()
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: clients that go away are what this is for."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    of: S3Proxy
+    upstream: int
+
+    def do_GET(self) -> None:
+        body = self._body()
+        harm = self.of.choose(self.command, self.path)
+        do = harm.do if harm else None
+        if harm is not None and do is Do.DELAY:
+            self.of.sleep(harm.seconds)
+        if do is Do.REFUSE:
+            self._hang_up()
+            return
+        if do in (Do.ERROR, Do.BUSY):
+            self._fail(do)
+            return
+        if do is Do.FLIP_REQUEST:
+            body = self.of.flipped(body)
+        status, headers, answer = self._pass_on(body)
+        if do is Do.REPEAT:
+            status, headers, answer = self._pass_on(body)
+        match do:
+            case Do.UNANSWERED:
+                self._hang_up()
+            case Do.ERROR_AFTER:
+                self._fail(Do.ERROR)
+            case Do.FLIP_ANSWER:
+                self._answer(status, headers, self.of.flipped(answer))
+            case Do.TRUNCATE:
+                self._answer(status, headers, answer, cut=True)
+            case _:
+                self._answer(status, headers, answer)
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET  # noqa: N815 (http.server's names)
+
+    def _body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        whole = bytearray()
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            whole += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass  # trailers
+        return bytes(whole)
+
+    def _pass_on(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
+        try:
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+            connection.request(self.command, self.path, body=body, headers=headers | {"Content-Length": str(len(body))})
+            response = connection.getresponse()
+            return response.status, response.getheaders(), response.read()
+        finally:
+            connection.close()
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes, *, cut: bool = False) -> None:
+        self.send_response_only(status)
+        given = {name.lower(): value for name, value in headers}
+        for name, value in headers:
+            if name.lower() not in _HOP:
+                self.send_header(name, value)
+        # HEAD says how long the body would be.
+        self.send_header("Content-Length", given.get("content-length", "0") if not body else str(len(body)))
+        self.end_headers()
+        if cut:
+            self.wfile.write(body[: len(body) // 2])
+            self.wfile.flush()
+            self._hang_up()
+        elif self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _fail(self, do: Do) -> None:
+        status, code = (503, "SlowDown") if do is Do.BUSY else (500, "InternalError")
+        body = f"<Error><Code>{code}</Code><Message>of the proxy</Message></Error>".encode()
+        self._answer(status, [("Content-Type", "application/xml")], b"" if self.command == "HEAD" else body)
+
+    def _hang_up(self) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""

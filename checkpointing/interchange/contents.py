@@ -1,0 +1,113 @@
+"""A checkpoint's tensors and objects, read a bounded amount at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checkpointing.errors import FormatError
+from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.interchange import objects
+from checkpointing.interchange.objects import Path
+from checkpointing.interchange.tensors import cut_box
+from checkpointing.reading.reader import Checkpoint
+from checkpointing.reading.resolver import Offered, resolve
+
+BATCH_BYTES = 64 << 20
+"""Bytes held at once while a checkpoint is read or written piece by piece."""
+
+SLAB_TILES = 16
+"""Neighbouring tiles moved as one: at most 64 MiB."""
+
+_SOURCE = "store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One region of a tensor, and the writable buffer of its bytes."""
+
+    spec: TensorSpec
+    box: Box
+    buffer: memoryview | bytearray
+
+
+class Contents:
+    """What is in a checkpoint. Every tile is verified when it is read; errors are those of `resolve`."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._sources = {_SOURCE: checkpoint.source(_SOURCE)}
+        self._offers: dict[str, list[Offered]] = defaultdict(list)
+        for offer in checkpoint.offers(_SOURCE):
+            self._offers[offer.spec.key].append(offer)
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """Every tensor that stands for itself, by key."""
+        return [spec for key, spec in sorted(self.checkpoint.specs.items()) if not objects.is_object(key)]
+
+    @property
+    def objects(self) -> dict[str, str]:
+        """The key of every object, by the object's own name."""
+        return {
+            objects.name_of(key): key
+            for key in sorted(self.checkpoint.specs)
+            if objects.is_object(key) and key != objects.PATHS
+        }
+
+    def fill(self, wanted: Iterable[Wanted]) -> None:
+        """Read regions into their buffers, all at once."""
+        buffers: dict[tuple[TensorSpec, Box], list[memoryview]] = defaultdict(list)
+        for want in wanted:
+            buffers[want.spec, want.box].append(memoryview(want.buffer).cast("B"))
+        regions = [region for region, waiting in buffers.items() for _ in waiting]
+        keys = dict.fromkeys(spec.key for spec, _ in regions)
+        offers = [offer for key in keys for offer in self._offers.get(key, ())]
+        resolve(regions, offers, self._sources, lambda spec, box: buffers[spec, box].pop())
+
+    def read(self, keys: Sequence[str]) -> dict[str, bytearray]:
+        """Return the bytes of small tensors, whole."""
+        found = {key: bytearray(spec.box.numel * spec.itemsize) for key, spec in self._specs(keys).items()}
+        specs = self.checkpoint.specs
+        self.fill(Wanted(spec=specs[key], box=specs[key].box, buffer=found[key]) for key in found)
+        return found
+
+    def slabs(self, specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, Box, memoryview]]:
+        """Yield tensors slab by slab, in the order of their bytes; at most two batches are in memory."""
+        batch: list[Wanted] = []
+        held = 0
+        for spec in specs:
+            for box in cut_box(spec, spec.box, SLAB_TILES):
+                nbytes = box.numel * spec.itemsize
+                if batch and held + nbytes > BATCH_BYTES:
+                    yield from self._flush(batch)
+                    batch, held = [], 0
+                batch.append(Wanted(spec=spec, box=box, buffer=bytearray(nbytes)))
+                held += nbytes
+        yield from self._flush(batch)
+
+    def values(self) -> dict[str, Any]:
+        """Return every object by its own name; Unloadable for pickles that are not plain data."""
+        keys = self.objects
+        data = self.read(list(keys.values()))
+        return {name: objects.unwrap(key, bytes(data[key])) for name, key in keys.items()}
+
+    def paths(self) -> dict[str, Path]:
+        """Return where each flat key belongs in the nested state dict, as far as that was saved."""
+        if objects.PATHS not in self.checkpoint.specs:
+            return {}
+        return objects.read_paths(bytes(self.read([objects.PATHS])[objects.PATHS]))
+
+    def _flush(self, batch: list[Wanted]) -> Iterator[tuple[TensorSpec, Box, memoryview]]:
+        self.fill(batch)
+        for want in batch:
+            yield want.spec, want.box, memoryview(want.buffer)
+
+    def _specs(self, keys: Sequence[str]) -> dict[str, TensorSpec]:
+        found = {key: self.checkpoint.specs[key] for key in keys}
+        for key, spec in found.items():
+            if spec.dtype != "uint8" or len(spec.shape) != 1:
+                raise FormatError(f"{key}: is {spec.dtype} {list(spec.shape)}, where an object is one row of uint8")
+        return found

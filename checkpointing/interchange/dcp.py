@@ -1,0 +1,24 @@
+"""`torch.distributed.checkpoint` writing and reading this format: FSDP2, tensor-parallel and pipeline states alike.
+
+    dcp.save(state, storage_writer=Writer("s3://bucket/run", step=100))
+    dcp.load(state, storage_reader=Reader("s3://bucket/run"))
+
+Nothing but storage differs from torch's own: each rank's shards are boxes of their global tensors, cut into verified
+tiles, and the coordinator commits what all ranks have written, so `latest` never names half a checkpoint.
+
+**What is no tensor** (`objects`) is kept as JSON where JSON gives it back unchanged. Anything else DCP has pickled with
+`torch.save`: it is stored as opaque bytes, and **not loaded unless torch's `weights_only` unpickler takes it**; allow
+the classes you trust with `torch.serialization.add_safe_globals`. Saving warns of such objects.
+
+**Generations.** A Writer fences out every older one at its first save, so that a job which was thought dead cannot
+move `latest` any more: keep one Writer for the life of a job, and pass `checkpoint_id=step` to each save. Somebody who
+counts generations already gives theirs, and so may somebody who saves in another process, where each save is given a
+copy of the Writer and takes a generation of its own.
+"""
+
+from __future__ import annotations
+
+from checkpointing.interchange.dcp_reader import Reader
+from checkpointing.interchange.dcp_writer import FACTS, Writer
+
+__all__ = ["Writer", "Reader", "FACTS"]

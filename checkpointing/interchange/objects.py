@@ -1,0 +1,216 @@
+"""What of a state dict is no tensor, and where its entries belong.
+
+The format holds tensors alone, so objects become tensors of uint8 under keys of their own:
+
+| key | bytes |
+|---|---|
+| `object/json/KEY` | JSON, where that gives back an equal value of the same types |
+| `object/torch/KEY` | what `torch.save` made of anything else: a pickle |
+| `object/paths` | JSON: under each flat key the way to its place in the nested state dict |
+
+A pickle is only ever read by torch's `weights_only` unpickler; what it refuses cannot be loaded, whoever wrote it.
+A way is a list of steps: text is a key of a dict, a number an index of a list, `["key", n]` a number as a dict's key.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from checkpointing.errors import ForeignFormat, Unloadable
+
+JSON = "object/json/"
+TORCH = "object/torch/"
+PATHS = "object/paths"
+
+Step = str | int | list[Any]
+Path = Sequence[Step]
+
+
+def to_json(value: Any) -> bytes:
+    """Return JSON in which dicts keep their order."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def is_object(key: str) -> bool:
+    """Return whether the key is one of those kept for what is no tensor."""
+    return key.startswith((JSON, TORCH)) or key == PATHS
+
+
+def name_of(key: str) -> str:
+    """Return the object's own name."""
+    return key.removeprefix(JSON).removeprefix(TORCH)
+
+
+def wrap(name: str, value: Any) -> tuple[str, bytes]:
+    """Return the key and the bytes of an object."""
+    if _plain(value):
+        return JSON + name, to_json(value)
+    return TORCH + name, saved(value)
+
+
+def wrap_saved(name: str, data: bytes) -> tuple[str, bytes]:
+    """Return the key and the bytes of an object that `torch.save` has written; unsafe ones are not loaded."""
+    try:
+        value = _load(data)
+    except _REFUSED:
+        return TORCH + name, data
+    return (JSON + name, to_json(value)) if _plain(value) else (TORCH + name, data)
+
+
+def unwrap(key: str, data: bytes) -> Any:
+    """Return the object under a key; Unloadable for a pickle that torch does not take for harmless."""
+    if not key.startswith(TORCH):
+        return json.loads(data)
+    try:
+        return _load(data)
+    except _REFUSED as error:
+        raise Unloadable(
+            f"{name_of(key)}: is a pickle that torch refuses to load as data alone, so it is not loaded: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__} "
+            "If you trust whoever saved it, allow its classes with torch.serialization.add_safe_globals and load again."
+        ) from error
+
+
+def loadable(key: str, data: bytes) -> bool:
+    """Return whether `unwrap` would give the object back."""
+    try:
+        unwrap(key, data)
+    except Unloadable:
+        return False
+    return True
+
+
+def saved(value: Any) -> bytes:
+    """Return what `torch.save` writes of a value."""
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+# weights_only raises UnpicklingError for what it does not allow, and lets through what damaged files provoke.
+_REFUSED = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+
+
+def _load(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+
+
+def _plain(value: Any) -> bool:
+    """Return whether JSON gives the value back as it is."""
+    if value is None or type(value) in (bool, int):
+        return True
+    if type(value) is float:
+        return math.isfinite(value)
+    if type(value) is str:
+        return _encodable(value)
+    if type(value) is list:
+        return all(map(_plain, value))
+    if type(value) is dict:
+        return all(type(key) is str and _encodable(key) and _plain(item) for key, item in value.items())
+    return False
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def flatten(state: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Return the leaves of a nested state dict under dotted keys, and the way to each.
+
+    Keys are those of `torch.distributed.checkpoint`: dicts are always entered, lists where tensors or dicts are inside.
+    ForeignFormat for keys that are neither text nor whole numbers, or clash once they are joined.
+    """
+    leaves: dict[str, Any] = {}
+    paths: dict[str, Path] = {}
+
+    def walk(path: tuple[Step, ...], name: str, value: Any) -> None:
+        items: Iterable[tuple[Step, str, Any]] | None = None
+        if isinstance(value, Mapping) and value:
+            items = [(_step(key, name), str(key), item) for key, item in value.items()]
+        elif isinstance(value, list) and any(map(_holds, value)):
+            items = [(number, str(number), item) for number, item in enumerate(value)]
+        if items is None:
+            if name in leaves:
+                raise ForeignFormat(f"two entries of the state dict are called {name!r} once their keys are joined")
+            leaves[name], paths[name] = value, path
+            return
+        for step, text, item in items:
+            walk((*path, step), f"{name}.{text}" if path else text, item)
+
+    if state:
+        walk((), "", state)
+    return leaves, paths
+
+
+def _step(key: Any, name: str) -> Step:
+    if type(key) is str:
+        return key
+    if type(key) is int:
+        return ["key", key]
+    raise ForeignFormat(f"{name or 'the state dict'}: has the key {key!r}; only text and whole numbers can be kept")
+
+
+def _holds(value: Any) -> bool:
+    if isinstance(value, torch.Tensor | Mapping):
+        return True
+    return isinstance(value, list) and any(map(_holds, value))
+
+
+def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[Any, Any]:
+    """Return the nested state dict of `flatten`; keys without a way stay on top."""
+    root: dict[Any, Any] = {}
+    for name, value in leaves.items():
+        path = paths.get(name, (name,))
+        here: Any = root
+        for step, following in zip(path, [*path[1:], None], strict=True):
+            if following is None:
+                _set(here, step, value)
+            else:
+                found = _get(here, step)
+                if found is None:
+                    found = [] if isinstance(following, int) else {}
+                    _set(here, step, found)
+                here = found
+    return root
+
+
+def _get(container: Any, step: Step) -> Any:
+    if isinstance(step, int):
+        return container[step] if step < len(container) else None
+    return container.get(step[1] if isinstance(step, list) else step)
+
+
+def _set(container: Any, step: Step, value: Any) -> None:
+    if isinstance(step, int):
+        container.extend([None] * (step + 1 - len(container)))
+        container[step] = value
+    else:
+        container[step[1] if isinstance(step, list) else step] = value
+
+
+def read_paths(data: bytes) -> dict[str, Path]:
+    """Return the ways stored under `object/paths`; those that are not of the form above are left out."""
+    found = json.loads(data)
+    return {name: path for name, path in found.items() if path and all(map(_is_step, path))}
+
+
+def _is_step(step: Any) -> bool:
+    if type(step) is int:
+        return 0 <= step < 1 << 24
+    return type(step) is str or (type(step) is list and len(step) == 2 and step[0] == "key" and type(step[1]) is int)
+
+
+def plain_path(name: str, paths: Mapping[str, Path]) -> tuple[str | int, ...]:
+    """Return the way to an entry in DCP's words, which knows text for keys alone."""
+    return tuple(str(step[1]) if isinstance(step, list) else step for step in paths.get(name, (name,)))

@@ -1,0 +1,230 @@
+"""Files of safetensors: one alone, or the shards that Hugging Face lays beside a `model.safetensors.index.json`.
+
+The format is eight bytes, a JSON header and the tensors' bytes; it is read and written here by ranges. The package
+would add a dependency and cannot write a tensor piece by piece; it is what the tests read these files with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from checkpointing.errors import ForeignFormat, NotExportable
+from checkpointing.format.tiles import TensorSpec
+from checkpointing.interchange import objects
+from checkpointing.interchange.contents import Contents
+from checkpointing.interchange.foreign import Foreign, Progress, Stored, read_range
+from checkpointing.interchange.tensors import shortened
+
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 5_000_000_000
+"""A new shard is begun at so many bytes, as Hugging Face does."""
+
+_INDEX = ".safetensors.index.json"
+_FACTS = "elastic3d.facts"
+_LARGEST_HEADER = 100_000_000  # the format's own limit
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def read(source: Path) -> Foreign:
+    """Return where the tensors of a file, an index, or a folder of shards lie; ForeignFormat for what is none."""
+    files = _files(source) if source.is_dir() or source.name.endswith(_INDEX) else {source: None}
+    tensors: dict[str, Stored] = {}
+    facts = None
+    for file, expected in files.items():
+        found, metadata = _read_file(file)
+        if expected is not None and expected - found.keys():
+            missing = ", ".join(sorted(expected - found.keys())[:8])
+            raise ForeignFormat(f"{file}: its index says it holds {missing}, and it does not")
+        twice = sorted(found.keys() & tensors.keys())
+        if twice:
+            raise ForeignFormat(f"{file}: {', '.join(twice[:8])}: in another shard, too")
+        tensors |= found
+        facts = _facts(metadata, file) or facts
+    # Objects of ours were exported as the tensors they are stored as.
+    held = {name: stored for name, stored in tensors.items() if objects.is_object(name)}
+    return Foreign(
+        tensors=tuple(stored for name, stored in tensors.items() if name not in held),
+        objects={
+            name: bytes(read_range(stored.file, stored.offset, stored.spec.box.numel * stored.spec.itemsize))
+            for name, stored in held.items()
+        },
+        facts=facts,
+    )
+
+
+def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, progress: Progress) -> None:
+    """Write tensors, by the name they are to have, to the file or folder `target`."""
+    check(specs)
+    facts = {}
+    if all(name == spec.key for name, spec in specs.items()):
+        specs = {**specs, **{key: contents.checkpoint.specs[key] for key in _object_keys(contents)}}
+        facts = {_FACTS: objects.to_json(contents.checkpoint.facts).decode()}
+    sizes = {name: spec.box.numel * spec.itemsize for name, spec in specs.items()}
+    total = sum(sizes.values())
+    shards = [list(specs)] if target.suffix == ".safetensors" else _shards(sizes)
+    if target.suffix != ".safetensors":
+        target.mkdir()
+    done = 0
+    where: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file = target
+        if target.suffix != ".safetensors":
+            name = "model" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}"
+            file = target / f"{name}.safetensors"
+        where |= dict.fromkeys(names, file.name)
+        done = _write_file(contents, {name: specs[name] for name in names}, file, facts, done, total, progress)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def check(specs: Mapping[str, TensorSpec]) -> None:
+    """Raise NotExportable naming every tensor whose dtype safetensors does not have."""
+    wrong = [f"{name}: {spec.dtype} {list(spec.shape)}" for name, spec in specs.items() if spec.dtype not in _NAMES]
+    if wrong:
+        raise NotExportable(f"safetensors has no dtype for {len(wrong)} tensors, and none is cast: {shortened(wrong)}")
+    if "__metadata__" in specs:
+        raise NotExportable("safetensors cannot hold a tensor called __metadata__")
+
+
+def _object_keys(contents: Contents) -> list[str]:
+    return [key for key in sorted(contents.checkpoint.specs) if objects.is_object(key)]
+
+
+def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if shards[-1] and held + size > SHARD_BYTES:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += size
+    return shards
+
+
+def _write_file(
+    contents: Contents,
+    specs: Mapping[str, TensorSpec],
+    file: Path,
+    metadata: Mapping[str, str],
+    done: int,
+    total: int,
+    progress: Progress,
+) -> int:
+    """Write one file; return the bytes done so far, in all files."""
+    # The widest elements come first, so that every tensor lies at a multiple of its own element.
+    ordered = dict(sorted(specs.items(), key=lambda item: (-item[1].itemsize, item[0])))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    end = 0
+    for name, spec in ordered.items():
+        begin, end = end, end + spec.box.numel * spec.itemsize
+        header[name] = {"dtype": _NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > _LARGEST_HEADER:
+        raise NotExportable(f"safetensors limits its header to {_LARGEST_HEADER} bytes; this one takes {len(text)}")
+    with file.open("wb") as opened:
+        opened.write(len(text).to_bytes(8, "little") + text)
+        for _, _, data in contents.slabs(ordered.values()):
+            opened.write(data)
+            done += data.nbytes
+            progress(done, total)
+        opened.flush()
+        os.fsync(opened.fileno())
+    return done
+
+
+def _files(source: Path) -> dict[Path, set[str] | None]:
+    """Return the shards of a folder or an index, and which tensors the index says each holds."""
+    folder, index = (source, _index(source)) if source.is_dir() else (source.parent, source)
+    if index is None:
+        alone = sorted(folder.glob("*.safetensors"))
+        if not alone:
+            raise ForeignFormat(f"{folder}: has no {INDEX} and no file *.safetensors")
+        return dict.fromkeys(alone)
+    held: dict[str, set[str]] = {}
+    try:
+        for name, file in json.loads(index.read_bytes())["weight_map"].items():
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise ForeignFormat(f"{index}: {file!r} is not a file beside it")
+            held.setdefault(file, set()).add(name)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ForeignFormat(f"{index}: is no index of shards: {error}") from error
+    missing = [file for file in held if not (folder / file).is_file()]
+    if missing:
+        raise ForeignFormat(f"{folder}: shards are missing: {', '.join(missing[:8])}")
+    return {folder / file: names for file, names in held.items()}
+
+
+def _index(folder: Path) -> Path | None:
+    """Return the index in a folder: the usual one, or the only one there is, as of a variant."""
+    found = [folder / INDEX] if (folder / INDEX).exists() else sorted(folder.glob("*" + _INDEX))
+    if len(found) > 1:
+        raise ForeignFormat(f"{folder}: has {len(found)} indexes; give one of them: {', '.join(f.name for f in found)}")
+    return found[0] if found else None
+
+
+def _read_file(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
+    size = file.stat().st_size
+    length = int.from_bytes(bytes(read_range(file, 0, 8)), "little") if size >= 8 else -1
+    if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+        raise ForeignFormat(f"{file}: is no safetensors file, or is cut short")
+    try:
+        header = json.loads(bytes(read_range(file, 8, length)), object_pairs_hook=_once)
+        if not isinstance(header, dict):
+            raise ValueError("its header is no object")
+        metadata = header.pop("__metadata__", None) or {}
+        found = {name: _stored(name, entry, file, 8 + length) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ForeignFormat(f"{file}: its header is damaged: {error}") from error
+    # The format's own rule: bytes that no tensor names, or two, could hide something.
+    end = 8 + length
+    for stored in sorted(found.values(), key=lambda item: (item.offset, item.spec.box.numel)):
+        if stored.offset != end:
+            raise ForeignFormat(f"{file}: {stored.spec.key} does not begin where the tensor before it ends")
+        end += stored.spec.box.numel * stored.spec.itemsize
+    if end != size:
+        raise ForeignFormat(f"{file}: has {size} bytes where its header says {end}: it is cut short, or has a tail")
+    return found, metadata
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("names something twice")
+    return found
+
+
+def _stored(name: str, entry: Any, file: Path, base: int) -> Stored:
+    shape, (begin, end) = entry["shape"], entry["data_offsets"]
+    if entry["dtype"] not in _DTYPES:
+        raise ForeignFormat(f"{file}: {name}: dtype {entry['dtype']} {shape} cannot be kept")
+    if not all(type(n) is int and n >= 0 for n in [*shape, begin, end]):
+        raise ValueError(f"{name} has a shape or an offset that is no number from 0")
+    spec = TensorSpec(key=name, dtype=_DTYPES[entry["dtype"]], shape=tuple(shape))
+    if end - begin != math.prod(shape) * spec.itemsize:
+        raise ValueError(f"{name}: {end - begin} bytes are not those of {spec.dtype} {shape}")
+    return Stored(spec=spec, box=spec.box, file=file, offset=base + begin)
+
+
+def _facts(metadata: Mapping[str, Any], file: Path) -> dict[str, Any] | None:
+    if _FACTS not in metadata:
+        return None
+    try:
+        found = json.loads(metadata[_FACTS])
+    except (ValueError, TypeError) as error:
+        raise ForeignFormat(f"{file}: its facts are no JSON: {error}") from error
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,195 @@
+"""Files of `torch.save`: their tensors found without being loaded, and written without being held.
+
+Pickles are read by torch's own `weights_only` unpickler, with storages on the meta device, which know where in the
+file their bytes lie. Written is first a file with room for every storage (`torch.serialization.skip_data`), then the
+bytes, slab by slab, into that room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from checkpointing.errors import ForeignFormat
+from checkpointing.format.tiles import TensorSpec
+from checkpointing.interchange import objects
+from checkpointing.interchange.checksums import mend
+from checkpointing.interchange.contents import Contents
+from checkpointing.interchange.foreign import Foreign, Progress, Stored
+from checkpointing.interchange.tensors import DTYPES, dtype_name
+
+
+class Section(io.RawIOBase):
+    """A range of an open file, as a file of its own."""
+
+    def __init__(self, file: BinaryIO, offset: int, length: int) -> None:
+        self._file, self._offset, self._length, self._at = file, offset, length, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move within the range."""
+        self._at = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        """Return where it is in the range."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Read no further than the range goes."""
+        view = memoryview(buffer).cast("B")
+        self._file.seek(self._offset + self._at)
+        data = self._file.read(max(0, min(view.nbytes, self._length - self._at)))
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def read(source: Path) -> Foreign:
+    """Return where the tensors of a `torch.save` file lie, and its objects; ForeignFormat for what is not a state dict.
+
+    Nested dicts and lists are taken apart as `torch.distributed.checkpoint` does it.
+    """
+    with source.open("rb") as file:
+        state = load_without_data(file, str(source))
+    if not isinstance(state, Mapping):
+        raise ForeignFormat(f"{source}: holds a {type(state).__name__}, not a state dict")
+    leaves, paths = objects.flatten(state)
+    tensors, held = [], {}
+    for name, value in leaves.items():
+        if isinstance(value, torch.Tensor):
+            tensors.append(locate(name, value, source))
+        elif _hides_tensor(value):
+            raise ForeignFormat(f"{source}: {name}: a tensor inside a {type(value).__name__} cannot be kept")
+        else:
+            key, data = objects.wrap(name, value)
+            held[key] = data
+    if paths:
+        held[objects.PATHS] = objects.to_json(paths)
+    return Foreign(tensors=tuple(tensors), objects=held)
+
+
+def load_without_data(file: Any, name: str, *, fake: bool = False) -> Any:
+    """Return what `torch.save` wrote to an open file, its tensors without bytes; ForeignFormat names the file.
+
+    fake: make them with fake tensors, as a torch must whose meta tensors do not know where their bytes lie.
+    """
+    mode: Any = contextlib.nullcontext()
+    if fake:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        mode = FakeTensorMode()
+    try:
+        with zipfile.ZipFile(file) as archive:
+            order = [entry for entry in archive.namelist() if entry.endswith("/byteorder")]
+            if order and archive.read(order[0]) == b"big":
+                raise ForeignFormat(f"{name}: was saved on a big-endian machine; load and save it again here")
+        file.seek(0)
+        with mode:
+            return torch.load(file, map_location=None if fake else "meta", weights_only=True)
+    except zipfile.BadZipFile as error:
+        raise ForeignFormat(
+            f"{name}: is no file of torch.save, is cut short, or is older than torch 1.6 (load and save it again)"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise ForeignFormat(
+            f"{name}: holds more than tensors and plain data, and is not loaded: {str(error).strip().splitlines()[0]} "
+            "If you trust whoever saved it, allow its classes with torch.serialization.add_safe_globals and try again."
+        ) from error
+    except (RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
+        raise ForeignFormat(f"{name}: is damaged: torch cannot read it: {error}") from error
+
+
+def locate(name: str, tensor: torch.Tensor, file: Path, base: int = 0) -> Stored:
+    """Return where the bytes of a tensor without data lie, in a file whose archive begins at byte `base`."""
+    dtype = dtype_name(tensor.dtype)
+    if dtype is None or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        what = f"{tensor.layout} {tensor.dtype} {list(tensor.shape)}" + (" conjugated" if tensor.is_conj() else "")
+        raise ForeignFormat(f"{file}: {name}: {what} cannot be kept; save it as a plain dense tensor")
+    spec = TensorSpec(key=name, dtype=dtype, shape=tuple(tensor.shape))
+    offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+    if offset is None:
+        raise ForeignFormat(f"{file}: {name}: this torch does not say where its bytes lie; upgrade torch")
+    return Stored(
+        spec=spec,
+        box=spec.box,
+        file=file,
+        offset=base + offset + tensor.storage_offset() * spec.itemsize,
+        strides=None if tensor.is_contiguous() else tuple(tensor.stride()),
+    )
+
+
+def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, progress: Progress) -> None:
+    """Write tensors (by the name they are to have) and, where all are taken, objects as one file of `torch.save`."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        leaves: dict[str, Any] = {
+            name: torch.empty(spec.shape, dtype=DTYPES[spec.dtype]) for name, spec in specs.items()
+        }
+    state: dict[Any, Any] = leaves
+    if all(name == spec.key for name, spec in specs.items()):
+        leaves |= contents.values()
+        state = _nested(leaves, contents.paths())
+    # Given the file and not its name, torch raises what Python raises, and names the archive for nobody.
+    with target.open("wb") as opened, torch.serialization.skip_data(materialize_fake_tensors=True):
+        torch.save(state, opened)
+    with target.open("rb") as written:
+        found, _ = objects.flatten(load_without_data(written, str(target)))
+    places = {
+        name: locate(name, value, target).offset for name, value in found.items() if isinstance(value, torch.Tensor)
+    }
+    begins = {spec.key: places[name] for name, spec in specs.items() if spec.box.numel}
+    total = sum(spec.box.numel * spec.itemsize for spec in specs.values())
+    done, at, checksums = 0, dict(begins), dict.fromkeys(begins.values(), 0)
+    with target.open("r+b") as file:
+        for spec, _, data in contents.slabs(specs.values()):
+            file.seek(at[spec.key])
+            file.write(data)
+            at[spec.key] += data.nbytes
+            checksums[begins[spec.key]] = zlib.crc32(data, checksums[begins[spec.key]])
+            done += data.nbytes
+            progress(done, total)
+        file.flush()
+        mend(file, checksums)
+        os.fsync(file.fileno())
+
+
+def _nested(leaves: dict[str, Any], paths: dict[str, objects.Path]) -> dict[Any, Any]:
+    """Return the state dict as it was nested, or flat where the ways that were saved do not lead back."""
+    ordered = {name: leaves[name] for name in [*(n for n in paths if n in leaves), *leaves]}
+    try:
+        state = objects.unflatten(ordered, paths)
+        again, _ = objects.flatten(state)
+    except (ForeignFormat, AttributeError, TypeError, IndexError):
+        return leaves
+    return state if again.keys() == leaves.keys() else leaves
+
+
+def _hides_tensor(value: Any) -> bool:
+    return any(isinstance(item, torch.Tensor) for item in _walk(value))
+
+
+def _walk(value: Any) -> Iterator[Any]:
+    yield value
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _walk(item)

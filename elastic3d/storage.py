@@ -1,0 +1,36 @@
+"""How the store of a run is opened, by its keepers and by its trainers."""
+
+from __future__ import annotations
+
+from checkpointing import Store, open_store, read_latest
+from checkpointing.errors import CheckpointError, StoreUnfit
+from checkpointing.stores.keys import Key
+from checkpointing.stores.register import Register
+from elastic3d.errors import ConfigurationError
+from elastic3d.values import StoreAt
+
+
+def open_to_read(at: StoreAt) -> Store:
+    """Return the store as a trainer needs it; CheckpointError.
+
+    Where refs are decided in a register, it reads those that were published beside them: they are some moments old at
+    most, and whatever they name is whole.
+    """
+    return open_store(at.url, write=False, key=_key(at))
+
+
+def open_checked(at: StoreAt, register: Register | None) -> tuple[Store, int]:
+    """Return the store and the newest generation it knows; ConfigurationError where it cannot be used."""
+    try:
+        store = open_store(at.url, key=_key(at), register=register)
+        latest = read_latest(store)
+    except StoreUnfit as error:
+        hint = "" if at.register else ". Where a store cannot write on conditions, register='etcd' lets etcd decide"
+        raise ConfigurationError(f"store={at.url!r} cannot be used: {error}{hint}") from error
+    except (CheckpointError, OSError) as error:
+        raise ConfigurationError(f"store={at.url!r} cannot be used: {error}") from error
+    return store, latest.generation if latest is not None else 0
+
+
+def _key(at: StoreAt) -> Key | None:
+    return Key.from_file(at.key) if at.key else None

@@ -1,0 +1,211 @@
+"""The leader's hand in the store: it fences off older leaders, and commits what all ranks wrote.
+
+What is asked for stays asked for until it is done or makes no sense any more: a store that does not answer is asked
+again, ever more rarely; ranks that are still writing are waited for; a later save takes the place of an earlier one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from checkpointing import Committed, Ref, Store, commit, fence
+from checkpointing.errors import CheckpointError, CommitRefused, Fenced, Incomplete, Superseded
+from checkpointing.format import names
+from checkpointing.keeping.time import modified_at, store_time
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.membership.records import SavedStep
+
+INCOMPLETE_PATIENCE = 30.0
+"""Seconds after which ranks that have not written their part are taken to never do so."""
+
+_LONGEST = 5.0  # seconds between two tries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitDone:
+    """A save is a committed checkpoint."""
+
+    saved: SavedStep
+    committed: Committed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFailed:
+    """A save was not committed, or with None the store not fenced. again: it is tried again; said once for each save.
+
+    deposed: a newer leader is there.
+    """
+
+    saved: SavedStep | None
+    error: str
+    again: bool
+    deposed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the store held when it was fenced: steps of `latest` and `verified`, -1 for none, and their ages in seconds.
+
+    By the store's clock; an age that it does not tell is None.
+    """
+
+    step: int
+    age: float | None
+    verified_step: int
+    verified_age: float | None
+
+
+Told = CommitDone | CommitFailed | Found
+
+
+@dataclass(slots=True, kw_only=True)
+class _Task:
+    number: int
+    since: float
+    tries: int = 0
+    due: float = 0.0
+    told: bool = False
+
+
+class Committer:
+    """Has one thread. `told` is called on it for each commit that happened or failed."""
+
+    def __init__(
+        self,
+        store: Store,
+        told: Callable[[Told], None],
+        *,
+        patience: float = INCOMPLETE_PATIENCE,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._store, self._told, self._patience, self._clock = store, told, patience, clock
+        self._jobs: queue.SimpleQueue[tuple[SavedStep | None, int] | None] = queue.SimpleQueue()
+        self._fence: _Task | None = None
+        self._saves: dict[SavedStep, _Task] = {}
+        self._done: set[SavedStep] = set()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="elastic3d-commit", daemon=True)
+        self._thread.start()
+
+    def fence(self, number: int) -> None:
+        """Put the number into `latest`, so that no older leader can commit any more."""
+        self._jobs.put((None, number))
+
+    def commit(self, saved: SavedStep, number: int) -> None:
+        """Commit this step in generation `number`, once its manifests are complete."""
+        self._jobs.put((saved, number))
+
+    def close(self, patience: float) -> None:
+        """Stop when what was asked is done; it has `patience` seconds."""
+        self._jobs.put(None)
+        self._thread.join(timeout=patience)
+
+    def _run(self) -> None:
+        while True:
+            self._hear()
+            if self._closing and not self._tasks():
+                return
+            now = self._clock.monotonic()
+            if self._fence is not None and now >= self._fence.due:
+                self._try_fence(self._fence)
+            for saved in sorted(self._saves, key=lambda s: (s.made_in, s.step, s.attempt), reverse=True):
+                task = self._saves.get(saved)
+                if task is not None and now >= task.due:
+                    self._try_commit(saved, task)
+
+    def _hear(self) -> None:
+        """Take what was asked; wait for it as long as nothing else is to be done."""
+        timeout = None
+        if self._tasks():
+            timeout = max(0.0, min(task.due for task in self._tasks()) - self._clock.monotonic())
+        try:
+            job = self._jobs.get(timeout=timeout)
+        except queue.Empty:
+            return
+        if job is None:
+            self._closing = True
+            return
+        saved, number = job
+        now = self._clock.monotonic()
+        if saved is None:
+            self._fence = _Task(number=number, since=now)
+        elif saved not in self._done:
+            self._saves[saved] = _Task(number=number, since=now)
+
+    def _tasks(self) -> list[_Task]:
+        return [*self._saves.values(), *([self._fence] if self._fence is not None else [])]
+
+    def _try_fence(self, task: _Task) -> None:
+        try:
+            found = _found(self._store, fence(self._store, task.number))
+        except CommitRefused as error:
+            self._say(task, None, f"fence: {error}", again=False, deposed=True)
+        except (CheckpointError, OSError) as error:
+            self._say(task, None, f"fence: {error}", again=True)
+            return
+        else:
+            self._told(found)
+        self._fence = None
+
+    def _try_commit(self, saved: SavedStep, task: _Task) -> None:
+        try:
+            committed = commit(
+                self._store,
+                step=saved.step,
+                made_in=saved.made_in,
+                attempt=saved.attempt,
+                committed_in=task.number,
+                world=saved.world,
+            )
+        except Incomplete as error:
+            if self._closing or self._clock.monotonic() - task.since > self._patience:
+                self._say(task, saved, str(error), again=False)
+                del self._saves[saved]
+            else:
+                self._later(task)
+        except Superseded:
+            del self._saves[saved]
+        except Fenced as error:
+            # A newer leader commits what is there.
+            self._say(task, saved, str(error), again=False, deposed=True)
+            self._saves.clear()
+        except CommitRefused as error:
+            self._say(task, saved, str(error), again=False)
+            del self._saves[saved]
+        except (CheckpointError, OSError) as error:
+            self._say(task, saved, str(error), again=True)
+        else:
+            # Whatever else waits is older, and superseded by this one.
+            self._done.update(self._saves)
+            self._saves.clear()
+            self._told(CommitDone(saved=saved, committed=committed))
+
+    def _say(self, task: _Task, saved: SavedStep | None, error: str, *, again: bool, deposed: bool = False) -> None:
+        if not task.told or not again:
+            self._told(CommitFailed(saved=saved, error=error, again=again, deposed=deposed))
+        task.told = True
+        if again:
+            self._later(task)
+
+    def _later(self, task: _Task) -> None:
+        task.due = self._clock.monotonic() + min(_LONGEST, 0.1 * 2**task.tries)
+        task.tries += 1
+
+
+def _found(store: Store, ref: Ref) -> Found:
+    verified = ref.verified.checkpoint if ref.verified is not None else None
+    now = store_time(store) if ref.checkpoint is not None else 0.0
+    step, age = _age(store, ref.checkpoint, now)
+    verified_step, verified_age = _age(store, verified, now)
+    return Found(step=step, age=age, verified_step=verified_step, verified_age=verified_age)
+
+
+def _age(store: Store, checkpoint: str | None, now: float) -> tuple[int, float | None]:
+    parsed = names.parse_checkpoint(checkpoint) if checkpoint is not None else None
+    if checkpoint is None or parsed is None:
+        return -1, None
+    modified = modified_at(store, names.record(checkpoint))
+    return parsed[0].step, None if modified is None else max(0.0, now - modified)

@@ -1,0 +1,162 @@
+"""What the leader does after a commit, at leisure: read back what was committed, and let go what is not kept.
+
+`verified` moves to a checkpoint after its record and manifests were read from the store anew and a sample of its tiles,
+or all, had their digests. Only the newest one is looked at: where commits come faster than this, some are passed over.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from checkpointing import Collected, Retention, Store, collect, mark_verified, open_checkpoint, resolve
+from checkpointing.errors import CheckpointError
+from checkpointing.format.manifest import StoredTile
+from checkpointing.format.tiles import Box, TensorSpec
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.worker.options import Saving, Verification
+
+SAMPLE = 32
+"""Tiles of a sample; of 4 MiB at most each."""
+COLLECT_EVERY = 300.0
+"""Seconds between two collections: each lists the whole store."""
+_AT_ONCE = 64 << 20  # bytes read back before they are let go
+_STORE = "store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """A checkpoint was read back and is good; `verified` points to it or to a newer one. at: when it was committed."""
+
+    step: int
+    at: float
+    how: Verification
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyFailed:
+    """A committed checkpoint could not be read back, or is not what was written; `verified` stays where it was."""
+
+    step: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What retention lets go is gone."""
+
+    collected: Collected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepFailed:
+    """A collection failed; the next is tried at its time. Nothing that is needed is ever deleted."""
+
+    error: str
+
+
+Told = Verified | VerifyFailed | Swept | SweepFailed
+
+
+def verify_committed(store: Store, name: str, how: Verification) -> None:
+    """Read a checkpoint back; CheckpointError when it is not as it was written. Holds 64 MiB at most."""
+    checkpoint = open_checkpoint(store, name)
+    tiles: Sequence[StoredTile] = checkpoint.tiles
+    if how is Verification.SAMPLE and len(tiles) > SAMPLE:
+        # The same tiles for whoever asks again, other ones for each checkpoint.
+        tiles = random.Random(name).sample(list(tiles), SAMPLE)
+    offers = {(offer.spec.key, offer.box): offer for offer in checkpoint.offers(_STORE)}
+    sources = {_STORE: checkpoint.source(_STORE)}
+
+    def destination(spec: TensorSpec, box: Box) -> memoryview:
+        return memoryview(bytearray(box.numel * spec.itemsize))
+
+    for batch in _batches(tiles):
+        resolve(
+            [(tile.spec, tile.box) for tile in batch],
+            [offers[tile.spec.key, tile.box] for tile in batch],
+            sources,
+            destination,
+        )
+
+
+def _batches(tiles: Sequence[StoredTile]) -> Iterator[list[StoredTile]]:
+    batch: list[StoredTile] = []
+    room = _AT_ONCE
+    for tile in tiles:
+        batch.append(tile)
+        room -= tile.nbytes
+        if room <= 0:
+            yield batch
+            batch, room = [], _AT_ONCE
+    if batch:
+        yield batch
+
+
+class Housekeeper:
+    """Has one thread, on which `told` is called. Told of commits by the leader's committer."""
+
+    def __init__(self, store: Store, saving: Saving, told: Callable[[Told], None], *, clock: Clock = SYSTEM) -> None:
+        self._store, self._saving, self._told, self._clock = store, saving, told, clock
+        self._jobs: queue.SimpleQueue[tuple[str, int, float] | None] = queue.SimpleQueue()
+        self._collected_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="elastic3d-keep", daemon=True)
+        self._thread.start()
+
+    def committed(self, name: str, step: int, at: float) -> None:
+        """Look after a checkpoint that was committed `at` (monotonic)."""
+        self._jobs.put((name, step, at))
+
+    def close(self, patience: float) -> None:
+        """Stop; what is being done has `patience` seconds to end."""
+        self._jobs.put(None)
+        self._thread.join(timeout=patience)
+
+    def _run(self) -> None:
+        while (job := self._newest()) is not None:
+            if self._saving.verification is not Verification.OFF:
+                self._verify(*job)
+            if self._saving.keep is not None and self._due():
+                self._collect(Retention(keep_last=self._saving.keep, keep_every=self._saving.keep_every or None))
+
+    def _newest(self) -> tuple[str, int, float] | None:
+        job = self._jobs.get()
+        while job is not None and not self._jobs.empty():
+            # At the end the last one is still looked at.
+            following = self._jobs.get()
+            if following is None:
+                self._jobs.put(None)
+                break
+            job = following
+        return job
+
+    def _verify(self, name: str, step: int, at: float) -> None:
+        begun = self._clock.monotonic()
+        how = self._saving.verification
+        try:
+            verify_committed(self._store, name, how)
+            mark_verified(self._store, name)
+        except (CheckpointError, OSError) as error:
+            self._told(VerifyFailed(step=step, error=str(error)))
+            return
+        self._told(Verified(step=step, at=at, how=how, seconds=self._clock.monotonic() - begun))
+
+    def _due(self) -> bool:
+        now = self._clock.monotonic()
+        if self._collected_at is not None and now - self._collected_at < COLLECT_EVERY:
+            return False
+        self._collected_at = now
+        return True
+
+    def _collect(self, retention: Retention) -> None:
+        try:
+            collected = collect(self._store, retention, grace=self._saving.grace, wait=False)
+        except (CheckpointError, OSError) as error:
+            self._told(SweepFailed(error=str(error)))
+            return
+        if collected.dropped or collected.objects:
+            self._told(Swept(collected=collected))

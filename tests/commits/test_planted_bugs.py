@@ -1,0 +1,177 @@
+"""Each classical mistake, planted by hand into a small seam of the protocol, is found by random schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from chaos.commits import actors
+from chaos.commits.model import ModelStore, Seat
+from chaos.commits.run import Outcome, play, smallest
+from chaos.commits.schedule import draw, parse
+from checkpointing import SavedRank
+from checkpointing.errors import StoreError, StoreNotFound
+from checkpointing.format import names
+from checkpointing.format.refs import Ref, Verdict, decide_commit, decode_ref, encode_ref
+from checkpointing.keeping import collecting
+from checkpointing.keeping.planning import Marker
+from checkpointing.saving import commit as committing
+from checkpointing.stores.protocol import Store
+
+MOST = 600
+"""Schedules in which a planted bug has to show itself."""
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def keep_the_fence_outside_the_store(patch: pytest.MonkeyPatch) -> None:
+    """Leaders look whether they are fenced off before they begin, and no more when they swap."""
+
+    def decide(ref: Ref | None, *arguments: Any) -> Verdict:
+        return decide_commit(ref and dataclasses.replace(ref, generation=0), *arguments)
+
+    patch.setattr(committing, "decide_commit", decide)
+
+
+def repeat_conditional_writes_blindly(patch: pytest.MonkeyPatch) -> None:
+    """A swap that failed is sent again, and when that is refused, somebody else must have won."""
+
+    def move(store: Store, decide: Callable[..., Verdict], build: Callable[..., Ref], **_: bool) -> object:
+        for _ in range(8):
+            found = store.read(names.LATEST)
+            ref = None if found is None else decode_ref(found.data, names.LATEST)
+            verdict = decide(ref)
+            if verdict is not Verdict.MOVE:
+                return verdict, ref
+            moved = build(ref, "no write-id")
+            data = encode_ref(moved)
+            token = found.token if found else None
+            try:
+                if store.compare_and_swap(names.LATEST, token, data):
+                    return Verdict.MOVE, moved
+            except StoreError:
+                done = store.compare_and_swap(names.LATEST, token, data)
+                return (Verdict.MOVE, moved) if done else (Verdict.SUPERSEDED, ref or moved)
+        raise AssertionError
+
+    patch.setattr(committing, "move", move)
+
+
+class Overwriting:
+    """A store whose writer does not look at the manifests that are there, and puts its own."""
+
+    def __init__(self, store: Seat) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        if name.startswith("saves/"):
+            raise StoreNotFound("it is not looked for")
+        return self._store.get(name, start, stop)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        self._store.put(name, data)
+        return True
+
+
+def overwrite_manifests(patch: pytest.MonkeyPatch) -> None:
+    """Manifests are put, not created: a rank that comes back writes over what it had said."""
+
+    honest = actors.save_rank
+
+    def careless(store: Seat, **arguments: Any) -> SavedRank:
+        return honest(cast(Store, Overwriting(store)), **arguments)
+
+    patch.setattr(actors, "save_rank", careless)
+
+
+def ignore_the_order_of_saves(patch: pytest.MonkeyPatch) -> None:
+    """Whoever holds the newest generation may commit anything, older steps too."""
+    patch.setattr(committing, "is_superseded", lambda ref, save: False)
+
+    def decide(*arguments: Any) -> Verdict:
+        verdict = decide_commit(*arguments)
+        return Verdict.MOVE if verdict is Verdict.SUPERSEDED else verdict
+
+    patch.setattr(committing, "decide_commit", decide)
+
+
+@dataclasses.dataclass(slots=True)
+class Careless(ModelStore):
+    """A store that says yes to every swap, whatever the token."""
+
+    def swap(self, name: str, expected: str | None, data: bytes) -> bool:
+        self.put(name, data)
+        return True
+
+
+def commit_what_is_not_complete(patch: pytest.MonkeyPatch) -> None:
+    """Nobody looks whether all ranks have saved."""
+    patch.setattr(committing, "check_complete", lambda manifests, save, world: None)
+
+
+def commit_without_looking_for_packs(patch: pytest.MonkeyPatch) -> None:
+    """What a manifest names will be there: nobody looks for it, nor whether it is condemned."""
+    patch.setattr(committing, "_check_packs", lambda store, manifests: None)
+    patch.setattr(committing, "_check_condemned", lambda *arguments: None)
+
+
+def collect_without_looking_again(patch: pytest.MonkeyPatch) -> None:
+    """What was marked is deleted, whatever was committed before the sweep began and whatever needs it by now."""
+    patch.setattr(collecting, "_same", lambda ref, marked: True)
+    patch.setattr(Marker, "needed", lambda self, ref: set())
+
+
+def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, MOST + 1)) -> Outcome | None:
+    """Return the first schedule that shows a violation."""
+    return next((o for o in (play(draw(seed), store=store()) for seed in seeds) if o.violations), None)
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (keep_the_fence_outside_the_store, "had fenced it off|took the generation of latest back"),
+        (repeat_conditional_writes_blindly, "was refused (Superseded), and yet|had fenced it off"),
+        (overwrite_manifests, "which is written once|cannot be restored"),
+        (ignore_the_order_of_saves, "took latest back|cannot be restored"),
+        (commit_without_looking_for_packs, "cannot be restored"),
+        (collect_without_looking_again, "cannot be restored|lost the committed"),
+        (commit_what_is_not_complete, "cannot be restored|completeness was checked"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a few hundred schedules, in the words of the invariant it breaks; the honest code passes the same one."""
+    plant(monkeypatch)
+    outcome = found()
+    assert outcome is not None, f"{MOST} schedules did not show it"
+    assert any(word in "\n".join(outcome.violations) for word in words.split("|")), outcome.report()
+    monkeypatch.undo()
+    assert play(outcome.schedule).violations == []
+
+
+def test_a_store_that_ignores_tokens_is_found() -> None:
+    """Compare-and-swap that only swaps loses a commit or a fence."""
+    outcome = found(Careless)
+    assert outcome is not None
+    assert any("back from" in violation or "lost" in violation for violation in outcome.violations), outcome.report()
+    assert play(outcome.schedule).violations == []
+
+
+def test_a_failing_schedule_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed has the seed, a handful of lines that still show it, and the operations that led to it."""
+    keep_the_fence_outside_the_store(monkeypatch)
+    outcome = found()
+    assert outcome is not None
+    small = smallest(outcome)
+    assert small.violations
+    assert len(small.schedule.lines) < min(8, len(outcome.schedule.lines))
+    report = small.report()
+    assert report.startswith(f"# seed {outcome.schedule.job.seed}\nrun seed=")
+    assert "VIOLATED" in report
+    assert play(parse(report)).violations == small.violations

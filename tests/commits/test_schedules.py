@@ -1,0 +1,75 @@
+"""Random schedules of the commit protocol: nothing torn, nothing lost, nothing false."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.commits.model import Fault, ModelStore
+from chaos.commits.run import play, play_many
+from chaos.commits.schedule import Job, Schedule, Turns, draw, parse
+from elastic3d.errors import UsageError
+
+
+@pytest.mark.parametrize("first", range(1, 2_001, 500))
+def test_random_schedules(first: int) -> None:
+    """No invariant breaks in 2,000 random schedules, in most of which something is committed and something refused."""
+    tally = play_many(first, 500)
+    assert not tally.failures, tally.failures[0].report()
+    assert tally.commits > 500
+    assert tally.refusals > 500
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_very_many_random_schedules() -> None:
+    """The same of 100,000."""
+    tally = play_many(10_001, 100_000)
+    assert not tally.failures, tally.failures[0].report()
+
+
+@pytest.mark.parametrize("seed", [3, 14, 159])
+def test_a_schedule_is_one_history(seed: int) -> None:
+    """The same schedule gives the same operations and the same objects, to the byte; so does its text."""
+    stores = [ModelStore() for _ in range(3)]
+    schedule = draw(seed)
+    for store, one in zip(stores, (schedule, schedule, parse(str(schedule))), strict=True):
+        play(one, store=store)
+    assert stores[0].lines == stores[1].lines == stores[2].lines
+    assert stores[0].objects == stores[1].objects == stores[2].objects
+
+
+def test_every_fault_happens() -> None:
+    """The schedules drawn have every kind of fault on operations that change something."""
+    happened: set[str] = set()
+    for seed in range(1, 60):
+        store = ModelStore()
+        store.lines = type(store.lines)(maxlen=10_000)
+        play(draw(seed), store=store)
+        happened |= {
+            line.rpartition(": ")[2] for line in store.lines if line.split()[2] in ("put", "create", "swap", "list")
+        }
+    assert {fault.value for fault in Fault if fault} - happened == set()
+    assert "arrives" in happened
+
+
+def test_a_late_swap_of_a_dead_leader_is_fenced_off() -> None:
+    """Its request arrives after the next leader's fence, and changes nothing."""
+    job = Job(seed=1, ranks=1, generations=2, steps=1)
+    lines = (
+        Turns(actor="leader1", turns=100),
+        Turns(actor="rank1.0", turns=100),
+        Turns(actor="leader1", kind="swap", fault=Fault.LATE),
+        Turns(actor="leader2", turns=2),
+        Turns(actor="network", turns=1),
+    )
+    store = ModelStore()
+    outcome = play(Schedule(job=job, lines=lines), store=store)
+    assert outcome.violations == []
+    assert any("arrives" in line and "swap refs/latest" in line for line in store.lines), "\n".join(store.lines)
+
+
+@pytest.mark.parametrize("text", ["leader1 3", "run seed=1\nleader1 x", "run seed=1\nleader1 3 explodes", "run six=1"])
+def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
+    """The message has the line."""
+    with pytest.raises(UsageError, match="schedule: "):
+        parse(text)

@@ -1,0 +1,95 @@
+"""Checkpoints in a store without conditional writes, decided in a real etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from checkpointing import commit, fence, open_checkpoint, read_latest
+from checkpointing.errors import Fenced, StoreError
+from checkpointing.stores.local import LocalStore
+from checkpointing.stores.register import RegisteredStore
+from elastic3d.etcd import EtcdClient
+from elastic3d.register import EtcdRegister
+from tests.worker.test_committer import write
+
+pytestmark = pytest.mark.etcd
+
+
+class Plain(LocalStore):
+    """A store that only knows whole writes."""
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        raise AssertionError(name)
+
+    def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
+        raise AssertionError(name)
+
+
+@pytest.fixture
+def registers(server: EtcdServer, request: pytest.FixtureRequest) -> Iterator[list[EtcdRegister]]:
+    """Two registers of one store, as two leaders have them."""
+    prefix = f"/{request.node.name}"
+    made = [EtcdRegister(EtcdClient(server.endpoints), prefix, url) for url in ("dumb://x", "dumb://x/")]
+    yield made
+    for register in made:
+        register.close()
+
+
+def test_of_many_who_create_one_succeeds(registers: list[EtcdRegister]) -> None:
+    """Whatever cluster member they ask."""
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: registers[n % 2].create("a", b"%d" % n), range(16)))
+    assert sum(made) == 1
+    found = registers[0].read("a")
+    assert found is not None
+    assert found.data == b"%d" % made.index(True)
+
+
+def test_a_swap_needs_the_newest_token(registers: list[EtcdRegister]) -> None:
+    """An old one, or that of a value which was deleted and made anew, moves nothing."""
+    one, other = registers
+    assert one.create("a", b"1")
+    first = one.read("a")
+    assert first is not None
+    assert other.swap("a", first.token, b"2")
+    assert not one.swap("a", first.token, b"3")
+    assert not one.swap("a", "bytes 00", b"3")
+    assert not one.swap("nothing", "0", b"3")
+    one.delete("a")
+    one.delete("a")
+    assert other.read("a") is None
+    assert one.create("a", b"1")
+    assert not other.swap("a", first.token, b"4")
+
+
+def test_an_older_leader_is_fenced_by_the_register(registers: list[EtcdRegister], tmp_path: Path) -> None:
+    """Commits go to a store that could not decide, and whoever has no register reads them from it."""
+    one, other = (RegisteredStore(Plain(tmp_path), register) for register in registers)
+    fence(one, 1)
+    write(one, 5)
+    assert commit(one, step=5, made_in=1, attempt=0, committed_in=1, world=1).moved
+    fence(other, 2)
+    write(one, 6)
+    with pytest.raises(Fenced):
+        commit(one, step=6, made_in=1, attempt=0, committed_in=1, world=1)
+    assert commit(other, step=6, made_in=1, attempt=0, committed_in=2, world=1).moved
+    bystander = LocalStore(tmp_path, create=False)
+    assert open_checkpoint(bystander).step == 6
+    latest = read_latest(one)
+    assert latest is not None
+    assert latest.generation == 2
+
+
+def test_an_etcd_that_does_not_answer_is_a_store_that_failed(one_binary: Path, tmp_path: Path) -> None:
+    """The error says so; whoever waits for the store waits for it."""
+    with EtcdServer(binary=one_binary) as server:
+        register = EtcdRegister(EtcdClient(server.endpoints, timeout=0.2, budget=0.4), "/p", "dumb://x")
+        assert register.create("a", b"1")
+    with pytest.raises(StoreError, match="register in etcd: cannot read a"):
+        register.read("a")
+    register.close()

@@ -1,0 +1,237 @@
+"""Files that are damaged, cut short, or made to harm: refused with their name, and nothing is run or imported."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorProperties
+
+from checkpointing import Store, open_checkpoint, open_store, read_latest
+from checkpointing.errors import ForeignFormat, Unloadable
+from checkpointing.interchange import dcp_metadata, export_checkpoint, import_checkpoint
+from checkpointing.interchange.torch_files import load_without_data
+
+
+class Runs:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.file),)
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "store"))
+
+
+def refuses(kind: str, source: Path, store: Store, said: str) -> None:
+    with pytest.raises(ForeignFormat, match=said):
+        import_checkpoint(kind, source, store)
+    assert read_latest(store) is None
+
+
+def folder(tmp_path: Path, state: dict[str, Any]) -> Path:
+    dcp.save(state, checkpoint_id=tmp_path / "in")
+    return tmp_path / "in"
+
+
+def change(folder: Path, how: Callable[[Any], None]) -> None:
+    """Change the metadata of a DCP folder."""
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    how(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp", "safetensors"])
+def test_what_is_not_there_or_nothing(kind: str, tmp_path: Path, store: Store) -> None:
+    """No file, an empty one, an empty folder, one of random bytes."""
+    refuses(kind, tmp_path / "absent", store, "there is no such file")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "noise").write_bytes(bytes(range(256)) * 9)
+    if kind != "torch":
+        refuses(kind, tmp_path / "folder", store, "folder")
+    if kind != "dcp":
+        refuses(kind, tmp_path / "empty", store, "empty: is no|empty: is damaged")
+        refuses(kind, tmp_path / "noise", store, "noise: is no|noise: is damaged")
+
+
+def test_a_pickle_that_would_run_something(tmp_path: Path, store: Store) -> None:
+    """Neither a file of torch.save nor DCP's metadata nor an object in it is executed."""
+    harm = Runs(tmp_path / "harmed")
+    torch.save({"w": torch.ones(2), "x": harm}, tmp_path / "in.pt")
+    refuses("torch", tmp_path / "in.pt", store, "holds more than tensors and plain data")
+    source = folder(tmp_path, {"w": torch.ones(2), "x": harm})
+    good = (source / ".metadata").read_bytes()
+    for place in ("planner_data", "storage_meta"):
+        (source / ".metadata").write_bytes(good)
+        change(source, lambda metadata, place=place: setattr(metadata, place, harm))
+        refuses("dcp", source, store, r"its pickle names \w+.mkdir")
+    (source / ".metadata").write_bytes(good)
+    import_checkpoint("dcp", source, store)
+    assert "object/torch/x" in open_checkpoint(store).specs
+    with pytest.raises(Unloadable, match=r"x: is a pickle that torch refuses.*add_safe_globals"):
+        export_checkpoint("torch", open_checkpoint(store), tmp_path / "out.pt")
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_what_dcp_writes_is_allowed_and_its_classes_are_out_of_reach() -> None:
+    """Paths and all fields are read; a pickle that sets attributes of a class sets them on a copy."""
+    known = Metadata({}, storage_meta=StorageMeta(checkpoint_id=Path("/a/b")), planner_data={"a": ("b", 0)})
+    known.storage_data = {MetadataIndex("a", [0, 1]): TensorProperties(dtype=torch.bfloat16)}
+    found = dcp_metadata.load(pickle.dumps(known), "x")
+    assert found.paths == {"a": ("b", 0)}
+    assert found.places["a", (0, 1)].dtype is torch.bfloat16
+    before = Metadata.__init__
+    harm = pickle.dumps(Metadata, protocol=2)[:-1] + b"(N}X\x08\x00\x00\x00__init__K\x01stb."
+    with pytest.raises(ForeignFormat, match="x: "):
+        dcp_metadata.load(harm, "x")
+    assert Metadata.__init__ is before
+    for forbidden in (eval, getattr, torch.load, collections.Counter, type(None)):
+        with pytest.raises(ForeignFormat, match="which DCP does not write"):
+            dcp_metadata.load(pickle.dumps(forbidden), "x")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (lambda m: m.storage_data.clear(), r"does not say where w\[0\] lies"),
+        (lambda m: setattr(m, "storage_data", None), "does not say where its data lies"),
+        (lambda m: [setattr(i, "relative_path", "../x") for i in m.storage_data.values()], "not a file in its folder"),
+        (lambda m: [setattr(i, "relative_path", "/etc/passwd") for i in m.storage_data.values()], "not a file in its"),
+        (lambda m: [setattr(i, "relative_path", "gone") for i in m.storage_data.values()], "gone: is missing"),
+        (lambda m: [setattr(i, "offset", -1) for i in m.storage_data.values()], "lies at no place in a file"),
+        (lambda m: [setattr(i, "offset", 1 << 40) for i in m.storage_data.values()], "distcp: w: is no file"),
+        (lambda m: [setattr(i, "transform_descriptors", ["zstd"]) for i in m.storage_data.values()], "zstd"),
+        (lambda m: setattr(m.state_dict_metadata["w"], "size", torch.Size([5])), "no rank saved w"),
+        (lambda m: setattr(m.state_dict_metadata["w"], "size", "many"), "w: .* many cannot be kept"),
+        (lambda m: setattr(m.state_dict_metadata["w"].properties, "dtype", torch.float64), "says float64"),
+        (lambda m: setattr(m.state_dict_metadata["w"].chunks[0], "sizes", torch.Size([9])), "chunk that is not in it"),
+        (lambda m: m.state_dict_metadata.update({7: m.state_dict_metadata["w"]}), "7 is no name"),
+    ],
+)  # fmt: skip
+def test_metadata_of_dcp_that_lies(how: Callable[[Any], None], said: str, tmp_path: Path, store: Store) -> None:
+    """Each lie is named; nothing is committed."""
+    source = folder(tmp_path, {"w": torch.ones(4)})
+    change(source, how)
+    with pytest.raises(Exception, match=said):
+        import_checkpoint("dcp", source, store)
+    assert read_latest(store) is None
+
+
+def header(entries: dict[str, Any], data: bytes = b"\0" * 16) -> bytes:
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(begin: int = 0, end: int = 16, shape: Any = (4,), dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (header({"w": entry()}, b"\0" * 15), "it is cut short, or has a tail"),
+        (header({"w": entry()}, b"\0" * 17), "it is cut short, or has a tail"),
+        (header({"w": entry(0, 8, [2]), "v": entry(12, 16, [1])}), "v does not begin where the tensor before it ends"),
+        (header({"w": entry(), "v": entry()}), "does not begin where"),
+        (header({"w": entry(shape=[5])}), "16 bytes are not those of float32"),
+        (header({"w": entry(shape=[-4])}), "no number from 0"),
+        (header({"w": entry(shape=[2**40, 2**40])}), "16 bytes are not those"),
+        (header({"w": entry(shape=[4.0])}), "no number from 0"),
+        (header({"w": entry(shape=None)}), "damaged"),
+        (header({"w": entry(dtype="F4")}), r"w: dtype F4 \[4\] cannot be kept"),
+        (header({"w": 3}), "damaged"),
+        (header({})[:8] + b"[]", "no safetensors file|damaged|tail"),
+        ((10**17).to_bytes(8, "little") + b"{}", "no safetensors file"),
+        (header({"w": entry()}).replace(b'{"w"', b'{"w":{},"w"').replace(b"E\0", b"M\0"), "damaged|twice"),
+    ],
+)  # fmt: skip
+def test_headers_of_safetensors_that_lie(data: bytes, said: str, tmp_path: Path, store: Store) -> None:
+    """Sizes, places and types must agree with one another and with the file."""
+    (tmp_path / "in.safetensors").write_bytes(data)
+    refuses("safetensors", tmp_path / "in.safetensors", store, said)
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ("{", "no index of shards"),
+        ('{"weight_map": {"w": "../a.safetensors"}}', "not a file beside it"),
+        ('{"weight_map": {"w": "b.safetensors"}}', "shards are missing: b.safetensors"),
+        ('{"weight_map": {"w": "a.safetensors", "v": "a.safetensors"}}', "says it holds v, and it does not"),
+        ('{"weight_map": {"w": 3}}', "no index of shards"),
+    ],
+)
+def test_an_index_of_shards_that_lies(index: str, said: str, tmp_path: Path, store: Store) -> None:
+    """Shards lie beside their index, all of them, and hold what it says."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.safetensors").write_bytes(header({"w": entry()}))
+    (tmp_path / "in" / "model.safetensors.index.json").write_text(index)
+    refuses("safetensors", tmp_path / "in", store, said)
+
+
+def test_a_file_cut_short_after_it_was_looked_at(tmp_path: Path, store: Store) -> None:
+    """Ranges that a file no longer has are an error, not a signal; so are those that a pickle invents."""
+    torch.save({"w": torch.ones(64, 64).t(), "v": torch.ones(9000)}, tmp_path / "in.pt")
+    data = (tmp_path / "in.pt").read_bytes()
+
+    def cut(done: int, total: int) -> None:
+        os.truncate(tmp_path / "in.pt", 20_000)
+
+    for size in (len(data) - 10, len(data) // 2, 100):
+        (tmp_path / "in.pt").write_bytes(data[:size])
+        refuses("torch", tmp_path / "in.pt", store, "in.pt: is no file of torch.save, is cut short")
+    (tmp_path / "in.pt").write_bytes(data)
+    with pytest.raises(ForeignFormat, match="is cut short"):
+        import_checkpoint("torch", tmp_path / "in.pt", store, progress=cut)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ([torch.ones(2)], "holds a list, not a state dict"),
+        ({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "two entries of the state dict are called 'a.b'"),
+        ({"a": (torch.ones(1),)}, "a tensor inside a tuple cannot be kept"),
+        ({1.5: torch.ones(1)}, "only text and whole numbers"),
+        ({"s": torch.eye(2).to_sparse()}, "s: torch.sparse_coo"),
+        ({"c": torch.ones(2, dtype=torch.complex64).conj()}, "c: .* conjugated cannot be kept"),
+        ({"b": torch.empty(2, dtype=torch.bits8)}, r"b: torch.strided torch.bits8 \[2\] cannot be kept"),
+        ({}, "holds nothing"),
+    ],
+)
+def test_states_that_cannot_be_kept_as_they_are(state: Any, said: str, tmp_path: Path, store: Store) -> None:
+    """Nothing is left out, cast or renamed silently."""
+    torch.save(state, tmp_path / "in.pt")
+    refuses("torch", tmp_path / "in.pt", store, said)
+
+
+def test_fake_tensors_tell_the_same_places(tmp_path: Path) -> None:
+    """A torch whose meta tensors do not know where their bytes lie finds them another way."""
+    torch.save({"a": torch.ones(5), "b": torch.ones(3, 4)[1:].t()}, tmp_path / "in.pt")
+    found = []
+    for fake in (False, True):
+        with (tmp_path / "in.pt").open("rb") as file:
+            state = load_without_data(file, "in.pt", fake=fake)
+        found.append([(t.untyped_storage()._checkpoint_offset, t.storage_offset(), t.stride()) for t in state.values()])
+    assert found[0] == found[1]

@@ -1,0 +1,98 @@
+"""What a script may say of its checkpoints, and what it is told when it makes no sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import elastic3d
+from elastic3d.errors import UsageError
+from elastic3d.worker.options import Options, saving, store_at
+from elastic3d.worker.quantities import Every, every, rate, size
+
+PLAIN: dict[str, Any] = {
+    "due": 10,
+    "codec": "raw",
+    "max_bandwidth": None,
+    "keep": None,
+    "keep_every": 0,
+    "verify": "sample",
+}
+
+
+def test_how_often_is_steps_a_time_or_continuous() -> None:
+    """Continuous is each step for which all ranks are ready."""
+    assert every(10, "every") == Every(steps=10)
+    assert every(0, "every") == Every()
+    assert every("continuous", "every") == Every(steps=1)
+    assert every("30s", "every") == Every(seconds=30.0)
+    assert every("1.5m", "every") == Every(seconds=90.0)
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.5, "", "30", "0s", "often", "30 seconds", None, "-3s", "1e9s", "٣s"])
+def test_what_is_no_interval_is_refused(value: Any) -> None:
+    """With all that it may be."""
+    with pytest.raises(UsageError, match=r"every=.*steps.*'30s'.*'continuous'"):
+        every(value, "every")
+
+
+def test_sizes_and_rates_have_units() -> None:
+    """Decimal and binary ones, or plain bytes."""
+    assert size("100GB", "x") == 100 * 1000**3
+    assert size("64 MiB", "x") == 64 << 20
+    assert size(4096, "x") == 4096
+    assert rate("200MB/s", "x") == 200_000_000
+    assert rate(1000, "x") == 1000
+
+
+@pytest.mark.parametrize("value", ["", "many", "0GB", "-1GB", "1XB", 0, -5, True, 1.5, None, "1 GB/s", "0.0001B"])
+def test_what_is_no_size_is_refused(value: Any) -> None:
+    """A rate is no size."""
+    with pytest.raises(UsageError, match="bytes"):
+        size(value, "x")
+
+
+@pytest.mark.parametrize("value", ["200MB", "fast", "/s", 0, True, "1GB/s/s"])
+def test_what_is_no_rate_is_refused(value: Any) -> None:
+    """Nor is a size a rate."""
+    with pytest.raises(UsageError, match="'200MB/s'"):
+        rate(value, "x")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"codec": "zip"}, "planes"),
+        ({"verify": "maybe"}, "sample"),
+        ({"keep": 0}, "keep"),
+        ({"keep": 2, "keep_every": -1}, "keep_every"),
+        ({"keep_every": 100}, "keep="),
+        ({"max_bandwidth": "1"}, "200MB/s"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_starts(wrong: dict[str, Any], word: str) -> None:
+    """In the words of the call."""
+    with pytest.raises(UsageError, match=word):
+        saving(**{**PLAIN, **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{"key": "k"}, {"register": "etcd"}, {"cache": "/tmp"}])
+def test_what_belongs_to_a_store_needs_one(wrong: dict[str, str]) -> None:
+    """Nobody believes that something is encrypted, or cached, which is not there."""
+    plain: dict[str, Any] = {"key": "", "register": "", "cache": "", "cache_limit": "1GB"}
+    with pytest.raises(UsageError, match="store="):
+        store_at(None, **{**plain, **wrong})
+    assert store_at(None, **plain) is None
+    with pytest.raises(UsageError, match="URL"):
+        store_at("bucket", **plain)
+    with pytest.raises(UsageError, match="etcd"):
+        store_at("/tmp/x", **{**plain, "register": "zookeeper"})
+
+
+def test_the_call_itself_refuses() -> None:
+    """Before any process is started."""
+    with pytest.raises(UsageError, match="snapshot_every"):
+        Options(snapshot_every=-1)
+    with pytest.raises(UsageError, match="every="):
+        elastic3d.run(lambda run: None, store="/tmp/x", every="sometimes")

@@ -1,0 +1,103 @@
+"""Where a trainer's state comes from when no keeper holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpointing import Box, Piece, TensorSpec, commit, open_store, resolve, save_rank
+from checkpointing.errors import MissingTile
+from checkpointing.stores.keys import Key
+from elastic3d.errors import ConfigurationError, StateError
+from elastic3d.storage import open_checked
+from elastic3d.training import restoring
+from elastic3d.training.tiers import KeepersAndStore
+from elastic3d.values import StoreAt
+
+SPEC = TensorSpec(key="model/w", dtype="float32", shape=(1024,))
+WHOLE = Box(start=(0,), stop=(1024,))
+TENSOR = torch.arange(1024, dtype=torch.float32)
+
+
+def save(at: StoreAt) -> None:
+    """Commit one checkpoint."""
+    store, _ = open_checked(at, None)
+    piece = Piece(spec=SPEC, box=WHOLE, data=memoryview(TENSOR.numpy().tobytes()))
+    save_rank(store, step=5, made_in=1, attempt=0, rank=0, world=1, pieces=[piece], facts={"step": 5})
+    commit(store, step=5, made_in=1, attempt=0, committed_in=1, world=1)
+
+
+def restore(at: StoreAt) -> bytes:
+    """Return the bytes of the tensor, as a trainer would get them."""
+    tiers = KeepersAndStore("run")
+    decision = restoring.load(restoring.dump(restoring.decide(tiers, (), at, [SPEC])))
+    assert (decision.source, decision.step, decision.facts) == ("store", 5, {"step": 5})
+    buffer = bytearray(WHOLE.numel * 4)
+    sources = tiers.sources(decision, at)
+    offers = restoring.offers(decision, sources)
+    resolve([(SPEC, WHOLE)], offers, sources, lambda spec, box: memoryview(buffer))
+    return bytes(buffer)
+
+
+def remove_packs(store: Path) -> None:
+    for pack in store.glob("**/*.pack"):
+        pack.unlink()
+
+
+def test_tiles_come_from_the_store_once_and_then_from_the_disk(tmp_path: Path) -> None:
+    """A second trainer of the node asks the store for none."""
+    at = StoreAt(url=str(tmp_path / "store"), cache=str(tmp_path / "cache"), cache_bytes=1 << 20)
+    save(at)
+    assert restore(at) == TENSOR.numpy().tobytes()
+    remove_packs(tmp_path / "store")
+    assert restore(at) == TENSOR.numpy().tobytes()
+    with pytest.raises(MissingTile):
+        restore(StoreAt(url=at.url))
+
+
+def test_a_damaged_file_on_the_disk_is_replaced(tmp_path: Path) -> None:
+    """The store has the tile, and the next one reads good bytes from the disk."""
+    at = StoreAt(url=str(tmp_path / "store"), cache=str(tmp_path / "cache"), cache_bytes=1 << 20)
+    save(at)
+    restore(at)
+    for tile in (path for path in (tmp_path / "cache" / "tiles").rglob("*") if path.is_file()):
+        tile.write_bytes(bytes(tile.stat().st_size))
+    assert restore(at) == TENSOR.numpy().tobytes()
+    remove_packs(tmp_path / "store")
+    assert restore(at) == TENSOR.numpy().tobytes()
+
+
+def test_a_disk_that_cannot_be_used_is_done_without(tmp_path: Path) -> None:
+    """A restore is slower then, and right."""
+    (tmp_path / "cache").write_text("a file")
+    at = StoreAt(url=str(tmp_path / "store"), cache=str(tmp_path / "cache"), cache_bytes=1 << 20)
+    save(at)
+    assert restore(at) == TENSOR.numpy().tobytes()
+
+
+def test_a_key_is_needed_to_read_what_was_written_with_it(tmp_path: Path) -> None:
+    """Nothing of the tensor is in the store; without the key, or with another, the error says so."""
+    key = tmp_path / "key"
+    key.write_text(Key.generate().text())
+    at = StoreAt(url=str(tmp_path / "store"), key=str(key))
+    save(at)
+    assert restore(at) == TENSOR.numpy().tobytes()
+    for file in (path for path in (tmp_path / "store").rglob("*") if path.is_file()):
+        assert TENSOR.numpy().tobytes()[1000:1100] not in file.read_bytes()
+    with pytest.raises(StateError):
+        restore(StoreAt(url=at.url))
+    other = tmp_path / "other"
+    other.write_text(Key.generate().text())
+    with pytest.raises(StateError):
+        restore(StoreAt(url=at.url, key=str(other)))
+    with pytest.raises(ConfigurationError, match="key"):
+        open_checked(StoreAt(url=at.url, key=str(tmp_path / "missing")), None)
+
+
+def test_nothing_committed_is_nothing(tmp_path: Path) -> None:
+    """A store that was opened and never committed to."""
+    at = StoreAt(url=str(tmp_path / "store"))
+    open_store(at.url)
+    assert restoring.decide(KeepersAndStore("run"), (), at, [SPEC]).source == restoring.NONE
