@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from checkpointing import Store, open_checkpoint
+from checkpointing import Store, open_checkpoint, open_store
 from elastic3d.cli import application
 from elastic3d.cli.ckpt import app
 from elastic3d.cli.ckpt.place import Place
@@ -277,3 +277,19 @@ def test_completion_can_be_installed() -> None:
     """For the whole command line, as typer does it."""
     shown = run.invoke(application(), ["--help"], env={"TERM": "dumb"})
     assert "--install-completion" in shown.stdout
+
+
+def test_an_encrypted_store_needs_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a file, or from where a run has it; without one nothing is shown, and the reason is one line."""
+    pytest.importorskip("cryptography")
+    from checkpointing.stores.keys import Key
+
+    key, url = Key.generate(), str(tmp_path / "run")
+    scenes.save(open_store(url, key=key), 100, scenes.Target())
+    (tmp_path / "key").write_text(key.text())
+    (tmp_path / "key").chmod(0o600)
+    assert told("show", url, "--key-file", str(tmp_path / "key"))["summary"]["step"] == 100
+    without = run.invoke(app, ["show", url])
+    assert (without.exit_code in (1, 2), without.stdout, without.stderr.count("\n")) == (True, "", 1)
+    monkeypatch.setenv("ELASTIC3D_STORE_KEY", key.text())
+    assert told("log", url)["commits"][0]["step"] == 100

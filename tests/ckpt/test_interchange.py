@@ -15,7 +15,6 @@ from elastic3d.cli.ckpt.interchange import Kind, guess
 from elastic3d.errors import UsageError
 from tests.ckpt.conftest import History
 
-pytest.importorskip("checkpointing.interchange")
 run = CliRunner()
 
 

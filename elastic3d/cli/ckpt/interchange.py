@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,7 +70,9 @@ def import_(
     said = _object(facts) if facts else None
     store = place.open(write=True)
     with bar(f"importing {source.name}") as advance:
-        done = _interchange().import_checkpoint(str(kind), source, store, step=step, facts=said, progress=advance)
+        from checkpointing.interchange import import_checkpoint  # brings torch along, which takes seconds
+
+        done = import_checkpoint(str(kind), source, store, step=step, facts=said, progress=advance)
     totals = done.totals
     what = f"{done.checkpoint}: {count(totals.tensors, 'tensor')}, {size(totals.bytes)} from {source}"
     data = {"checkpoint": done.checkpoint, "root": done.root, "totals": totals, "moved": done.moved}
@@ -112,7 +113,9 @@ def export(
     store = place.open()
     found = open_checkpoint(store, choose(store, checkpoint).name)
     with bar(f"exporting {target.name}") as advance:
-        done = _interchange().export_checkpoint(str(kind), found, target, prefix=prefix, progress=advance)
+        from checkpointing.interchange import export_checkpoint  # brings torch along, which takes seconds
+
+        done = export_checkpoint(str(kind), found, target, prefix=prefix, progress=advance)
     what = f"{target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} of {found.name}, as {kind}"
     data = {"checkpoint": found.name, "target": str(target), "kind": kind, "tensors": done.tensors, "bytes": done.bytes}
     tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
@@ -140,8 +143,3 @@ def _object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError('--facts is no JSON object, such as {"origin": "run 6"}')
     return value
-
-
-def _interchange() -> Any:
-    # Imported when it is called: it brings torch along, which takes seconds.
-    return import_module("checkpointing.interchange")

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -55,11 +54,10 @@ class Place:
         """Return the store, tried out where it is to be written; StoreUnfit says what to change."""
         if not self.key_file and KEY not in os.environ:
             return open_store(self.url, write=write)
-        keys = import_module("checkpointing.stores.keys").Key
-        key = keys.from_file(self.key_file) if self.key_file else keys.from_env(KEY)
-        opening: Any = open_store
-        store: Store = opening(self.url, write=write, key=key)
-        return store
+        from checkpointing.stores.keys import Key  # brings cryptography along, for those who need it
+
+        key = Key.from_file(self.key_file) if self.key_file else Key.from_env(KEY)
+        return open_store(self.url, write=write, key=key)
 
 
 def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
