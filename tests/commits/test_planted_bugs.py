@@ -124,7 +124,7 @@ def commit_without_looking_for_packs(patch: pytest.MonkeyPatch) -> None:
 def collect_without_looking_again(patch: pytest.MonkeyPatch) -> None:
     """What was marked is deleted, whatever was committed before the sweep began and whatever needs it by now."""
     patch.setattr(collecting, "_same", lambda ref, marked: True)
-    patch.setattr(Marker, "needed", lambda self, ref: set())
+    patch.setattr(Marker, "deletable", lambda self, tombstone, ref: tombstone.objects)
 
 
 def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, MOST + 1)) -> Outcome | None:
