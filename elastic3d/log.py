@@ -10,6 +10,7 @@ The log is an interface: who reads it (the demo, a dashboard, a test) needs noth
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -131,14 +132,37 @@ class EventLog:
 
 
 class _Lines:
-    """A structlog logger whose every message is one write of one line: O_APPEND keeps whole lines apart."""
+    """A structlog logger whose every message is one write of one line: O_APPEND keeps whole lines apart.
+
+    A disk that is full costs events, not the training: that is said on stderr, once each time it begins. What got half
+    into the file is ended as a line of its own, which readers pass over.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._torn = self._failing = False
 
     def info(self, message: str) -> None:
-        if self._file >= 0:
-            os.write(self._file, message.encode() + b"\n")
+        if self._file < 0:
+            return
+        line = b"\n" * self._torn + message.encode() + b"\n"
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            return
+        self._torn = written < len(line)
+        if self._torn:
+            self._fail("half a line was written")
+        else:
+            self._failing = False
+
+    def _fail(self, why: str) -> None:
+        if not self._failing:
+            self._failing = True
+            sys.stderr.write(f"elastic3d: events are lost until {self._path} can be written: {why}\n")
+            sys.stderr.flush()
 
     def close(self) -> None:
         if self._file >= 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -48,6 +50,39 @@ def test_threads_never_tear_a_line(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert len(lines(path)) == 800
+
+
+def test_a_full_disk_costs_events_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is said once what is lost, and why; whoever emits goes on."""
+    with EventLog("/dev/full", node="n0") as log:
+        for step in range(3):
+            log.emit("snapshot.held", step=step)
+    said = capfd.readouterr().err
+    assert said == "elastic3d: events are lost until /dev/full can be written: No space left on device\n"
+
+
+HALF = """
+import resource, sys
+from elastic3d.log import EventLog
+
+with EventLog(sys.argv[1]) as log:
+    log.emit("snapshot.held", step=1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (80, resource.RLIM_INFINITY))
+    log.emit("snapshot.held", step=2)
+    log.emit("snapshot.held", step=3)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    log.emit("snapshot.held", step=4)
+"""
+
+
+def test_half_a_line_spoils_no_other(tmp_path: Path) -> None:
+    """A disk that fills up in the middle of a line leaves that line torn; what follows when there is room is whole."""
+    path = tmp_path / "log.jsonl"
+    done = subprocess.run([sys.executable, "-c", HALF, str(path)], capture_output=True, text=True, check=True)
+    first, torn, last = path.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in (first, last)] == [1, 4]
+    assert not torn.endswith("}")
+    assert done.stderr.count("events are lost") == 1
 
 
 def test_a_log_without_a_file_drops_events_and_still_checks_them() -> None:
