@@ -9,10 +9,24 @@ from collections.abc import Iterator
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 
 TILE_BYTES = 4 << 20
+"""Of the largest tile: what is worth a request of its own."""
+
+SMALL_BYTES = 64 << 10
+"""Of a tile that is not cut further: below this the description of a tile costs more than reading it in vain."""
+
+PARTS = 64
+"""Tiles of a tensor that is cut finer than it must be: a reader under another layout takes whole tiles, and at the two
+edges of its shard some of them in vain."""
 
 
-def steps(spec: TensorSpec, limit: int = TILE_BYTES) -> tuple[int, ...]:
+def largest(spec: TensorSpec) -> int:
+    """Return how many bytes a tile of the tensor may have."""
+    return min(TILE_BYTES, max(SMALL_BYTES, spec.box.numel * spec.itemsize // PARTS))
+
+
+def steps(spec: TensorSpec, limit: int | None = None) -> tuple[int, ...]:
     """Return the grid's step along each dim up to the one that is cut last; later dims are not cut."""
+    limit = largest(spec) if limit is None else limit
     for dim in range(len(spec.shape)):
         row = math.prod(spec.shape[dim + 1 :]) * spec.itemsize
         if row <= limit:
@@ -20,7 +34,7 @@ def steps(spec: TensorSpec, limit: int = TILE_BYTES) -> tuple[int, ...]:
     return ()
 
 
-def cut(piece: Piece, limit: int = TILE_BYTES) -> Iterator[Piece]:
+def cut(piece: Piece, limit: int | None = None) -> Iterator[Piece]:
     """Yield the tiles of a piece, as views of its bytes, in the order of their start.
 
     ValueError when the box is not in the tensor or the bytes are not the box's.

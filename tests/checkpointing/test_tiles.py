@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpointing.format.grid import TILE_BYTES, cut
+from checkpointing.format.grid import SMALL_BYTES, TILE_BYTES, cut, steps
 from checkpointing.format.stats import statistics
 from checkpointing.format.tiles import Box, Piece, TensorSpec, copy_box, digest, overlapping, subtract, uncovered
 
@@ -106,13 +106,39 @@ def test_the_grid_is_global_and_small(shape: list[int], limit: int, data: st.Dat
         assert any(other.contains(tile.box) for other in whole)
 
 
-def test_a_large_matrix_is_cut_into_tiles_of_four_mebibytes() -> None:
-    """Rows are gathered up to the limit; a row above it is cut itself."""
-    for shape in [(3000, 1024), (3, 1 << 20), (2, 3 << 20)]:
-        spec = TensorSpec(key="x", dtype="float32", shape=shape)
-        tiles = list(cut(Piece(spec=spec, box=spec.box, data=memoryview(bytes(spec.box.numel * 4)))))
-        assert max(tile.data.nbytes for tile in tiles) == TILE_BYTES
-        assert uncovered(spec, [tile.box for tile in tiles]) is None
+@pytest.mark.parametrize(
+    ("shape", "largest"),
+    [
+        ((1 << 15, 1 << 14), TILE_BYTES),
+        ((16, 1 << 24), TILE_BYTES),
+        ((3000, 1024), 46 * 4096),
+        ((3, 1 << 20), (3 << 22) // 64),
+        ((100, 1024), SMALL_BYTES),
+        ((10, 100), 4000),
+    ],
+)
+def test_a_tensor_is_cut_into_at_most_about_64_tiles(shape: tuple[int, ...], largest: int) -> None:
+    """Of 64 KiB to 4 MiB. Rows are gathered up to the limit; a row above it is cut itself."""
+    spec = TensorSpec(key="x", dtype="float32", shape=shape)
+    grid = steps(spec)
+    stop = tuple(min(size, 2 * step + 1) for size, step in zip(shape, grid, strict=False)) + shape[len(grid) :]
+    part = Box(start=(0,) * len(shape), stop=stop)
+    tiles = list(cut(Piece(spec=spec, box=part, data=memoryview(bytes(part.numel * 4)))))
+    assert max(tile.data.nbytes for tile in tiles) == largest
+    assert sum(tile.box.numel for tile in tiles) == part.numel
+
+
+def test_readers_of_another_layout_read_little_in_vain() -> None:
+    """Tensors of 16 MiB to 1 GiB that were cut for 1 to 8 ranks and are read by 1 to 3: a tenth more at most."""
+    for rows in (4096, 1 << 15, 1 << 18):
+        spec = TensorSpec(key="x", dtype="float32", shape=(rows, 1024))
+        grid, *_ = steps(spec)
+        for old, new in itertools.product(range(1, 9), range(1, 4)):
+            edges = sorted({*range(0, rows, grid), *(rows * k // old for k in range(1, old)), rows})
+            for rank in range(new):
+                low, high = rows * rank // new, rows * (rank + 1) // new
+                read = sum(b - a for a, b in itertools.pairwise(edges) if a < high and b > low)
+                assert read <= 1.1 * (high - low)
 
 
 def test_a_digest_is_over_dtype_shape_and_bytes() -> None:
