@@ -106,7 +106,7 @@ def measure(
                     results.frozen[name] = run(name, replace(job, task="frozen", place=place))
         with _s3(base) as place:
             small = replace(job, task="save", rows=max(RANKS, round(rows * REMOTE_SHARE)))
-            for name in MOVABLE:
+            for name in (*MOVABLE, "raw"):
                 results.remote[name] = run(name, replace(small, place=f"{place}/{name}"))
     return results
 
