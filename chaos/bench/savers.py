@@ -295,7 +295,7 @@ class Raw:
 
 
 class RawRemote:
-    """The limit of an S3 server: each rank's bytes in objects of about 32 MiB, four at a time, through the bare client."""
+    """The limit of an S3 server: each rank's bytes in objects of 32 MiB, four at a time, with the bare client."""
 
     def __init__(self, state: State) -> None:
         import obstore
