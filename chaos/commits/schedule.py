@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from random import Random
 
+from chaos import shrinking
 from chaos.commits.model import Fault
+from chaos.shrinking import with_less
 from elastic3d.errors import UsageError
 
 NETWORK = "network"
@@ -185,27 +187,13 @@ def _chance(name: str, present: float) -> float:
 
 def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], *, tries: int = 600) -> Schedule:
     """Return a smaller schedule that still fails: fewer lines, fewer turns, fewer faults, fewer actors."""
-    left = tries
-    smaller = True
-    while smaller and left:
-        smaller = False
-        for candidate in _smaller(schedule):
-            left -= 1
-            if fails(candidate):
-                schedule, smaller = candidate, True
-                break
-            if not left:
-                break
-    return schedule
+    return shrinking.shrink(schedule, _smaller, fails, tries=tries)
 
 
 def _smaller(schedule: Schedule) -> Iterator[Schedule]:
     lines = schedule.lines
-    size = len(lines) // 2
-    while size:
-        for at in range(0, len(lines), size):
-            yield replace(schedule, lines=lines[:at] + lines[at + size :])
-        size //= 2
+    for fewer in with_less(lines):
+        yield replace(schedule, lines=fewer)
     least = {"ranks": 1, "generations": 1, "steps": 1, "attempts": 1, "twins": 0, "readers": 0, "collectors": 0}
     for name, value in least.items():
         if getattr(schedule.job, name) > value:

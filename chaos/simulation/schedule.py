@@ -18,6 +18,8 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from random import Random
 
+from chaos import shrinking
+from chaos.shrinking import with_less
 from elastic3d.errors import UsageError
 
 
@@ -201,27 +203,13 @@ def _seconds(do: Do, random: Random) -> float:
 
 def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], *, tries: int = 300) -> Schedule:
     """Return a smaller schedule that still fails: fewer commands, of fewer nodes, at rounder times."""
-    left = tries
-    smaller = True
-    while smaller and left:
-        smaller = False
-        for candidate in _smaller(schedule):
-            left -= 1
-            if fails(candidate):
-                schedule, smaller = candidate, True
-                break
-            if not left:
-                break
-    return schedule
+    return shrinking.shrink(schedule, _smaller, fails, tries=tries)
 
 
 def _smaller(schedule: Schedule) -> Iterator[Schedule]:
     commands = schedule.commands
-    size = len(commands) // 2
-    while size:
-        for at in range(0, len(commands), size):
-            yield replace(schedule, commands=commands[:at] + commands[at + size :])
-        size //= 2
+    for fewer in with_less(commands):
+        yield replace(schedule, commands=fewer)
     if schedule.job.members > 1:
         yield replace(schedule, job=replace(schedule.job, members=schedule.job.members - 1))
     for at, command in enumerate(commands):

@@ -12,11 +12,12 @@ import collections
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from checkpointing.stores.protocol import Data, Entry, Store, Versioned
+from checkpointing.stores.passing import PassingStore
+from checkpointing.stores.protocol import Data, Store
 
 _T = TypeVar("_T")
 
@@ -25,7 +26,7 @@ _NEEDED = 8  # before anything is called slow
 _BYTES = 1 << 20  # what a request costs beside its bytes, in bytes
 
 
-class HedgedStore:
+class HedgedStore(PassingStore):
     """A store in which a slow read or upload is raced by a second one."""
 
     def __init__(
@@ -38,7 +39,7 @@ class HedgedStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Wrap `store`: ask again after `factor` times the median, but not before `patience` seconds."""
-        self._store = store
+        super().__init__(store)
         self._factor, self._patience, self._clock = factor, patience, clock
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hedged")
         self._lock = threading.Lock()
@@ -46,11 +47,6 @@ class HedgedStore:
             kind: collections.deque(maxlen=_KEPT) for kind in ("get", "put")
         }
         self.hedges = 0
-
-    @property
-    def url(self) -> str:
-        """The place, for messages."""
-        return self._store.url
 
     def close(self) -> None:
         """Let go of the threads; a try that lost may still run until its answer comes."""
@@ -60,14 +56,6 @@ class HedgedStore:
         """Return bytes [start, stop) of an object."""
         size = 0 if stop is None else max(0, stop - start)
         return self._race("get", size, lambda: self._store.get(name, start, stop))
-
-    def read(self, name: str) -> Versioned | None:
-        """Return an object with its token, None if it is not there."""
-        return self._store.read(name)
-
-    def size(self, name: str) -> int:
-        """Return an object's bytes."""
-        return self._store.size(name)
 
     def put(self, name: str, data: Data, *, check: bool = False) -> None:
         """Write an object; a second upload of the same bytes may follow a slow one, and does no harm."""
@@ -79,26 +67,6 @@ class HedgedStore:
             self._store.put(name, data, check=check)
             return
         self._race("put", size, lambda: self._store.put(name, data, check=check))
-
-    def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Create an object; False if one was there."""
-        return self._store.put_if_absent(name, data)
-
-    def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
-        """Replace an object if its token is `expected`."""
-        return self._store.compare_and_swap(name, expected, data)
-
-    def list(self, prefix: str) -> Iterator[str]:
-        """Yield the names that begin with `prefix`, sorted."""
-        return self._store.list(prefix)
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the objects whose names begin with `prefix`, sorted by name."""
-        return self._store.entries(prefix)
-
-    def delete(self, name: str) -> None:
-        """Remove an object; nothing happens if it is not there."""
-        self._store.delete(name)
 
     def _race(self, kind: str, size: int, attempt: Callable[[], _T]) -> _T:
         began = self._clock()
