@@ -20,6 +20,8 @@ from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 
+ALWAYS = 1 << 30
+_CONDITIONS = ("if-match", "if-none-match")
 _HOP = ("connection", "transfer-encoding", "keep-alive", "expect", "content-length", "te", "trailer", "upgrade")
 
 
@@ -31,6 +33,8 @@ class Do(StrEnum):
     REPEAT = "repeat"  # the server gets it twice, the client the second answer
     ERROR = "error"  # 500, and the server never hears of it
     BUSY = "busy"  # 503 SlowDown, and the server never hears of it
+    DENY = "deny"  # 403 AccessDenied, and the server never hears of it
+    STRIP = "strip"  # it passes without the conditions of its headers
     ERROR_AFTER = "error-after"  # the server does it, the client gets a 500
     TRUNCATE = "truncate"  # the answer ends in the middle of its body
     FLIP_ANSWER = "flip-answer"  # one bit of the answer's body is another
@@ -38,15 +42,22 @@ class Do(StrEnum):
     DELAY = "delay"  # it passes late
 
 
+_REFUSALS = {Do.ERROR: (500, "InternalError"), Do.BUSY: (503, "SlowDown"), Do.DENY: (403, "AccessDenied")}
+
+
 @dataclass(slots=True, kw_only=True)
 class Harm:
-    """Do this to requests of a method whose path contains `path`: not to the first `skip` of them, then to `times`."""
+    """Do this to requests of a method whose path contains `path`: not to the first `skip` of them, then to `times`.
+
+    every: of those that are left, to one in so many, the last of them.
+    """
 
     do: Do
     method: str = ""
     path: str = ""
     skip: int = 0
     times: int = 1
+    every: int = 1
     seconds: float = 0.2
 
 
@@ -78,6 +89,7 @@ class S3Proxy:
                     if harm.skip:
                         harm.skip -= 1
                         continue
+                    harm.skip = harm.every - 1
                     harm.times -= 1
                     self.done.append(Done(do=harm.do, method=method, path=path))
                     return harm
@@ -138,12 +150,12 @@ class _Handler(BaseHTTPRequestHandler):
         if do is Do.REFUSE:
             self._hang_up()
             return
-        if do in (Do.ERROR, Do.BUSY):
+        if do in _REFUSALS:
             self._fail(do)
             return
         if do is Do.FLIP_REQUEST:
             body = self.of.flipped(body)
-        status, headers, answer = self._pass_on(body)
+        status, headers, answer = self._pass_on(body, strip=do is Do.STRIP)
         if do is Do.REPEAT:
             status, headers, answer = self._pass_on(body)
         match do:
@@ -171,10 +183,11 @@ class _Handler(BaseHTTPRequestHandler):
             pass  # trailers
         return bytes(whole)
 
-    def _pass_on(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _pass_on(self, body: bytes, *, strip: bool = False) -> tuple[int, list[tuple[str, str]], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
         try:
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+            out = (*_HOP, *_CONDITIONS) if strip else _HOP
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in out}
             connection.request(self.command, self.path, body=body, headers=headers | {"Content-Length": str(len(body))})
             response = connection.getresponse()
             return response.status, response.getheaders(), response.read()
@@ -198,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _fail(self, do: Do) -> None:
-        status, code = (503, "SlowDown") if do is Do.BUSY else (500, "InternalError")
+        status, code = _REFUSALS[do]
         body = f"<Error><Code>{code}</Code><Message>of the proxy</Message></Error>".encode()
         self._answer(status, [("Content-Type", "application/xml")], b"" if self.command == "HEAD" else body)
 

@@ -19,10 +19,11 @@ from pathlib import Path
 
 from rich.table import Table
 
+from chaos import s3
 from chaos.bench.forming import install
 from chaos.bench.savers import COLUMNS, STATES, Figures, Job
 from chaos.bench.spread import spread
-from chaos.processes import MARK, end_all, free_port, leashed
+from chaos.processes import MARK, end_all, leashed
 
 RANKS = 4
 FEWER = 2
@@ -104,7 +105,7 @@ def measure(
             if name in MOVABLE:
                 with _place(base) as place:
                     results.frozen[name] = run(name, replace(job, task="frozen", place=place))
-        with _s3(base) as place:
+        with _s3() as place:
             small = replace(job, task="save", rows=max(RANKS, round(rows * REMOTE_SHARE)))
             for name in (*MOVABLE, "raw"):
                 results.remote[name] = run(name, replace(small, place=f"{place}/{name}"))
@@ -118,53 +119,25 @@ def _place(base: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _s3(base: Path) -> Iterator[str]:
-    """A server of moto's on a port of the system's, and a bucket on it; its credentials are in the environment."""
-    import fsspec
-
-    port = free_port()
-    mark = uuid.uuid4().hex
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "bench",
-        "AWS_SECRET_ACCESS_KEY": "bench",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ALLOW_HTTP": "true",
-    }
-    server = subprocess.Popen(
-        leashed([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]),
-        env={**os.environ, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        _wait_for(port)
-        fsspec.filesystem("s3").mkdir("bench")
-        yield "s3://bench"
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
-        end_all(mark)
-        server.wait()
-
-
-def _wait_for(port: int) -> None:
-    import socket
-    import time
-
-    deadline = time.monotonic() + 30
-    while True:
+def _s3() -> Iterator[str]:
+    """A server of moto's, and where in it all save; what their clients need to know is in the environment."""
+    with s3.s3_server() as server:
+        settings = {
+            "AWS_ENDPOINT_URL": server.options["endpoint_url"],
+            "AWS_ACCESS_KEY_ID": server.options["key"],
+            "AWS_SECRET_ACCESS_KEY": server.options["secret"],
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
+            yield server.url("bench")
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def _run(name: str, job: Job, packages: Path | None, base: Path) -> Outcome:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import subprocess
 import time
 import uuid
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from s3_server import free_port, wait_for
+from chaos.processes import free_port, wait_until
 
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 
@@ -52,7 +53,8 @@ def radosgw(at: Path) -> Iterator[dict[str, Any]]:
         call("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", disk, "-c", "conf")
         start("ceph-osd", "-i", "0")
         start("radosgw", "-n", "client.gateway", f"--rgw_frontends=beast endpoint=127.0.0.1:{gateway}")
-        wait_for(gateway, 120)
+        if not wait_until(lambda: _listens(gateway), 120):
+            raise TimeoutError("radosgw took no connections within 120 s")
         user = ("--uid", "u", "--display-name", "u", "--access-key", "k", "--secret-key", "s")
         call("radosgw-admin", "-c", "conf", "-n", "client.admin", "user", "create", *user)
         given = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{gateway}"}
@@ -62,6 +64,11 @@ def radosgw(at: Path) -> Iterator[dict[str, Any]]:
         for process in reversed(running):
             process.kill()
             process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _make_bucket(options: dict[str, Any]) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from s3_proxy import Wire, proxy
-from s3_server import moto
 from states import SMALL, load, make_state, save, save_and_commit
 from store_contract import StoreContract
 
+import chaos.s3
 import checkpointing.stores.fsspec
 import checkpointing.stores.obstore
+from chaos.s3_proxy import ALWAYS, Do, Harm, S3Proxy, s3_proxy
 from checkpointing import Store, commit, fence, open_checkpoint, open_store, verify
 from checkpointing.errors import Fenced, Miswritten, StoreDenied, StoreUnfit
 from checkpointing.stores.fsspec import FsspecStore
@@ -28,9 +28,14 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def options() -> Iterator[dict[str, Any]]:
-    with moto() as given:
-        yield given
+def server() -> Iterator[chaos.s3.S3Server]:
+    with chaos.s3.s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def options(server: chaos.s3.S3Server) -> dict[str, Any]:
+    return server.options
 
 
 @pytest.fixture
@@ -118,28 +123,28 @@ Client = type[ObstoreStore | FsspecStore]
 
 
 @pytest.fixture
-def wire(options: dict[str, Any]) -> Iterator[Wire]:
-    with proxy(options["endpoint_url"]) as wire:
+def wire(server: chaos.s3.S3Server) -> Iterator[S3Proxy]:
+    with s3_proxy(server.port) as wire:
         yield wire
 
 
-def through(wire: Wire, options: dict[str, Any], client: Client = ObstoreStore) -> ObstoreStore | FsspecStore:
-    return client(f"s3://bucket/wire-{next(_numbers)}", options={**options, "endpoint_url": wire.url})
+def through(wire: S3Proxy, client: Client = ObstoreStore) -> ObstoreStore | FsspecStore:
+    return client(f"s3://bucket/wire-{next(_numbers)}", options=chaos.s3.options(wire.port))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_server_that_ignores_conditions_is_found_out(wire: Wire, options: dict[str, Any], client: Client) -> None:
+def test_a_server_that_ignores_conditions_is_found_out(wire: S3Proxy, client: Client) -> None:
     """At once, by a probe, before anything of value is there."""
-    wire.break_("strip", lambda method, path: method == "PUT")
+    wire.harms.append(Harm(do=Do.STRIP, method="PUT", times=ALWAYS))
     with pytest.raises(StoreUnfit, match="create-only writes"):
-        probe(through(wire, options, client))
+        probe(through(wire, client))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_no_permission_is_told(wire: Wire, options: dict[str, Any], client: Client) -> None:
+def test_no_permission_is_told(wire: S3Proxy, client: Client) -> None:
     """It is not tried again, and says where to look."""
-    store = through(wire, options, client)
-    wire.break_("deny", lambda method, path: True)
+    store = through(wire, client)
+    wire.harms.append(Harm(do=Do.DENY, times=ALWAYS))
     with pytest.raises(StoreDenied, match="credentials"):
         RetryingStore(store, policy(sleep=lambda _: None)).put("x", b"1")
     with pytest.raises(StoreUnfit, match="credentials"):
@@ -147,24 +152,22 @@ def test_no_permission_is_told(wire: Wire, options: dict[str, Any], client: Clie
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_bytes_that_change_on_the_way_are_found_and_sent_again(
-    wire: Wire, options: dict[str, Any], client: Client
-) -> None:
+def test_bytes_that_change_on_the_way_are_found_and_sent_again(wire: S3Proxy, client: Client) -> None:
     """A checked write compares what the server has."""
-    store = through(wire, options, client)
+    store = through(wire, client)
     body = os.urandom(1000)
-    wire.break_("flip", lambda method, path: method == "PUT", 1)
+    wire.harms.append(Harm(do=Do.FLIP_REQUEST, method="PUT"))
     with pytest.raises(Miswritten, match="not what was sent"):
         store.put("x", [body], check=True)
-    wire.break_("flip", lambda method, path: method == "PUT", 2)
+    wire.harms.append(Harm(do=Do.FLIP_REQUEST, method="PUT", times=2))
     RetryingStore(store, policy(sleep=lambda _: None)).put("x", [body], check=True)
     assert store.get("x") == body
 
 
-@pytest.mark.parametrize("fault", ["lose", "answer", "busy"])
-def test_a_lost_or_refused_request_is_made_good(wire: Wire, options: dict[str, Any], fault: str) -> None:
+@pytest.mark.parametrize("do", [Do.REFUSE, Do.UNANSWERED, Do.BUSY])
+def test_a_lost_or_refused_request_is_made_good(wire: S3Proxy, do: Do) -> None:
     """Created once, swapped once, written, read and listed, though each first request fails on the wire."""
-    store = RetryingStore(through(wire, options), policy(sleep=lambda _: None))
+    store = RetryingStore(through(wire), policy(sleep=lambda _: None))
     calls: list[Callable[[], Any]] = [
         lambda: store.put("packs/x", b"1"),
         lambda: store.put_if_absent("a", b"1"),
@@ -175,20 +178,19 @@ def test_a_lost_or_refused_request_is_made_good(wire: Wire, options: dict[str, A
     ]
     results = []
     for call in calls:
-        wire.break_(fault, lambda method, path: True, 1)
+        wire.harms.append(Harm(do=do))
         results.append(call())
     assert results == [None, True, True, b"2", ["a", "packs/x"], None]
-    assert len(wire.seen) == len(calls)
+    assert len(wire.done) == len(calls)
     assert list(store.list("")) == ["a"]
 
 
-def test_commits_survive_a_bad_network(wire: Wire, options: dict[str, Any]) -> None:
+def test_commits_survive_a_bad_network(wire: S3Proxy) -> None:
     """A save and its commit, with every fifth request or answer lost."""
-    numbers = itertools.count()
-    store = RetryingStore(through(wire, options), policy(sleep=lambda _: None))
+    store = RetryingStore(through(wire), policy(sleep=lambda _: None))
     state = make_state(SMALL)
-    wire.break_("answer", lambda method, path: next(numbers) % 5 == 3)
+    wire.harms.append(Harm(do=Do.UNANSWERED, skip=3, every=5, times=ALWAYS))
     fence(store, 1)
     save_and_commit(store, state)
     assert load(open_checkpoint(store))[0] == state
-    assert wire.seen
+    assert wire.done
