@@ -21,7 +21,8 @@ from rich.table import Table
 
 from chaos import s3
 from chaos.bench.forming import install
-from chaos.bench.savers import COLUMNS, STATES, Figures, Job
+from chaos.bench.savers import Figures
+from chaos.bench.shards import COLUMNS, STATES, Job
 from chaos.bench.spread import spread
 from chaos.processes import MARK, end_all, leashed
 
