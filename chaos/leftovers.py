@@ -12,6 +12,8 @@ from elastic3d.etcd import EtcdClient
 
 # A killed node's lease runs out by itself: its TTL, and etcd's own look once in a while.
 _LEASE_PATIENCE = 10.0
+_LONGEST = 60.0
+"""Seconds that a lease of a living thing has left at most; what is to be remembered has more."""
 _SHARED_MEMORY = Path("/dev/shm")
 # What is remembered of a machine outlives the job, on leases of its own.
 _REMEMBERED = ("roll/flaps/", "roll/quarantine/")
@@ -37,7 +39,8 @@ def leases_left(
 ) -> list[str]:
     """Return the keys under `prefix` that hang on a lease after `patience`; with `alone`, any lease of the server.
 
-    What etcd is to remember of machines for a while is not counted, whichever job it was that had them.
+    What etcd is to remember of machines for a while is not counted, whichever job it was that had them; nor is a lease
+    without a key that was granted for so long: whoever was to write under it was killed in between.
     """
 
     def left() -> list[str]:
@@ -46,7 +49,8 @@ def leases_left(
         kept = {item.lease for item in leased if any(f"/{kind}" in item.key for kind in _REMEMBERED)}
         mine = [item for item in leased if item.key.startswith(prefix) and item.lease not in kept]
         keys = [f"etcd key {item.key} under lease {item.lease:x}" for item in mine]
-        return keys or [f"etcd lease {lease:x}" for lease in (client.leases() if alone else ()) if lease not in kept]
+        leases = [lease for lease in (client.leases() if alone else ()) if lease not in kept]
+        return keys or [f"etcd lease {lease:x}" for lease in leases if (client.time_to_live(lease) or 0.0) <= _LONGEST]
 
     try:
         with connect() as client:
