@@ -106,8 +106,8 @@ class Dcp:
 
     def begin(self, step: int) -> Callable[[], None]:
         """Save beside the training; return what waits for it. All of the copy is in the call."""
-        future = async_save(dict(self.tensors), storage_writer=self._writer(step))
-        return lambda: (future.result(), None)[1]  # type: ignore[union-attr]
+        future: Any = async_save(dict(self.tensors), storage_writer=self._writer(step))
+        return lambda: _finish(future)
 
 
 class TorchCheckpointing:
@@ -146,7 +146,7 @@ class TorchCheckpointing:
         """Save beside the training; return what waits for it."""
         future = self.manager.save(str(self._folder(step)), {"state": dict(self.tensors)})
         assert future is not None
-        return lambda: (future.result(), None)[1]
+        return lambda: _finish(future)
 
     def hold(self) -> None:
         """What the next optimizer step waits for."""
@@ -239,6 +239,11 @@ class Snapshots:
     def hold(self) -> None:
         """What the next optimizer step waits for."""
         self.copier.finish()
+
+
+def _finish(future: Any) -> None:
+    """Wait for a save; what it returns is of no concern."""
+    future.result()
 
 
 def contender(name: str, state: State) -> Contender:

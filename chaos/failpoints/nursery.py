@@ -41,7 +41,7 @@ class Nursery:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the nursery ended; what it said is on standard error")
+            raise ChildProcessError("the nursery ended; what it said is on standard error")
         return [Ended(status=status, said=said) for status, said in json.loads(line)]
 
 

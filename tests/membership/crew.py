@@ -6,7 +6,8 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from elastic3d.etcd import EtcdClient
@@ -236,6 +237,18 @@ class Crew:
                 elif any(rank is None or (rank.running is None and running in rank.went) for rank in ranks):
                     one.running = None
                     one.member.tell(e.Interrupted(key=running.key))
+
+
+@contextmanager
+def in_training(connect: Connect, policy: Policy = POLICY, how: Connect | None = None) -> Iterator[Crew]:
+    """Three members, a, b and c, that train; `how` they connect, where that is not how their observer does."""
+    crew = Crew(connect, policy)
+    try:
+        crew.start("a", "b", "c", connect=how)
+        crew.trains("abc", 1, 10)
+        yield crew
+    finally:
+        crew.close()
 
 
 def wait(condition: Callable[[], object], seconds: float, said: Callable[[], str] = lambda: "") -> None:

@@ -15,7 +15,7 @@ from chaos.etcd import EtcdCluster
 from elastic3d.membership import events as e
 from elastic3d.membership.records import SCHEMA, decode, encode
 from elastic3d.values import Generation
-from tests.membership.crew import POLICY, PROFILE, Crew, wait
+from tests.membership.crew import POLICY, PROFILE, Crew, in_training, wait
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
 
@@ -37,25 +37,15 @@ def cluster() -> Iterator[EtcdCluster]:
 @pytest.fixture
 def crew(cluster: EtcdCluster) -> Iterator[Crew]:
     """Three members that train."""
-    crew = Crew(cluster.client)
-    try:
-        crew.start("a", "b", "c")
-        crew.trains("abc", 1, 10)
+    with in_training(cluster.client) as crew:
         yield crew
-    finally:
-        crew.close()
 
 
 @pytest.fixture
 def patient(cluster: EtcdCluster) -> Iterator[Crew]:
     """Three members that train, and give each other time to find out that their keys were written over."""
-    crew = Crew(cluster.client, replace(POLICY, orphan=2 * PULSE))
-    try:
-        crew.start("a", "b", "c")
-        crew.trains("abc", 1, 10)
+    with in_training(cluster.client, replace(POLICY, orphan=2 * PULSE)) as crew:
         yield crew
-    finally:
-        crew.close()
 
 
 def test_leases_revoked_by_hand(crew: Crew) -> None:

@@ -11,7 +11,7 @@ import pytest
 from chaos import etcd_attacks
 from chaos.etcd import EtcdCluster, EtcdMember
 from elastic3d.membership import events as e
-from tests.membership.crew import POLICY, Crew, Hand, wait
+from tests.membership.crew import POLICY, Crew, Hand, in_training, wait
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
 
@@ -29,13 +29,8 @@ def cluster() -> Iterator[EtcdCluster]:
 @pytest.fixture
 def crew(cluster: EtcdCluster) -> Iterator[Crew]:
     """Three members that train."""
-    crew = Crew(cluster.client)
-    try:
-        crew.start("a", "b", "c")
-        crew.trains("abc", 1, 10)
+    with in_training(cluster.client) as crew:
         yield crew
-    finally:
-        crew.close()
 
 
 def still_whole(crew: Crew) -> None:
@@ -133,13 +128,8 @@ def secret(tmp_path: Path) -> Path:
 @pytest.fixture
 def reading(cluster: EtcdCluster, secret: Path) -> Iterator[Crew]:
     """Three members that train, and read their password from a file."""
-    crew = Crew(cluster.client)
-    try:
-        crew.start("a", "b", "c", connect=lambda: cluster.client(password=secret.read_text))
-        crew.trains("abc", 1, 10)
+    with in_training(cluster.client, how=lambda: cluster.client(password=secret.read_text)) as crew:
         yield crew
-    finally:
-        crew.close()
 
 
 def restart(cluster: EtcdCluster) -> None:
