@@ -20,10 +20,11 @@ from chaos.follow import Picture
 from chaos.oracle import document, judge
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.plot import loss_plot
-from chaos.scenario import Fault, check, parse_drain, parse_join, parse_kill, parse_layout, parse_stop
+from chaos.scenario import Fault, check, parse_drain, parse_join, parse_kill, parse_stop
 from chaos.view import progress, summary
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.etcd import EtcdClient
+from elastic3d.values import Layout
 
 
 class RunningEtcd:
@@ -92,7 +93,7 @@ def demo(
             slots=slots,
             steps=steps,
             seed=seed,
-            layout=parse_layout(layout) if layout else None,
+            layout=Layout.parse(layout) if layout else None,
             store=store,
         )
         faults: list[Fault] = [

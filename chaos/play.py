@@ -106,7 +106,7 @@ class Setting:
 
     def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
         """Return the training script's arguments."""
-        layout = () if self.layout is None else (f"--layout={_axes(self.layout)}",)
+        layout = () if self.layout is None else (f"--layout={self.layout.request()}",)
         return (
             f"--steps={self.steps}",
             f"--seed={self.seed}",
@@ -372,8 +372,3 @@ class _Player:
     def _own_etcd(self) -> OwnEtcd:
         assert isinstance(self.etcd, OwnEtcd), "only an etcd of our own may be broken"
         return self.etcd
-
-
-def _axes(layout: Layout) -> str:
-    sizes = {"pp": layout.pp, "dp": layout.dp, "zero": layout.zero}
-    return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size)

@@ -22,8 +22,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from chaos.follow import Picture
-from elastic3d.errors import LayoutError, UsageError
-from elastic3d.values import Layout
+from elastic3d.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,19 +191,6 @@ def parse_join(text: str) -> Join:
     if match is None:
         raise UsageError(f"--join {text!r}: expected @STEP, such as @40")
     return Join(when=_when(f"--join {text!r}", match[1], match[2]))
-
-
-def parse_layout(text: str) -> Layout:
-    """Return the layout that pp=2,zero=3 asks for; LayoutError where it is none."""
-    sizes = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(pp|dp|tp|zero)\s*=\s*(\d+)\s*", part)
-        if match is None:
-            raise LayoutError(f"--layout {text!r}: expected axes such as pp=2 or pp=2,zero=3, got {part!r}")
-        if match[1] in sizes:
-            raise LayoutError(f"--layout {text!r}: {match[1]} is given twice")
-        sizes[match[1]] = int(match[2])
-    return Layout(**sizes)
 
 
 def check(faults: Sequence[Fault], *, nodes: int, steps: int) -> None:

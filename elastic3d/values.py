@@ -20,17 +20,45 @@ from elastic3d.errors import LayoutError
 T = TypeVar("T")
 
 
+class Schedule(StrEnum):
+    """In which order a pipeline's stages run their micro-batches; names as in torch.distributed.pipelining."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero-bubble"
+    ZBV = "zbv"
+    DUALPIPE_V = "dualpipev"
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of inputs and of weights are computed apart, which ZeRO-3 cannot follow."""
+        return self in (Schedule.ZERO_BUBBLE, Schedule.ZBV, Schedule.DUALPIPE_V)
+
+    @property
+    def folds(self) -> bool:
+        """Whether rank r has stages r and 2 pp - 1 - r, so that the first rank has the last stage too."""
+        return self in (Schedule.ZBV, Schedule.DUALPIPE_V)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Sizes of the mesh axes. As a request, an axis of 0 is free for the planner to choose.
+    """Sizes of the mesh axes and what runs on them. As a request, what is 0, None or empty is the planner's to choose.
 
-    pp: pipeline stages. dp: data-parallel replicas. tp: tensor-parallel ranks. zero: ZeRO stage, 2 or 3.
+    pp: pipeline ranks. dp: data-parallel ranks. tp: tensor-parallel ranks. zero: ZeRO stage, 1 to 3.
+    replicas: groups of dp / replicas ranks each hold one copy of the sharded state (HSDP); 1 shards over all of dp.
+    schedule: of the pipeline, None where pp is 1. virtual: stages on each rank; 1 but for the schedules that have more.
+    cuts: number of the first block of each stage but the first, in order of stages; () for runs of equal length.
     """
 
     pp: int = 0
     dp: int = 0
     tp: int = 1
     zero: int = 3
+    replicas: int = 1
+    schedule: Schedule | None = None
+    virtual: int = 1
+    cuts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for axis in ("pp", "dp", "tp"):
@@ -47,8 +75,49 @@ class Layout:
         """Number of ranks; 0 while an axis is free."""
         return self.pp * self.dp * self.tp
 
+    @property
+    def stages(self) -> int:
+        """Number of pipeline stages over all ranks."""
+        return self.pp * self.virtual
+
+    @property
+    def shards(self) -> int:
+        """Number of data-parallel ranks that share one copy of the sharded state."""
+        return self.dp // self.replicas
+
     def __str__(self) -> str:
         return f"pp {self.pp} x dp {self.dp} x tp {self.tp}, ZeRO-{self.zero}"
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Return the layout that `pp=2,zero=3,schedule=zbv` asks for; what is left out is as in `Layout()`.
+
+        cuts are joined by `/`, as in cuts=3/5. LayoutError for anything else.
+        """
+        fields: dict[str, Any] = {}
+        for part in text.split(","):
+            name, equals, value = (word.strip() for word in part.partition("="))
+            if not equals or name not in cls.__slots__ or name in fields:
+                names = ", ".join(cls.__slots__)
+                raise LayoutError(f"layout {text!r}: {part!r} is none of {names}, each once, as in pp=2,zero=3")
+            try:
+                if name == "schedule":
+                    fields[name] = Schedule(value)
+                elif name == "cuts":
+                    fields[name] = tuple(int(cut) for cut in value.split("/"))
+                else:
+                    fields[name] = int(value)
+            except ValueError as error:
+                kinds = f"one of {', '.join(Schedule)}" if name == "schedule" else "a whole number"
+                raise LayoutError(f"layout {text!r}: {name} must be {kinds}, not {value!r}") from error
+        return cls(**fields)
+
+    def request(self) -> str:
+        """Return the text that `parse` reads as this layout."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["cuts"] = "/".join(map(str, self.cuts))
+        default = Layout()
+        return ",".join(f"{n}={v}" for n, v in fields.items() if v and v != getattr(default, n)) or f"zero={self.zero}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

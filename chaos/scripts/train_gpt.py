@@ -128,7 +128,7 @@ def arguments() -> argparse.Namespace:
         "--checkpoint-every", type=every, default=10, help="steps between checkpoints, 0 for none; 30s; continuous"
     )
     parser.add_argument("--keep", type=int, default=None, help="how many checkpoints to keep; default: all")
-    parser.add_argument("--layout", type=axes, default=None, help="such as pp=2; free axes are planned")
+    parser.add_argument("--layout", type=elastic3d.Layout.parse, default=None, help="such as pp=2; the rest is planned")
     parser.add_argument("--store", default=None, help="where checkpoints go: any fsspec URL")
     parser.add_argument("--events", default=None, help="folder for event files")
     parser.add_argument("--out", type=Path, default=None, help="folder for the result")
@@ -138,11 +138,6 @@ def arguments() -> argparse.Namespace:
 def every(text: str) -> int | str:
     """Return a number of steps, or what else `elastic3d.run(every=...)` takes."""
     return int(text) if text.isdecimal() else text
-
-
-def axes(text: str) -> elastic3d.Layout:
-    """Return the layout that `text`, such as pp=2,zero=3, asks for."""
-    return elastic3d.Layout(**{axis: int(size) for axis, size in (part.split("=") for part in text.split(","))})
 
 
 if __name__ == "__main__":

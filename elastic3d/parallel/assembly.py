@@ -17,12 +17,19 @@ from torch import nn
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
 from elastic3d.errors import UsageError
-from elastic3d.parallel import initial, reduction, stages
-from elastic3d.parallel.chain import Chain, prove
+from elastic3d.parallel import initial
 from elastic3d.parallel.mesh import Mesh, check_layout
+from elastic3d.parallel.pipeline import stages
+from elastic3d.parallel.pipeline.chain import Chain, prove
+from elastic3d.parallel.pipeline.passes import Loop, Passes
+from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.randomness import Randomness
+from elastic3d.parallel.reduction.alone import Alone
+from elastic3d.parallel.reduction.fast import Fast
+from elastic3d.parallel.reduction.ordered import Ordered
+from elastic3d.parallel.reduction.protocol import Reduction
+from elastic3d.parallel.reduction.units import shard_units
 from elastic3d.parallel.refusals import look_at_model
-from elastic3d.parallel.schedule import Loop, Passes, Pipeline
 from elastic3d.parallel.state import held_by_model
 from elastic3d.parallel.vote import Paper
 from elastic3d.values import ModelProfile
@@ -63,7 +70,7 @@ class Assembly:
                 initial.fill(block, name, plan.seed, mesh.device)
             initial.fill(model, "", plan.seed, mesh.device)
         model.to(mesh.device)
-        self.units = reduction.shard_units(model, [b for _, b in present], mesh.dp, zero=layout.zero) if mesh.dp else []
+        self.units = shard_units(model, [b for _, b in present], mesh.dp, zero=layout.zero) if mesh.dp else []
         self.randomness = Randomness(plan.seed)
         self.randomness.install(model, blocks)
         self.model = model
@@ -102,12 +109,12 @@ class Assembly:
         """Return the digest that `measure` finds for the same model and batches."""
         return profile_digest(self.plan, self.specs, batches)
 
-    def _reduction(self, micro_batches: int) -> reduction.Reduction:
+    def _reduction(self, micro_batches: int) -> Reduction:
         if not self.units:
-            return reduction.Alone(self.model)
+            return Alone(self.model)
         if self.plan.reduction == "fast":
-            return reduction.Fast(self.model, self.units, zero=self.mesh.layout.zero)
-        return reduction.Ordered(self.model, self.units, micro_batches=micro_batches, zero=self.mesh.layout.zero)
+            return Fast(self.model, self.units, zero=self.mesh.layout.zero)
+        return Ordered(self.model, self.units, micro_batches=micro_batches, zero=self.mesh.layout.zero)
 
 
 def prove_plan(plan: Plan, example: Any) -> Chain:

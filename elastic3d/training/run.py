@@ -33,8 +33,8 @@ from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, outline
 from elastic3d.parallel.lost import is_lost_peer
 from elastic3d.parallel.mesh import Mesh, join_world
+from elastic3d.parallel.pipeline.passes import LossFunction
 from elastic3d.parallel.refusals import look_at_optimizer
-from elastic3d.parallel.schedule import LossFunction
 from elastic3d.parallel.state import box_of, local, tiles_of
 from elastic3d.port import Flags, Go, Port, StepRecord
 from elastic3d.training import loading, restoring

@@ -21,12 +21,10 @@ from chaos.scenario import (
     parse_drain,
     parse_join,
     parse_kill,
-    parse_layout,
     parse_stop,
     resolve,
 )
 from elastic3d.errors import UsageError
-from elastic3d.values import Layout
 from tests.chaos.told import a_death_and_a_join
 
 
@@ -83,15 +81,6 @@ def test_a_join_names_a_moment() -> None:
     for wrong in ("40", "1@40", "@", "@0"):
         with pytest.raises(UsageError, match="--join"):
             parse_join(wrong)
-
-
-def test_a_layout_fixes_some_axes() -> None:
-    """Axes that are not given are free."""
-    assert parse_layout("pp=2") == Layout(pp=2)
-    assert parse_layout("pp=2,zero=2") == Layout(pp=2, zero=2)
-    for wrong in ("pp", "pp=two", "xx=2", "pp=2,pp=4", "zero=1", "tp=2", ""):
-        with pytest.raises(UsageError, match="layout"):
-            parse_layout(wrong)
 
 
 @pytest.mark.parametrize(

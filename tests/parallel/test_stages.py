@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from elastic3d.errors import LayoutError, ModelError, UsageError
-from elastic3d.parallel import chain, initial, stages
+from elastic3d.parallel import initial
 from elastic3d.parallel.mesh import check_layout
+from elastic3d.parallel.pipeline import chain, stages
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.refusals import OutsidePromise, look_at_model, look_at_optimizer
 from elastic3d.planner import Place, place_of

@@ -15,81 +15,15 @@ end. The entry point is FSDP2's public `set_custom_reduce_scatter`. Three detail
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-
-class Reduction(Protocol):
-    """How the gradients of a step's micro-batches become the gradient of the step."""
-
-    scales_fillers: bool
-
-    def begin(self, round_: int, *, last: bool) -> None:
-        """Prepare for the backward pass of one round; last: no other follows in this step."""
-        ...
-
-    def finish(self) -> None:
-        """Put the step's sums into the gradients."""
-        ...
-
-    def present(self) -> set[str]:
-        """Return the names of the parameters that got a gradient on this rank in this step, and forget them."""
-        ...
-
-
-class Alone:
-    """One replica: autograd itself adds in micro-batch order."""
-
-    scales_fillers = False
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def begin(self, round_: int, *, last: bool) -> None:
-        """Do nothing."""
-
-    def finish(self) -> None:
-        """Do nothing."""
-
-    def present(self) -> set[str]:
-        """Return the names of the parameters that have a gradient."""
-        return {name for name, parameter in self._model.named_parameters() if parameter.grad is not None}
-
-
-class Fast:
-    """The backend's own reduce-scatter, once a step, after adding up locally; its order depends on the layout."""
-
-    scales_fillers = True
-
-    def __init__(self, model: nn.Module, units: list[FSDPModule], *, zero: int) -> None:
-        self._model, self._root, self._zero = model, units[-1], zero
-        for unit in units:
-            # A sum, as the ordered reduction's; each loss is already divided by the number of micro-batches.
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)
-        if hasattr(self._root, "set_reduce_scatter_unused_params"):
-            # Without it (before torch 2.13) ranks that use different parameters reduce unlike pieces.
-            self._root.set_reduce_scatter_unused_params(True)
-
-    def begin(self, round_: int, *, last: bool) -> None:
-        """Turn the reduction on for the last round only."""
-        self._root.set_requires_gradient_sync(last)
-        self._root.set_is_last_backward(last)
-        self._root.set_reshard_after_backward(last or self._zero == 3)
-
-    def finish(self) -> None:
-        """Do nothing: FSDP has put the sums into the gradients."""
-
-    def present(self) -> set[str]:
-        """Return the names of the parameters that have a gradient."""
-        return {name for name, parameter in self._model.named_parameters() if parameter.grad is not None}
+from elastic3d.parallel.reduction.units import parameter_groups
 
 
 class Ordered:
@@ -135,7 +69,7 @@ class _Fold(ReduceScatter):
         unit.set_custom_reduce_scatter(self)
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-        for group in _parameter_groups(unit):
+        for group in parameter_groups(unit):
             self._parameters += [p for p in group.fsdp_params if p.sharded_param.requires_grad]
             self._names = {id(p): names[id(p.sharded_param)] for p in self._parameters}
             _before(group, "post_backward", self._fill)
@@ -188,13 +122,6 @@ class _Fold(ReduceScatter):
                 self.present.add(self._names[id(parameter)])
 
 
-def _parameter_groups(unit: FSDPModule) -> list[Any]:
-    state: Any = unit._get_fsdp_state()
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group else []
-
-
 def _before(target: Any, method: str, first: Any) -> None:
     original = getattr(target, method)
 
@@ -203,13 +130,3 @@ def _before(target: Any, method: str, first: Any) -> None:
         return original(*args)
 
     setattr(target, method, wrapped)
-
-
-def shard_units(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, zero: int) -> list[FSDPModule]:
-    """Wrap each block and then the model in FSDP2 over a one-dimensional mesh; return the units, the model last."""
-    units: list[FSDPModule] = []
-    for module in [*blocks, model]:
-        fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3)
-        assert isinstance(module, FSDPModule)
-        units.append(module)
-    return units

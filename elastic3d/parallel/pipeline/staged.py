@@ -1,13 +1,9 @@
-"""Forward and backward passes of one step: a plain loop on one stage, torch's 1F1B over several.
-
-Each micro-batch's loss is divided by their number M, so that the step's gradient is that of the mean over the global
-batch. Losses are kept by number of micro-batch; only the last stage has any.
-"""
+"""The passes of a step over several pipeline stages, under torch's schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,38 +12,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining._backward import stage_backward
 
 from elastic3d.data.batches import Batch, MicroBatch
+from elastic3d.parallel.pipeline.passes import LossFunction, scaled
 from elastic3d.parallel.randomness import Randomness
-from elastic3d.parallel.reduction import Reduction
-
-LossFunction = Callable[[Any, Any], torch.Tensor]
-
-
-class Passes(Protocol):
-    """Run the forward and backward passes of a step on this rank."""
-
-    def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
-        """Leave the step's gradients to the reduction; return this rank's losses by number of micro-batch."""
-        ...
-
-
-class Loop:
-    """One stage: micro-batch after micro-batch."""
-
-    def __init__(self, model: nn.Module, reduction: Reduction, randomness: Randomness, micro_batches: int) -> None:
-        self._model, self._reduction, self._randomness = model, reduction, randomness
-        self._micro_batches = micro_batches
-
-    def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
-        """Run every micro-batch forward and back."""
-        losses = {}
-        for round_, part in enumerate(batch.micro_batches):
-            self._randomness.at(batch.step, part.index)
-            self._reduction.begin(round_, last=round_ == len(batch.micro_batches) - 1)
-            loss = loss_fn(self._model(part.input), part.target)
-            if part.counts:
-                losses[part.index] = loss.detach()
-            scaled(loss, part, self._reduction, self._micro_batches).backward()  # type: ignore[no-untyped-call]
-        return losses
+from elastic3d.parallel.reduction.protocol import Reduction
 
 
 class Pipeline:
@@ -118,12 +85,6 @@ class Pipeline:
         if part.counts:
             self._losses[part.index] = loss.detach()
         return scaled(loss, part, self._reduction, self._micro_batches)
-
-
-def scaled(loss: torch.Tensor, part: MicroBatch, reduction: Reduction, micro_batches: int) -> torch.Tensor:
-    """Return the loss whose gradients are to be summed."""
-    loss = loss / micro_batches
-    return loss if part.counts or not reduction.scales_fillers else loss * 0.0
 
 
 class _Stage(PipelineStage):

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from elastic3d.errors import ModelError
-from elastic3d.parallel.stages import check_ends, ends, find_blocks
+from elastic3d.parallel.pipeline.stages import check_ends, ends, find_blocks
 
 WITHOUT = "or leave blocks= out to train without pipeline stages"
 

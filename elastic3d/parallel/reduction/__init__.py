@@ -1,0 +1,1 @@
+"""How the gradients of a step's micro-batches become the gradient of the step."""

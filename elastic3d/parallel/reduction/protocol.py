@@ -1,0 +1,23 @@
+"""What every way of reducing gradients does for the passes of a step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Reduction(Protocol):
+    """How the gradients of a step's micro-batches become the gradient of the step."""
+
+    scales_fillers: bool
+
+    def begin(self, round_: int, *, last: bool) -> None:
+        """Prepare for the backward pass of one round; last: no other follows in this step."""
+        ...
+
+    def finish(self) -> None:
+        """Put the step's sums into the gradients."""
+        ...
+
+    def present(self) -> set[str]:
+        """Return the names of the parameters that got a gradient on this rank in this step, and forget them."""
+        ...
