@@ -65,10 +65,8 @@ class Layout:
             size = getattr(self, axis)
             if not isinstance(size, int) or size < 0:
                 raise LayoutError(f"layout: {axis} must be a whole number, 0 for free or 1 and more; it is {size!r}")
-        if self.tp != 1:
-            raise LayoutError(f"layout: tp={self.tp} is not supported yet; use tp=1")
-        if self.zero not in (2, 3):
-            raise LayoutError(f"layout: zero must be 2 or 3; it is {self.zero!r}")
+        if self.zero not in (0, 1, 2, 3):
+            raise LayoutError(f"layout: zero must be 1, 2 or 3, or 0 for free; it is {self.zero!r}")
 
     @property
     def world(self) -> int:
@@ -117,7 +115,34 @@ class Layout:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["cuts"] = "/".join(map(str, self.cuts))
         default = Layout()
-        return ",".join(f"{n}={v}" for n, v in fields.items() if v and v != getattr(default, n)) or f"zero={self.zero}"
+        return ",".join(f"{n}={v}" for n, v in fields.items() if v not in ("", getattr(default, n))) or "zero=3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a part keeps of one micro-batch between its forward and its backward, under one kind of recomputation.
+
+    whole: bytes that each tensor-parallel rank keeps. cut: bytes that they share. again: forward FLOPs done once more.
+    """
+
+    whole: int = 0
+    cut: int = 0
+    again: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a part of the model costs: what comes before the blocks, one block, what comes after them.
+
+    cut: how many of the parameters tp divides. flops: of the forward of one micro-batch; a backward is twice that.
+    kept: by kind of recomputation, "none", "selective" or "full". workspace: bytes needed only while the part computes.
+    """
+
+    parameters: int = 0
+    cut: int = 0
+    flops: float = 0.0
+    kept: dict[str, Kept] = field(default_factory=dict)
+    workspace: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +150,13 @@ class ModelProfile:
     """What the planner needs of a model and its batches, measured before the first generation.
 
     digest names names, shapes, dtypes, the batch sizes and the seed: nodes whose digests differ run different jobs.
+    What follows it may be unknown: without FLOPs no time is predicted, and layouts are chosen by shape alone.
+
+    first, block, last: costs before the blocks, of one of them (their mean), after them. boundary: bytes that a stage
+    hands to the next for one micro-batch. logits: bytes of the model's output for one micro-batch. heads: what tp must
+    divide; 0 for a model without a tensor-parallel plan. tied: the first and the last part share a parameter.
+    held_bytes, compute_bytes, gradient_bytes, optimizer_bytes: per parameter, as it is held sharded, as forward and
+    backward use it, of the gradients' sum, of the optimizer's state. recompute: the kind the run uses.
     """
 
     blocks: int
@@ -132,6 +164,19 @@ class ModelProfile:
     micro_batches: int
     micro_batch: int
     digest: str
+    first: Part = field(default_factory=Part)
+    block: Part = field(default_factory=Part)
+    last: Part = field(default_factory=Part)
+    boundary: int = 0
+    logits: int = 0
+    heads: int = 0
+    tied: bool = False
+    held_bytes: int = 4
+    compute_bytes: int = 4
+    gradient_bytes: int = 4
+    optimizer_bytes: int = 8
+    recompute: str = "none"
+    reduction: str = "ordered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

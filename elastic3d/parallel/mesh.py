@@ -23,6 +23,8 @@ GROUP_TIMEOUT = timedelta(minutes=10)
 
 def check_layout(layout: Layout, micro_batches: int, blocks: int) -> None:
     """Refuse a layout that cannot run M micro-batches over this many blocks."""
+    if layout.zero not in (2, 3):
+        raise LayoutError(f"{layout} is not supported yet; use zero=2 or zero=3")
     if layout.pp > blocks:
         raise LayoutError(f"{layout} has more pipeline stages than the model has blocks ({blocks})")
     rounds = -(-micro_batches // layout.dp)

@@ -109,7 +109,7 @@ def test_nodes_no_layout_can_use_are_spares() -> None:
     assert plan(5, 1, profile(8, 8), Layout(pp=2)).nodes == 4
 
 
-@pytest.mark.parametrize("wrong", [{"pp": -1}, {"dp": -2}, {"tp": 2}, {"tp": 0}, {"zero": 1}, {"pp": 1.5}])
+@pytest.mark.parametrize("wrong", [{"pp": -1}, {"dp": -2}, {"tp": -1}, {"zero": 4}, {"pp": 1.5}])
 def test_wrong_requests(wrong: dict[str, int]) -> None:
     """An axis that cannot be is refused where it is written, by its name."""
     with pytest.raises(LayoutError, match=next(iter(wrong))):
