@@ -18,7 +18,7 @@ from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
 from elastic3d.errors import UsageError
 from elastic3d.parallel import initial
-from elastic3d.parallel.mesh import Mesh, check_layout
+from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.pipeline import stages
 from elastic3d.parallel.pipeline.chain import Chain, prove
 from elastic3d.parallel.pipeline.passes import Loop, Passes
@@ -32,6 +32,7 @@ from elastic3d.parallel.reduction.units import shard_units
 from elastic3d.parallel.refusals import look_at_model
 from elastic3d.parallel.state import held_by_model
 from elastic3d.parallel.vote import Paper
+from elastic3d.planner import schedules
 from elastic3d.values import ModelProfile
 
 
@@ -79,7 +80,7 @@ class Assembly:
         """Make the reduction, the passes and the vote for batches of this size."""
         layout, place = self.mesh.layout, self.mesh.place
         count = batches.order.micro_batches
-        check_layout(layout, count, max(1, len(self.blocks)))
+        schedules.check(layout, blocks=max(1, len(self.blocks)), micro_batches=count)
         self.reduction = self._reduction(count)
         self.paper = Paper(world=layout.world, micro_batches=count, parameters=self.parameters)
         self.passes: Passes

@@ -13,26 +13,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore, set_debug_level_from_env
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from elastic3d.errors import LayoutError
 from elastic3d.planner import place_of
 from elastic3d.port import Assignment
 from elastic3d.values import Layout
 
 GROUP_TIMEOUT = timedelta(minutes=10)
-
-
-def check_layout(layout: Layout, micro_batches: int, blocks: int) -> None:
-    """Refuse a layout that cannot run M micro-batches over this many blocks."""
-    if layout.zero not in (2, 3):
-        raise LayoutError(f"{layout} is not supported yet; use zero=2 or zero=3")
-    if layout.pp > blocks:
-        raise LayoutError(f"{layout} has more pipeline stages than the model has blocks ({blocks})")
-    rounds = -(-micro_batches // layout.dp)
-    if rounds < layout.pp:
-        raise LayoutError(
-            f"{layout} leaves {rounds} of {micro_batches} micro-batches to each pipeline of {layout.pp} stages; 1F1B "
-            "needs as many as stages: use fewer stages or replicas, or a smaller micro_batch"
-        )
 
 
 class Mesh:

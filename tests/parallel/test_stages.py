@@ -9,7 +9,6 @@ from torch import nn
 
 from elastic3d.errors import LayoutError, ModelError, UsageError
 from elastic3d.parallel import initial
-from elastic3d.parallel.mesh import check_layout
 from elastic3d.parallel.pipeline import chain, stages
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.refusals import OutsidePromise, look_at_model, look_at_optimizer
@@ -269,15 +268,6 @@ def test_places_are_laid_out_with_the_pipeline_outermost() -> None:
     ]
     with pytest.raises(LayoutError, match="rank 6"):
         place_of(6, layout)
-
-
-def test_layouts_that_cannot_run_the_batch_are_refused() -> None:
-    """1F1B needs as many micro-batches as stages, and a stage needs a block."""
-    check_layout(Layout(pp=2, dp=2), 4, 2)
-    with pytest.raises(LayoutError, match="more pipeline stages than the model has blocks"):
-        check_layout(Layout(pp=3, dp=1), 4, 2)
-    with pytest.raises(LayoutError, match="leaves 1 of 4 micro-batches"):
-        check_layout(Layout(pp=2, dp=4), 4, 2)
 
 
 def test_what_cannot_be_sharded_or_promised_is_named() -> None:

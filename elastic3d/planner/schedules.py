@@ -1,0 +1,208 @@
+"""Which layouts a pipeline's schedule allows, which stages a rank has, and where the stages are cut: pure functions.
+
+The limits are those of torch.distributed.pipelining (2.13, `schedules.py`) and of FSDP2 under it:
+
+- 1F1B needs a micro-batch for each stage, DualPipeV too; we ask for one per pipeline rank of every schedule, since with
+  fewer some rank would have nothing to do.
+- Interleaved 1F1B and interleaved zero bubble run in max(1, m // pp) rounds of equal size.
+- Schedules that split the backward pass compute gradients of weights from what the forward pass kept, later and apart.
+  Parameters that are sharded anew after each forward pass (ZeRO-3) are gone by then, and the gradients silently wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from elastic3d.errors import LayoutError
+from elastic3d.planner.shares import stage_of_block
+from elastic3d.values import Layout, Schedule
+
+Weight = Callable[[int, int, int], float]
+
+VIRTUAL: dict[Schedule, tuple[int, int | None]] = {
+    Schedule.GPIPE: (1, 1),
+    Schedule.ONE_F_ONE_B: (1, 1),
+    Schedule.INTERLEAVED: (2, None),
+    Schedule.ZERO_BUBBLE: (2, None),
+    Schedule.ZBV: (2, 2),
+    Schedule.DUALPIPE_V: (2, 2),
+}
+"""The least and the most stages per rank that each schedule takes; None for as many as there are blocks."""
+
+
+def schedule_of(layout: Layout) -> Schedule | None:
+    """Return the schedule that a layout runs: 1F1B where it has stages and names none, None without stages."""
+    if layout.pp == 1:
+        return None
+    return layout.schedule or Schedule.ONE_F_ONE_B
+
+
+def problem(layout: Layout, *, blocks: int, micro_batches: int) -> str | None:
+    """Return why a layout cannot run `micro_batches` per step over a model of `blocks`, and what would; None if it can.
+
+    The layout's axes are all chosen.
+    """
+    if layout.zero not in (2, 3):
+        return f"{layout} is not supported yet; use zero=2 or zero=3"
+    schedule = schedule_of(layout)
+    if schedule is None:
+        if layout.schedule or layout.virtual != 1 or layout.cuts:
+            return f"{layout} has no pipeline to schedule or to cut: leave schedule, virtual and cuts out, or use pp=2"
+        return None
+    return _stages(layout, schedule, blocks) or _rounds(layout, schedule, micro_batches)
+
+
+def check(layout: Layout, *, blocks: int, micro_batches: int) -> None:
+    """Raise LayoutError where `problem` finds one."""
+    found = problem(layout, blocks=blocks, micro_batches=micro_batches)
+    if found:
+        raise LayoutError(found)
+
+
+def _stages(layout: Layout, schedule: Schedule, blocks: int) -> str | None:
+    least, most = VIRTUAL[schedule]
+    if layout.virtual < least or (most is not None and layout.virtual > most):
+        wanted = f"virtual={least}" if most == least else f"virtual={least} or more"
+        return f"{layout}: schedule {schedule} has {wanted} stages per rank, not {layout.virtual}"
+    if layout.stages > blocks:
+        return (
+            f"{layout} has more pipeline stages ({layout.stages}) than the model has blocks ({blocks}): use fewer "
+            "pipeline ranks or stages per rank"
+        )
+    bounds = (0, *layout.cuts, blocks)
+    if layout.cuts and len(layout.cuts) != layout.stages - 1:
+        return f"{layout}: {layout.stages} stages have {layout.stages - 1} cuts between them, not {len(layout.cuts)}"
+    if layout.cuts and any(start >= stop for start, stop in pairwise(bounds)):
+        return f"{layout}: cuts must rise from 1 to at most {blocks - 1}, the last block; they are {layout.cuts}"
+    if schedule.splits_backward and layout.zero == 3 and layout.dp > 1:
+        return (
+            f"{layout}: schedule {schedule} computes gradients of weights apart, when ZeRO-3 has let go of the "
+            "parameters again, and they would be silently wrong; use zero=2, or schedule=interleaved or 1f1b"
+        )
+    return None
+
+
+def _rounds(layout: Layout, schedule: Schedule, micro_batches: int) -> str | None:
+    rounds = -(-micro_batches // layout.dp)
+    least = layout.stages if schedule is Schedule.DUALPIPE_V else layout.pp
+    if rounds < least:
+        unit = "stages" if schedule is Schedule.DUALPIPE_V else "pipeline ranks"
+        return (
+            f"{layout} leaves {rounds} of {micro_batches} micro-batches to each pipeline; schedule {schedule} needs as "
+            f"many as {unit} ({least}): use fewer {unit} or replicas, or a smaller micro_batch"
+        )
+    if schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE) and rounds % (rounds // layout.pp):
+        turns = rounds // layout.pp
+        return (
+            f"{layout} leaves {rounds} of {micro_batches} micro-batches to each pipeline; schedule {schedule} takes "
+            f"them in {turns} turns of equal size: use {turns * layout.pp} or {(turns + 1) * layout.pp} of them, "
+            "another dp, or schedule=1f1b"
+        )
+    return None
+
+
+def stages_of_rank(layout: Layout, rank: int) -> tuple[int, ...]:
+    """Return the stages of one pipeline rank in the order in which a micro-batch goes forward through them."""
+    schedule = schedule_of(layout)
+    if schedule is not None and schedule.folds:
+        return rank, layout.stages - 1 - rank
+    return tuple(range(rank, layout.stages, layout.pp))
+
+
+def rank_of_stage(layout: Layout, stage: int) -> int:
+    """Return the pipeline rank that has a stage."""
+    schedule = schedule_of(layout)
+    if schedule is not None and schedule.folds:
+        return min(stage, layout.stages - 1 - stage)
+    return stage % layout.pp
+
+
+def blocks_of_stage(layout: Layout, stage: int, blocks: int) -> range:
+    """Return the numbers of the blocks of a stage."""
+    bounds = (0, *(layout.cuts or even_cuts(blocks, layout.stages)), blocks)
+    return range(bounds[stage], bounds[stage + 1])
+
+
+def even_cuts(blocks: int, stages: int) -> tuple[int, ...]:
+    """Return the cuts of runs of equal length."""
+    homes = [stage_of_block(block, blocks, stages) for block in range(blocks)]
+    return tuple(homes.index(stage) for stage in range(1, stages))
+
+
+def cuts(
+    costs: Sequence[float],
+    layout: Layout,
+    *,
+    first: float = 0.0,
+    last: float = 0.0,
+    speeds: Sequence[float] = (),
+) -> tuple[int, ...]:
+    """Return the cuts for a layout's stages that make its slowest pipeline rank as fast as possible.
+
+    costs: of each block, in any unit of time. first, last: of what comes before and after the blocks. speeds: of each
+    pipeline rank, () for equal ones. () where runs of equal length are as good. The slowest single stage is the least
+    possible; where ranks have several stages, single blocks are moved from there for as long as that helps the slowest
+    rank.
+    """
+    blocks, stages = len(costs), layout.stages
+    if stages > blocks:
+        raise LayoutError(f"{layout}: {stages} stages need as many blocks; there are {blocks}")
+    total = [0.0]
+    for cost in costs:
+        total.append(total[-1] + cost)
+    of_rank = [rank_of_stage(layout, stage) for stage in range(stages)]
+    speed = [1.0 / speeds[rank] if speeds else 1.0 for rank in of_rank]
+
+    def weight(stage: int, start: int, stop: int) -> float:
+        ends = (first if stage == 0 else 0.0) + (last if stage == stages - 1 else 0.0)
+        return (total[stop] - total[start] + ends) * speed[stage]
+
+    def judge(found: tuple[int, ...]) -> tuple[float, float]:
+        bounds = (0, *found, blocks)
+        single = [weight(stage, bounds[stage], bounds[stage + 1]) for stage in range(stages)]
+        ranks = [0.0] * layout.pp
+        for stage, rank in enumerate(of_rank):
+            ranks[rank] += single[stage]
+        return max(ranks), max(single)
+
+    even = even_cuts(blocks, stages)
+    best = min((even, _balanced(stages, blocks, weight)), key=judge)
+    while True:
+        moved = min(_moves(best, blocks), key=judge, default=best)
+        if judge(moved) >= judge(best):
+            return () if judge(best) >= judge(even) else best
+        best = moved
+
+
+def _balanced(stages: int, blocks: int, weight: Weight) -> tuple[int, ...]:
+    """Return the cuts whose heaviest stage is lightest; among those, by preference, of like weights."""
+    found: list[tuple[float, float, tuple[int, ...]] | None]
+    found = [None] + [(weight(0, 0, stop), weight(0, 0, stop) ** 2, ()) for stop in range(1, blocks + 1)]
+    for stage in range(1, stages):
+        found = [
+            min(
+                (
+                    (max(before[0], own), before[1] + own * own, (*before[2], start))
+                    for start in range(stage, stop)
+                    if (before := found[start]) is not None
+                    for own in [weight(stage, start, stop)]
+                ),
+                default=None,
+            )
+            for stop in range(blocks + 1)
+        ]
+    best = found[blocks]
+    assert best is not None
+    return best[2]
+
+
+def _moves(found: tuple[int, ...], blocks: int) -> list[tuple[int, ...]]:
+    """Return the cuts that differ from these by one block."""
+    bounds = (0, *found, blocks)
+    moves = []
+    for place in range(1, len(bounds) - 1):
+        for cut in (bounds[place] - 1, bounds[place] + 1):
+            if bounds[place - 1] < cut < bounds[place + 1]:
+                moves.append((*found[: place - 1], cut, *found[place:]))
+    return moves
