@@ -61,12 +61,14 @@ class Layout:
     cuts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for axis in ("pp", "dp", "tp"):
+        for axis in ("pp", "dp", "tp", "replicas"):
             size = getattr(self, axis)
             if not isinstance(size, int) or size < 0:
                 raise LayoutError(f"layout: {axis} must be a whole number, 0 for free or 1 and more; it is {size!r}")
         if self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 1, 2 or 3, or 0 for free; it is {self.zero!r}")
+        if self.replicas and self.dp % self.replicas:
+            raise LayoutError(f"layout: {self.replicas} replicas cannot share dp={self.dp} evenly; let them divide it")
 
     @property
     def world(self) -> int:
@@ -80,8 +82,8 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Number of data-parallel ranks that share one copy of the sharded state."""
-        return self.dp // self.replicas
+        """Number of data-parallel ranks that share one copy of the sharded state; 0 while that is free."""
+        return self.dp // self.replicas if self.replicas else 0
 
     def __str__(self) -> str:
         return f"pp {self.pp} x dp {self.dp} x tp {self.tp}, ZeRO-{self.zero}"

@@ -1,6 +1,7 @@
 """The mesh of one generation: its axes, this rank's place on them, and their process groups.
 
-Ranks are laid out as `elastic3d.planner.places` says.
+Ranks are laid out as `elastic3d.planner.places` says: pp outermost, then dp, then tp. With replicas (HSDP) dp is two
+axes: dp index = replica * shards + shard.
 """
 
 from __future__ import annotations
@@ -21,17 +22,35 @@ GROUP_TIMEOUT = timedelta(minutes=10)
 
 
 class Mesh:
-    """Process groups over the axes. `pp` and `dp` are None where the axis has one rank."""
+    """Process groups over the axes, None where an axis has one rank.
+
+    pp: group of one pipeline. dp: all data-parallel ranks of one place on pp and tp. shard: what fully_shard takes:
+    `dp` itself, or with replicas the two axes (replica, shard). tp: the ranks that compute one layer together. All are
+    cut from one mesh, as FSDP over tensor-parallel parameters needs.
+    """
 
     def __init__(self, layout: Layout, rank: int, device: torch.device) -> None:
         self.layout, self.rank, self.device = layout, rank, device
         self.place = place_of(rank, layout)
         self.pp: dist.ProcessGroup | None = None
         self.dp: DeviceMesh | None = None
-        if layout.world > 1:
-            mesh = init_device_mesh(device.type, (layout.pp, layout.dp), mesh_dim_names=("pp", "dp"))
-            self.pp = mesh["pp"].get_group() if layout.pp > 1 else None
-            self.dp = mesh["dp"] if layout.dp > 1 else None
+        self.shard: DeviceMesh | None = None
+        self.tp: DeviceMesh | None = None
+        if layout.world == 1:
+            return
+        axes = {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp}
+        if layout.replicas > 1:
+            axes = {"pp": layout.pp, "replica": layout.replicas, "shard": layout.shards, "tp": layout.tp}
+        mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        if layout.pp > 1:
+            self.pp = mesh["pp"].get_group()
+        if layout.replicas > 1:
+            self.shard = mesh["replica", "shard"]
+            self.dp = self.shard._flatten("dp")
+        elif layout.dp > 1:
+            self.dp = self.shard = mesh["dp"]
+        if layout.tp > 1:
+            self.tp = mesh["tp"]
 
     def sum(self, votes: torch.Tensor) -> torch.Tensor:
         """Return the sum of a CPU vector over the world."""
