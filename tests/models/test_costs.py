@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from elastic3d.errors import ModelError
+from elastic3d.parallel import initial
+from elastic3d.parallel.costs import measure_costs
+from tests.parallel.models import LENGTH, VOCABULARY, Model, Plain
+
+TOKENS = torch.zeros(2, LENGTH, dtype=torch.long)
+ROWS = 2 * LENGTH
+
+
+def test_costs_are_those_of_the_formula() -> None:
+    """A product of matrices costs two operations per multiply-add forward and twice that back, parameters apart."""
+    width = 6
+    costs = measure_costs(initial.outline(lambda: Plain(depth=3, width=width)), "blocks", TOKENS)
+    assert [block.name for block in costs.blocks] == ["blocks.0", "blocks.1", "blocks.2"]
+    for block in costs.blocks:
+        assert block.forward_flops == 2 * ROWS * width * width
+        assert block.backward_flops == 2 * block.forward_flops
+        assert block.parameters == width * width + 3 * width
+        assert block.output_bytes == 4 * ROWS * width
+        assert block.saved_bytes >= 3 * block.output_bytes
+    assert (costs.before.forward_flops, costs.before.parameters) == (0, VOCABULARY * width)
+    assert costs.after.forward_flops == 2 * ROWS * width * VOCABULARY
+    assert costs.after.parameters == (width + 1) * VOCABULARY
+    assert costs.after.output_bytes == 4 * ROWS * VOCABULARY
+
+
+def test_a_model_without_blocks_is_one_part() -> None:
+    """Everything runs before the blocks there are not."""
+    model = initial.outline(lambda: nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)))
+    costs = measure_costs(model, None, torch.zeros(4, 3))
+    whole = costs.before
+    assert (whole.forward_flops, whole.parameters, costs.blocks) == (2 * 4 * (15 + 10), 32, ())
+    # The input needs no gradient: of the first layer's two products back only one is made.
+    assert (whole.backward_flops, whole.output_bytes) == (2 * 4 * (15 + 2 * 10), 4 * 4 * 2)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_that_needs_values_is_refused() -> None:
+    """What branches on a value does not run on meta."""
+    with pytest.raises(ModelError, match="does not run on meta"):
+        measure_costs(initial.outline(Model), "blocks", TOKENS)
