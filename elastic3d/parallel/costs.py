@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from elastic3d.errors import ModelError
+from elastic3d.parallel.constants import Constants
 from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.pipeline.stages import ends, find_blocks
 
@@ -67,7 +68,7 @@ def measure_costs(model: nn.Module, blocks: str | None, example: Any) -> ModelCo
     training = model.training
     given = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, example)
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"), watch.watching():
+        with torch.random.fork_rng(devices=[]), torch.device("meta"), Constants(), watch.watching():
             output = Caller(model)(model.train(), given)
             outputs = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
             watch.turn(outputs)
@@ -167,7 +168,7 @@ class _Watch:
             self._at = part
 
         if tensor.requires_grad:
-            tensor.register_hook(hook)
+            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         place = tensor.untyped_storage()

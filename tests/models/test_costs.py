@@ -45,3 +45,39 @@ def test_a_model_that_needs_values_is_refused() -> None:
     """What branches on a value does not run on meta."""
     with pytest.raises(ModelError, match="does not run on meta"):
         measure_costs(initial.outline(Model), "blocks", TOKENS)
+
+
+class LooksAtPositions(nn.Module):
+    """Chooses by the values of a tensor that shapes alone went into."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.linear, self.limit = nn.Linear(3, 3), limit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[0], device=x.device)
+        places += 1
+        for _ in range(2 if bool((places.cumsum(0) > self.limit).all()) else 1):
+            x = self.linear(x)
+        return x
+
+
+@pytest.mark.parametrize(("limit", "times"), [(0, 2), (1, 1)])
+def test_values_made_from_shapes_are_known_on_meta(limit: int, times: int) -> None:
+    """An outline takes the way through forward that the real model takes."""
+    costs = measure_costs(initial.outline(lambda: LooksAtPositions(limit)), None, torch.zeros(4, 3))
+    assert costs.before.forward_flops == times * 2 * 4 * 9
+
+
+def test_values_from_the_input_stay_unknown_on_meta() -> None:
+    """Writing something unknown into a known tensor makes it unknown, and its views."""
+
+    class Writes(LooksAtPositions):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            places = torch.zeros(4, device=x.device)
+            view = places[:2]
+            places += x[:, 0]
+            return self.linear(x) if bool(view.any()) else x
+
+    with pytest.raises(ModelError, match="does not run on meta"):
+        measure_costs(initial.outline(lambda: Writes(0)), None, torch.zeros(4, 3))

@@ -1,0 +1,67 @@
+"""Values on meta of what is computed from shapes alone, so that an outline runs where forward looks at such values.
+
+Models look at positions and masks that they have made themselves, to choose an attention kernel for instance. Tensors
+on meta that no parameter and no input went into get a twin on the CPU, which every operation on them is made on as
+well; where forward asks for a number, the twin has it. What comes from parameters or inputs has none, and asking fails
+as ever on meta.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+LARGEST = 1 << 24  # elements of a twin
+
+
+class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keep the twins of the tensors that are made while the mode is on."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # The tensors are kept alive beside their twins, so that ids stay theirs.
+        self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the values of a tensor on meta, None where they are not known."""
+        return self._twins[id(tensor)][1] if id(tensor) in self._twins else None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        known = all(id(tensor) in self._twins for tensor in given) and _repeatable(func)
+        if not known or not (given or _on_meta(kwargs)):
+            if func._schema.is_mutable:
+                self._forget(given)
+            return func(*args, **kwargs)
+        real = func(*tree_map(self._twin, args), **tree_map(self._twin, kwargs))
+        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(real)):
+            return real
+        out = func(*args, **kwargs)
+        for tensor, twin in zip(tree_leaves(out), tree_leaves(real), strict=True):
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta and twin.numel() <= LARGEST:
+                self._twins[id(tensor)] = (tensor, twin)
+        return out
+
+    def _twin(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self._twins[id(leaf)][1]
+        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+    def _forget(self, tensors: list[torch.Tensor]) -> None:
+        """Something unknown may have been written into one of these: forget whatever shares memory with them."""
+        places = {self._twins[id(t)][1].untyped_storage()._cdata for t in tensors if id(t) in self._twins}
+        self._twins = {key: pair for key, pair in self._twins.items() if pair[1].untyped_storage()._cdata not in places}
+
+
+def _repeatable(func: Any) -> bool:
+    """Whether two calls give the same values: neither random numbers nor memory as it was found."""
+    return torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func.name()
+
+
+def _on_meta(kwargs: Any) -> bool:
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "meta"
