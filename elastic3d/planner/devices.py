@@ -16,6 +16,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from elastic3d.errors import UsageError
+from elastic3d.planner.costs import Costs, Device, Link
 
 
 class Number(StrEnum):
@@ -34,19 +35,13 @@ class Number(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """One device's way to others: seconds until the first byte, then bytes a second in one direction."""
-
-    latency: float
-    bandwidth: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """One device of a node.
+class Sheet:
+    """What is known of a device before it is measured.
 
     peak: FLOP/s of dense products. achieved: fraction of it that whole blocks reach. memory: bytes. bandwidth: of
-    memory, bytes/s. inside, between: links to devices of the same node and of others, per device.
+    memory, bytes/s. inside, between: links to devices of the same node and of others, per device. launch: seconds that
+    each forward of a stage costs beside its FLOPs.
+    reserve: bytes of memory for contexts, communicators and fragments.
     """
 
     name: str
@@ -56,6 +51,8 @@ class Device:
     bandwidth: float
     inside: Link
     between: Link
+    launch: float
+    reserve: int
 
     def speed(self, number: Number) -> float:
         """Return the FLOP/s that blocks reach; UsageError for numbers that the device has no products of."""
@@ -63,6 +60,17 @@ class Device:
             there = ", ".join(self.peak)
             raise UsageError(f"{self.name} has no products in {number}; give --precision one of {there}")
         return self.peak[number] * self.achieved
+
+    def costs(self, number: Number) -> Costs:
+        """Return what the planner predicts with, for products in `number`."""
+        device = Device(
+            name=self.name,
+            flops=self.speed(number),
+            memory=self.memory,
+            memory_bandwidth=self.bandwidth,
+            reserve=self.reserve,
+        )
+        return Costs(device=device, inside=self.inside, between=self.between, forward=self.launch)
 
 
 _GB, _TERA = 10**9, 1e12
@@ -78,9 +86,11 @@ def _device(
     peak: dict[Number, float],
     *,
     latencies: tuple[float, float] = (3e-6, 8e-6),
-) -> Device:
-    """Return a device; memory in GB, bandwidth and links in GB/s, peaks in TFLOP/s."""
-    return Device(
+    launch: float = 2e-4,
+    reserve: float = 4,
+) -> Sheet:
+    """Return a sheet; memory in GB, bandwidth and links in GB/s, peaks in TFLOP/s."""
+    return Sheet(
         name=name,
         peak=MappingProxyType({number: flops * _TERA for number, flops in peak.items()}),
         achieved=achieved,
@@ -88,6 +98,8 @@ def _device(
         bandwidth=bandwidth * _GB,
         inside=Link(latency=latencies[0], bandwidth=inside * _GB),
         between=Link(latency=latencies[1], bandwidth=between * _GB),
+        launch=launch,
+        reserve=int(reserve * _GB),
     )
 
 
@@ -105,13 +117,24 @@ _ALL = (
     _device("a100-40g", 40, 1555, 300, 25, 0.50, _AMPERE),
     _device("l40s", 48, 864, 32, 1.56, 0.50, _ADA, latencies=(1e-5, 3e-5)),
     _device("v100", 32, 900, 150, 6.25, 0.45, {Number.FP16: 125.0, Number.FP32: 15.7}),
-    _device("cpu", 4, 10, 1, 0.5, 0.5, {Number.FP32: 0.1, Number.BF16: 0.05}, latencies=(2e-4, 3e-4)),
+    _device(
+        "cpu",
+        4,
+        10,
+        1,
+        0.5,
+        0.5,
+        {Number.FP32: 0.1, Number.BF16: 0.05},
+        latencies=(2e-4, 3e-4),
+        launch=1e-3,
+        reserve=0.2,
+    ),
 )
-DEVICES: dict[str, Device] = {device.name: device for device in _ALL}
+DEVICES: dict[str, Sheet] = {device.name: device for device in _ALL}
 
 
-def device_named(name: str) -> Device:
-    """Return the device of that name; UsageError listing the names for any other."""
+def device_named(name: str) -> Sheet:
+    """Return the sheet of that device; UsageError listing the names for any other."""
     try:
         return DEVICES[name.lower()]
     except KeyError:
