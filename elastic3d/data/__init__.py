@@ -4,5 +4,17 @@ from elastic3d.data.batches import Batch, Batches, MicroBatch, Share
 from elastic3d.data.ledger import Account, Line, check
 from elastic3d.data.permutation import KeyedPermutation
 from elastic3d.data.positions import Order
+from elastic3d.data.sizes import Growing
 
-__all__ = ["KeyedPermutation", "Order", "Batches", "Batch", "MicroBatch", "Share", "Line", "Account", "check"]
+__all__ = [
+    "KeyedPermutation",
+    "Order",
+    "Growing",
+    "Batches",
+    "Batch",
+    "MicroBatch",
+    "Share",
+    "Line",
+    "Account",
+    "check",
+]

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from elastic3d.data.positions import Order, fold_sums
+from elastic3d.data.sizes import Growing
 from elastic3d.errors import UsageError
 
 
@@ -67,9 +68,13 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One rank's part of one step. samples, sample_sum: what its micro-batches that count really loaded."""
+    """One rank's part of one step. samples, sample_sum: what its micro-batches that count really loaded.
+
+    count: number M of the step's micro-batches over all ranks.
+    """
 
     step: int
+    count: int
     micro_batches: tuple[MicroBatch, ...]
     samples: int
     sample_sum: int
@@ -86,7 +91,7 @@ class Batches:
         self,
         dataset: Dataset,
         *,
-        global_batch: int,
+        global_batch: int | Growing,
         micro_batch: int,
         seed: int,
         share: Share | None = None,
@@ -97,7 +102,10 @@ class Batches:
             raise UsageError(
                 f"run.batches needs a map-style data set, with len() and [index]; {type(dataset).__name__} is not one"
             )
-        self.order = Order(length=len(dataset), global_batch=global_batch, micro_batch=micro_batch, seed=seed)
+        (_, first), *changes = global_batch.parts if isinstance(global_batch, Growing) else ((0, global_batch),)
+        self.order = Order(
+            length=len(dataset), global_batch=first, micro_batch=micro_batch, seed=seed, changes=tuple(changes)
+        )
         self.dataset = dataset
         self.share = share or Share()
         self.workers = workers
@@ -122,14 +130,14 @@ class Batches:
     def _loads(self) -> bool:
         return self.share.inputs or self.share.targets
 
-    def _numbers(self) -> list[int]:
-        return self.share.micro_batches(self.order.micro_batches)
+    def _numbers(self, step: int) -> list[int]:
+        return self.share.micro_batches(self.order.micro_batches_at(step))
 
     def _samples(self, step: int, index: int) -> list[int]:
-        return self.order.micro_batch_samples(step, index % self.order.micro_batches)
+        return self.order.micro_batch_samples(step, index % self.order.micro_batches_at(step))
 
     def _loaded(self, first: int, stop: int) -> Iterator[Any]:
-        wanted = (self._samples(step, index) for step in range(first, stop) for index in self._numbers())
+        wanted = (self._samples(step, index) for step in range(first, stop) for index in self._numbers(step))
         if not self._loads():
             return iter(())
         if not self.workers:
@@ -146,10 +154,11 @@ class Batches:
         return iter(loader)
 
     def _batch(self, step: int, loaded: Iterator[Any]) -> Batch:
+        count = self.order.micro_batches_at(step)
         micro_batches, samples = [], 0
         sums: list[int] = []
-        for index in self._numbers():
-            counts = index < self.order.micro_batches
+        for index in self._numbers(step):
+            counts = index < count
             inputs = targets = None
             if self._loads():
                 inputs, targets = next(loaded)
@@ -162,6 +171,7 @@ class Batches:
             micro_batches.append(MicroBatch(index=index, counts=counts, input=inputs, target=targets))
         return Batch(
             step=step,
+            count=count,
             micro_batches=tuple(micro_batches),
             samples=samples,
             sample_sum=fold_sums(sums),

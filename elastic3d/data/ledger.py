@@ -74,13 +74,18 @@ def check(ledger: Ledger, order: Order, *, first_step: int = 0, stop_step: int |
     reached = first_step
     wrong = []
     for line in sorted(ledger, key=lambda line: (line.first_step, line.stop_step)):
-        missing += max(0, line.first_step - reached)
-        repeated += max(0, min(reached, line.stop_step) - line.first_step)
-        consumed += max(0, line.stop_step - max(reached, line.first_step))
+        missing += _size(order, reached, line.first_step)
+        repeated += _size(order, line.first_step, min(reached, line.stop_step))
+        consumed += _size(order, max(reached, line.first_step), line.stop_step)
         reached = max(reached, line.stop_step)
-        bounds = (line.first_step * order.global_batch, line.stop_step * order.global_batch)
+        bounds = order.positions(line.first_step, line.stop_step)
         if line.samples != bounds[1] - bounds[0] or line.sample_sum != order.sum_of_positions(*bounds):
             wrong.append(line)
-    missing += max(0, stop - reached)
-    batch = order.global_batch
-    return Account(consumed=consumed * batch, repeated=repeated * batch, missing=missing * batch, wrong=tuple(wrong))
+    missing += _size(order, reached, stop)
+    return Account(consumed=consumed, repeated=repeated, missing=missing, wrong=tuple(wrong))
+
+
+def _size(order: Order, first_step: int, stop_step: int) -> int:
+    """Return how many samples the steps [first_step, stop_step) take; 0 where there is none."""
+    first, stop = order.positions(first_step, max(first_step, stop_step))
+    return stop - first

@@ -1,8 +1,8 @@
-"""Which samples a step consumes: pure functions of (data set length, global batch, seed, step).
+"""Which samples a step consumes: pure functions of (data set length, global batches, seed, step).
 
-Position k of the run is sample pi(k mod n) of the epoch k // n. Step s consumes positions [s*B, (s+1)*B), and its
-micro-batch j the positions [s*B + j*b, s*B + (j+1)*b). Nothing here knows of ranks, so no change of layout can lose or
-repeat a sample.
+Position k of the run is sample pi(k mod n) of the epoch k // n; of a stream, whose length nobody knows, it is the k-th
+sample that comes. Step s consumes the B(s) positions after those of all steps before it, and its micro-batch j the
+positions [j*b, (j+1)*b) among them. Nothing here knows of ranks, so no change of layout can lose or repeat a sample.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elastic3d.data import sizes
 from elastic3d.data.permutation import Indices, KeyedPermutation, key, mix
 from elastic3d.errors import ConfigurationError, UsageError
 
@@ -21,36 +22,77 @@ STRIDE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The order in which a run of one seed consumes a data set of `length` samples."""
+    """The order in which a run of one seed consumes a data set of `length` samples; None for a stream.
 
-    length: int
+    global_batch: samples of step 0. changes: (from step, global batch) of every later size, in order of steps.
+    """
+
+    length: int | None
     global_batch: int
     micro_batch: int
     seed: int
+    changes: sizes.Parts = ()
 
     def __post_init__(self) -> None:
-        if self.length < 1:
+        if self.length is not None and self.length < 1:
             raise UsageError("the data set is empty; it must hold one sample at least")
         if self.micro_batch < 1 or self.global_batch < 1:
             raise UsageError(
                 f"global_batch and micro_batch must be 1 or more; they are {self.global_batch} and {self.micro_batch}"
             )
-        if self.global_batch % self.micro_batch:
-            fits = [b for b in range(1, self.global_batch + 1) if self.global_batch % b == 0]
-            below = max(b for b in fits if b <= self.micro_batch)
-            above = self.micro_batch * -(-self.global_batch // self.micro_batch)
-            raise ConfigurationError(
-                f"micro_batch={self.micro_batch} does not divide global_batch={self.global_batch}; "
-                f"micro_batch={below} or global_batch={above} would"
-            )
+        sizes.check_parts(self.parts)
+        for step, batch in self.parts:
+            if batch % self.micro_batch:
+                since = f" (from step {step} on)" if self.changes else ""
+                every = [size for _, size in self.parts]
+                below = max(b for b in range(1, self.micro_batch + 1) if not any(size % b for size in every))
+                above = self.micro_batch * -(-batch // self.micro_batch)
+                raise ConfigurationError(
+                    f"micro_batch={self.micro_batch} does not divide global_batch={batch}{since}; "
+                    f"micro_batch={below} or global_batch={above} would"
+                )
+
+    @property
+    def parts(self) -> sizes.Parts:
+        """Every (from step, global batch), the first from step 0."""
+        return ((0, self.global_batch), *self.changes)
 
     @property
     def micro_batches(self) -> int:
-        """Number M of micro-batches in a step."""
-        return self.global_batch // self.micro_batch
+        """Smallest number M of micro-batches of any step, which every layout must be able to run."""
+        return self.counts[0]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Every number M of micro-batches that some step has, smallest first."""
+        return tuple(sorted({batch // self.micro_batch for _, batch in self.parts}))
+
+    def taken(self, step: int) -> int | sizes.Growing:
+        """Return the global batch of the steps before `step`; what comes later may still be changed."""
+        parts = [part for part in self.parts if part[0] < max(step, 1)]
+        return sizes.Growing(*parts) if len(parts) > 1 else parts[0][1]
+
+    def batch_at(self, step: int) -> int:
+        """Return the number of samples of a step."""
+        return sizes.part_at(self.parts, step)[1]
+
+    def micro_batches_at(self, step: int) -> int:
+        """Return the number of micro-batches of a step."""
+        return self.batch_at(step) // self.micro_batch
+
+    def positions(self, first_step: int, stop_step: int | None = None) -> tuple[int, int]:
+        """Return the half-open positions of a step, or of steps [first_step, stop_step)."""
+        stop_step = first_step + 1 if stop_step is None else stop_step
+        return sizes.position_at(self.parts, first_step), sizes.position_at(self.parts, stop_step)
+
+    def step_at(self, position: int) -> int:
+        """Return the step that consumes a position."""
+        return sizes.step_at(self.parts, position)
 
     def samples(self, first: int, stop: int) -> Indices:
-        """Return the sample ids at positions [first, stop) of the run."""
+        """Return the sample ids at positions [first, stop) of the run; a stream's are the positions themselves."""
+        if self.length is None:
+            return np.arange(first, stop, dtype=np.uint64)
         parts = []
         for epoch in range(first // self.length, -(-stop // self.length)):
             start = max(first, epoch * self.length) - epoch * self.length
@@ -61,7 +103,7 @@ class Order:
 
     def micro_batch_samples(self, step: int, index: int) -> list[int]:
         """Return the sample ids of micro-batch `index` of a step."""
-        first = step * self.global_batch + index * self.micro_batch
+        first = self.positions(step)[0] + index * self.micro_batch
         return [int(i) for i in self.samples(first, first + self.micro_batch)]
 
     def keyed_sum(self, samples: Indices) -> int:

@@ -75,17 +75,17 @@ class Assembly:
         self.randomness = Randomness(plan.seed)
         self.randomness.install(model, blocks)
         self.model = model
+        self._paper: Paper | None = None
 
     def prepare(self, batches: Batches) -> None:
         """Make the reduction, the passes and the vote for batches of this size."""
         layout, place = self.mesh.layout, self.mesh.place
-        count = batches.order.micro_batches
-        schedules.check(layout, blocks=max(1, len(self.blocks)), micro_batches=count)
-        self.reduction = self._reduction(count)
-        self.paper = Paper(world=layout.world, micro_batches=count, parameters=self.parameters)
+        for count in batches.order.counts:
+            schedules.check(layout, blocks=max(1, len(self.blocks)), micro_batches=count)
+        self.reduction = self._reduction()
         self.passes: Passes
         if layout.pp == 1:
-            self.passes = Loop(self.model, self.reduction, self.randomness, count)
+            self.passes = Loop(self.model, self.reduction, self.randomness)
             return
         assert self.plan.blocks is not None
         assert self.mesh.pp is not None
@@ -96,26 +96,30 @@ class Assembly:
             self.model,
             self.reduction,
             self.randomness,
-            count,
             stage=place.pp,
             stages=layout.pp,
-            rounds=batches.share.rounds(count),
             group=self.mesh.pp,
             device=self.mesh.device,
             example_input=example.to("meta"),
             boundary=chain.activation,
         )
 
+    def paper(self, micro_batches: int) -> Paper:
+        """Return the voting paper of a step of this many micro-batches."""
+        if self._paper is None or self._paper.micro_batches != micro_batches:
+            self._paper = Paper(world=self.mesh.layout.world, micro_batches=micro_batches, parameters=self.parameters)
+        return self._paper
+
     def profile_digest(self, batches: Batches) -> str:
         """Return the digest that `measure` finds for the same model and batches."""
         return profile_digest(self.plan, self.specs, batches)
 
-    def _reduction(self, micro_batches: int) -> Reduction:
+    def _reduction(self) -> Reduction:
         if not self.units:
             return Alone(self.model)
         if self.plan.reduction == "fast":
             return Fast(self.model, self.units, zero=self.mesh.layout.zero)
-        return Ordered(self.model, self.units, micro_batches=micro_batches, zero=self.mesh.layout.zero)
+        return Ordered(self.model, self.units, zero=self.mesh.layout.zero)
 
 
 def prove_plan(plan: Plan, example: Any) -> Chain:

@@ -71,7 +71,7 @@ class Paper:
     """The places of the vector, from what all ranks know: world, micro-batches, parameters as (name, rows) in order."""
 
     def __init__(self, *, world: int, micro_batches: int, parameters: Sequence[tuple[str, int]]) -> None:
-        self._world, self._micro_batches = world, micro_batches
+        self._world, self.micro_batches = world, micro_batches
         self._names = [name for name, _ in parameters]
         self._losses_at = FLAGS * world
         self._samples_at = self._losses_at + micro_batches
@@ -115,7 +115,7 @@ class Paper:
             etcd_away=bool((flags[:, 1] != 0).all()),
             checkpoint=bool((flags[:, 2] != 0).any() and (flags[:, 3] != 0).all()),
             safe_step=int(flags[:, 4].min()),
-            loss=total / self._micro_batches,
+            loss=total / self.micro_batches,
             norm=None if squares is None else math.sqrt(squares),
             samples=int(votes[self._samples_at]),
             sample_sum=fold_sums([int(votes[self._samples_at + 1])]),

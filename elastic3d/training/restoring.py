@@ -161,6 +161,8 @@ def check_facts(decision: Decision, order: Order) -> Mapping[str, Any]:
     saved = from_json(Order, facts["order"])
     for name in ("length", "global_batch", "seed"):
         then, now = getattr(saved, name), getattr(order, name)
+        if name == "global_batch":
+            then, now = saved.taken(decision.step), order.taken(decision.step)
         if then != now:
             raise StateError(
                 f"the state of step {decision.step} was trained with {name}={then} and run.batches now has {now}: its "

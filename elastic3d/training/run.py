@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.data import Batch, Batches, Share
+from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.errors import ConfigurationError, UsageError
@@ -166,11 +166,12 @@ class Run:
         return self._model
 
     def batches(
-        self, dataset: Dataset, *, global_batch: int, micro_batch: int, seed: int = 0, workers: int = 0
+        self, dataset: Dataset, *, global_batch: int | Growing, micro_batch: int, seed: int = 0, workers: int = 0
     ) -> Batches:
         """Return the run's batches over a map-style data set of (input, target) pairs.
 
-        global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run.
+        global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run. The
+        first may be a function of the step, such as `Growing((0, 256), (1000, 512))`.
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
@@ -344,8 +345,9 @@ class Run:
             present=frozenset(assembly.reduction.present()),
             rows=rows,
         )
-        votes = assembly.mesh.sum(assembly.paper.fill(self.rank, ballot, norm=clip))
-        return assembly.paper.read(votes, norm=clip)
+        paper = assembly.paper(loss.batch.count)
+        votes = assembly.mesh.sum(paper.fill(self.rank, ballot, norm=clip))
+        return paper.read(votes, norm=clip)
 
     def _account(self, batches: Batches, outcome: vote.Outcome) -> None:
         self._ledger = add(
@@ -359,7 +361,6 @@ class Run:
 
     def _commit(self, batches: Batches, outcome: vote.Outcome) -> None:
         now = self._clock.monotonic()
-        size = batches.order.global_batch
         record = StepRecord(
             generation=self.generation,
             step=batches.step,
@@ -368,7 +369,7 @@ class Run:
             seconds=now - self._since,
             safe_step=outcome.safe_step,
             etcd_away_everywhere=outcome.etcd_away,
-            samples=((batches.step - 1) * size, batches.step * size),
+            samples=batches.order.positions(batches.step - 1),
             sample_sum=outcome.sample_sum,
         )
         self._since = now

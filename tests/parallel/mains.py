@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from elastic3d.data import Growing, check
 from elastic3d.training import Run
 from tests.parallel.models import Model, Plain, Recomputing, Sentences, loss_fn
 
@@ -138,3 +139,16 @@ def fails(run: Run) -> None:
 
     for batch in batches.until(step=50):
         run.backward(model, batch, wrong)
+
+
+def train_growing(run: Run) -> str:
+    """Train with 3, then 7, then 4 micro-batches a step."""
+    model = run.shard(lambda: Model(), blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    sizes = Growing((0, 6), (2, 14), (3, 8))
+    batches = run.batches(Sentences(), global_batch=sizes, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
+    assert check(run.ledger, batches.order).whole
+    return run.digest()

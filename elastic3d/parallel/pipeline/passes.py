@@ -1,7 +1,7 @@
 """Forward and backward passes of one step: what they are, and a plain loop on one stage.
 
-Each micro-batch's loss is divided by their number M, so that the step's gradient is that of the mean over the global
-batch. Losses are kept by number of micro-batch; only the last stage has any.
+Each micro-batch's loss is divided by the step's number M of them, so that the step's gradient is that of the mean
+over the global batch. Losses are kept by number of micro-batch; only the last stage has any.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Passes(Protocol):
 class Loop:
     """One stage: micro-batch after micro-batch."""
 
-    def __init__(self, model: nn.Module, reduction: Reduction, randomness: Randomness, micro_batches: int) -> None:
+    def __init__(self, model: nn.Module, reduction: Reduction, randomness: Randomness) -> None:
         self._model, self._reduction, self._randomness = model, reduction, randomness
-        self._micro_batches = micro_batches
 
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run every micro-batch forward and back."""
         losses = {}
+        self._reduction.begin_step(batch.count)
         for round_, part in enumerate(batch.micro_batches):
             self._randomness.at(batch.step, part.index)
             self._reduction.begin(round_, last=round_ == len(batch.micro_batches) - 1)
             loss = loss_fn(self._model(part.input), part.target)
             if part.counts:
                 losses[part.index] = loss.detach()
-            scaled(loss, part, self._reduction, self._micro_batches).backward()  # type: ignore[no-untyped-call]
+            scaled(loss, part, self._reduction, batch.count).backward()  # type: ignore[no-untyped-call]
         return losses
 
 

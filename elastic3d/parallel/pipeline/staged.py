@@ -25,17 +25,15 @@ class Pipeline:
         model: nn.Module,
         reduction: Reduction,
         randomness: Randomness,
-        micro_batches: int,
         *,
         stage: int,
         stages: int,
-        rounds: int,
         group: dist.ProcessGroup,
         device: torch.device,
         example_input: torch.Tensor,
         boundary: torch.Tensor,
     ) -> None:
-        self._reduction, self._randomness, self._micro_batches = reduction, randomness, micro_batches
+        self._reduction, self._randomness = reduction, randomness
         self._last = stage == stages - 1
         self._losses: dict[int, torch.Tensor] = {}
         self._loss_fn: LossFunction | None = None
@@ -50,7 +48,9 @@ class Pipeline:
             output_args=(boundary,),
             passes=self,
         )
-        self._schedule: Any = Schedule1F1B(self._stage, rounds, loss_fn=self._loss, scale_grads=False)
+        self._schedule: Any = None
+        self._rounds = 0
+        self._count = 0
         self._parts: Sequence[MicroBatch] = ()
         self._step = 0
         self._chunk = 0
@@ -58,6 +58,12 @@ class Pipeline:
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run the schedule over this rank's micro-batches."""
         self._parts, self._step, self._loss_fn, self._losses = batch.micro_batches, batch.step, loss_fn, {}
+        self._count = batch.count
+        self._reduction.begin_step(batch.count)
+        if len(self._parts) != self._rounds:
+            # A schedule is made for a number of rounds; a new one sets the stage's buffers up anew.
+            self._rounds = len(self._parts)
+            self._schedule = Schedule1F1B(self._stage, self._rounds, loss_fn=self._loss, scale_grads=False)
         # What Schedule1F1B.step does, but for cutting one large batch into micro-batches: ours are cut already.
         self._stage.has_backward = True
         self._stage.clear_runtime_states()
@@ -84,7 +90,7 @@ class Pipeline:
         loss = self._loss_fn(output, target)
         if part.counts:
             self._losses[part.index] = loss.detach()
-        return scaled(loss, part, self._reduction, self._micro_batches)
+        return scaled(loss, part, self._reduction, self._count)
 
 
 class _Stage(PipelineStage):

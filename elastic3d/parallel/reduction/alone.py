@@ -13,6 +13,9 @@ class Alone:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
+    def begin_step(self, micro_batches: int) -> None:
+        """Do nothing: the order of sums does not depend on their number."""
+
     def begin(self, round_: int, *, last: bool) -> None:
         """Do nothing."""
 

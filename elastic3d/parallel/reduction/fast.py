@@ -21,6 +21,9 @@ class Fast:
             # Without it (before torch 2.13) ranks that use different parameters reduce unlike pieces.
             self._root.set_reduce_scatter_unused_params(True)
 
+    def begin_step(self, micro_batches: int) -> None:
+        """Do nothing: the order of sums does not depend on their number."""
+
     def begin(self, round_: int, *, last: bool) -> None:
         """Turn the reduction on for the last round only."""
         self._root.set_requires_gradient_sync(last)

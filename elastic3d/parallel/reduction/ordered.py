@@ -31,10 +31,15 @@ class Ordered:
 
     scales_fillers = False
 
-    def __init__(self, model: nn.Module, units: list[FSDPModule], *, micro_batches: int, zero: int) -> None:
+    def __init__(self, model: nn.Module, units: list[FSDPModule], *, zero: int) -> None:
         self._root, self._zero, self._dp = units[-1], zero, 1
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._folds = [_Fold(unit, names, micro_batches) for unit in units]
+        self._folds = [_Fold(unit, names) for unit in units]
+
+    def begin_step(self, micro_batches: int) -> None:
+        """Tell every fold how many pieces count in the step."""
+        for fold in self._folds:
+            fold.micro_batches = micro_batches
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Tell every fold which round's pieces come next; ZeRO-2 keeps parameters whole until the last."""
@@ -60,10 +65,9 @@ class Ordered:
 class _Fold(ReduceScatter):
     """FSDP2's `ReduceScatter` for one unit. Reads FSDP's parameter groups, which torch does not call public."""
 
-    def __init__(self, unit: FSDPModule, names: dict[int, str], micro_batches: int) -> None:
-        self.round = 0
+    def __init__(self, unit: FSDPModule, names: dict[int, str]) -> None:
+        self.round = self.micro_batches = 0
         self.present: set[str] = set()
-        self._micro_batches = micro_batches
         self._sum: torch.Tensor | None = None
         self._parameters: list[Any] = []
         unit.set_custom_reduce_scatter(self)
@@ -94,7 +98,7 @@ class _Fold(ReduceScatter):
             self._sum = torch.full_like(output_tensor, -0.0)
         first = self.round * group.size()
         for index, piece in enumerate(pieces.view(group.size(), -1), start=first):
-            if index < self._micro_batches:
+            if index < self.micro_batches:
                 self._sum.add_(piece)
         output_tensor.zero_()
 

@@ -10,6 +10,10 @@ class Reduction(Protocol):
 
     scales_fillers: bool
 
+    def begin_step(self, micro_batches: int) -> None:
+        """Prepare for a step of this many micro-batches over all replicas; those numbered beyond do not count."""
+        ...
+
     def begin(self, round_: int, *, last: bool) -> None:
         """Prepare for the backward pass of one round; last: no other follows in this step."""
         ...

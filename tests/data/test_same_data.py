@@ -1,0 +1,34 @@
+"""Data that changes its shape over a run, in worlds of real ranks: whatever the layout, one digest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic3d.values import Layout
+from tests.parallel import mains
+from tests.parallel.worlds import Orders, Report, run_world
+
+pytestmark = pytest.mark.gloo
+
+
+def finished(reports: list[Report]) -> set[str]:
+    for report in reports:
+        assert report.ended == "done", report.error
+    return {report.result for report in reports}
+
+
+@pytest.fixture(scope="module")
+def grown() -> set[str]:
+    """The digest of one rank."""
+    return finished(run_world(mains.train_growing, Orders(layout=Layout(pp=1, dp=1))))
+
+
+def test_a_batch_that_grows_gives_one_digest_in_every_layout(grown: set[str], tmp_path: Path) -> None:
+    """M changes from step to step; pipelines and reductions follow, also over a change of world in the middle."""
+    assert finished(run_world(mains.train_growing, Orders(layout=Layout(pp=1, dp=3)))) == grown
+    first = Orders(layout=Layout(pp=2, dp=1), keep=tmp_path, leave_at={0: 2, 1: 2})
+    assert {report.ended for report in run_world(mains.train_growing, first)} == {"left"}
+    then = Orders(layout=Layout(pp=2, dp=1, zero=2), take=tmp_path)
+    assert finished(run_world(mains.train_growing, then)) == grown
