@@ -7,7 +7,7 @@ the passes and the vote. Whatever can be refused is refused here, by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from elastic3d.data import Batches
 from elastic3d.errors import UsageError
 from elastic3d.parallel import initial
 from elastic3d.parallel.mesh import Mesh
+from elastic3d.parallel.numerics.choices import Numerics
+from elastic3d.parallel.numerics.precision import as_computed, cast, check_masters
 from elastic3d.parallel.pipeline import stages
 from elastic3d.parallel.pipeline.chain import Chain, prove
 from elastic3d.parallel.pipeline.passes import Loop, Passes
@@ -45,6 +47,7 @@ class Plan:
     seed: int
     reduction: str
     whole_below: int
+    numerics: Numerics = field(default_factory=Numerics)
 
     def __post_init__(self) -> None:
         if self.reduction not in ("ordered", "fast"):
@@ -60,7 +63,7 @@ class Assembly:
         large = initial.nbytes(initial.outline(plan.build)) > plan.whole_below
         model = initial.skeleton(plan.build) if large else initial.whole(plan.build, plan.seed)
         self.specs = tuple(held.spec for held in held_by_model(model))
-        self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan.blocks))
+        self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
         blocks = []
         if plan.blocks is not None:
             blocks = stages.cut(model, plan.blocks, stage=place.pp, stages=layout.pp)
@@ -71,7 +74,10 @@ class Assembly:
                 initial.fill(block, name, plan.seed, mesh.device)
             initial.fill(model, "", plan.seed, mesh.device)
         model.to(mesh.device)
-        self.units = shard_units(model, [b for _, b in present], mesh.dp, zero=layout.zero) if mesh.dp else []
+        precision = plan.numerics.precision
+        sharded = mesh.shard or (mesh.alone() if precision.dtype else None)
+        inner = [block for _, block in present]
+        self.units = shard_units(model, inner, sharded, zero=layout.zero, policy=precision.policy) if sharded else []
         self.randomness = Randomness(plan.seed)
         self.randomness.install(model, blocks)
         self.model = model
@@ -126,21 +132,24 @@ def prove_plan(plan: Plan, example: Any) -> Chain:
     """Return the chain of a plan's model: from a pass on meta, or a real one where forward depends on values."""
     assert plan.blocks is not None
     try:
-        return _prove(initial.outline(plan.build), plan.blocks, example)
+        return _prove(plan, initial.outline(plan.build), example)
     except (RuntimeError, NotImplementedError):
         with torch.random.fork_rng(devices=[]):
-            return _prove(plan.build(), plan.blocks, example)
+            return _prove(plan, plan.build(), example)
 
 
-def _prove(model: nn.Module, blocks: str, example: Any) -> Chain:
-    device = next(model.parameters()).device
-    return prove(model, blocks, example.to(device) if isinstance(example, torch.Tensor) else example)
+def _prove(plan: Plan, model: nn.Module, example: Any) -> Chain:
+    assert plan.blocks is not None
+    device, precision = next(model.parameters()).device, plan.numerics.precision
+    model = as_computed(model, stages.find_blocks(model, plan.blocks), precision)
+    example = cast(example, precision)
+    return prove(model, plan.blocks, example.to(device) if isinstance(example, torch.Tensor) else example)
 
 
 def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
     """Return the profile of an outline of the whole model; refuse by name what no layout could train."""
     blocks = 1
-    _sized(model, plan.blocks)
+    _sized(model, plan)
     if plan.blocks is not None:
         blocks = len(stages.find_blocks(model, plan.blocks))
         prove_plan(plan, batches.example()[0])
@@ -158,13 +167,14 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
 def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) -> str:
     """Return a digest of names, shapes and dtypes, of the batches' sizes and of the seeds."""
     lines = [f"{spec.key} {spec.shape} {spec.dtype}" for spec in specs]
-    lines += [repr(batches.order), repr((plan.seed, plan.reduction, plan.blocks))]
+    lines += [repr(batches.order), repr((plan.seed, plan.reduction, plan.blocks, plan.numerics))]
     return blake3("\n".join(lines).encode()).hexdigest()
 
 
-def _sized(model: nn.Module, blocks: str | None) -> list[tuple[str, nn.Parameter]]:
-    units = []
-    if blocks is not None:
-        units = [(f"{blocks}.{name}", block) for name, block in stages.find_blocks(model, blocks).named_children()]
+def _sized(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Parameter]]:
+    units, path = [], plan.blocks
+    if path is not None:
+        units = [(f"{path}.{name}", block) for name, block in stages.find_blocks(model, path).named_children()]
     look_at_model(model, units)
+    check_masters(model, plan.numerics.precision)
     return list(model.named_parameters())

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore, set_debug_level_from_env
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore, set_debug_level_from_env
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elastic3d.planner import place_of
@@ -36,12 +36,13 @@ class Mesh:
         self.dp: DeviceMesh | None = None
         self.shard: DeviceMesh | None = None
         self.tp: DeviceMesh | None = None
+        self._axes: DeviceMesh | None = None
         if layout.world == 1:
             return
         axes = {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp}
         if layout.replicas > 1:
             axes = {"pp": layout.pp, "replica": layout.replicas, "shard": layout.shards, "tp": layout.tp}
-        mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        self._axes = mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
         if layout.pp > 1:
             self.pp = mesh["pp"].get_group()
         if layout.replicas > 1:
@@ -51,6 +52,15 @@ class Mesh:
             self.dp = self.shard = mesh["dp"]
         if layout.tp > 1:
             self.tp = mesh["tp"]
+
+    def alone(self) -> DeviceMesh:
+        """Return the axis dp where it has one rank, for sharding that only casts; makes a world where there is none."""
+        assert self.layout.dp == 1
+        if self._axes is None:
+            if not dist.is_initialized():
+                dist.init_process_group(backend_of(self.device), store=HashStore(), rank=0, world_size=1)
+            self._axes = init_device_mesh(self.device.type, (1,), mesh_dim_names=("dp",))
+        return self._axes["dp"]
 
     def sum(self, votes: torch.Tensor) -> torch.Tensor:
         """Return the sum of a CPU vector over the world."""
@@ -74,6 +84,11 @@ class Mesh:
         return content.cpu().numpy().tobytes()
 
 
+def backend_of(device: torch.device) -> str:
+    """Return the backend of collectives between devices of this kind."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
 def join_world(assignment: Assignment, device: torch.device) -> None:
     """Make the default process group in the generation's own part of its store."""
     if assignment.interface:
@@ -84,7 +99,7 @@ def join_world(assignment: Assignment, device: torch.device) -> None:
         assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False, timeout=GROUP_TIMEOUT
     )
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        backend_of(device),
         store=PrefixStore(assignment.store_prefix, store),
         rank=assignment.rank,
         world_size=assignment.world,

@@ -33,6 +33,7 @@ from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, outline
 from elastic3d.parallel.lost import is_lost_peer
 from elastic3d.parallel.mesh import Mesh, join_world
+from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.pipeline.passes import LossFunction
 from elastic3d.parallel.refusals import look_at_optimizer
 from elastic3d.parallel.state import box_of, local, tiles_of
@@ -140,20 +141,30 @@ class Run:
         tensor: Any = None,
         seed: int = 0,
         reduction: str = "ordered",
+        precision: str = "fp32",
         whole_below: int = WHOLE_BELOW,
     ) -> nn.Module:
         """Build the model and return this rank's part of it.
 
         blocks: dotted path of the ModuleList of repeated layers, which pipeline stages and ZeRO shards are made of;
         None for no pipeline stages. seed: of initial weights and dropout. reduction: "ordered" gives the same bits for
-        every layout, "fast" leaves the order of sums to the backend. whole_below: bytes of parameters from which on
-        the model is no longer built whole in each process. ModelError for a model that cannot be taken.
+        every layout, "fast" leaves the order of sums to the backend. precision: "fp32" trains the model as it is built;
+        "bf16" and "fp16" compute in that dtype over fp32 parameters and optimizer state. whole_below: bytes of
+        parameters from which on the model is no longer built whole in each process. ModelError for a model that cannot
+        be taken.
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
         if tensor is not None:
             raise UsageError("run.shard: tensor parallelism is not supported yet; leave tensor= out")
-        self._plan = Plan(build=build, blocks=blocks, seed=seed, reduction=reduction, whole_below=whole_below)
+        self._plan = Plan(
+            build=build,
+            blocks=blocks,
+            seed=seed,
+            reduction=reduction,
+            whole_below=whole_below,
+            numerics=Numerics.of(precision=precision),
+        )
         if self.measuring:
             self._model = outline(build)
             return self._model

@@ -7,14 +7,16 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 
-def shard_units(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, zero: int) -> list[FSDPModule]:
+def shard_units(
+    model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, zero: int, policy: MixedPrecisionPolicy
+) -> list[FSDPModule]:
     """Wrap each block and then the model in FSDP2 over a one-dimensional mesh; return the units, the model last."""
     units: list[FSDPModule] = []
     for module in [*blocks, model]:
-        fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3)
+        fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
         assert isinstance(module, FSDPModule)
         units.append(module)
     return units

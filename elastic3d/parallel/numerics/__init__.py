@@ -1,0 +1,1 @@
+"""What numbers a step computes with and which it keeps: precision, the loss scale, weights of tokens, recomputing."""

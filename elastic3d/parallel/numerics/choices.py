@@ -1,0 +1,32 @@
+"""What the user asked of a step's numbers, as `run.shard` was told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from elastic3d.errors import UsageError
+from elastic3d.parallel.numerics.precision import Precision
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """The choices that are the same on every rank and in every layout."""
+
+    precision: Precision = Precision.FP32
+
+    @classmethod
+    def of(cls, *, precision: str) -> Numerics:
+        """Return the choices by their names; UsageError for a name there is not."""
+        return cls(precision=_choice(Precision, "precision", precision))
+
+
+def _choice(kind: type[Choice], argument: str, name: str) -> Choice:
+    try:
+        return kind(name)
+    except ValueError as error:
+        names = ", ".join(f'"{one.value}"' for one in kind)
+        raise UsageError(f"run.shard: {argument} must be one of {names}; it is {name!r}") from error

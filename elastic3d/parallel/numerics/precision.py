@@ -1,0 +1,80 @@
+"""The dtype that a step computes in, over fp32 state.
+
+Parameters and optimizer state stay fp32 whatever the precision, so a checkpoint does not know of it. FSDP2 casts the
+parameters of a unit when it gathers them, and floating-point arguments where they enter the model and each block. A
+micro-batch's gradient comes in the compute dtype and is cast to fp32 before it is summed. On one replica the model is
+sharded over a mesh of one rank, for the sake of the same casts in the same places: FSDP2 then gathers and reduces by
+copying, and adds micro-batch after micro-batch in fp32, which is the order of the ordered reduction.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils._pytree import tree_map
+
+from elastic3d.errors import ModelError
+
+
+class Precision(StrEnum):
+    """What forward and backward passes compute in. FP32: whatever the model was built with, and no casts."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The compute dtype; None for the model's own."""
+        return {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(self)
+
+    @property
+    def policy(self) -> MixedPrecisionPolicy:
+        """FSDP2's words for it. Outputs keep the compute dtype: what a loss needs in fp32 it casts itself."""
+        return MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32 if self.dtype else None)
+
+
+def check_masters(model: nn.Module, precision: Precision) -> None:
+    """Refuse by name parameters that are no fp32 masters; without casts any dtype will do."""
+    if precision.dtype is None:
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ModelError(
+                f"parameter {name!r} is {parameter.dtype}; precision={precision.value!r} computes over parameters that "
+                'are kept in fp32. Build the model in fp32, or leave precision="fp32" to train it as it is built'
+            )
+
+
+def as_computed(model: nn.Module, blocks: Iterable[nn.Module], precision: Precision) -> nn.Module:
+    """Return an outline made to compute as FSDP2 will let it: parameters cast, arguments cast inside each block.
+
+    The casts are inside of `forward`, so that hooks see the arguments that the block was handed.
+    """
+    if precision.dtype is None:
+        return model
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(precision.dtype)
+    for block in blocks:
+        block.forward = functools.partial(_with_casts, block.forward, precision.dtype)
+    return model
+
+
+def cast(values: Any, precision: Precision) -> Any:
+    """Return values with all floating-point tensors in the compute dtype."""
+    return values if precision.dtype is None else tree_map(functools.partial(_cast, precision.dtype), values)
+
+
+def _with_casts(forward: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = tree_map(functools.partial(_cast, dtype), (args, kwargs))
+    return forward(*args, **kwargs)
+
+
+def _cast(dtype: torch.dtype, value: Any) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value

@@ -1,0 +1,110 @@
+"""Mains and models for the tests of precision, loss scale, weights of tokens and recomputing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from elastic3d.training import Run
+from tests.parallel.models import Model, Plain, PlainBlock, Sentences, loss_fn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a main saw: the digest, the losses, the names and dtypes of the state, what the blocks computed in."""
+
+    digest: str
+    losses: tuple[float, ...]
+    dtypes: tuple[str, ...]
+    seen: tuple[str, ...] = ()
+
+
+def train(
+    run: Run,
+    build: Callable[[], nn.Module] = Model,
+    data: Dataset[Any] | None = None,
+    *,
+    steps: int = 3,
+    clip: float | None = 0.5,
+    **choices: Any,
+) -> Trained:
+    """Train a small model with AdamW and 7 micro-batches a step."""
+    model = run.shard(build, blocks="blocks", seed=3, **choices)
+    seen: list[str] = []
+    for block in model.get_submodule("blocks").children():
+        if any(True for _ in block.parameters()):
+            block.register_forward_hook(lambda module, args, output: seen.append(str(output.dtype)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(data or Sentences(), global_batch=14, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    losses = []
+    for batch in batches.until(step=steps):
+        loss = run.backward(model, batch, loss_fn)
+        run.step(optimizer, loss=loss, clip=clip)
+        losses.append(loss.value)
+    tensors = [*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())]
+    return Trained(
+        digest=run.digest(),
+        losses=tuple(losses),
+        dtypes=tuple(sorted({str(t.dtype) for t in tensors})),
+        seen=tuple(sorted(set(seen))),
+    )
+
+
+def train_fp32(run: Run) -> Trained:
+    """Train as the model is built."""
+    return train(run)
+
+
+def train_bf16(run: Run) -> Trained:
+    """Train in bf16 over fp32 parameters, with dropout, clipping and parameters used now and then, or never."""
+    return train(run, precision="bf16")
+
+
+class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Sample i is five points made from i, and a class for each."""
+
+    def __len__(self) -> int:
+        return 37
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        made = torch.Generator().manual_seed(index)
+        return torch.randn(5, 3, generator=made), torch.randint(0, 4, (5,), generator=made)
+
+
+class PromotingBlock(PlainBlock):
+    """A block with a buffer, which is not cast: what it hands on is fp32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.register_buffer("weights", torch.linspace(0.9, 1.1, width))
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x, places) * self.weights
+
+
+class Head(nn.Linear):
+    """A head that takes any dtype."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.to(self.weight.dtype))
+
+
+class Promoting(Plain):
+    """Floating-point inputs, and blocks that hand on another dtype than their parameters'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 6)  # type: ignore[assignment]
+        self.blocks = nn.ModuleList(PromotingBlock(6) for _ in range(3))
+        self.head = Head(6, 4)
+
+
+def train_promoting(run: Run) -> Trained:
+    """Train the model whose boundaries are of another dtype than its parameters."""
+    return train(run, Promoting, Points(), precision="bf16")
