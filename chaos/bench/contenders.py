@@ -19,7 +19,10 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from chaos.bench.shards import COLUMNS, State
 from checkpointing import Box, Piece, TensorSpec, commit, fence, open_checkpoint, open_store, resolve, save_rank
+from checkpointing.reading.packs import PackSource
 from elastic3d.snapshots.arena import Arena
+from elastic3d.training import restoring
+from elastic3d.training.restoring import STORE, Decision
 from elastic3d.worker.copying import Copier, prepare
 
 OBJECT = 32 << 20
@@ -64,10 +67,17 @@ class Ours:
             commit(self.store, **made, committed_in=1, world=self.job.world)
 
     def load(self, step: int) -> None:
-        checkpoint = open_checkpoint(self.store)
-        assert checkpoint.step == step
-        source = checkpoint.source()
-        resolve(self._boxes(), checkpoint.offers(), {source.name: source}, lambda spec, box: self.state.bytes(spec.key))
+        # As trainers do it: rank 0 opens, and says to all what there is.
+        told: list[Any] = [None]
+        if self.job.rank == 0:
+            found = open_checkpoint(self.store)
+            decision = Decision(source=STORE, step=found.step, generation=1, offers=tuple(found.offers(STORE)))
+            told = [restoring.dump(decision)]
+        dist.broadcast_object_list(told, src=0)
+        decision = restoring.load(told[0])
+        assert decision.step == step
+        source = PackSource(self.store, STORE)
+        resolve(self._boxes(), decision.offers, {STORE: source}, lambda spec, box: self.state.bytes(spec.key))
 
     def remember(self) -> None:
         """Save the next step as the successor of this one."""

@@ -44,7 +44,8 @@ class Fields:
 
     def integer(self, field: str) -> int:
         """Return a whole number from 0 to 2^63 - 1."""
-        return self._integer(field, self.raw(field))
+        value = self.raw(field)
+        return value if type(value) is int and 0 <= value < _INTEGERS else self._integer(field, value)
 
     def text(self, field: str) -> str:
         """Return a short text without control characters."""
@@ -76,7 +77,10 @@ class Fields:
         value = self.items(field)
         if len(value) > _DIMS:
             raise self.fail(f"{field} has more than {_DIMS} entries")
-        return tuple(self._integer(field, item) for item in value)
+        for item in value:
+            if type(item) is not int or not 0 <= item < _INTEGERS:
+                self._integer(field, item)
+        return tuple(value)
 
     def spec(self) -> TensorSpec:
         """Return the tensor of the fields key, dtype, shape."""
@@ -91,7 +95,10 @@ class Fields:
         """Return the tile's box of the fields start and stop, which lies in the tensor and has an element."""
         start, stop = self.integers("start"), self.integers("stop")
         fits = len(start) == len(stop) == len(spec.shape)
-        if not fits or any(not a < b <= n for a, b, n in zip(start, stop, spec.shape, strict=True)):
+        for low, high, length in zip(start, stop, spec.shape, strict=False):
+            if not low < high <= length:
+                fits = False
+        if not fits:
             raise self.fail(f"{spec.key}: {list(start)} to {list(stop)} is not a box in shape {list(spec.shape)}")
         box = Box(start=start, stop=stop)
         if box.numel * spec.itemsize > LARGEST_TILE:

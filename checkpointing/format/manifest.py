@@ -211,10 +211,10 @@ def _packs(fields: Fields, name: str) -> list[tuple[str, int]]:
 def _tile(fields: Fields, spec: TensorSpec, packs: list[tuple[str, int]]) -> StoredTile:
     box = fields.box(spec)
     nbytes = box.numel * spec.itemsize
-    own = _where(fields, f"{spec.key} {box}", nbytes, packs)
+    own = _where(fields, spec, box, nbytes, packs)
     base = None
     if own.codec is Codec.XOR_PLANES:
-        base = _where(fields.inner("base", "base of"), f"{spec.key} {box}", nbytes, packs)
+        base = _where(fields.inner("base", "base of"), spec, box, nbytes, packs)
         if base.codec is Codec.XOR_PLANES:
             raise fields.fail(f"{spec.key} {box}: its base is itself a difference")
     return StoredTile(
@@ -231,11 +231,11 @@ def _tile(fields: Fields, spec: TensorSpec, packs: list[tuple[str, int]]) -> Sto
     )
 
 
-def _where(fields: Fields, name: str, nbytes: int, packs: list[tuple[str, int]]) -> Base:
-    """Return where `nbytes` bytes of a tile are stored."""
+def _where(fields: Fields, spec: TensorSpec, box: Box, nbytes: int, packs: list[tuple[str, int]]) -> Base:
+    """Return where the `nbytes` bytes of a tile are stored."""
     place, codec = fields.integer("pack"), fields.codec()
     if place >= len(packs):
-        raise fields.fail(f"{name}: names pack {place} of {len(packs)}")
+        raise fields.fail(f"{spec.key} {box}: names pack {place} of {len(packs)}")
     found = Base(
         digest=fields.digest("digest"),
         pack=packs[place][0],
@@ -245,9 +245,9 @@ def _where(fields: Fields, name: str, nbytes: int, packs: list[tuple[str, int]])
         check="" if codec is Codec.RAW else fields.digest("check"),
     )
     if not fits(codec, found.length, nbytes):
-        raise fields.fail(f"{name}: {found.length} stored bytes are not those of its box")
+        raise fields.fail(f"{spec.key} {box}: {found.length} stored bytes are not those of its box")
     if found.offset < len(HEAD) or found.offset + found.length > packs[place][1] - TAIL:
-        raise fields.fail(f"{name}: lies outside its pack")
+        raise fields.fail(f"{spec.key} {box}: lies outside its pack")
     return found
 
 
@@ -256,9 +256,11 @@ def _stats(fields: Fields) -> Stats:
     if value is None:
         return None
     fine = isinstance(value, list) and len(value) == 4
-    if not fine or not all(
-        v is None or v in ("inf", "-inf") or (isinstance(v, int | float) and abs(v) < math.inf) for v in value
-    ):
+    for number in value if fine else ():
+        known = type(number) in (int, float) and abs(number) < math.inf
+        if not known and number is not None and number not in ("inf", "-inf"):
+            fine = False
+    if not fine:
         raise fields.fail("stats are not four numbers")
     return list(value)
 

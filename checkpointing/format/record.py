@@ -84,9 +84,13 @@ def make_record(
 def root(manifests: Iterable[RankManifest], facts: str) -> str:
     """Return the Merkle root over tiles, empty tensors and the digest of the facts."""
     leaves = {canonical(["facts", facts])}
+    heads: dict[TensorSpec, bytes] = {}
     for manifest in manifests:
         for tile in manifest.tiles:
-            leaves.add(_leaf(tile.spec, tile.box, tile.digest))
+            head = heads.get(tile.spec)
+            if head is None:
+                head = heads[tile.spec] = canonical([tile.spec.key, tile.spec.dtype, tile.spec.shape])[:-1]
+            leaves.add(_leaf(head, tile.box, tile.digest))
         leaves.update(canonical([s.key, s.dtype, s.shape]) for s in manifest.specs if not s.box.numel)
     level = [blake3.blake3(b"\x00" + leaf).digest() for leaf in sorted(leaves)]
     while len(level) > 1:
@@ -97,8 +101,10 @@ def root(manifests: Iterable[RankManifest], facts: str) -> str:
     return level[0].hex()
 
 
-def _leaf(spec: TensorSpec, box: Box, digest: str) -> bytes:
-    return canonical([spec.key, spec.dtype, spec.shape, box.start, box.stop, digest])
+def _leaf(head: bytes, box: Box, digest: str) -> bytes:
+    """Return the canonical JSON of [key, dtype, shape, start, stop, digest]; `head` is that of its beginning."""
+    start, stop = ",".join(map(str, box.start)), ",".join(map(str, box.stop))
+    return b'%s,[%s],[%s],"%s"]' % (head, start.encode(), stop.encode(), digest.encode())
 
 
 def encode_record(record: Record) -> bytes:

@@ -12,11 +12,12 @@ from checkpointing.format.codecs import Bytes, Codec, decode
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.manifest import Base, StoredTile
 from checkpointing.format.tiles import Box, TensorSpec, digest
-from checkpointing.reading.sources import Offered
+from checkpointing.reading.sources import LITTLE, Offered
 from checkpointing.stores.protocol import Store
 
 _RUN = 16 << 20  # bytes read in one request for neighbouring tiles
 _SCATTERED = 4 << 20  # the same where a request costs next to nothing: what was read is hashed while it is in the cache
+_FAR = 8 << 20  # bytes that are worth a request to anything but a disk
 _GAP = 64 << 10  # unwanted bytes that are cheaper to read than to ask again ...
 _SLACK = 20  # ... as long as all of them together are at most one part in so many of the wanted ones
 
@@ -54,6 +55,7 @@ class PackSource:
 
     def __init__(self, store: Store, name: str = "store") -> None:
         self.name = name
+        self.little = LITTLE if isinstance(store, Scattering) else _FAR
         self._store = store
         self._ahead: dict[Place, list[memoryview]] = {}
         self._lock = threading.Lock()

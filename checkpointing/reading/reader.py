@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +81,26 @@ def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoi
         raise NoCheckpoint(f"store {store.url}: nothing was ever committed here")
     else:
         name, expected = ref_or_name.checkpoint, ref_or_name.record_digest
+    with _no_collections():
+        return _open(store, name, expected)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep Python from looking for garbage among what manifests are made into, all of which is kept.
+
+    With torch imported each look visits a million objects more, which takes as long as all the rest.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _open(store: Store, name: str, expected: str | None) -> Checkpoint:
     record = read_record(store, name, expected)
     manifests = read_manifests(store, record.manifests)
     check_record(record, manifests)

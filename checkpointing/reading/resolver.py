@@ -14,7 +14,7 @@ from checkpointing.errors import SourceError, TileLost
 from checkpointing.format.tiles import Box, TensorSpec, copy_box, digest, subtract
 from checkpointing.reading.catalogue import Catalogue, Failure, Job, Plan, Region
 from checkpointing.reading.healing import Healer
-from checkpointing.reading.sources import Filling, Offered, Prefetching, TileSource
+from checkpointing.reading.sources import LITTLE, Distant, Filling, Offered, Prefetching, TileSource
 
 __all__ = ["Destination", "Failure", "Offered", "Prefetching", "Resolved", "Tally", "TileSource", "resolve"]
 
@@ -43,7 +43,6 @@ class Resolved:
 Destination = Callable[[TensorSpec, Box], memoryview]
 
 _BATCH_BYTES = 32 << 20
-_SMALL_BATCH_BYTES = 1 << 20
 _BATCHES = 64  # at least, so that what is in flight stays a small part of the whole
 _BATCH_TILES = 256
 _GIVEN_UP = 3  # SourceErrors in a row, after which a source is asked no more
@@ -65,9 +64,9 @@ def resolve(
     would have filled, and `Repairing` sources are then given the good bytes. All offers must belong to one consistent
     state: the resolver cannot tell steps apart.
 
-    At most `in_flight` batches of up to 32 MiB (of little: 1 MiB, or one tile) are under way; destinations are asked
-    for first, in this thread. SpecMismatch names the tensors offered with another shape or dtype, MissingTile a region
-    that no source has a good copy of (buffers then hold anything).
+    At most `in_flight` batches of up to 32 MiB (of little: 1 MiB, or what a `Distant` source wants, or one tile) are
+    under way; destinations are asked for first, in this thread. SpecMismatch names the tensors offered with another
+    shape or dtype, MissingTile a region that no source has a good copy of (buffers then hold anything).
     """
     catalogue = Catalogue(offers, sources)
     regions = [Region(spec, box) for spec, box in wanted]
@@ -112,7 +111,7 @@ class _Fetcher:
     def run(self, plan: Plan, in_flight: int) -> _Done:
         """Yield every planned tile once it is in its regions, or has failed."""
         with ThreadPoolExecutor(in_flight, thread_name_prefix="tiles") as pool:
-            futures = [pool.submit(self._batch, batch) for batch in _batches(plan)]
+            futures = [pool.submit(self._batch, batch) for batch in _batches(plan, self._sources)]
             try:
                 for future in as_completed(futures):
                     yield from future.result()
@@ -187,9 +186,13 @@ class _Fetcher:
         return ""
 
 
-def _batches(plan: Plan) -> list[list[Job]]:
+def _batches(plan: Plan, sources: Mapping[str, TileSource]) -> list[list[Job]]:
     """Cut the plan into batches of one source each, sources taking turns; neighbours in a tensor stay together."""
-    limit = min(_BATCH_BYTES, max(_SMALL_BATCH_BYTES, sum(job.offer.nbytes for job in plan.values()) // _BATCHES))
+    part = sum(job.offer.nbytes for job in plan.values()) // _BATCHES
+    limits = {}
+    for name, source in sources.items():
+        little = source.little if isinstance(source, Distant) else LITTLE
+        limits[name] = min(_BATCH_BYTES, max(little, part))
     queues: dict[str, list[list[Job]]] = {}
     room: dict[str, int] = {}
     for job in sorted(plan.values(), key=lambda job: (job.offer.spec.key, job.offer.box.start)):
@@ -197,7 +200,7 @@ def _batches(plan: Plan) -> list[list[Job]]:
         batches = queues.setdefault(source, [])
         if not batches or room[source] < nbytes or len(batches[-1]) >= _BATCH_TILES:
             batches.append([])
-            room[source] = limit
+            room[source] = limits[source]
         batches[-1].append(job)
         room[source] -= nbytes
     turns = itertools.zip_longest(*queues.values())

@@ -9,6 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 from checkpointing.errors import SourceError
 from checkpointing.format.tiles import Box, TensorSpec
 
+LITTLE = 1 << 20
+"""Bytes that are worth a request to a source near by."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
@@ -56,6 +59,14 @@ class Prefetching(Protocol):
     def prefetch(self, tiles: Sequence[Offered]) -> None:
         """Ask for these tiles; SourceError is ignored, for `fetch` will say it again."""
         ...
+
+
+@runtime_checkable
+class Distant(Protocol):
+    """A source whose every request costs so much that it wants to be asked for more at a time."""
+
+    little: int
+    """Bytes that are worth one request; more memory than that is used for requests under way only if there is more."""
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from pathlib import Path
 from checkpointing.errors import SourceError, StoreUnfit, TileLost
 from checkpointing.format.names import is_digest
 from checkpointing.format.tiles import digest
-from checkpointing.reading.sources import Filling, Offered, Prefetching, TileSource
+from checkpointing.reading.sources import LITTLE, Distant, Filling, Offered, Prefetching, TileSource
 
 _ROOM = 10  # eviction makes room for one part in so many of the limit
 _Wanted = Sequence[tuple[Offered, memoryview]]
@@ -45,6 +45,7 @@ class DiskTier:
         self._root = Path(path)
         self._limit = limit_bytes
         self._behind = behind
+        self.little = behind.little if isinstance(behind, Distant) else LITTLE
         try:
             (self._root / "tiles").mkdir(parents=True, exist_ok=True)
             self._account(None)

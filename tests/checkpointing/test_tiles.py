@@ -60,6 +60,24 @@ def test_coverage_and_overlap_are_those_of_sets(case: tuple[int, list[Box]]) -> 
     assert shared is None or any(points(shared) <= pair for pair in pairs)
 
 
+@given(st.integers(1, 3), st.sets(st.integers(1, 5)), st.data())
+def test_a_line_of_boxes_is_told_from_one_that_is_broken(n: int, cuts: set[int], data: st.DataObject) -> None:
+    """What a grid cuts covers its tensor; with one box moved, dropped or stretched the same holds as for any boxes."""
+    dim = data.draw(st.integers(0, n - 1))
+    edges = [0, *sorted(cuts), 6]
+    line = [
+        Box(start=tuple(a if d == dim else 0 for d in range(n)), stop=tuple(b if d == dim else 6 for d in range(n)))
+        for a, b in itertools.pairwise(edges)
+    ]
+    spec = TensorSpec(key="x", dtype="int8", shape=(6,) * n)
+    assert uncovered(spec, line) is None
+    assert overlapping(line) is None
+    line[data.draw(st.integers(0, len(line) - 1))] = data.draw(boxes(n))
+    held = set().union(*map(points, line))
+    assert (uncovered(spec, line) is None) == (points(spec.box) <= held)
+    assert (overlapping(line) is None) == (sum(box.numel for box in line) == len(held))
+
+
 @given(dims.flatmap(lambda n: st.tuples(boxes(n), boxes(n))), st.sampled_from([1, 2, 4, 8, 16]))
 def test_copy_box_equals_numpy_slicing(pair: tuple[Box, Box], size: int) -> None:
     """The intersection is copied, and nothing else is touched."""
