@@ -190,8 +190,8 @@ def _batches(plan: Plan, sources: Mapping[str, TileSource]) -> list[list[Job]]:
     """Cut the plan into batches of one source each, sources taking turns; neighbours in a tensor stay together."""
     part = sum(job.offer.nbytes for job in plan.values()) // _BATCHES
     limits = {}
-    for name, source in sources.items():
-        little = source.little if isinstance(source, Distant) else LITTLE
+    for name, asked in sources.items():
+        little = asked.little if isinstance(asked, Distant) else LITTLE
         limits[name] = min(_BATCH_BYTES, max(little, part))
     queues: dict[str, list[list[Job]]] = {}
     room: dict[str, int] = {}
