@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
@@ -28,6 +29,7 @@ from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.alone import Alone
 from elastic3d.parallel.reduction.fast import Fast
+from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.units import shard_units
@@ -64,46 +66,45 @@ class Assembly:
         model = initial.skeleton(plan.build) if large else initial.whole(plan.build, plan.seed)
         self.specs = tuple(held.spec for held in held_by_model(model))
         self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
-        blocks = []
-        if plan.blocks is not None:
-            blocks = stages.cut(model, plan.blocks, stage=place.pp, stages=layout.pp)
-        self.blocks = blocks
-        present = [(name, block) for name, block in blocks if not isinstance(block, stages.Absent)]
+        self.parts = stages.cut(model, plan.blocks, layout, place.pp)
         if large:
-            for name, block in present:
+            for name, block in (present for part in self.parts for present in part.present):
                 initial.fill(block, name, plan.seed, mesh.device)
             initial.fill(model, "", plan.seed, mesh.device)
         model.to(mesh.device)
         precision = plan.numerics.precision
         sharded = mesh.shard or (mesh.alone() if precision.dtype else None)
-        inner = [block for _, block in present]
-        self.units = shard_units(model, inner, sharded, zero=layout.zero, policy=precision.policy) if sharded else []
         self.randomness = Randomness(plan.seed)
-        self.randomness.install(model, blocks)
+        self.units: list[list[FSDPModule]] = []
+        for part in self.parts:
+            inner = [block for _, block in part.present]
+            self.units.append(
+                shard_units(part.module, inner, sharded, zero=layout.zero, policy=precision.policy) if sharded else []
+            )
+            self.randomness.install(part.module, part.blocks)
         self.model = model
         self._paper: Paper | None = None
 
     def prepare(self, batches: Batches) -> None:
         """Make the reduction, the passes and the vote for batches of this size."""
-        layout, place = self.mesh.layout, self.mesh.place
+        layout = self.mesh.layout
         for count in batches.order.counts:
-            schedules.check(layout, blocks=max(1, len(self.blocks)), micro_batches=count)
-        self.reduction = self._reduction()
+            schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count)
+        reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]
+        self.reduction = Joint(reductions)
         self.passes: Passes
         if layout.pp == 1:
-            self.passes = Loop(self.model, self.reduction, self.randomness)
+            self.passes = Loop(self.model, reductions[0], self.randomness)
             return
         assert self.plan.blocks is not None
         assert self.mesh.pp is not None
         example = batches.example()[0]
         chain = prove_plan(self.plan, example)
-        stages.cut_links(self.model, self.plan.blocks, chain.links, stage=place.pp, stages=layout.pp)
+        stages.cut_links(self.model, self.plan.blocks, chain.links, self.parts)
         self.passes = Pipeline(
-            self.model,
-            self.reduction,
+            list(zip(self.parts, reductions, strict=True)),
             self.randomness,
-            stage=place.pp,
-            stages=layout.pp,
+            layout=layout,
             group=self.mesh.pp,
             device=self.mesh.device,
             example_input=example.to("meta"),
@@ -120,12 +121,12 @@ class Assembly:
         """Return the digest that `measure` finds for the same model and batches."""
         return profile_digest(self.plan, self.specs, batches)
 
-    def _reduction(self) -> Reduction:
-        if not self.units:
-            return Alone(self.model)
+    def _reduction(self, part: stages.Part, units: list[FSDPModule]) -> Reduction:
+        if not units:
+            return Alone(part.module)
         if self.plan.reduction == "fast":
-            return Fast(self.model, self.units, zero=self.mesh.layout.zero)
-        return Ordered(self.model, self.units, zero=self.mesh.layout.zero)
+            return Fast(part.module, units, zero=self.mesh.layout.zero)
+        return Ordered(part.module, units, zero=self.mesh.layout.zero)
 
 
 def prove_plan(plan: Plan, example: Any) -> Chain:

@@ -37,6 +37,7 @@ from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.pipeline.passes import LossFunction
 from elastic3d.parallel.refusals import look_at_optimizer
 from elastic3d.parallel.state import box_of, local, tiles_of
+from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Flags, Go, Port, StepRecord
 from elastic3d.training import loading, restoring
 from elastic3d.values import Layout
@@ -189,7 +190,8 @@ class Run:
         share = Share()
         if self._mesh is not None:
             place, layout = self._mesh.place, self._layout
-            share = Share(dp=layout.dp, index=place.dp, inputs=place.pp == 0, targets=place.pp == layout.pp - 1)
+            mine = stages_of_rank(layout, place.pp)
+            share = Share(dp=layout.dp, index=place.dp, inputs=0 in mine, targets=layout.stages - 1 in mine)
         self._batches = Batches(
             dataset,
             global_batch=global_batch,

@@ -13,7 +13,8 @@ from elastic3d.parallel.pipeline import chain, stages
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.refusals import OutsidePromise, look_at_model, look_at_optimizer
 from elastic3d.planner import Place, place_of
-from elastic3d.values import Layout
+from elastic3d.planner.shares import stage_of_block
+from elastic3d.values import Layout, Schedule
 from tests.parallel.models import Model, Plain
 
 WIDTH = 4
@@ -176,8 +177,8 @@ def test_stages_one_after_the_other_are_the_whole(count: int) -> None:
     names: set[str] = set()
     for stage in range(count):
         part = initial.whole(Plain, 0).eval()
-        stages.cut(part, "blocks", stage=stage, stages=count)
-        stages.cut_links(part, "blocks", links, stage=stage, stages=count)
+        cut = stages.cut(part, "blocks", Layout(pp=count, dp=1), stage)
+        stages.cut_links(part, "blocks", links, cut)
         assert isinstance(part.drop, stages.Absent) == (stage > 0)
         x = part(x)
         mine = {name for name, _ in part.named_parameters()}
@@ -187,11 +188,64 @@ def test_stages_one_after_the_other_are_the_whole(count: int) -> None:
     assert names == {name for name, _ in whole.named_parameters()}
 
 
+@pytest.mark.parametrize("schedule", [Schedule.INTERLEAVED, Schedule.ZBV])
+def test_ranks_with_several_stages_have_one_model_of_all_and_a_part_for_each(schedule: Schedule) -> None:
+    """Parts in order compute what the whole computes; the rank's model has their parameters, the very same ones."""
+    whole = initial.whole(Deep, 0).eval()
+    links = chain.prove(whole, "inner.blocks", TOKENS).links
+    layout = Layout(pp=2, dp=1, virtual=2, schedule=schedule, cuts=(1, 3, 4))
+    parts: dict[int, stages.Part] = {}
+    names: list[str] = []
+    for rank in range(2):
+        model = initial.whole(Deep, 0).eval()
+        mine = stages.cut(model, "inner.blocks", layout, rank)
+        stages.cut_links(model, "inner.blocks", links, mine)
+        held = {name: id(parameter) for part in mine for name, parameter in part.module.named_parameters()}
+        assert held == {name: id(parameter) for name, parameter in model.named_parameters()}
+        assert len(held) == sum(1 for part in mine for _ in part.module.parameters())
+        assert {name for name, _ in model.named_buffers()} == {name for name, _ in whole.named_buffers()}
+        names += held
+        parts |= {part.stage: part for part in mine}
+    assert [len(parts[stage].present) for stage in range(4)] == [1, 2, 1, 1]
+    x = TOKENS
+    for stage in range(4):
+        x = parts[stage].module(x)
+    assert torch.equal(x, whole(TOKENS))
+    assert sorted(names) == sorted(name for name, _ in whole.named_parameters())
+
+
+class Deep(nn.Module):
+    """A chain within a chain, with a buffer on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Plain(depth=5)
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)
+        return out
+
+
+def test_hooks_of_a_part_are_its_own() -> None:
+    """A hook on one part's containers, or on its stand-ins, does not fire in another part."""
+    model = initial.whole(Plain, 0)
+    first, second = stages.cut(model, "blocks", Layout(pp=1, dp=1, virtual=2), 0)
+    seen: list[str] = []
+    first.module.register_forward_pre_hook(lambda *_: seen.append("module"))
+    for name, block in first.blocks:
+        block.register_forward_pre_hook(lambda *_, name=name: seen.append(name))
+    second.module(torch.zeros(2, 3, 6))
+    assert seen == []
+    first.module(TOKENS)
+    assert seen == ["module", "blocks.0", "blocks.1", "blocks.2"]
+
+
 def test_blocks_are_spread_evenly_and_in_order() -> None:
     """Runs are contiguous and differ by one block at most."""
     for blocks in range(1, 12):
         for count in range(1, blocks + 1):
-            spread = [stages.stage_of_block(block, blocks, count) for block in range(blocks)]
+            spread = [stage_of_block(block, blocks, count) for block in range(blocks)]
             sizes = [spread.count(stage) for stage in range(count)]
             assert spread == sorted(spread)
             assert max(sizes) - min(sizes) <= 1
@@ -207,7 +261,7 @@ def test_a_wrong_name_of_the_blocks_lists_the_right_ones() -> None:
     with pytest.raises(ModelError, match="has no ModuleList"):
         stages.find_blocks(nn.Linear(2, 2), "blocks")
     with pytest.raises(ModelError, match="4 pipeline stages need as many blocks"):
-        stages.cut(Chain(), "blocks", stage=0, stages=4)
+        stages.cut(Chain(), "blocks", Layout(pp=4, dp=1), 0)
 
 
 def test_blocks_deep_inside_a_model_are_found() -> None:
@@ -226,7 +280,7 @@ def test_blocks_deep_inside_a_model_are_found() -> None:
     links = chain.prove(Wrapped(), "inner.blocks", TOKENS).links
     assert links == ("inner.embed", "inner.head", "last")
     part = Wrapped()
-    stages.cut(part, "inner.blocks", stage=1, stages=2)
+    stages.cut(part, "inner.blocks", Layout(pp=2, dp=1), 1)
     assert [name for name, m in part.named_modules() if isinstance(m, stages.Absent)] == [
         "inner.embed",
         "inner.blocks.0",
@@ -242,7 +296,7 @@ def test_random_numbers_depend_on_the_place_alone() -> None:
         model = Model(dropout=0.0)
         blocks = [(f"blocks.{i}", b) for i, b in enumerate(model.blocks)]
         if stage is not None:
-            blocks = stages.cut(model, "blocks", stage=stage, stages=2)
+            blocks = list(stages.cut(model, "blocks", Layout(pp=2, dp=1), stage)[0].blocks)
         randomness = Randomness(5)
         randomness.install(model, blocks)
         for _, block in blocks:

@@ -7,47 +7,54 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining._backward import stage_backward
 
 from elastic3d.data.batches import Batch, MicroBatch
 from elastic3d.parallel.pipeline.passes import LossFunction, scaled
+from elastic3d.parallel.pipeline.stages import Part
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
+from elastic3d.values import Layout
 
 
 class Pipeline:
-    """Several stages under torch's 1F1B. boundary: (shape, dtype) of the activation between stages."""
+    """Several stages under torch's schedules. parts: this rank's, each with its reduction.
+
+    boundary: (shape, dtype) of the activation between stages.
+    """
 
     def __init__(
         self,
-        model: nn.Module,
-        reduction: Reduction,
+        parts: Sequence[tuple[Part, Reduction]],
         randomness: Randomness,
         *,
-        stage: int,
-        stages: int,
+        layout: Layout,
         group: dist.ProcessGroup,
         device: torch.device,
         example_input: torch.Tensor,
         boundary: torch.Tensor,
     ) -> None:
-        self._reduction, self._randomness = reduction, randomness
-        self._last = stage == stages - 1
+        self._randomness = randomness
         self._losses: dict[int, torch.Tensor] = {}
         self._loss_fn: LossFunction | None = None
-        self._stage = _Stage(
-            model,
-            stage,
-            stages,
-            device,
-            group=group,
-            input_args=(example_input if stage == 0 else boundary,),
-            # The last stage sends its output to nobody; torch only wants to see that there is one.
-            output_args=(boundary,),
-            passes=self,
-        )
+        self._stages = [
+            _Stage(
+                part.module,
+                part.stage,
+                layout.stages,
+                device,
+                group=group,
+                input_args=(example_input if part.first else boundary,),
+                # The last stage sends its output to nobody; torch only wants to see that there is one.
+                output_args=(boundary,),
+                passes=self,
+                reduction=reduction,
+            )
+            for part, reduction in parts
+        ]
+        self._last: Reduction | None = next((reduction for part, reduction in parts if part.last), None)
+        self._first = any(part.first for part, _ in parts)
         self._schedule: Any = None
         self._rounds = 0
         self._count = 0
@@ -59,53 +66,51 @@ class Pipeline:
         """Run the schedule over this rank's micro-batches."""
         self._parts, self._step, self._loss_fn, self._losses = batch.micro_batches, batch.step, loss_fn, {}
         self._count = batch.count
-        self._reduction.begin_step(batch.count)
         if len(self._parts) != self._rounds:
-            # A schedule is made for a number of rounds; a new one sets the stage's buffers up anew.
+            # A schedule is made for a number of rounds; a new one sets the stages' buffers up anew.
             self._rounds = len(self._parts)
-            self._schedule = Schedule1F1B(self._stage, self._rounds, loss_fn=self._loss, scale_grads=False)
-        # What Schedule1F1B.step does, but for cutting one large batch into micro-batches: ours are cut already.
-        self._stage.has_backward = True
-        self._stage.clear_runtime_states()
+            self._schedule = Schedule1F1B(self._stages[0], self._rounds, loss_fn=self._loss, scale_grads=False)
+        # What the schedules' own `step` does, but for cutting one large batch into micro-batches: ours are cut already.
+        for stage in self._stages:
+            stage.reduction.begin_step(batch.count)
+            stage.has_backward = True
+            stage.clear_runtime_states()
         self._schedule._step_microbatches(
-            arg_mbs=[(part.input,) if self._stage.is_first else () for part in self._parts],
+            arg_mbs=[(part.input,) if self._first else () for part in self._parts],
             target_mbs=[part.target for part in self._parts] if self._last else None,
             return_outputs=False,
         )
         return self._losses
 
-    def forward_begins(self, chunk: int) -> None:
-        """Note which micro-batch goes forward."""
+    def at(self, chunk: int) -> bool:
+        """Say which micro-batch is worked on; return whether it is the step's last."""
         self._chunk = chunk
         self._randomness.at(self._step, self._parts[chunk].index)
-
-    def backward_begins(self, chunk: int) -> None:
-        """Note which micro-batch goes back."""
-        self._randomness.at(self._step, self._parts[chunk].index)
-        self._reduction.begin(chunk, last=chunk == len(self._parts) - 1)
+        return chunk == len(self._parts) - 1
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         part = self._parts[self._chunk]
         assert self._loss_fn is not None
+        assert self._last is not None
         loss = self._loss_fn(output, target)
         if part.counts:
             self._losses[part.index] = loss.detach()
-        return scaled(loss, part, self._reduction, self._count)
+        return scaled(loss, part, self._last, self._count)
 
 
 class _Stage(PipelineStage):
     """torch's stage, but every micro-batch reduces: the stage itself would turn that off for all but the last."""
 
-    def __init__(self, *args: Any, passes: Pipeline, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, passes: Pipeline, reduction: Reduction, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._passes = passes
+        self._passes, self.reduction = passes, reduction
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self._passes.forward_begins(fwd_chunk_id)
+        self._passes.at(fwd_chunk_id)
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self._passes.backward_begins(bwd_chunk_id)
+        self.reduction.begin(bwd_chunk_id, last=self._passes.at(bwd_chunk_id))
         return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_maybe_with_nosync(

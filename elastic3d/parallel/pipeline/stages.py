@@ -1,23 +1,25 @@
 """Cutting a model into pipeline stages without renaming anything in it.
 
-The model's repeated layers, its *blocks*, are one ModuleList named by its dotted path. Stage s keeps a contiguous run
-of them; every other block is replaced by `Absent`, which hands its first argument on, so that the user's own `forward`
-runs unchanged on every stage and parameter names stay global. What is registered before the blocks, at every level on
-the path to them, belongs to the first stage; what is registered after them to the last. That a model's forward really
-is such a chain is proved by `chain`, not here. Modules without parameters are cut when that proof is made: a dropout
-between embedding and blocks must run once, a table of rotary embeddings on every stage.
+The model's repeated layers, its *blocks*, are one ModuleList named by its dotted path. A stage keeps a contiguous run
+of them, as the layout's cuts say; every other block is replaced by `Absent`, which hands its first argument on, so that
+the user's own `forward` runs unchanged on every stage and parameter names stay global. What is registered before the
+blocks, at every level on the path to them, belongs to the first stage; what is registered after them to the last. That
+a model's forward really is such a chain is proved by `chain`, not here. Modules without parameters are cut when that
+proof is made: a dropout between embedding and blocks must run once, a table of rotary embeddings on every stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from elastic3d.errors import ModelError
-from elastic3d.planner.shares import stage_of_block
+from elastic3d.planner import schedules
+from elastic3d.values import Layout
 
 
 class Absent(nn.Module):
@@ -90,29 +92,88 @@ def check_ends(model: nn.Module, path: str) -> None:
                 )
 
 
-def cut(model: nn.Module, path: str, *, stage: int, stages: int) -> list[tuple[str, nn.Module]]:
-    """Keep one stage's parameters in the model and replace the others' modules.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One stage of a rank. first, last: of the pipeline. blocks: all blocks by global name, stand-ins among them."""
 
-    Returns all blocks and stand-ins by global name.
+    stage: int
+    module: nn.Module
+    first: bool = True
+    last: bool = True
+    blocks: tuple[tuple[str, nn.Module], ...] = ()
+
+    @property
+    def present(self) -> list[tuple[str, nn.Module]]:
+        """The blocks that are really here."""
+        return [(name, block) for name, block in self.blocks if not isinstance(block, Absent)]
+
+
+def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[Part]:
+    """Keep one pipeline rank's parameters in the model, replace the others' modules, and return the rank's stages.
+
+    With one stage the part's module is the model itself. With several each is a copy of the modules on the path to the
+    blocks around the very same blocks, with stand-ins for all that belongs to other stages; the model keeps everything
+    that the rank has, for names and state alone. Without a path there is one stage, the whole model.
     """
-    blocks = find_blocks(model, path)
-    if stages > len(blocks):
-        raise ModelError(f"{stages} pipeline stages need as many blocks; blocks={path!r} has {len(blocks)}")
-    if stages > 1:
+    if path is None:
+        return [Part(stage=0, module=model)]
+    count = len(find_blocks(model, path))
+    if layout.stages > count:
+        raise ModelError(f"{layout.stages} pipeline stages need as many blocks; blocks={path!r} has {count}")
+    if layout.stages > 1:
         check_ends(model, path)
-        for index in range(len(blocks)):
-            if stage_of_block(index, len(blocks), stages) != stage:
-                blocks[index] = Absent()
-        before, after = ends(model, path)
-        for name in ([] if stage == 0 else before) + ([] if stage == stages - 1 else after):
-            if any(True for _ in model.get_submodule(name).parameters()):
-                model.set_submodule(name, Absent())
-    return [(f"{path}.{name}", block) for name, block in blocks.named_children()]
+    mine = schedules.stages_of_rank(layout, rank)
+    runs = {stage: schedules.blocks_of_stage(layout, stage, count) for stage in mine}
+    modules = dict.fromkeys(mine, model) if len(mine) == 1 else {stage: _copy(model, path) for stage in mine}
+    for module, kept in [(model, mine), *((module, (stage,)) for stage, module in modules.items())]:
+        blocks = find_blocks(module, path)
+        for index in set(range(count)).difference(*(runs[stage] for stage in kept)):
+            blocks[index] = Absent()
+        before, after = ends(module, path)
+        for name in ([] if 0 in kept else before) + ([] if layout.stages - 1 in kept else after):
+            if any(True for _ in module.get_submodule(name).parameters()):
+                module.set_submodule(name, Absent())
+    return [
+        Part(
+            stage=stage,
+            module=module,
+            first=stage == 0,
+            last=stage == layout.stages - 1,
+            blocks=tuple((f"{path}.{name}", block) for name, block in find_blocks(module, path).named_children()),
+        )
+        for stage, module in modules.items()
+    ]
 
 
-def cut_links(model: nn.Module, path: str, links: Collection[str], *, stage: int, stages: int) -> None:
-    """Replace the links of the chain that hold no parameters and belong to another stage."""
-    before, after = ends(model, path)
-    for name in ([] if stage == 0 else before) + ([] if stage == stages - 1 else after):
-        if name in links:
-            model.set_submodule(name, Absent())
+def cut_links(model: nn.Module, path: str, links: Collection[str], parts: Sequence[Part]) -> None:
+    """Replace the links of the chain that hold no parameters and belong to another stage, in the model and its parts.
+
+    The model keeps what any of its parts has: buffers may be state.
+    """
+    whole = Part(stage=0, module=model, first=any(p.first for p in parts), last=any(p.last for p in parts))
+    for part in (whole, *parts):
+        before, after = ends(part.module, path)
+        for name in ([] if part.first else before) + ([] if part.last else after):
+            if name in links:
+                part.module.set_submodule(name, Absent())
+
+
+def _copy(model: nn.Module, path: str) -> nn.Module:
+    """Return a copy of the model, and of the modules on the path down to the ModuleList, around the same modules."""
+    copied = _shallow(model)
+    parent = copied
+    for name in path.split("."):
+        child = _shallow(parent.get_submodule(name))
+        parent.add_module(name, child)
+        parent = child
+    return copied
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    """Return a module of the same class with the same attributes and buffers, but children and hooks of its own."""
+    copied = module.__class__.__new__(module.__class__)
+    copied.__dict__.update(module.__dict__)
+    for name, value in module.__dict__.items():
+        if name == "_modules" or name.endswith("_hooks") or "_hooks_" in name:
+            copied.__dict__[name] = value.copy()
+    return copied
