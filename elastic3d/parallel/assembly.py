@@ -28,9 +28,8 @@ from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.alone import Alone
-from elastic3d.parallel.reduction.fast import Fast
+from elastic3d.parallel.reduction.choice import make
 from elastic3d.parallel.reduction.joint import Joint
-from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.units import shard_units
 from elastic3d.parallel.refusals import look_at_model
@@ -124,9 +123,7 @@ class Assembly:
     def _reduction(self, part: stages.Part, units: list[FSDPModule]) -> Reduction:
         if not units:
             return Alone(part.module)
-        if self.plan.reduction == "fast":
-            return Fast(part.module, units, zero=self.mesh.layout.zero)
-        return Ordered(part.module, units, zero=self.mesh.layout.zero)
+        return make(self.plan.reduction, part.module, units, self.mesh)
 
 
 def prove_plan(plan: Plan, example: Any) -> Chain:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.errors import StateError
@@ -50,9 +50,10 @@ def box_of(tensor: torch.Tensor) -> Box:
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
         return Box(start=(0,) * len(shape), stop=shape)
-    (placement,) = tensor.placements
-    assert placement == Shard(0), f"tensors are sharded over dim 0 alone; this one is {placement}"
-    ranks, index = tensor.device_mesh.size(), tensor.device_mesh.get_local_rank()
+    axis = len(tensor.placements) - 1
+    expected = (Replicate(),) * axis + (Shard(0),)
+    assert tensor.placements == expected, f"tensors are sharded over dim 0 alone; this one is {tensor.placements}"
+    ranks, index = tensor.device_mesh.size(axis), tensor.device_mesh.get_local_rank(axis)
     start, stop = run_of(shape[0], ranks, index)
     assert tensor._local_tensor.shape[0] == stop - start
     return Box(start=(start, *(0,) * (len(shape) - 1)), stop=(stop, *shape[1:]))

@@ -43,8 +43,6 @@ def problem(layout: Layout, *, blocks: int, micro_batches: int) -> str | None:
 
     The layout's axes are all chosen.
     """
-    if layout.zero not in (2, 3):
-        return f"{layout} is not supported yet; use zero=2 or zero=3"
     schedule = schedule_of(layout)
     if schedule is None:
         if layout.schedule or layout.virtual != 1 or layout.cuts:

@@ -340,7 +340,7 @@ class Run:
     def _vote(self, assembly: Assembly, loss: Loss, flags: Flags, *, checkpoint: bool, clip: bool) -> vote.Outcome:
         assembly.reduction.finish()
         rows = {}
-        if clip:
+        if clip and assembly.mesh.first_replica:
             for name, parameter in assembly.model.named_parameters():
                 if parameter.grad is not None:
                     first = box_of(parameter.grad).start

@@ -1,38 +1,59 @@
-"""The backend's own sums: fewer collectives, and an order that depends on the layout."""
+"""The backend's own sums, whose order depends on the layout."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from elastic3d.parallel.reduction.flat import Flat, intercept
+from elastic3d.parallel.reduction.ordered import forget, prepare
+from elastic3d.parallel.reduction.units import flats_of
+
 
 class Fast:
-    """The backend's own reduce-scatter, once a step, after adding up locally; its order depends on the layout."""
+    """The backend's own reduce-scatter; and with replicas (HSDP) its all-reduce of the shards, once a step.
+
+    ZeRO-2 and 3 reduce each round. ZeRO-1 keeps whole gradients and adds up locally, so that it reduces once a
+    step. units: the root last.
+    """
 
     scales_fillers = True
 
-    def __init__(self, model: nn.Module, units: list[FSDPModule], *, zero: int) -> None:
-        self._model, self._root, self._zero = model, units[-1], zero
+    def __init__(self, model: nn.Module, units: Sequence[FSDPModule], *, zero: int) -> None:
+        self._units, self._zero = units, zero
+        self._flats = flats_of(model, units)
+        for flat in self._flats:
+            _watch(flat)
         for unit in units:
             # A sum, as the ordered reduction's; each loss is already divided by the number of micro-batches.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        if hasattr(self._root, "set_reduce_scatter_unused_params"):
+        if hasattr(units[-1], "set_reduce_scatter_unused_params"):
             # Without it (before torch 2.13) ranks that use different parameters reduce unlike pieces.
-            self._root.set_reduce_scatter_unused_params(True)
+            units[-1].set_reduce_scatter_unused_params(True)
 
     def begin_step(self, micro_batches: int) -> None:
         """Do nothing: the order of sums does not depend on their number."""
 
     def begin(self, round_: int, *, last: bool) -> None:
-        """Turn the reduction on for the last round only."""
-        self._root.set_requires_gradient_sync(last)
-        self._root.set_is_last_backward(last)
-        self._root.set_reshard_after_backward(last or self._zero == 3)
+        """Turn FSDP's reduction on where this round has one."""
+        prepare(self._units, last=last, zero=self._zero, reduces=last or self._zero != 1)
+        for unit in self._units:
+            unit.set_requires_all_reduce(last, recurse=False)
 
     def finish(self) -> None:
         """Do nothing: FSDP has put the sums into the gradients."""
 
     def present(self) -> set[str]:
-        """Return the names of the parameters that have a gradient."""
-        return {name for name, parameter in self._model.named_parameters() if parameter.grad is not None}
+        """Return the names of the parameters that got a gradient here, and forget them."""
+        return forget(self._flats)
+
+
+def _watch(flat: Flat) -> None:
+    def look() -> bool:
+        flat.look()
+        return False
+
+    intercept(flat.group, look)

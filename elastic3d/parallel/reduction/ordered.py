@@ -2,135 +2,93 @@
 
 Micro-batch j belongs to dp rank j % dp, round j // dp, so rank order within a round, and rounds in turn, is micro-batch
 order. In each round every rank sends each owner its piece of the gradient (an all-to-all: the bytes of one
-reduce-scatter), and the owner adds the pieces in order onto a running sum, which goes into the gradients at the step's
-end. The entry point is FSDP2's public `set_custom_reduce_scatter`. Three details make the sum that of plain autograd:
+reduce-scatter), and the owner adds the pieces in order onto a running sum, which becomes the gradient at the step's
+end. FSDP itself reduces nothing: a unit's gradients are taken where its backward pass ends. What makes the sum that of
+plain autograd:
 
-- A parameter that got no gradient in a micro-batch contributes -0.0, the one number that addition leaves no trace of,
-  so that the places of the others do not move; sums start from -0.0 for the same reason, which is to start from the
-  first piece. A parameter that got none in the whole step must end with `grad` None: `present` tells which did here.
-- Pieces of micro-batches that only fill up the last round are dropped by their receiver, not multiplied by zero, which
-  would keep a NaN.
-- Every micro-batch reduces; without that torch would add up locally, in an order that depends on dp.
+- A parameter that got no gradient in a micro-batch contributes -0.0, so that the places of the others do not move, and
+  sums begin with the first piece. A parameter that got none in the whole step must end with `grad` None: `present`
+  tells which did here.
+- Pieces of micro-batches that only fill up the last round are dropped by their receiver.
+- Every micro-batch reduces; without that torch would add up locally, in an order that depends on dp. So ZeRO-1 is here
+  what ZeRO-2 is: traffic each round, and whole gradients live for one unit's backward pass, not for the step.
+
+With replicas (HSDP) the sum of a shard is spread over the replicas' holders of it: rounds cost what they cost without
+replicas, and one exchange at the step's end brings each holder all parts. With G bytes of gradients in the reduce dtype
+(a unit's or all), d dp ranks in R replicas of S = d / R, each a node, and r rounds, each rank sends in a step
+
+    to ranks of its node    r * G * (S - 1) / d          to other nodes    r * G * (d - S) / d + at most G / S
+
+where the backend's own HSDP (`fast`) sends r * G * (S - 1) / S within the node and 2 * G / S * (R - 1) / R across. Sums
+in a fixed order cannot be formed per node first: addition is not associative.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from elastic3d.parallel.reduction.units import parameter_groups
+from elastic3d.parallel.reduction.flat import Flat
+from elastic3d.parallel.reduction.fold import Fold
+from elastic3d.parallel.reduction.lanes import Lanes
+from elastic3d.parallel.reduction.units import flats_of
 
 
 class Ordered:
-    """The ordered reduction of a whole model: one `_Fold` per FSDP unit."""
+    """The ordered reduction of one stage. units: its root last. group: of all dp ranks, None for one."""
 
     scales_fillers = False
 
-    def __init__(self, model: nn.Module, units: list[FSDPModule], *, zero: int) -> None:
-        self._root, self._zero, self._dp = units[-1], zero, 1
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._folds = [_Fold(unit, names) for unit in units]
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[FSDPModule],
+        *,
+        group: dist.ProcessGroup | None,
+        replicas: int,
+        zero: int,
+    ) -> None:
+        self._units, self._zero, self._lanes = units, zero, Lanes()
+        self._folds = [Fold(flat, self._lanes, group, ways=replicas) for flat in flats_of(model, units)]
 
     def begin_step(self, micro_batches: int) -> None:
         """Tell every fold how many pieces count in the step."""
         for fold in self._folds:
-            fold.micro_batches = micro_batches
+            fold.pieces = micro_batches
 
     def begin(self, round_: int, *, last: bool) -> None:
-        """Tell every fold which round's pieces come next; ZeRO-2 keeps parameters whole until the last."""
+        """Tell every fold which round's pieces come next."""
         for fold in self._folds:
-            fold.round = round_
-        self._root.set_requires_gradient_sync(True)
-        self._root.set_is_last_backward(last)
-        self._root.set_reshard_after_backward(last or self._zero == 3)
+            fold.begin(round_)
+        prepare(self._units, last=last, zero=self._zero)
 
     def finish(self) -> None:
-        """Copy every fold's sum into the gradients."""
+        """Make every fold's sum the gradients."""
+        self._lanes.settle()
         for fold in self._folds:
-            fold.finish()
+            chunk = fold.chunk()
+            if chunk is not None:
+                fold.flat.put(chunk)
 
     def present(self) -> set[str]:
         """Return the names of the parameters that got a gradient here, and forget them."""
-        names = set().union(*(fold.present for fold in self._folds))
-        for fold in self._folds:
-            fold.present.clear()
-        return names
+        return forget([fold.flat for fold in self._folds])
 
 
-class _Fold(ReduceScatter):
-    """FSDP2's `ReduceScatter` for one unit. Reads FSDP's parameter groups, which torch does not call public."""
-
-    def __init__(self, unit: FSDPModule, names: dict[int, str]) -> None:
-        self.round = self.micro_batches = 0
-        self.present: set[str] = set()
-        self._sum: torch.Tensor | None = None
-        self._parameters: list[Any] = []
-        unit.set_custom_reduce_scatter(self)
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)
-        for group in parameter_groups(unit):
-            self._parameters += [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-            self._names = {id(p): names[id(p.sharded_param)] for p in self._parameters}
-            _before(group, "post_backward", self._fill)
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a buffer for FSDP's flat gradients."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> None:
-        """Add this round's pieces, in the order of their ranks, onto the sum; FSDP gets zeros until `finish`."""
-        pieces = torch.empty_like(input_tensor)
-        # As bytes: they are moved, not computed with, and gloo does not know every dtype.
-        dist.all_to_all_single(pieces.view(torch.uint8), input_tensor.view(torch.uint8), group=group)
-        if self._sum is None:
-            self._sum = torch.full_like(output_tensor, -0.0)
-        first = self.round * group.size()
-        for index, piece in enumerate(pieces.view(group.size(), -1), start=first):
-            if index < self.micro_batches:
-                self._sum.add_(piece)
-        output_tensor.zero_()
-
-    def finish(self) -> None:
-        """Copy the sum into the gradients of this rank's shards."""
-        if self._sum is None:
-            return
-        at = 0
-        for parameter in self._parameters:
-            size = parameter.padded_sharded_param_size
-            grad = parameter.sharded_param.grad._local_tensor
-            if grad.numel():
-                grad.copy_(self._sum[at : at + size.numel()].view(size)[: grad.shape[0]])
-            at += size.numel()
-        self._sum = None
-
-    def _fill(self) -> None:
-        for parameter in self._parameters:
-            whole = getattr(parameter, "_unsharded_param", None)
-            if whole is None:
-                continue
-            if whole.grad is None:
-                whole.grad = torch.full_like(whole, -0.0)
-            else:
-                self.present.add(self._names[id(parameter)])
+def prepare(units: Sequence[FSDPModule], *, last: bool, zero: int, reduces: bool = True) -> None:
+    """Tell FSDP what the next backward pass is; parameters stay whole until the last, but for ZeRO-3."""
+    units[-1].set_is_last_backward(last)
+    for unit in units:
+        unit.set_requires_gradient_sync(reduces, recurse=False)
+        unit.set_reshard_after_backward(last or zero == 3, recurse=False)
 
 
-def _before(target: Any, method: str, first: Any) -> None:
-    original = getattr(target, method)
-
-    def wrapped(*args: Any) -> Any:
-        first()
-        return original(*args)
-
-    setattr(target, method, wrapped)
+def forget(flats: Sequence[Flat]) -> set[str]:
+    """Return the names of the parameters that got a gradient, and forget them."""
+    names: set[str] = set().union(*(flat.seen for flat in flats))
+    for flat in flats:
+        flat.seen.clear()
+    return names

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Reduction(Protocol):
-    """How the gradients of a step's micro-batches become the gradient of the step."""
+    """How the gradients of a step's micro-batches become the gradient of the step, for one stage of this rank."""
 
     scales_fillers: bool
 

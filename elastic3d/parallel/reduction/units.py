@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from elastic3d.parallel.reduction.flat import Flat
+
 
 def shard_units(
     model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, zero: int, policy: MixedPrecisionPolicy
 ) -> list[FSDPModule]:
-    """Wrap each block and then the model in FSDP2 over a one-dimensional mesh; return the units, the model last."""
+    """Wrap each block and then the model in FSDP2; return the units, the model last.
+
+    mesh: an axis to shard over, or two for HSDP, replicas and shards. ZeRO-1 and 2 keep parameters whole within a step.
+    """
     units: list[FSDPModule] = []
     for module in [*blocks, model]:
         fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
@@ -22,8 +27,13 @@ def shard_units(
     return units
 
 
-def parameter_groups(unit: FSDPModule) -> list[Any]:
-    """Return FSDP's parameter groups of a unit, which torch does not call public."""
+def flats_of(model: nn.Module, units: Sequence[FSDPModule]) -> list[Flat]:
+    """Return the vectors of gradients of all units that have parameters, under the model's names for them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [Flat(group, names) for unit in units for group in _parameter_groups(unit)]
+
+
+def _parameter_groups(unit: FSDPModule) -> list[Any]:
     state: Any = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)

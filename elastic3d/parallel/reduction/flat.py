@@ -1,0 +1,104 @@
+"""The gradients of one FSDP unit as one vector, in the layout that FSDP itself reduces.
+
+For each shard a chunk: the rows of dim 0 that this shard holds of each parameter, padded to the same number for every
+shard, one parameter after the other. Reads FSDP's parameter groups, which torch does not call public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+class Flat:
+    """The trainable parameters of one FSDP parameter group. names: by id of the sharded parameter."""
+
+    def __init__(self, group: Any, names: dict[int, str]) -> None:
+        self.group = group
+        self._parameters = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
+        self._names = [names[id(p.sharded_param)] for p in self._parameters]
+        self.shards: int = group.mesh_info.shard_mesh_size
+        self.chunk = sum(p.padded_sharded_param_size.numel() for p in self._parameters)
+        self.seen: set[str] = set()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which gradients are summed; known from the first forward pass on."""
+        first = self._parameters[0]
+        dtype: torch.dtype = first.reduce_dtype or first.param_dtype or first.orig_dtype
+        return dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the gradients are."""
+        device: torch.device = self.group.device
+        return device
+
+    def look(self) -> None:
+        """Note in `seen` which parameters have a gradient of this rank's, reduced neither now nor before."""
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            if name not in self.seen and _has_gradient(parameter):
+                self.seen.add(name)
+
+    def take(self, into: torch.Tensor) -> None:
+        """Move the gradients into a vector of shards * chunk numbers, converted to its dtype.
+
+        A parameter without one contributes -0.0, the one number that addition leaves no trace of.
+        """
+        self.look()
+        gradients = []
+        for parameter in self._parameters:
+            parameter.accumulate_unsharded_grad_if_needed()
+            if parameter.unsharded_accumulated_grad is not None:
+                gradients.append(parameter.unsharded_accumulated_grad_data)
+                parameter.unsharded_accumulated_grad = None
+            elif _has_gradient(parameter):
+                gradients.append(parameter.unsharded_grad_data)
+                parameter.unsharded_param.grad = None
+            else:
+                gradients.append(torch.full(parameter._orig_size, -0.0, dtype=into.dtype, device=into.device))
+        dtypes = {gradient.dtype for gradient in gradients}
+        if len(dtypes) > 1:
+            gradients = [gradient.to(into.dtype) for gradient in gradients]
+        torch.ops.fsdp.chunk_cat(gradients, dim=0, num_chunks=self.shards, out=into.view(self.shards, -1))
+
+    def put(self, chunk: torch.Tensor) -> None:
+        """Make this rank's chunk the gradients of its shards: views of it, where no dtype is to be converted."""
+        if self.group._orig_dtype is not None:
+            chunk = chunk.to(self.group._orig_dtype)
+        for parameter, rows in zip(self._parameters, self.split(chunk), strict=True):
+            parameter.sharded_param.grad = parameter.to_sharded_dtensor(rows)
+
+    def split(self, chunk: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield each parameter's rows of a chunk, without padding."""
+        at = 0
+        for parameter in self._parameters:
+            size = parameter.padded_sharded_param_size
+            yield chunk[at : at + size.numel()].view(size)[: parameter.sharded_size[0]]
+            at += size.numel()
+
+
+def intercept(group: Any, before: Callable[[], bool]) -> None:
+    """Have `before` called whenever FSDP is done with a unit's backward pass; where it is true FSDP does not reduce."""
+    original = group.post_backward
+
+    def post_backward(*args: Any) -> None:
+        if not before():
+            original(*args)
+            return
+        reduces, group.reduce_grads = group.reduce_grads, False
+        try:
+            original(*args)
+        finally:
+            group.reduce_grads = reduces
+
+    group.post_backward = post_backward
+
+
+def _has_gradient(parameter: Any) -> bool:
+    if parameter.unsharded_accumulated_grad is not None:
+        return True
+    whole = getattr(parameter, "_unsharded_param", None)
+    return whole is not None and whole.grad is not None

@@ -1,0 +1,84 @@
+"""Memory through which gradients go from rank to rank: two pairs of buffers, whatever the number of units.
+
+While one unit's pieces are under way the next unit's are copied in, so that sending goes on beside the backward pass. A
+buffer grows to the largest unit and is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+DEPTH = 2
+
+Arrived = Callable[[torch.Tensor], None]
+
+
+class Lane:
+    """A pair of buffers, and what is under way in them."""
+
+    def __init__(self) -> None:
+        self._out = torch.empty(0, dtype=torch.uint8)
+        self._in = torch.empty(0, dtype=torch.uint8)
+        self._pending: tuple[Any, torch.Tensor, Arrived] | None = None
+
+    def outgoing(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return room for what is to be sent; nothing may be under way."""
+        assert self._pending is None
+        self._out = _at_least(self._out, numel * dtype.itemsize, device)
+        return self._out[: numel * dtype.itemsize].view(dtype)
+
+    def exchange(
+        self, out: torch.Tensor, splits: Sequence[int], mine: int, group: dist.ProcessGroup, arrived: Arrived
+    ) -> None:
+        """Send splits[i] numbers to rank i, and have `arrived` called with the `mine` numbers that each rank sends."""
+        item, ranks = out.dtype.itemsize, group.size()
+        self._in = _at_least(self._in, ranks * mine * item, out.device)
+        pieces = self._in[: ranks * mine * item]
+        # As bytes: they are moved, not computed with, and gloo does not know every dtype.
+        work = dist.all_to_all_single(
+            pieces,
+            out.view(torch.uint8),
+            [mine * item] * ranks,
+            [split * item for split in splits],
+            group=group,
+            async_op=True,
+        )
+        self._pending = (work, pieces.view(out.dtype).view(ranks, mine), arrived)
+
+    def settle(self) -> None:
+        """Wait for what is under way and hand it over."""
+        if self._pending is not None:
+            work, pieces, arrived = self._pending
+            self._pending = None
+            work.wait()
+            arrived(pieces)
+
+
+class Lanes:
+    """All lanes of a rank, used in turn, so that what was sent first is handed over first."""
+
+    def __init__(self) -> None:
+        self._lanes = [Lane() for _ in range(DEPTH)]
+        self._next = 0
+
+    def next(self) -> Lane:
+        """Return the next lane, empty."""
+        lane = self._lanes[self._next]
+        self._next = (self._next + 1) % DEPTH
+        lane.settle()
+        return lane
+
+    def settle(self) -> None:
+        """Wait for everything under way."""
+        for _ in range(DEPTH):
+            self.next()
+
+
+def _at_least(buffer: torch.Tensor, size: int, device: torch.device) -> torch.Tensor:
+    if buffer.numel() >= size and buffer.device == device:
+        return buffer
+    return torch.empty(size, dtype=torch.uint8, device=device)
