@@ -7,13 +7,14 @@ the passes and the vote. Whatever can be refused is refused here, by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from blake3 import blake3
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_map
 
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
@@ -68,8 +69,8 @@ class Assembly:
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
         if large:
             for name, block in (present for part in self.parts for present in part.present):
-                initial.fill(block, name, plan.seed, mesh.device)
-            initial.fill(model, "", plan.seed, mesh.device)
+                initial.fill(block, name, plan.seed, mesh.device, root=model)
+            initial.fill(model, "", plan.seed, mesh.device, root=model)
         model.to(mesh.device)
         precision = plan.numerics.precision
         sharded = mesh.shard or (mesh.alone() if precision.dtype else None)
@@ -100,13 +101,18 @@ class Assembly:
         example = batches.example()[0]
         chain = prove_plan(self.plan, example)
         stages.cut_links(self.model, self.plan.blocks, chain.links, self.parts)
+        for part in self.parts:
+            stages.dress(part.module, chain.templates)
+        if chain.frame.beside:
+            batches.share = replace(batches.share, inputs=True)
         self.passes = Pipeline(
             list(zip(self.parts, reductions, strict=True)),
             self.randomness,
             layout=layout,
             group=self.mesh.pp,
             device=self.mesh.device,
-            example_input=example.to("meta"),
+            example_input=chain.frame.tensor(example).to("meta"),
+            frame=chain.frame,
             boundary=chain.activation,
         )
 
@@ -140,8 +146,8 @@ def _prove(plan: Plan, model: nn.Module, example: Any) -> Chain:
     assert plan.blocks is not None
     device, precision = next(model.parameters()).device, plan.numerics.precision
     model = as_computed(model, stages.find_blocks(model, plan.blocks), precision)
-    example = cast(example, precision)
-    return prove(model, plan.blocks, example.to(device) if isinstance(example, torch.Tensor) else example)
+    beside = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, example)
+    return prove(model, plan.blocks, cast(beside, precision))
 
 
 def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:

@@ -2,14 +2,17 @@
 
 A model whose parameters fit the host is built whole, as a plain script with the same seed builds it, and cut after. A
 larger one is built with its parameters on meta and its buffers real, and filled module by module, each under a key of
-(seed, name), by the module's own `reset_parameters`: other numbers than the plain script's, but the same for any
-layout. Which of the two happens depends on the model and a constant alone, so that every host decides alike.
+(seed, name), by the module's own `reset_parameters` and then, in models of transformers, by their `_init_weights`:
+other numbers than the plain script's, but the same for any layout. Which of the two happens depends on the model and a
+constant alone, so that every host decides alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,25 +52,53 @@ def nbytes(model: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
-def fill(module: nn.Module, prefix: str, seed: int, device: torch.device) -> None:
-    """Give the parameters on meta below `module` storage, and values keyed by (seed, global name of their module)."""
+def fill(module: nn.Module, prefix: str, seed: int, device: torch.device, *, root: nn.Module | None = None) -> None:
+    """Give the parameters on meta below `module` storage, and values keyed by (seed, global name of their module).
+
+    root: the whole model, `module` itself where it is left out. ModelError, naming the module, for parameters that
+    nobody initialises.
+    """
     for name, inner in module.named_modules():
         own = dict(inner.named_parameters(recurse=False))
         if not any(parameter.is_meta for parameter in own.values()):
             continue
         place = f"{prefix}.{name}".strip(".")
-        reset = getattr(inner, "reset_parameters", None) or getattr(inner, "_reset_parameters", None)
-        if not callable(reset):
+        ways = _ways(inner, module if root is None else root, place)
+        if not ways:
             raise ModelError(
                 f"module {place!r} ({type(inner).__name__}) has parameters but no reset_parameters(), by which a model "
                 "too large to be built whole is initialised; define it, or raise whole_below= in run.shard"
             )
         for key, parameter in own.items():
-            empty = torch.empty_like(parameter, device=device)
-            setattr(inner, key, nn.Parameter(empty, requires_grad=parameter.requires_grad))
-        with torch.random.fork_rng(devices=[]):
+            unknown = torch.nan if parameter.is_floating_point() else 0
+            blank = torch.full_like(parameter, unknown, device=device)
+            setattr(inner, key, nn.Parameter(blank, requires_grad=parameter.requires_grad))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(keyed_seed(seed, place))
-            reset()
+            for way in ways:
+                way()
+        for key, parameter in inner.named_parameters(recurse=False):
+            if parameter.is_floating_point() and bool(parameter.isnan().any()):
+                raise ModelError(
+                    f"parameter {f'{place}.{key}'!r} is initialised neither by reset_parameters() of its module "
+                    f"({type(inner).__name__}) nor by _init_weights() of the model; let one of them do it, or raise "
+                    "whole_below= in run.shard"
+                )
+
+
+def _ways(module: nn.Module, root: nn.Module, place: str) -> list[Callable[[], Any]]:
+    """Return what initialises a module, in turn: its own way, and that of the innermost model of transformers'."""
+    ways = []
+    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    if callable(reset):
+        ways.append(reset)
+    names = place.split(".") if place else []
+    for depth in range(len(names), -1, -1):
+        around = getattr(root.get_submodule(".".join(names[:depth])), "_init_weights", None)
+        if callable(around):
+            ways.append(partial(around, module))
+            break
+    return ways
 
 
 def _built(build: Build) -> nn.Module:

@@ -84,15 +84,15 @@ class OwnParameter(Chain):
         self.places = nn.Parameter(torch.zeros(WIDTH))
 
 
-class ReturnsPair(nn.Linear):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return super().forward(x), None
+class ReturnsTwo(nn.Linear):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return super().forward(x), x
 
 
 class Pairs(Chain):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(ReturnsPair(WIDTH, WIDTH) for _ in range(2))
+        self.blocks = nn.ModuleList(ReturnsTwo(WIDTH, WIDTH) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.embed(x)
@@ -135,7 +135,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (UsedTwice, r"'embed' runs 2 times"),
     (Tied, r"'embed.weight' and 'head.weight' are one tensor"),
     (OwnParameter, r"parameter 'places' is used by forward outside of any module"),
-    (Pairs, r"'blocks.0' returns tuple"),
+    (Pairs, r"'blocks.0' returns a tuple of 2 tensors"),
     (PassesMask, r"'blocks.0' gets a further argument that was computed from the input's values"),
     (HeadFirst, r"module 'head' is registered before the blocks .* but runs after 'blocks.2'"),
 ]

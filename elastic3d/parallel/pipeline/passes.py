@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from elastic3d.data.batches import Batch, MicroBatch
+from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
 
@@ -32,6 +33,7 @@ class Loop:
 
     def __init__(self, model: nn.Module, reduction: Reduction, randomness: Randomness) -> None:
         self._model, self._reduction, self._randomness = model, reduction, randomness
+        self._caller = Caller(model)
 
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run every micro-batch forward and back."""
@@ -40,7 +42,7 @@ class Loop:
         for round_, part in enumerate(batch.micro_batches):
             self._randomness.at(batch.step, part.index)
             self._reduction.begin(round_, last=round_ == len(batch.micro_batches) - 1)
-            loss = loss_fn(self._model(part.input), part.target)
+            loss = loss_fn(self._caller(self._model, part.input), part.target)
             if part.counts:
                 losses[part.index] = loss.detach()
             scaled(loss, part, self._reduction, batch.count).backward()  # type: ignore[no-untyped-call]

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining._backward import stage_backward
 
 from elastic3d.data.batches import Batch, MicroBatch
+from elastic3d.parallel.pipeline.frame import Frame
 from elastic3d.parallel.pipeline.passes import LossFunction, scaled
 from elastic3d.parallel.pipeline.stages import Part
 from elastic3d.parallel.randomness import Randomness
@@ -34,8 +36,11 @@ class Pipeline:
         device: torch.device,
         example_input: torch.Tensor,
         boundary: torch.Tensor,
+        frame: Frame,
     ) -> None:
         self._randomness = randomness
+        self._frame = frame
+        self._output: Any = None
         self._losses: dict[int, torch.Tensor] = {}
         self._loss_fn: LossFunction | None = None
         self._stages = [
@@ -76,7 +81,7 @@ class Pipeline:
             stage.has_backward = True
             stage.clear_runtime_states()
         self._schedule._step_microbatches(
-            arg_mbs=[(part.input,) if self._first else () for part in self._parts],
+            arg_mbs=[(self._frame.tensor(part.input),) if self._first else () for part in self._parts],
             target_mbs=[part.target for part in self._parts] if self._last else None,
             return_outputs=False,
         )
@@ -88,11 +93,19 @@ class Pipeline:
         self._randomness.at(self._step, self._parts[chunk].index)
         return chunk == len(self._parts) - 1
 
+    def forward(self, module: nn.Module, tensor: torch.Tensor, *, last: bool) -> Any:
+        """Return what a stage makes of what came to it for the micro-batch that is worked on."""
+        output = self._frame.run(module, tensor, self._parts[self._chunk].input)
+        if last:
+            # torch's stages know tensors alone; the loss function gets all that the model returned.
+            self._output = output
+        return self._frame.pick(output)
+
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         part = self._parts[self._chunk]
         assert self._loss_fn is not None
         assert self._last is not None
-        loss = self._loss_fn(output, target)
+        loss, self._output = self._loss_fn(self._output, target), None
         if part.counts:
             self._losses[part.index] = loss.detach()
         return scaled(loss, part, self._last, self._count)
@@ -108,6 +121,10 @@ class _Stage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._passes.at(fwd_chunk_id)
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        (tensor,) = args
+        return self._passes.forward(self.submod, tensor, last=self.is_last)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.reduction.begin(bwd_chunk_id, last=self._passes.at(bwd_chunk_id))

@@ -10,24 +10,34 @@ proof is made: a dropout between embedding and blocks must run once, a table of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from elastic3d.errors import ModelError
+from elastic3d.parallel.pipeline.frame import Template
 from elastic3d.planner import schedules
 from elastic3d.values import Layout
 
 
 class Absent(nn.Module):
-    """Stand in for a module of another stage: return the first argument."""
+    """Stand in for a module of another stage: return the first argument, as that module returns its tensor."""
 
-    def forward(self, first: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-        """Return `first` unchanged."""
-        return first
+    def __init__(self, template: Template | None = None) -> None:
+        super().__init__()
+        self.template = template
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """Return the first argument, by place or else by name, unchanged."""
+        first = first_of(args, named)
+        return first if self.template is None else self.template.around(first)
+
+
+def first_of(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Return the first argument of a call; None of an empty one."""
+    return args[0] if args else next(iter(named.values()), None)
 
 
 def find_blocks(model: nn.Module, path: str) -> nn.ModuleList:
@@ -177,3 +187,11 @@ def _shallow(module: nn.Module) -> nn.Module:
         if name == "_modules" or name.endswith("_hooks") or "_hooks_" in name:
             copied.__dict__[name] = value.copy()
     return copied
+
+
+def dress(model: nn.Module, templates: Mapping[str, Template]) -> None:
+    """Let stand-ins return what they are given in the way of the modules they stand for."""
+    for name, template in templates.items():
+        module = model.get_submodule(name)
+        if isinstance(module, Absent):
+            module.template = template

@@ -1,0 +1,102 @@
+"""Models of transformers, tiny and with random weights, and how they are trained: importable, as a script is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from elastic3d.training import Run
+from tests.parallel.models import VOCABULARY, Sentences, loss_fn
+
+STEPS = 3
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def llama() -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=1))
+
+
+def qwen2() -> nn.Module:
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=1))
+
+
+def qwen3() -> nn.Module:
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=8))
+
+
+def gpt_neox() -> nn.Module:
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, hidden_dropout=0.1, attention_dropout=0.1))
+
+
+FAMILIES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "llama": (llama, "model.layers"),
+    "qwen2": (qwen2, "model.layers"),
+    "qwen3": (qwen3, "model.layers"),
+    "gpt_neox": (gpt_neox, "gpt_neox.layers"),
+}
+
+
+class Masked(Dataset[tuple[dict[str, torch.Tensor], torch.Tensor]]):
+    """Sentences with some of their last words masked, as dictionaries that transformers' models take."""
+
+    def __len__(self) -> int:
+        return len(Sentences())
+
+    def __getitem__(self, index: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        words, target = Sentences()[index]
+        mask = torch.ones_like(words)
+        mask[len(mask) - index % 3 :] = 0
+        return {"input_ids": words, "attention_mask": mask}, target
+
+
+def logits_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """Return the loss as users of transformers write it."""
+    return loss_fn(output.logits, target)
+
+
+def train(
+    run: Run, *, family: str, masked: bool = False, whole_below: int = 1 << 30
+) -> tuple[str, list[float], list[str]]:
+    """Train a family with clipping and 4 micro-batches a step; return digest, losses and this rank's parameters."""
+    build, blocks = FAMILIES[family]
+    model = run.shard(build, blocks=blocks, seed=3, whole_below=whole_below)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    dataset: Any = Masked() if masked else Sentences()
+    batches = run.batches(dataset, global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    losses = []
+    for batch in batches.until(step=STEPS):
+        loss = run.backward(model, batch, logits_loss)
+        run.step(optimizer, loss=loss, clip=0.5)
+        losses.append(loss.value)
+    return run.digest(), losses, [name for name, _ in model.named_parameters()]
+
+
+def trainer(family: str, **options: Any) -> Callable[[Run], Any]:
+    """Return a main that trains a family."""
+    return partial(train, family=family, **options)
