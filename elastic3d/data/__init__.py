@@ -1,10 +1,12 @@
 """Which samples a run consumes, in which order, and the proof that it consumed each of them once."""
 
-from elastic3d.data.batches import Batch, Batches, MicroBatch, Share
+from elastic3d.data.batches import Batch, Batches, MicroBatch
 from elastic3d.data.ledger import Account, Line, check
 from elastic3d.data.permutation import KeyedPermutation
 from elastic3d.data.positions import Order
 from elastic3d.data.sizes import Growing
+from elastic3d.data.sources import Share
+from elastic3d.data.streams import Cursor
 
 __all__ = [
     "KeyedPermutation",
@@ -14,6 +16,7 @@ __all__ = [
     "Batch",
     "MicroBatch",
     "Share",
+    "Cursor",
     "Line",
     "Account",
     "check",

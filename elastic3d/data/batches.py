@@ -1,22 +1,28 @@
 """The batches of a run: every rank's micro-batches of each step, as tensors.
 
-The state of the data is the step alone. Micro-batch j of a step belongs to dp rank j % dp, in round j // dp; where dp
-does not divide M the last round has places without a micro-batch. Their ranks run some other micro-batch for the sake
-of the collectives, marked `counts=False`, and whatever comes of it is dropped by its receiver.
+The state of the data is the step alone, and of a stream where it stands. Micro-batch j of a step belongs to dp rank
+j % dp, in round j // dp; where dp does not divide M the last round has places without a micro-batch. Their ranks run
+some other micro-batch for the sake of the collectives, marked `counts=False`, and whatever comes of it is dropped by
+its receiver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import IterableDataset
 
+from elastic3d.data.ahead import Ahead
+from elastic3d.data.making import Drawn, Keyed, Undrawn, moved, pinned
 from elastic3d.data.positions import Order, fold_sums
 from elastic3d.data.sizes import Growing
+from elastic3d.data.sources import Loaded, Numbered, Share, Source, Streamed
+from elastic3d.data.streams import Cursor, check_stream
 from elastic3d.errors import UsageError
 
 
@@ -30,27 +36,6 @@ class Dataset(Protocol):
     def __getitem__(self, index: int) -> Any:
         """Return sample `index`, the same whenever and wherever it is asked for."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Which part of each step's micro-batches one rank computes.
-
-    dp, index: of the data-parallel axis. inputs, targets: whether this rank's pipeline stage needs them at all.
-    """
-
-    dp: int = 1
-    index: int = 0
-    inputs: bool = True
-    targets: bool = True
-
-    def rounds(self, micro_batches: int) -> int:
-        """Return how many micro-batches each dp rank runs in a step."""
-        return -(-micro_batches // self.dp)
-
-    def micro_batches(self, micro_batches: int) -> list[int]:
-        """Return the numbers of this rank's micro-batches by round; M and more mark places that do not count."""
-        return [round_ * self.dp + self.index for round_ in range(self.rounds(micro_batches))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +66,16 @@ class Batch:
 
 
 class Batches:
-    """Iterate the steps of a run over a map-style data set; `step` is the number of steps made.
+    """Iterate the steps of a run over a data set, map-style or a stream; `step` is the number of steps made.
 
-    workers: DataLoader processes that load ahead. They are forked from the trainer when the iteration starts and
-    belong to its process group, so whatever ends the trainer ends them.
+    The next step is loaded while the present one trains: in a thread, or by `workers` DataLoader processes (one, for a
+    stream). They are forked from the trainer when the iteration starts and belong to its process group, so whatever
+    ends the trainer ends them.
     """
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | Iterable[Any],
         *,
         global_batch: int | Growing,
         micro_batch: int,
@@ -98,74 +84,112 @@ class Batches:
         workers: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            raise UsageError(
-                f"run.batches needs a map-style data set, with len() and [index]; {type(dataset).__name__} is not one"
-            )
+        if not isinstance(workers, int) or workers < 0:
+            raise UsageError(f"workers must be a number of processes, 0 for a thread; it is {workers!r}")
+        numbered = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        numbered = numbered and not isinstance(dataset, IterableDataset)
+        if not numbered:
+            check_stream(dataset)
         (_, first), *changes = global_batch.parts if isinstance(global_batch, Growing) else ((0, global_batch),)
         self.order = Order(
-            length=len(dataset), global_batch=first, micro_batch=micro_batch, seed=seed, changes=tuple(changes)
+            length=len(dataset) if numbered else None,  # type: ignore[arg-type]
+            global_batch=first,
+            micro_batch=micro_batch,
+            seed=seed,
+            changes=tuple(changes),
         )
-        self.dataset = dataset
         self.share = share or Share()
         self.workers = workers
         self.device = device or torch.device("cpu")
         self.step = 0
+        self._source: Source = (Numbered if numbered else Streamed)(dataset, self.order, self.share)
+        self._keyed = Keyed(seed, lent=True)
+        self._cursors: dict[int, Cursor] = {}
+        self._threaded = True
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where the stream stands after `step` steps; None for a map-style data set, and before the first step."""
+        return self._cursors.get(self.step)
+
+    def go_on(self, step: int, cursor: Cursor | None) -> None:
+        """Continue after `step` steps, of which the run's state tells."""
+        self.step = step
+        self._cursors = {step: cursor} if cursor is not None else {}
 
     def until(self, step: int) -> Iterator[Batch]:
         """Yield this rank's part of each step from the present one to `step`, which is not made any more."""
         loaded = self._loaded(self.step, step)
-        while self.step < step:
-            before = self.step
-            yield self._batch(before, loaded)
-            if self.step != before + 1:
-                raise UsageError(
-                    f"run.step was not called once for the batch of step {before}: each batch is one optimizer step"
-                )
+        try:
+            while self.step < step:
+                before = self.step
+                part = next(loaded)
+                if part.cursor is not None:
+                    present = self._cursors.get(before, Cursor())
+                    self._cursors = {before: present, before + 1: part.cursor}
+                yield self._batch(before, part)
+                if self.step != before + 1:
+                    raise UsageError(
+                        f"run.step was not called once for the batch of step {before}: each batch is one optimizer step"
+                    )
+        finally:
+            loaded.close()
 
     def example(self) -> Any:
         """Return one collated micro-batch (input, target), to learn shapes from; the same on every rank."""
-        return self._collate([self.dataset[i] for i in self.order.micro_batch_samples(0, 0)])
+        return self._source.example(self._keyed)
 
-    def _loads(self) -> bool:
-        return self.share.inputs or self.share.targets
+    def _loaded(self, first: int, stop: int) -> Generator[Loaded, None, None]:
+        pin = self.device.type == "cuda"
+        source, cursor = self._source, self.cursor
+        if not self.share.loads and not source.reads_always:
+            yield from (Loaded(pairs=[]) for _ in range(first, stop))
+        elif self.workers:
+            yield from source.worked(first, stop, cursor, self.workers, pin=pin)
+        else:
+            if self._threaded and first < stop:
+                for part in self._ahead(first, stop, cursor, pin=pin):
+                    yield part
+                    first, cursor = first + 1, part.cursor
+            if first < stop:
+                yield from source.steps(first, stop, cursor, self._keyed)
 
-    def _numbers(self, step: int) -> list[int]:
-        return self.share.micro_batches(self.order.micro_batches_at(step))
+    def _ahead(self, first: int, stop: int, cursor: Cursor | None, *, pin: bool) -> Iterator[Loaded]:
+        """Load in a thread, up to where the data set draws random numbers that belong to the model."""
+        draws, finish = Undrawn(), _pinned if pin else _as_it_is
+        steps = self._source.steps(first, stop, cursor, draws)
+        ahead = None
+        try:
+            part = next(steps)
+            draws.beside = True
+            ahead = Ahead(steps, finish)
+            yield finish(part)
+            yield from ahead
+        except Drawn:
+            self._threaded = False
+            warnings.warn(
+                "the data set draws from the global random numbers of torch, numpy or Python: its samples are made "
+                "between the steps from here on, under seeds by position; run.batches(..., workers=1) makes them "
+                "meanwhile, and so does a data set with a generator of its own",
+                stacklevel=2,
+            )
+        finally:
+            if ahead is not None:
+                ahead.close()
 
-    def _samples(self, step: int, index: int) -> list[int]:
-        return self.order.micro_batch_samples(step, index % self.order.micro_batches_at(step))
-
-    def _loaded(self, first: int, stop: int) -> Iterator[Any]:
-        wanted = (self._samples(step, index) for step in range(first, stop) for index in self._numbers(step))
-        if not self._loads():
-            return iter(())
-        if not self.workers:
-            return (self._collate([self.dataset[i] for i in samples]) for samples in wanted)
-        # A generator of its own: the loader draws a seed, and must not draw it from the model's random numbers.
-        loader: DataLoader[Any] = DataLoader(
-            self.dataset,  # type: ignore[arg-type]
-            batch_sampler=_Given(wanted),
-            num_workers=self.workers,
-            collate_fn=self._collate,
-            generator=torch.Generator(),
-            multiprocessing_context="fork",
-        )
-        return iter(loader)
-
-    def _batch(self, step: int, loaded: Iterator[Any]) -> Batch:
+    def _batch(self, step: int, loaded: Loaded) -> Batch:
         count = self.order.micro_batches_at(step)
         micro_batches, samples = [], 0
         sums: list[int] = []
-        for index in self._numbers(step):
+        for round_, index in enumerate(self.share.micro_batches(count)):
             counts = index < count
             inputs = targets = None
-            if self._loads():
-                inputs, targets = next(loaded)
-                inputs = _to(inputs, self.device) if self.share.inputs else None
-                targets = _to(targets, self.device) if self.share.targets else None
+            if self.share.loads:
+                inputs, targets = loaded.pairs[round_]
+                inputs = moved(inputs, self.device) if self.share.inputs else None
+                targets = moved(targets, self.device) if self.share.targets else None
                 if counts:
-                    ids = self._samples(step, index)
+                    ids = self.order.micro_batch_samples(step, index)
                     samples += len(ids)
                     sums.append(self.order.keyed_sum(np.array(ids, dtype=np.uint64)))
             micro_batches.append(MicroBatch(index=index, counts=counts, input=inputs, target=targets))
@@ -177,32 +201,10 @@ class Batches:
             sample_sum=fold_sums(sums),
         )
 
-    @staticmethod
-    def _collate(samples: list[Any]) -> Any:
-        pair = default_collate(samples)
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise UsageError(
-                "each sample of the data set must be a pair (input, target); "
-                f"collating gave {type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, list | tuple) else "")
-            )
-        return pair
+
+def _pinned(loaded: Loaded) -> Loaded:
+    return Loaded(pairs=pinned(loaded.pairs), cursor=loaded.cursor)
 
 
-class _Given(torch.utils.data.Sampler[list[int]]):
-    """Hand the sample ids of one micro-batch after the other to a DataLoader."""
-
-    def __init__(self, wanted: Iterator[list[int]]) -> None:
-        self._wanted = wanted
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._wanted
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {name: _to(item, device) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_to(item, device) for item in value)
-    return value
+def _as_it_is(loaded: Loaded) -> Loaded:
+    return loaded

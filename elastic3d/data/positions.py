@@ -103,8 +103,13 @@ class Order:
 
     def micro_batch_samples(self, step: int, index: int) -> list[int]:
         """Return the sample ids of micro-batch `index` of a step."""
+        return [sample for _, sample in self.micro_batch_places(step, index)]
+
+    def micro_batch_places(self, step: int, index: int) -> list[tuple[int, int]]:
+        """Return (position, sample id) of all samples of micro-batch `index` of a step."""
         first = self.positions(step)[0] + index * self.micro_batch
-        return [int(i) for i in self.samples(first, first + self.micro_batch)]
+        samples = self.samples(first, first + self.micro_batch)
+        return [(position, int(sample)) for position, sample in enumerate(samples, start=first)]
 
     def keyed_sum(self, samples: Indices) -> int:
         """Return a sum over sample ids below 2**40 that does not depend on their order.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from checkpointing.reading.resolver import resolve
 from checkpointing.reading.sources import TileSource
-from elastic3d.data import Batches
+from elastic3d.data import Batches, Cursor
 from elastic3d.data.ledger import Ledger, Line
 from elastic3d.parallel import facts as written
 from elastic3d.parallel.room import Room
@@ -39,14 +40,17 @@ def load(
     room.settle()
     written.set_optimizer_groups(optimizer, facts["optimizer_groups"])
     written.set_schedule_state(schedule, facts["schedule"])
-    batches.step = decision.step
+    cursor = facts.get("cursor")
+    batches.go_on(decision.step, None if cursor is None else Cursor(**written.decode(cursor)))
     return tuple(from_json(Line, line) for line in facts["ledger"])
 
 
 def facts(batches: Batches, optimizer: torch.optim.Optimizer, schedule: Any, ledger: Ledger) -> dict[str, Any]:
     """Return the state that is no tensor, equal on all ranks, as plain JSON data."""
+    cursor = batches.cursor
     return {
         "step": batches.step,
+        "cursor": None if cursor is None else written.encode(asdict(cursor), "the data set's cursor"),
         "order": to_json(batches.order),
         "optimizer_groups": written.optimizer_groups(optimizer),
         "schedule": written.schedule_state(schedule),

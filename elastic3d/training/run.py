@@ -15,7 +15,7 @@ another rank is lost, or this one is to leave, the port ends the process: `main`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -178,12 +178,23 @@ class Run:
         return self._model
 
     def batches(
-        self, dataset: Dataset, *, global_batch: int | Growing, micro_batch: int, seed: int = 0, workers: int = 0
+        self,
+        dataset: Dataset | Iterable[Any],
+        *,
+        global_batch: int | Growing,
+        micro_batch: int,
+        seed: int = 0,
+        workers: int = 0,
     ) -> Batches:
-        """Return the run's batches over a map-style data set of (input, target) pairs.
+        """Return the run's batches over a data set of (input, target) pairs.
 
+        dataset: map-style, which is shuffled anew for each epoch by `seed`; or iterable, a stream that is the same
+        whenever it is begun, and is taken in its own order, over and over. A stream is read by every rank. Its
+        iterator may have `skip(n)`, which passes over n samples and returns how many there were; the data set may have
+        `state_dict` and `load_state_dict`, of what JSON can hold, and `set_epoch`.
         global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run. The
-        first may be a function of the step, such as `Growing((0, 256), (1000, 512))`.
+        first may be a function of the step, such as `Growing((0, 256), (1000, 512))`. workers: processes that load
+        ahead, 0 for a thread.
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")

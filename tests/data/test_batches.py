@@ -118,7 +118,9 @@ def test_samples_that_are_not_pairs_are_refused() -> None:
     with pytest.raises(UsageError, match=r"pair \(input, target\)"):
         Batches(triples, global_batch=2, micro_batch=2, seed=0).example()
     with pytest.raises(UsageError, match="map-style"):
-        Batches(iter([1]), global_batch=2, micro_batch=2, seed=0)  # type: ignore[arg-type]
+        Batches(7, global_batch=2, micro_batch=2, seed=0)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="can be read only once"):
+        Batches(iter([1]), global_batch=2, micro_batch=2, seed=0)
 
 
 @settings(max_examples=50, deadline=None)

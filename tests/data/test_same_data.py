@@ -32,3 +32,17 @@ def test_a_batch_that_grows_gives_one_digest_in_every_layout(grown: set[str], tm
     assert {report.ended for report in run_world(mains.train_growing, first)} == {"left"}
     then = Orders(layout=Layout(pp=2, dp=1, zero=2), take=tmp_path)
     assert finished(run_world(mains.train_growing, then)) == grown
+
+
+@pytest.fixture(scope="module")
+def streamed() -> set[str]:
+    """The digest of one rank that reads a stream."""
+    return finished(run_world(mains.train_stream, Orders(layout=Layout(pp=1, dp=1))))
+
+
+def test_a_stream_gives_one_digest_over_changes_of_world(streamed: set[str], tmp_path: Path) -> None:
+    """Three stages, of which the middle one needs no samples; then two replicas go on from its cursor."""
+    first = Orders(layout=Layout(pp=3, dp=1), keep=tmp_path, leave_at={0: 2, 1: 2, 2: 2})
+    assert {report.ended for report in run_world(mains.train_stream, first)} == {"left"}
+    then = Orders(layout=Layout(pp=1, dp=2), take=tmp_path)
+    assert finished(run_world(mains.train_stream, then)) == streamed

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from elastic3d.data import Growing, check
 from elastic3d.training import Run
+from tests.data.streams import Stateful
 from tests.parallel.models import Model, Plain, Recomputing, Sentences, loss_fn
 
 STEPS = 4
@@ -147,6 +148,18 @@ def train_growing(run: Run) -> str:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     sizes = Growing((0, 6), (2, 14), (3, 8))
     batches = run.batches(Sentences(), global_batch=sizes, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
+    assert check(run.ledger, batches.order).whole
+    return run.digest()
+
+
+def train_stream(run: Run) -> str:
+    """Train on a stream whose place only its own state can tell, with a batch that grows."""
+    model = run.shard(lambda: Model(), blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Stateful(), global_batch=Growing((0, 6), (2, 10)), micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     for batch in batches.until(step=STEPS):
         run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)

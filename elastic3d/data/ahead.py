@@ -1,0 +1,69 @@
+"""Load the next step in a thread while the present one trains."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+PATIENCE = 5.0
+
+
+class _End:
+    pass
+
+
+class Ahead(Generic[T]):
+    """An iterator whose next item is made in a thread after the one before was taken: one waits, no more.
+
+    What making an item raises is raised where that item is asked for. `close` stops the thread; a thread that hangs in
+    foreign code is left behind after `PATIENCE` seconds, as a daemon that ends with the process.
+    """
+
+    def __init__(self, items: Iterator[T], finish: Callable[[T], T]) -> None:
+        self._items, self._finish = items, finish
+        self._made: SimpleQueue[T | BaseException | _End] = SimpleQueue()
+        self._free = threading.Semaphore(1)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="elastic3d-samples", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        """Return the next item, or raise what making it raised."""
+        item = self._made.get()
+        if isinstance(item, _End):
+            self._made.put(item)
+            raise StopIteration
+        if isinstance(item, BaseException):
+            self._made.put(_End())
+            raise item
+        self._free.release()
+        return item
+
+    def close(self) -> None:
+        """Stop the thread once it is done with the item it is at."""
+        self._stopped.set()
+        self._free.release()
+        self._thread.join(PATIENCE)
+
+    def _work(self) -> None:
+        try:
+            while True:
+                self._free.acquire()
+                if self._stopped.is_set():
+                    return
+                try:
+                    item = next(self._items)
+                except StopIteration:
+                    break
+                self._made.put(self._finish(item))
+        except BaseException as error:  # noqa: BLE001  # the edge of the thread: the one who asks gets it
+            self._made.put(error)
+            return
+        self._made.put(_End())

@@ -1,0 +1,170 @@
+"""Samples made into micro-batches: whatever a data set raises or draws belongs to one sample, which is named.
+
+A data set that draws from the global random numbers of torch, numpy or Python (an augmentation, say) gets them seeded
+by the position of the sample in the run, so that it draws the same in every layout; and what it draws is taken from
+nobody else. That cannot be done in a thread beside the model, which draws from the same generators: there it is
+noticed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import default_collate
+
+from elastic3d.data.permutation import key
+from elastic3d.errors import UsageError
+
+
+class Drawn(Exception):
+    """A data set drew from global random numbers where it must not. Never leaves this package."""
+
+
+class Draws(Protocol):
+    """What becomes of the global random numbers while samples are made."""
+
+    def around(self) -> AbstractContextManager[None]:
+        """Return what holds while one micro-batch is made."""
+        ...
+
+    def before(self, position: int) -> None:
+        """Prepare for the sample at one position of the run."""
+        ...
+
+
+class Keyed:
+    """Seed the generators by position; lent: give them back as they were after each micro-batch."""
+
+    def __init__(self, seed: int, *, lent: bool) -> None:
+        self._seed, self._lent = seed, lent
+
+    def around(self) -> AbstractContextManager[None]:
+        """Return what gives the generators back, where they are lent."""
+        return _lent() if self._lent else nullcontext()
+
+    def before(self, position: int) -> None:
+        """Seed all three generators."""
+        seed = int(key("sample", self._seed, position))
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+
+
+class Undrawn:
+    """Raise `Drawn` when a data set draws: for a thread beside the one that trains.
+
+    beside: whether the model may draw at the same time. Before that, a draw is undone.
+    """
+
+    def __init__(self) -> None:
+        self.beside = False
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Watch torch's operations in this thread, and look at the other generators before and after."""
+        with nullcontext() if self.beside else _lent():
+            before = self._states()
+            with _Watch():  # type: ignore[no-untyped-call]
+                yield
+            if before != self._states():
+                raise Drawn
+
+    def before(self, position: int) -> None:
+        """Do nothing."""
+
+    def _states(self) -> Any:
+        state: Any = np.random.get_state(legacy=False)
+        others = random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"]
+        return others if self.beside else (torch.get_rng_state().numpy().tobytes(), others)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and not (kwargs or {}).get("generator"):
+            raise Drawn
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _lent() -> Iterator[None]:
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+@contextmanager
+def naming(what: Callable[[], str]) -> Iterator[None]:
+    """Add to whatever is raised which sample it was raised for."""
+    try:
+        yield
+    except Drawn:
+        raise
+    except Exception as error:
+        error.add_note(f"elastic3d: this was raised for {what()}")
+        raise
+
+
+def collate(samples: Sequence[Any], names: Sequence[str]) -> tuple[Any, Any]:
+    """Return the samples of a micro-batch as one pair (input, target); UsageError names the one that does not fit."""
+    for name, sample in zip(names, samples, strict=True):
+        if not isinstance(sample, list | tuple) or len(sample) != 2:
+            size = f" of {len(sample)}" if isinstance(sample, list | tuple) else ""
+            raise UsageError(
+                f"each sample of the data set must be a pair (input, target); {name} is {type(sample).__name__}{size}"
+            )
+    first, *others = [_outline(sample) for sample in samples]
+    for name, other in zip(names[1:], others, strict=True):
+        if other != first:
+            raise UsageError(
+                f"the samples of a micro-batch must be of one shape, but {name} is {_spelled(other)} and {names[0]} is "
+                f"{_spelled(first)}; pad or cut them, or pack texts of several lengths with elastic3d.Packed"
+            )
+    inputs, targets = default_collate(list(samples))
+    return inputs, targets
+
+
+def _outline(sample: Any) -> tuple[str, tuple[Any, ...]]:
+    leaves, structure = tree_flatten(sample)
+    return str(structure), tuple(
+        tuple(leaf.shape) if isinstance(leaf, torch.Tensor | np.ndarray) else type(leaf).__name__ for leaf in leaves
+    )
+
+
+def _spelled(outline: tuple[str, tuple[Any, ...]]) -> str:
+    return ", ".join(str(list(leaf)) if isinstance(leaf, tuple) else leaf for leaf in outline[1])
+
+
+def pinned(value: Any) -> Any:
+    """Return a collated value in memory from which a CUDA device copies without waiting."""
+    return mapped(value, lambda tensor: tensor.pin_memory())
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Return a collated value on a device; from pinned memory the copy is not waited for."""
+    return mapped(
+        value, lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned() if device.type == "cuda" else False)
+    )
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a collated value with every tensor changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: mapped(item, change) for name, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, change) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(item, change) for item in value)
+    return value

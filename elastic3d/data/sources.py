@@ -1,0 +1,228 @@
+"""A data set as steps of micro-batches: by number from one that has numbers, in turn from one that is a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from elastic3d.data.making import Draws, Keyed, collate, naming
+from elastic3d.data.positions import Order
+from elastic3d.data.streams import Cursor, Reader
+
+Pair = tuple[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Which part of each step's micro-batches one rank computes.
+
+    dp, index: of the data-parallel axis. inputs, targets: whether this rank's pipeline stage needs them at all.
+    """
+
+    dp: int = 1
+    index: int = 0
+    inputs: bool = True
+    targets: bool = True
+
+    @property
+    def loads(self) -> bool:
+        """Whether this rank needs samples."""
+        return self.inputs or self.targets
+
+    def rounds(self, micro_batches: int) -> int:
+        """Return how many micro-batches each dp rank runs in a step."""
+        return -(-micro_batches // self.dp)
+
+    def micro_batches(self, micro_batches: int) -> list[int]:
+        """Return the numbers of this rank's micro-batches by round; M and more mark places that do not count."""
+        return [round_ * self.dp + self.index for round_ in range(self.rounds(micro_batches))]
+
+    def wanted(self, micro_batches: int) -> list[int]:
+        """Return which micro-batch's samples each round loads; one that does not count takes another's."""
+        return [index % micro_batches for index in self.micro_batches(micro_batches)] if self.loads else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """One rank's samples of one step, a pair for each round. cursor: of a stream, after the step."""
+
+    pairs: list[Pair]
+    cursor: Cursor | None = None
+
+
+class Source(Protocol):
+    """What `Batches` needs of a data set."""
+
+    reads_always: bool
+
+    def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:
+        """Load this rank's part of each step, one after the other, in the thread that asks."""
+        ...
+
+    def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
+        """Load the same in processes, ahead."""
+        ...
+
+    def example(self, draws: Draws) -> Pair:
+        """Return the first micro-batch of the run, the same on every rank."""
+        ...
+
+
+class Numbered:
+    """A map-style data set."""
+
+    reads_always = False
+
+    def __init__(self, dataset: Any, order: Order, share: Share) -> None:
+        self._dataset, self._order, self._share = dataset, order, share
+
+    def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:
+        """Load this rank's part of each step."""
+        for step in range(first, stop):
+            wanted = self._share.wanted(self._order.micro_batches_at(step))
+            yield Loaded(pairs=[self._pair(step, index, draws) for index in wanted])
+
+    def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
+        """Load in processes, forked from the trainer; they load at least a step ahead between them."""
+        counts = [self._order.micro_batches_at(step) for step in range(first, stop)]
+        rounds = max((self._share.rounds(count) for count in counts), default=1)
+        loader: DataLoader[Any] = DataLoader(
+            _Sampled(self._dataset, self._order),
+            batch_sampler=_Given(self._places(first, stop)),
+            num_workers=workers,
+            prefetch_factor=max(2, -(-rounds // workers)),
+            collate_fn=_collated,
+            pin_memory=pin,
+            # A generator of its own: the loader draws a seed, and must not draw it from the model's random numbers.
+            generator=torch.Generator(),
+            multiprocessing_context="fork",
+        )
+        with _working(loader) as pairs:
+            for count in counts:
+                yield Loaded(pairs=[next(pairs) for _ in self._share.wanted(count)])
+
+    def example(self, draws: Draws) -> Pair:
+        """Return the first micro-batch of the run."""
+        return self._pair(0, 0, draws)
+
+    def _places(self, first: int, stop: int) -> Iterator[list[tuple[int, int]]]:
+        for step in range(first, stop):
+            for index in self._share.wanted(self._order.micro_batches_at(step)):
+                yield self._order.micro_batch_places(step, index)
+
+    def _pair(self, step: int, index: int, draws: Draws) -> Pair:
+        sampled = _Sampled(self._dataset, self._order)
+        with draws.around():
+            return _collated([sampled.make(place, draws) for place in self._order.micro_batch_places(step, index)])
+
+
+class Streamed:
+    """An iterable data set: every rank reads all of it, and keeps what is its own."""
+
+    reads_always = True
+
+    def __init__(self, dataset: Any, order: Order, share: Share) -> None:
+        self._dataset, self._order, self._share = dataset, order, share
+
+    def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:
+        """Load this rank's part of each step, from where the cursor stands."""
+        order, size = self._order, self._order.micro_batch
+        reader = Reader(self._dataset, cursor, position=order.positions(first)[0], draws=draws)
+        for step in range(first, stop):
+            count = order.micro_batches_at(step)
+            wanted = self._share.wanted(count)
+            pairs: dict[int, Pair] = {}
+            for index in range(count):
+                if index not in wanted:
+                    with draws.around():
+                        reader.pass_over(size)
+                    continue
+                start = reader.position
+                with draws.around(), naming(lambda: f"step {step}, by the stream's samples"):  # noqa: B023
+                    names = [f"sample {position} of the stream" for position in range(start, start + size)]
+                    pairs[index] = collate(reader.take(size), names)
+            yield Loaded(pairs=[pairs[index] for index in wanted], cursor=reader.cursor())
+
+    def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
+        """Load in one process, since a stream is read in one place, two steps ahead."""
+        loader: DataLoader[Any] = DataLoader(
+            _Steps(self, first, stop, cursor, Keyed(self._order.seed, lent=False)),
+            batch_size=None,
+            num_workers=1,
+            prefetch_factor=2,
+            pin_memory=pin,
+            generator=torch.Generator(),
+            multiprocessing_context="fork",
+        )
+        with _working(loader) as steps:
+            for pairs, reached in steps:
+                yield Loaded(pairs=pairs, cursor=reached)
+
+    def example(self, draws: Draws) -> Pair:
+        """Return the stream's first micro-batch; the data set's own state stays as it is."""
+        state = self._dataset.state_dict() if hasattr(self._dataset, "state_dict") else None
+        reader = Reader(self._dataset, None, position=0, draws=draws)
+        size = self._order.micro_batch
+        with draws.around():
+            pair = collate(reader.take(size), [f"sample {position} of the stream" for position in range(size)])
+        if state is not None:
+            self._dataset.load_state_dict(state)
+        return pair
+
+
+class _Sampled(torch.utils.data.Dataset[Any]):
+    """The samples of a data set by (position in the run, number in the data set), each with its name."""
+
+    def __init__(self, dataset: Any, order: Order) -> None:
+        self._dataset, self._order = dataset, order
+
+    def __getitem__(self, place: tuple[int, int]) -> tuple[str, Any]:
+        return self.make(place, Keyed(self._order.seed, lent=False))
+
+    def make(self, place: tuple[int, int], draws: Draws) -> tuple[str, Any]:
+        position, number = place
+        name = f"sample {number} of the data set"
+        with naming(lambda: f"{name}, at position {position} of the run, in step {self._order.step_at(position)}"):
+            draws.before(position)
+            return name, self._dataset[number]
+
+
+@contextmanager
+def _working(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
+    """End a loader's processes with its use; by itself it waits for the collector, or for a traceback that holds it."""
+    items: Any = iter(loader)
+    try:
+        yield items
+    finally:
+        items._shutdown_workers()
+
+
+def _collated(named: list[tuple[str, Any]]) -> Pair:
+    return collate([sample for _, sample in named], [name for name, _ in named])
+
+
+class _Given(Sampler[list[tuple[int, int]]]):
+    """Hand the places of one micro-batch after the other to a DataLoader."""
+
+    def __init__(self, places: Iterator[list[tuple[int, int]]]) -> None:
+        self._places = places
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return self._places
+
+
+class _Steps(IterableDataset[Any]):
+    """The steps of a stream, as a DataLoader's process reads them."""
+
+    def __init__(self, source: Streamed, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> None:
+        self._given = source, first, stop, cursor, draws
+
+    def __iter__(self) -> Iterator[tuple[list[Pair], Cursor | None]]:
+        source, *rest = self._given
+        for loaded in source.steps(*rest):  # type: ignore[arg-type]
+            yield loaded.pairs, loaded.cursor

@@ -1,0 +1,121 @@
+"""A stream of samples, read by every rank from one cursor that knows of no rank.
+
+Sample k of the run is the k-th that the stream gives; a stream that ends is begun again. The cursor after a step is
+where all ranks stand in the stream, whichever samples each of them has kept, so any world can go on from it. Where the
+data set has `state_dict` and `load_state_dict`, the cursor holds its own state too, and nothing has to be passed over.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from elastic3d.data.making import Draws, naming
+from elastic3d.errors import StateError, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """Where a stream stands: samples taken `within` the present epoch, epochs before it, the data set's own state."""
+
+    epoch: int = 0
+    within: int = 0
+    state: Any = None
+
+
+def check_stream(dataset: Any) -> None:
+    """Refuse what is no data set, and what could be read only once; UsageError."""
+    kind = type(dataset).__name__
+    if not hasattr(dataset, "__iter__"):
+        raise UsageError(
+            f"run.batches needs a map-style data set, with len() and [index], or an iterable one; {kind} is neither"
+        )
+    if hasattr(dataset, "__next__"):
+        raise UsageError(
+            f"run.batches was given an iterator ({kind}), which can be read only once; give an object whose "
+            "__iter__ begins the stream anew"
+        )
+
+
+class Reader:
+    """Read a stream on from a cursor, over the ends of its epochs. position: of the next sample in the run."""
+
+    def __init__(self, dataset: Any, cursor: Cursor | None, *, position: int, draws: Draws) -> None:
+        self._dataset, self._draws = dataset, draws
+        self.position = position
+        cursor = cursor or Cursor()
+        self._epoch, self._within = cursor.epoch, 0
+        if cursor.state is not None:
+            if not hasattr(dataset, "load_state_dict"):
+                raise StateError(
+                    f"the saved state has one of the data set's own, but {type(dataset).__name__} has no "
+                    "load_state_dict; give run.batches the data set that was saved"
+                )
+            self._within = cursor.within
+        with draws.around():
+            self._samples = self._begin(cursor.state)
+            # Without any cursor, as where an older state had none, the way there leads over all samples before.
+            behind = cursor.within - self._within if (cursor.epoch or cursor.within) else position
+            self.position -= behind
+            self.pass_over(behind)
+
+    def cursor(self) -> Cursor:
+        """Return where the stream stands now."""
+        state = copy.deepcopy(self._dataset.state_dict()) if hasattr(self._dataset, "state_dict") else None
+        return Cursor(epoch=self._epoch, within=self._within, state=state)
+
+    def take(self, count: int) -> list[Any]:
+        """Return the next samples."""
+        return [self._next() for _ in range(count)]
+
+    def pass_over(self, count: int) -> None:
+        """Leave the next samples out: by the iterator's `skip(n)`, which returns how many it did, where it has one."""
+        skip = getattr(self._samples, "skip", None)
+        while count:
+            if skip is None:
+                self._next()
+                count -= 1
+                continue
+            with naming(self._name):
+                passed = skip(count)
+            self._within += passed
+            self.position += passed
+            count -= passed
+            if count:
+                self._turn()
+                skip = self._samples.skip  # type: ignore[attr-defined]
+
+    def _next(self) -> Any:
+        while True:
+            with naming(self._name):
+                self._draws.before(self.position)
+                try:
+                    sample = next(self._samples)
+                except StopIteration:
+                    self._turn()
+                    continue
+            self._within += 1
+            self.position += 1
+            return sample
+
+    def _begin(self, state: Any) -> Iterator[Any]:
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(self._epoch)
+        if state is not None:
+            self._dataset.load_state_dict(copy.deepcopy(state))
+        return iter(self._dataset)
+
+    def _turn(self) -> None:
+        if not self._within:
+            raise UsageError(
+                f"the stream gave no sample in epoch {self._epoch}: it must hold one at least, and its __iter__ must "
+                "begin it anew each time"
+            )
+        self._epoch += 1
+        self._within = 0
+        self._samples = self._begin(None)
+
+    def _name(self) -> str:
+        return f"sample {self.position} of the run, which is sample {self._within} of epoch {self._epoch} of the stream"

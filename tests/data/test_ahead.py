@@ -1,0 +1,140 @@
+"""Loading ahead: nothing of it shows but the time."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from elastic3d.data import Batches
+from elastic3d.errors import UsageError
+
+
+class Watched:
+    """Numbers, noting when and where each was made."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+        self.threads: set[str] = set()
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.made.append(index)
+        self.threads.add(threading.current_thread().name)
+        return torch.tensor(index), torch.tensor(index)
+
+
+class Augmented(Watched):
+    """Samples with noise from one of the global generators."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if self.kind == "seeds":
+            torch.manual_seed(0)
+        draws = {"torch": lambda: torch.rand(()), "numpy": lambda: np.random.rand(), "python": lambda: random.random()}
+        noise = draws.get(self.kind, lambda: torch.rand(()))()
+        return torch.tensor(float(index)) + noise, torch.tensor(index)
+
+
+class Broken(Watched):
+    """Sample 17 cannot be read; sample 18 has another shape; sample 19 is no pair."""
+
+    def __init__(self, bad: int) -> None:
+        super().__init__()
+        self.bad = bad
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad == 17:
+            raise OSError("the disk is gone")
+        if index == self.bad == 18:
+            return torch.zeros(3), torch.zeros(2)
+        if index == self.bad == 19:
+            return torch.zeros(2)
+        return torch.zeros(2), torch.zeros(2)
+
+
+def batches(dataset: Any, workers: int = 0) -> Batches:
+    return Batches(dataset, global_batch=4, micro_batch=2, seed=5, workers=workers)
+
+
+def all_of(made: Batches, until: int = 5) -> list[Any]:
+    found = []
+    for batch in made.until(step=until):
+        found += [part.input.tolist() for part in batch.micro_batches]
+        made.step += 1
+    return found
+
+
+def test_the_next_step_is_loaded_while_the_present_one_trains_and_no_more() -> None:
+    """One step waits in memory, however long the present one takes; leaving the loop ends the thread."""
+    data = Watched()
+    made = batches(data)
+    steps = made.until(step=20)
+    next(steps)
+    for _ in range(100):
+        if len(data.made) == 8:
+            break
+        time.sleep(0.02)
+    time.sleep(0.1)
+    assert len(data.made) == 8
+    assert "elastic3d-samples" in data.threads
+    steps.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "elastic3d-samples"]
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "python", "seeds"])
+def test_a_data_set_that_draws_gets_seeds_by_position_and_takes_none_of_the_models(kind: str) -> None:
+    """In the trainer and in workers the draws are the same, the model's generators stay as they were."""
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    with pytest.warns(UserWarning, match="draws from the global random numbers"):
+        inline = all_of(batches(Augmented(kind)))
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+    assert inline == all_of(batches(Augmented(kind), workers=2))
+    resumed = batches(Augmented(kind), workers=1)
+    resumed.go_on(3, None)
+    assert all_of(resumed) == inline[6:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_data_set_raises_comes_at_its_step_with_the_samples_number(workers: int) -> None:
+    """Steps before it are made; the error is the data set's own, with a note of where it was."""
+    made = batches(Broken(17), workers)
+    with pytest.raises(OSError, match="the disk is gone") as raised:
+        all_of(made, until=25)
+    place = next(p for s in range(25) for j in range(2) for p in made.order.micro_batch_places(s, j) if p[1] == 17)
+    assert made.step == place[0] // 4
+    told = "".join(traceback.format_exception(raised.value))
+    assert f"sample 17 of the data set, at position {place[0]} of the run, in step {made.step}" in told
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [(18, r"sample 18 of the data set is \[3\], \[2\]|is \[3\], \[2\]"), (19, "sample 19 .* is Tensor")],
+)
+def test_a_sample_of_another_shape_is_named(bad: int, says: str) -> None:
+    """The message has its number and both shapes."""
+    with pytest.raises(UsageError, match=says) as raised:
+        all_of(batches(Broken(bad)), until=25)
+    assert f"sample {bad} of the data set" in str(raised.value)
+
+
+def test_workers_must_be_a_number_of_processes() -> None:
+    """A wrong number is refused before anything is forked."""
+    with pytest.raises(UsageError, match="workers must be"):
+        batches(Watched(), workers=-1)

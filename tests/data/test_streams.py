@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from elastic3d.data import Batches, Cursor, Growing, Share
+from elastic3d.errors import UsageError
+from tests.data.streams import Numbers, Skipping, Stateful
+
+SIZES = Growing((0, 6), (2, 10), (4, 8))
+
+
+def stream(dataset: Any, *, dp: int = 1, index: int = 0, workers: int = 0, loads: bool = True) -> Batches:
+    share = Share(dp=dp, index=index, inputs=loads, targets=loads)
+    return Batches(dataset, global_batch=SIZES, micro_batch=2, seed=5, share=share, workers=workers)
+
+
+def read(batches: Batches, until: int) -> dict[int, list[int]]:
+    """Return what counts, by step."""
+    found: dict[int, list[int]] = {}
+    for batch in batches.until(step=until):
+        parts = [part for part in batch.micro_batches if part.counts]
+        found[batch.step] = [int(x) for part in parts if part.input is not None for x in part.input.flatten()]
+        batches.step += 1
+    return found
+
+
+def test_sample_k_of_the_run_is_the_kth_of_the_stream_whatever_dp_is() -> None:
+    """Every rank reads all and keeps its own; together each step takes the next samples, over the stream's ends."""
+    for dp in (1, 2, 3):
+        shares = [read(stream(Numbers(13), dp=dp, index=index), 6) for index in range(dp)]
+        flat = [sorted(x for share in shares for x in share[step]) for step in range(6)]
+        stops = [0, 6, 12, 22, 32, 40, 48]
+        expected = [sorted(k % 13 for k in range(a, b)) for a, b in pairwise(stops)]
+        assert flat == expected, dp
+
+
+@pytest.mark.parametrize("kind", [Numbers, Skipping])
+def test_any_rank_goes_on_from_any_ranks_cursor(kind: type[Numbers]) -> None:
+    """The cursor is equal on all ranks, also on those that load nothing, and leads to the same next samples."""
+    whole = read(stream(kind(13)), 6)
+    halves = [stream(kind(13), dp=2, index=index) for index in range(2)]
+    for half in halves:
+        read(half, 3)
+    idle = stream(kind(13), loads=False)
+    read(idle, 3)
+    cursors = {half.cursor for half in [*halves, idle]}
+    assert cursors == {Cursor(epoch=1, within=9)}
+    again = stream(kind(13))
+    again.go_on(3, cursors.pop())
+    assert read(again, 6) == {step: whole[step] for step in (3, 4, 5)}
+
+
+def test_without_a_cursor_the_way_leads_over_all_samples_before() -> None:
+    """A state that has no cursor tells the step, which is enough for a stream that can be read again."""
+    again = stream(Numbers(13))
+    again.go_on(3, None)
+    assert read(again, 6) == {step: row for step, row in read(stream(Numbers(13)), 6).items() if step > 2}
+
+
+def test_an_iterator_that_skips_makes_its_own_samples_only() -> None:
+    """`skip(n)` of the iterator is asked to pass over what belongs to other ranks, and what came before."""
+    data = Skipping(1000)
+    rank = stream(data, dp=2, index=1)
+    rank.go_on(3, Cursor(epoch=0, within=22))
+    read(rank, 4)
+    assert data.made == 6, "micro-batches 1 and 3, and one in the place that does not count"
+
+
+def test_a_data_sets_own_state_is_in_the_cursor() -> None:
+    """What depends on all that came before goes on from the state alone, and nothing is read twice."""
+    first = stream(Stateful())
+    whole = read(first, 6)
+    begun = stream(Stateful(), dp=2, index=1)
+    begun.example()
+    read(begun, 3)
+    assert begun.cursor is not None
+    assert begun.cursor.state == {"at": 4, "mixed": begun.cursor.state["mixed"]}
+    data = Stateful()
+    again = stream(data)
+    again.go_on(3, begun.cursor)
+    assert read(again, 6) == {step: whole[step] for step in (3, 4, 5)}
+    assert data.made == 26
+
+
+def test_a_worker_reads_the_same_and_hands_the_cursor_over() -> None:
+    """One process reads the stream; more would read it more than once."""
+    plain, worked = stream(Stateful(), dp=2, index=1), stream(Stateful(), dp=2, index=1, workers=3)
+    assert read(plain, 5) == read(worked, 5)
+    assert plain.cursor == worked.cursor
+
+
+def test_a_stream_without_samples_is_refused_and_so_is_one_that_cannot_begin_again() -> None:
+    """Both would wait for ever."""
+    with pytest.raises(UsageError, match="gave no sample in epoch 0"):
+        read(stream(Numbers(0)), 1)
+
+    class Once:
+        def __init__(self) -> None:
+            self.samples = iter([(torch.tensor(1), torch.tensor(1))] * 4)
+
+        def __iter__(self) -> Iterator[Any]:
+            return self.samples
+
+    with pytest.raises(UsageError, match=r"in epoch 1: .* its __iter__ must begin it anew"):
+        read(stream(Once()), 1)
+
+
+def test_a_torch_iterable_is_a_stream() -> None:
+    """IterableDataset has a __getitem__ that only raises, and often a length."""
+
+    class Sized(torch.utils.data.IterableDataset[Any]):
+        def __len__(self) -> int:
+            return 13
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(Numbers(13))
+
+    assert read(stream(Sized()), 3) == read(stream(Numbers(13)), 3)
