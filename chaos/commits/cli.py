@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from chaos.commits.run import Tally, play, play_many
+from chaos.commits.run import Outcome, play, play_many
 from chaos.commits.schedule import parse
+from chaos.many import Tally
 from elastic3d.errors import Elastic3dError, UsageError
 
 
@@ -78,20 +79,15 @@ def _random(count: int, seed: int, as_json: bool) -> bool:
     for outcome in tally.failures:
         print(outcome.report())
         print()
-    print(
-        f"{tally.schedules} schedules, {tally.operations} operations, {tally.commits} commits, "
-        f"{tally.refusals} refused, {len(tally.failures)} with violations; {tally.per_minute:.0f} schedules a minute"
-    )
+    print(tally)
     return not tally.failures
 
 
-def _document(tally: Tally) -> dict[str, object]:
+def _document(tally: Tally[Outcome]) -> dict[str, object]:
     return {
         "schedules": tally.schedules,
         "seconds": round(tally.seconds, 3),
-        "operations": tally.operations,
-        "commits": tally.commits,
-        "refusals": tally.refusals,
+        **tally.counts,
         "failures": [
             {
                 "seed": outcome.schedule.job.seed,

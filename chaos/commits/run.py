@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from chaos import many
 from chaos.commits.actors import Cast
 from chaos.commits.invariants import Checker
 from chaos.commits.model import Fault, ModelStore
@@ -26,6 +26,11 @@ class Outcome:
     commits: int
     refusals: int
     lines: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What is added up over many schedules."""
+        return {"operations": self.operations, "commits": self.commits, "refusals": self.refusals}
 
     def report(self) -> str:
         """Return what to paste into a test: the schedule, what was violated, and the operations that led to it."""
@@ -119,63 +124,20 @@ def _afterwards(cast: Cast, store: ModelStore, checker: Checker) -> None:
         checker.clean()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """What came of many schedules."""
-
-    schedules: int
-    seconds: float
-    failures: tuple[Outcome, ...]
-    operations: int
-    commits: int
-    refusals: int
-
-    @property
-    def per_minute(self) -> float:
-        """Schedules a minute."""
-        return 60 * self.schedules / self.seconds if self.seconds else 0.0
-
-
 def play_many(
-    first: int,
-    count: int,
-    *,
-    most: int = 3,
-    smaller: bool = True,
-    told: Callable[[int], None] = lambda done: None,
-) -> Tally:
+    first: int, count: int, *, most: int = 3, told: Callable[[int], None] = lambda done: None
+) -> many.Tally[Outcome]:
     """Play the schedules drawn from `count` seeds, from `first` on; stop after `most` failures, and make them small."""
-    began = time.perf_counter()
-    failures: list[Outcome] = []
-    done = operations = commits = refusals = 0
-    for seed in range(first, first + count):
-        outcome = play(draw(seed))
-        done += 1
-        operations, commits = operations + outcome.operations, commits + outcome.commits
-        refusals += outcome.refusals
-        if outcome.violations:
-            failures.append(smallest(outcome) if smaller else outcome)
-            if len(failures) >= most:
-                break
-        told(done)
-    return Tally(
-        schedules=done,
-        seconds=time.perf_counter() - began,
-        failures=tuple(failures),
-        operations=operations,
-        commits=commits,
-        refusals=refusals,
-    )
+    return many.play_many(lambda seed: play(draw(seed)), smallest, first=first, count=count, most=most, told=told)
 
 
 def smallest(outcome: Outcome, *, store: Callable[[], ModelStore] = ModelStore) -> Outcome:
     """Return the outcome of a smaller schedule with a violation of the same kind."""
-    kind = _kind(outcome.violations[0])
 
-    def fails(schedule: Schedule) -> bool:
-        return any(_kind(violation) == kind for violation in play(schedule, store=store()).violations)
+    def fresh(schedule: Schedule) -> Outcome:
+        return play(schedule, store=store())
 
-    return play(shrink(outcome.schedule, fails), store=store())
+    return fresh(shrink(outcome.schedule, many.alike(outcome, fresh, _kind)))
 
 
 def _kind(violation: str) -> str:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from chaos.commits.cli import commits
 from chaos.simulation.large import Account, form
-from chaos.simulation.run import Tally, play_many
+from chaos.simulation.run import play_many
 from chaos.simulation.trace import read_trace, scaled
 from elastic3d.errors import Elastic3dError, UsageError
 
@@ -120,14 +120,11 @@ def _show(account: Account) -> None:
 def _schedules(count: int, seed: int, console: Console) -> bool:
     with _progress(console) as progress:
         task = progress.add_task("schedules", total=count)
-        tally: Tally = play_many(seed, count, told=lambda done: progress.update(task, completed=done))
+        tally = play_many(seed, count, told=lambda done: progress.update(task, completed=done))
     for outcome in tally.failures:
         print(outcome.report())
         print()
-    print(
-        f"{tally.schedules} schedules, {tally.seals} generations, {tally.steps} steps, "
-        f"{len(tally.failures)} with violations; {tally.per_minute:.0f} schedules a minute"
-    )
+    print(tally)
     return not tally.failures
 
 

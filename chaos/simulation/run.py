@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from chaos import many
 from chaos.simulation.invariants import FELT, Checker
 from chaos.simulation.network import State
 from chaos.simulation.schedule import LEADER, Command, Do, Job, Schedule, draw, shrink
@@ -38,6 +38,11 @@ class Outcome:
     digest: str = ""
     lines: list[str] = field(default_factory=list)
     out_after: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What is added up over many schedules."""
+        return {"generations": self.seals, "steps": self.steps}
 
     def report(self) -> str:
         """Return what to paste into a test."""
@@ -230,54 +235,16 @@ def _lose(world: World, checker: Checker, host: int, seconds: float) -> None:
     world.loop.later(seconds, over)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """What came of many schedules."""
-
-    schedules: int
-    seconds: float
-    failures: tuple[Outcome, ...]
-    seals: int
-    steps: int
-
-    @property
-    def per_minute(self) -> float:
-        """Schedules a minute."""
-        return 60 * self.schedules / self.seconds if self.seconds else 0.0
-
-
 def play_many(
-    first: int,
-    count: int,
-    *,
-    most: int = 3,
-    smaller: bool = True,
-    told: Callable[[int], None] = lambda done: None,
-) -> Tally:
+    first: int, count: int, *, most: int = 3, told: Callable[[int], None] = lambda done: None
+) -> many.Tally[Outcome]:
     """Play the schedules drawn from `count` seeds, from `first` on; stop after `most` failures, and make them small."""
-    began = time.perf_counter()
-    failures: list[Outcome] = []
-    done = seals = steps = 0
-    for seed in range(first, first + count):
-        outcome = play(draw(seed))
-        done, seals, steps = done + 1, seals + outcome.seals, steps + outcome.steps
-        if outcome.violations:
-            failures.append(smallest(outcome) if smaller else outcome)
-            if len(failures) >= most:
-                break
-        told(done)
-    seconds = time.perf_counter() - began
-    return Tally(schedules=done, seconds=seconds, failures=tuple(failures), seals=seals, steps=steps)
+    return many.play_many(lambda seed: play(draw(seed)), smallest, first=first, count=count, most=most, told=told)
 
 
 def smallest(outcome: Outcome) -> Outcome:
     """Return the outcome of a smaller schedule with a violation of the same kind."""
-    kind = _kind(outcome.violations[0])
-
-    def fails(schedule: Schedule) -> bool:
-        return any(_kind(violation) == kind for violation in play(schedule).violations)
-
-    return play(shrink(outcome.schedule, fails))
+    return play(shrink(outcome.schedule, many.alike(outcome, play, _kind)))
 
 
 def _kind(violation: str) -> str:

@@ -1,0 +1,83 @@
+"""Playing schedules by the thousand, drawn from seeds: what came of all, and a small one of those that fail."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+
+class Outcome(Protocol):
+    """What came of one schedule."""
+
+    @property
+    def violations(self) -> list[str]:
+        """What must not have happened."""
+        ...
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What is to be added up over many."""
+        ...
+
+
+_O = TypeVar("_O", bound=Outcome)
+_S = TypeVar("_S")
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally(Generic[_O]):
+    """What came of many schedules. counts: the sums of their outcomes'."""
+
+    schedules: int = 0
+    seconds: float = 0.0
+    failures: list[_O] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def per_minute(self) -> float:
+        """Schedules a minute."""
+        return 60 * self.schedules / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        counts = "".join(f"{number} {what}, " for what, number in self.counts.items())
+        return (
+            f"{self.schedules} schedules, {counts}{len(self.failures)} with violations; "
+            f"{self.per_minute:.0f} schedules a minute"
+        )
+
+
+def play_many(
+    play: Callable[[int], _O],
+    smallest: Callable[[_O], _O],
+    *,
+    first: int,
+    count: int,
+    most: int = 3,
+    told: Callable[[int], None] = lambda done: None,
+) -> Tally[_O]:
+    """Play the schedules of `count` seeds, from `first` on; stop after `most` failures, and make each of them small.
+
+    told: gets the number of those played, after each.
+    """
+    began = time.perf_counter()
+    tally: Tally[_O] = Tally()
+    for seed in range(first, first + count):
+        outcome = play(seed)
+        tally.schedules += 1
+        tally.counts.update(outcome.counts)
+        if outcome.violations:
+            tally.failures.append(smallest(outcome))
+            if len(tally.failures) >= most:
+                break
+        told(tally.schedules)
+    tally.seconds = time.perf_counter() - began
+    return tally
+
+
+def alike(outcome: Outcome, play: Callable[[_S], Outcome], kind: Callable[[str], str]) -> Callable[[_S], bool]:
+    """Return whether another schedule has a violation of the same kind as this outcome's first."""
+    wanted = kind(outcome.violations[0])
+    return lambda schedule: any(kind(violation) == wanted for violation in play(schedule).violations)
