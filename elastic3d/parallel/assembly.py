@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map
 
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
-from elastic3d.errors import UsageError
 from elastic3d.parallel import initial
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.numerics.choices import Numerics
@@ -28,8 +27,8 @@ from elastic3d.parallel.pipeline.chain import Chain, prove
 from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.randomness import Randomness
+from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.alone import Alone
-from elastic3d.parallel.reduction.choice import make
 from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.units import shard_units
@@ -50,10 +49,10 @@ class Plan:
     reduction: str
     whole_below: int
     numerics: Numerics = field(default_factory=Numerics)
+    compress: str | None = None
 
     def __post_init__(self) -> None:
-        if self.reduction not in ("ordered", "fast"):
-            raise UsageError(f'run.shard: reduction must be "ordered" or "fast"; it is {self.reduction!r}')
+        choice.check(self.reduction, self.compress)
 
 
 class Assembly:
@@ -129,7 +128,7 @@ class Assembly:
     def _reduction(self, part: stages.Part, units: list[FSDPModule]) -> Reduction:
         if not units:
             return Alone(part.module)
-        return make(self.plan.reduction, part.module, units, self.mesh)
+        return choice.make(self.plan.reduction, self.plan.compress, part.module, units, self.mesh)
 
 
 def prove_plan(plan: Plan, example: Any) -> Chain:
@@ -171,7 +170,7 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
 def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) -> str:
     """Return a digest of names, shapes and dtypes, of the batches' sizes and of the seeds."""
     lines = [f"{spec.key} {spec.shape} {spec.dtype}" for spec in specs]
-    lines += [repr(batches.order), repr((plan.seed, plan.reduction, plan.blocks, plan.numerics))]
+    lines += [repr(batches.order), repr((plan.seed, plan.reduction, plan.blocks, plan.numerics, plan.compress))]
     return blake3("\n".join(lines).encode()).hexdigest()
 
 

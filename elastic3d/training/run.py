@@ -142,6 +142,7 @@ class Run:
         tensor: Any = None,
         seed: int = 0,
         reduction: str = "ordered",
+        compress: str | None = None,
         precision: str = "fp32",
         whole_below: int = WHOLE_BELOW,
     ) -> nn.Module:
@@ -149,10 +150,11 @@ class Run:
 
         blocks: dotted path of the ModuleList of repeated layers, which pipeline stages and ZeRO shards are made of;
         None for no pipeline stages. seed: of initial weights and dropout. reduction: "ordered" gives the same bits for
-        every layout, "fast" leaves the order of sums to the backend. precision: "fp32" trains the model as it is built;
-        "bf16" and "fp16" compute in that dtype over fp32 parameters and optimizer state. whole_below: bytes of
-        parameters from which on the model is no longer built whole in each process. ModelError for a model that cannot
-        be taken.
+        every layout, "fast" leaves the order of sums to the backend. compress, with "fast": "bf16" or "fp16" sends
+        gradients in 16 bits, "powersgd" factors of low rank between replicas. precision: "fp32" trains the model as it
+        is built; "bf16" and "fp16" compute in that dtype over fp32 parameters and optimizer state. whole_below: bytes
+        of parameters from which on the model is no longer built whole in each process. ModelError for a model that
+        cannot be taken.
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
@@ -163,6 +165,7 @@ class Run:
             blocks=blocks,
             seed=seed,
             reduction=reduction,
+            compress=compress,
             whole_below=whole_below,
             numerics=Numerics.of(precision=precision),
         )

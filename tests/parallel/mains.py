@@ -45,9 +45,11 @@ def train_bfloat16(run: Run) -> str:
     return train(run, steps=3, dtype=torch.bfloat16)
 
 
-def train_fast(run: Run) -> list[float]:
-    """Train with the backend's own reduction; return the losses."""
-    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3, reduction="fast")
+def train_fast(run: Run, *, compress: str | None = None, width: int = 7) -> list[float]:
+    """Train with the backend's own reduction, or a compressed one; return the losses."""
+    model = run.shard(
+        lambda: Model(dropout=0.0, width=width), blocks="blocks", seed=3, reduction="fast", compress=compress
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from elastic3d.errors import UsageError
+from elastic3d.training import Run, run_alone
 from elastic3d.values import Layout
 from tests.parallel import mains
 from tests.parallel.worlds import Orders, Report, run_world
@@ -63,3 +67,86 @@ def equals(reference: Report, layout: Layout) -> None:
     for report in reports:
         mine = [(r.step, r.loss, r.gradient_norm) for r in report.records]
         assert mine == [(r.step, r.loss, r.gradient_norm) for r in reference.records]
+
+
+@pytest.fixture(scope="module")
+def losses() -> list[float]:
+    """The losses of one rank under the fast reduction."""
+    result: list[float] = finished(run_world(mains.train_fast, Orders(layout=Layout(pp=1, dp=1))))[0].result
+    return result
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(pp=1, dp=2, zero=1),
+        Layout(pp=1, dp=4, replicas=2, zero=2),
+        pytest.param(Layout(pp=2, dp=2, replicas=2, zero=1), marks=pytest.mark.slow),
+        pytest.param(Layout(pp=1, dp=4, replicas=4, zero=3), marks=pytest.mark.slow),
+    ],
+    ids=Layout.request,
+)
+def test_the_fast_reduction_agrees_to_rounding(losses: list[float], layout: Layout) -> None:
+    """Adding up locally, each round, or over replicas: no promise of bits, but the same training."""
+    assert finished(run_world(mains.train_fast, Orders(layout=layout)))[0].result == pytest.approx(losses, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("compress", "layout", "tolerance"),
+    [
+        ("bf16", Layout(pp=1, dp=4, replicas=2, zero=1), 2e-2),
+        pytest.param("bf16", Layout(pp=1, dp=3, zero=3), 2e-2, marks=pytest.mark.slow),
+        ("fp16", Layout(pp=1, dp=2, zero=2), 1e-2),
+    ],
+    ids=str,
+)
+def test_compressed_gradients_train(losses: list[float], compress: str, layout: Layout, tolerance: float) -> None:
+    """Fewer bytes on the way cost accuracy, but not the training; every rank sees the same losses."""
+    reports = finished(run_world(partial(mains.train_fast, compress=compress), Orders(layout=layout)))
+    assert reports[0].result == pytest.approx(losses, rel=tolerance)
+    assert reports[0].result != losses
+    assert {tuple(report.result) for report in reports} == {tuple(reports[0].result)}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(pp=1, dp=4, replicas=2, zero=2),
+        pytest.param(Layout(pp=2, dp=2, replicas=2, zero=1), marks=pytest.mark.slow),
+    ],
+    ids=Layout.request,
+)
+def test_powersgd_begins_after_two_whole_exchanges(layout: Layout) -> None:
+    """The first two steps are exact to rounding; the third's gradient is of low rank, and still trains."""
+    wide = partial(mains.train_fast, width=32)
+    whole = finished(run_world(wide, Orders(layout=Layout(pp=1, dp=1))))[0].result
+    low = finished(run_world(partial(wide, compress="powersgd"), Orders(layout=layout)))[0].result
+    assert low[:3] == pytest.approx(whole[:3], rel=1e-4)
+    assert low[3] != pytest.approx(whole[3], rel=1e-4)
+    assert low[3] < low[2]
+
+
+def test_powersgd_without_replicas_is_refused() -> None:
+    """It compresses what replicas exchange; the error says which layout would have some."""
+    reports = run_world(partial(mains.train_fast, compress="powersgd"), Orders(layout=Layout(pp=1, dp=2)))
+    assert {report.ended for report in reports} == {"raised"}
+    assert "compresses what replicas exchange" in reports[0].error
+    assert "use Layout(replicas=2)" in reports[0].error
+
+
+@pytest.mark.parametrize(
+    ("reduction", "compress", "message"),
+    [
+        ("orderly", None, 'must be "ordered" or "fast"; it is \'orderly\''),
+        ("fast", "int8", 'must be one of "bf16", "fp16", "powersgd", or None; it is \'int8\''),
+        ("ordered", "bf16", 'choose reduction="fast" with it, or leave compress out'),
+    ],
+)
+def test_what_no_layout_could_do_is_refused_at_once(reduction: str, compress: str | None, message: str) -> None:
+    """Wrong words, and rounding where equal bits are promised."""
+
+    def main(run: Run) -> None:
+        run.shard(mains.Model, blocks="blocks", reduction=reduction, compress=compress)
+
+    with pytest.raises(UsageError, match=message):
+        run_alone(main, threads=1)

@@ -1,27 +1,65 @@
-"""Which reduction a run has, from what the user asked for and the layout."""
+"""Which reduction a run has: what the user may ask for, and what that is under a layout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from elastic3d.errors import LayoutError, UsageError
 from elastic3d.parallel.mesh import Mesh
+from elastic3d.parallel.reduction.compressed import POWERSGD, WIRES, Compressed
 from elastic3d.parallel.reduction.fast import Fast
 from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.parallel.reduction.protocol import Reduction
 
+COMPRESSIONS = (*WIRES, POWERSGD)
 
-def make(how: str, model: nn.Module, units: Sequence[FSDPModule], mesh: Mesh) -> Reduction:
-    """Return the reduction of one stage of this rank. units: its FSDP units, the root last."""
-    zero = mesh.layout.zero
-    if how == "fast":
-        return Fast(model, units, zero=zero)
-    return Ordered(
+
+def check(reduction: str, compress: str | None) -> None:
+    """Refuse what no layout could do."""
+    if reduction not in ("ordered", "fast"):
+        raise UsageError(f'run.shard: reduction must be "ordered" or "fast"; it is {reduction!r}')
+    if compress is None:
+        return
+    if compress not in COMPRESSIONS:
+        names = ", ".join(f'"{name}"' for name in COMPRESSIONS)
+        raise UsageError(f"run.shard: compress must be one of {names}, or None; it is {compress!r}")
+    if reduction == "ordered":
+        raise UsageError(
+            f'run.shard: compress="{compress}" rounds gradients, which reduction="ordered" does not; choose '
+            'reduction="fast" with it, or leave compress out'
+        )
+
+
+def make(reduction: str, compress: str | None, model: nn.Module, units: Sequence[FSDPModule], mesh: Mesh) -> Reduction:
+    """Return the reduction of one stage of this rank. units: its FSDP units, the root last.
+
+    LayoutError for a compression that has nothing to compress under this layout.
+    """
+    layout = mesh.layout
+    if reduction == "ordered":
+        group = mesh.dp.get_group() if mesh.dp else None
+        return Ordered(model, units, group=group, replicas=layout.replicas, zero=layout.zero)
+    if compress is None or mesh.shard is None:
+        return Fast(model, units, zero=layout.zero)
+    if compress == POWERSGD and layout.replicas == 1:
+        raise LayoutError(
+            f'compress="{POWERSGD}" compresses what replicas exchange, and {layout} has one replica: use '
+            f'Layout(replicas={layout.dp}) or another divisor of dp={layout.dp}, or compress="bf16"'
+        )
+    return Compressed(
         model,
         units,
-        group=mesh.dp.get_group() if mesh.dp else None,
-        replicas=mesh.layout.replicas,
-        zero=zero,
+        compress=compress,
+        shard=_group(mesh, "shard" if layout.replicas > 1 else "dp", layout.shards),
+        replica=_group(mesh, "replica", layout.replicas),
+        zero=layout.zero,
     )
+
+
+def _group(mesh: Mesh, axis: str, ranks: int) -> dist.ProcessGroup | None:
+    assert mesh.shard is not None
+    return mesh.shard.get_group(axis) if ranks > 1 else None
