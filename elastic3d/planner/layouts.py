@@ -1,15 +1,24 @@
 """Choose a layout for a number of nodes: a pure function, so that every trainer can verify it by computing it again.
 
-This first planner knows no costs. It takes as many nodes as any legal layout can use, and among layouts of equal size
-the one with the smallest pp + dp: a step's bubble grows with pp - 1 and its gradient exchange with dp - 1, so the
-squarest mesh bounds both until measured costs can weigh them. On a tie the larger dp wins, whose pipeline is shorter.
+Where it is known what the model and the machines cost, the layout of the least predicted time is chosen, and kept for
+as long as a change would not pay for itself. Where it is not, the planner takes as many nodes as any legal layout can
+use, and among layouts of equal size the one with the smallest pp + dp: a step's bubble grows with pp - 1 and its
+gradient exchange with dp - 1, so the squarest mesh bounds both. On a tie the larger dp wins, whose pipeline is shorter.
+
+The same bits are promised for one size of tp, so tp stays what it was once a run has chosen it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from elastic3d.errors import LayoutError
+from elastic3d.planner.costs import Costs
+from elastic3d.planner.options import Cluster
+from elastic3d.planner.ranking import Candidate
+from elastic3d.planner.schedules import VIRTUAL, problem
+from elastic3d.planner.search import judge, rank
 from elastic3d.values import Layout, ModelProfile
 
 
@@ -22,36 +31,108 @@ class Plan:
 
 
 def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[Layout]:
-    """Return every layout of exactly `world` ranks that the model and the request allow, best first.
+    """Return the layouts of exactly `world` ranks that the model and the request allow, best first by shape alone.
 
-    Each stage needs a block; 1F1B needs at least pp rounds of micro-batches (a round is one micro-batch on each dp
-    rank), and a dp rank without any micro-batch of its own would be a waste.
+    What is free besides pp and dp is as simple as can be: tp 1, ZeRO-3 or what the schedule needs, 1F1B.
     """
     layouts = []
-    for pp in range(1, world + 1):
-        if world % pp or (request.pp and pp != request.pp):
+    tp = request.tp or 1
+    for pp in range(1, world // tp + 1):
+        if world % (pp * tp) or (request.pp and pp != request.pp):
             continue
-        dp = world // pp
-        if request.dp and dp != request.dp:
+        dp = world // (pp * tp)
+        if (request.dp and dp != request.dp) or dp > profile.micro_batches or dp % max(1, request.replicas):
             continue
-        rounds = -(-profile.micro_batches // dp)
-        if pp <= profile.blocks and dp <= profile.micro_batches and rounds >= pp:
-            layouts.append(Layout(pp=pp, dp=dp, tp=1, zero=request.zero))
+        layout = _simple(pp, dp, tp, request)
+        if problem(layout, blocks=profile.blocks, micro_batches=profile.micro_batches) is None:
+            layouts.append(layout)
     return sorted(layouts, key=lambda layout: (layout.pp + layout.dp, -layout.dp))
 
 
-def plan(nodes: int, slots: int, profile: ModelProfile, request: Layout) -> Plan:
+def plan(
+    nodes: int,
+    slots: int,
+    profile: ModelProfile,
+    request: Layout,
+    *,
+    previous: Layout | None = None,
+    costs: Costs | None = None,
+    expected_change_s: float = float("inf"),
+    speeds: Sequence[float] = (),
+) -> Plan:
     """Return the best plan for `nodes` nodes of `slots` slots each.
 
-    Raises LayoutError, saying what would work, where no number of nodes up to `nodes` has a legal layout.
+    previous: the layout the run has now, kept unless another saves more than `costs.change` seconds until the next
+    change of membership, which is expected in `expected_change_s`; its tp is kept in any case. costs: without them, and
+    for a profile without FLOPs, layouts are chosen by shape alone. speeds: of each node in rank order, as for `rank`.
+    Raises LayoutError, saying what would work, where no number of nodes up to `nodes` has a legal layout that fits.
     """
-    for used in range(nodes, 0, -1):
-        layouts = legal_layouts(used * slots, profile, request)
-        if layouts:
-            return Plan(layout=layouts[0], nodes=used)
-    asked = ", ".join(f"{axis}={getattr(request, axis)}" for axis in ("pp", "dp") if getattr(request, axis)) or "none"
-    raise LayoutError(
+    if previous is not None and request.tp not in (0, previous.tp):
+        raise LayoutError(
+            f"this run computes with tp={previous.tp}, and other sizes give other bits: ask for tp={previous.tp}, or "
+            "start a new run from its checkpoint"
+        )
+    if previous is not None:
+        request = replace(request, tp=previous.tp)
+    if costs is None or not profile.block.flops:
+        return _by_shape(nodes, slots, profile, request)
+    cluster = Cluster(nodes=nodes, slots=slots)
+    ranked = rank(nodes, slots, profile, request, costs, speeds=speeds)
+    if not ranked.ranking:
+        raise LayoutError(_nothing(nodes, slots, profile, request, [one.reason for one in ranked.rejected]))
+    best = ranked.ranking[0]
+    if previous is not None and _within(previous, request):
+        present = judge(previous, cluster, profile, costs, speeds)
+        if isinstance(present, Candidate) and not _pays(present, best, costs, expected_change_s):
+            best = present
+    return Plan(layout=best.layout, nodes=best.nodes)
+
+
+def _pays(present: Candidate, best: Candidate, costs: Costs, expected_change_s: float) -> bool:
+    """Return whether what the better layout saves until the next change is more than the change costs."""
+    return (1.0 - best.seconds / present.seconds) * expected_change_s > costs.change
+
+
+def _within(layout: Layout, request: Layout) -> bool:
+    """Return whether a layout is one that the request allows."""
+    sizes = all(getattr(request, axis) in (0, getattr(layout, axis)) for axis in ("pp", "dp", "tp", "zero", "replicas"))
+    return sizes and request.schedule in (None, layout.schedule) and request.cuts in ((), layout.cuts)
+
+
+def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout) -> Plan:
+    if slots % (request.tp or 1) == 0:
+        for used in range(nodes, 0, -1):
+            layouts = legal_layouts(used * slots, profile, request)
+            if layouts:
+                return Plan(layout=layouts[0], nodes=used)
+    raise LayoutError(_nothing(nodes, slots, profile, request, []))
+
+
+def _simple(pp: int, dp: int, tp: int, request: Layout) -> Layout:
+    """Return a layout of these sizes with what the request says of the rest."""
+    schedule, virtual = (request.schedule, request.virtual) if pp > 1 else (None, 1)
+    if schedule is not None and virtual == 1:
+        virtual = VIRTUAL[schedule][0]
+    splits = schedule is not None and schedule.splits_backward
+    return Layout(
+        pp=pp,
+        dp=dp,
+        tp=tp,
+        zero=request.zero or (2 if splits else 3),
+        replicas=max(1, request.replicas),
+        schedule=schedule,
+        virtual=virtual,
+        cuts=request.cuts if pp > 1 else (),
+    )
+
+
+def _nothing(nodes: int, slots: int, profile: ModelProfile, request: Layout, reasons: list[str]) -> str:
+    axes = [f"{axis}={getattr(request, axis)}" for axis in ("pp", "dp") if getattr(request, axis)]
+    asked = ", ".join([*axes, f"tp={request.tp}"] if request.tp > 1 else axes) or "none"
+    why = f"; the nearest: {reasons[0]}" if reasons else ""
+    return (
         f"no layout fits {nodes} node(s) x {slots} slot(s) with {profile.blocks} blocks and {profile.micro_batches} "
-        f"micro-batches per step (asked for: {asked}); pp may be at most the number of blocks and of micro-batch "
-        "rounds, and pp x dp must be a whole number of nodes: free an axis, add nodes, or raise global_batch"
+        f"micro-batches per step (asked for: {asked}){why}; pp may be at most the number of blocks and of micro-batch "
+        "rounds, tp must divide the slots, and pp x dp x tp must be a whole number of nodes: free an axis, add nodes, "
+        "or raise global_batch"
     )

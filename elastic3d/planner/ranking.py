@@ -33,6 +33,7 @@ class Rejected:
     layout: Layout
     nodes: int
     reason: str
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,32 +1,131 @@
-"""Rank all legal layouts of a cluster by predicted time."""
+"""Rank all layouts of a cluster by predicted time; say why the others are not there."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from elastic3d.planner.costs import Costs
-from elastic3d.planner.layouts import legal_layouts
-from elastic3d.planner.ranking import Candidate, Ranking
+from elastic3d.planner.memory import memory
+from elastic3d.planner.options import Cluster, options
+from elastic3d.planner.ranking import Candidate, Ranking, Rejected
+from elastic3d.planner.schedules import cuts, problem
+from elastic3d.planner.time import seconds
 from elastic3d.values import Layout, ModelProfile
 
+BALANCED = 4
+"""Layouts at the top of the ranking whose stages are cut anew by cost."""
 
-def rank(nodes: int, slots: int, profile: ModelProfile, request: Layout, costs: Costs) -> Ranking:
+
+def rank(
+    nodes: int, slots: int, profile: ModelProfile, request: Layout, costs: Costs, *, speeds: Sequence[float] = ()
+) -> Ranking:
     """Return the layouts for up to `nodes` nodes of `slots` slots each, the fastest first.
 
-    In `request`, pp, dp, tp, zero and replicas of 0 are free, and so is a schedule of None.
+    In `request`, pp, dp, tp, zero and replicas of 0 are free, and so are a schedule of None and, where a schedule is
+    free or has several stages a rank, virtual=1. speeds: of each node in rank order, 1 for one as fast as `costs` say;
+    () for equal ones. Layouts of equal time stand in order of nodes, then of bytes.
     """
-    found = []
-    flops = profile.first.flops + profile.blocks * profile.block.flops + profile.last.flops
-    for used in range(1, nodes + 1):
-        for layout in legal_layouts(used * slots, profile, request):
-            rounds = -(-profile.micro_batches // layout.dp)
-            seconds = 3 * flops * (rounds + layout.pp - 1) / (layout.pp * layout.tp * costs.device.flops)
-            candidate = Candidate(
-                layout=layout,
-                nodes=used,
-                spares=nodes - used,
-                micro_batches=rounds,
-                seconds=seconds,
-                memory_bytes=0,
-                time={"compute": seconds},
-            )
-            found.append(candidate)
-    return Ranking(ranking=tuple(sorted(found, key=lambda c: (c.seconds, c.nodes, str(c.layout)))))
+    cluster = Cluster(nodes=nodes, slots=slots)
+    found: list[Candidate] = []
+    rejected: list[Rejected] = []
+    for layout in options(cluster, profile, request):
+        judged = judge(layout, cluster, profile, costs, speeds)
+        if isinstance(judged, Candidate):
+            found.append(judged)
+        elif judged.nodes == nodes or judged.out_of_memory:
+            rejected.append(judged)
+    found.sort(key=_order)
+    balanced = [
+        better
+        for one in found[:BALANCED]
+        if (better := _balanced(one, cluster, profile, costs, speeds)) is not None and not request.cuts
+    ]
+    return Ranking(ranking=tuple(sorted([*found, *balanced], key=_order)), rejected=tuple(rejected))
+
+
+def judge(
+    layout: Layout, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float] = ()
+) -> Candidate | Rejected:
+    """Return what is predicted of one layout, or why it does not work."""
+    used = layout.world // cluster.slots
+    reason = illegal(layout, cluster, profile)
+    if reason is not None:
+        return Rejected(layout=layout, nodes=used, reason=reason)
+    needed = memory(layout, profile, costs.device.reserve)
+    total = sum(needed.values())
+    if total > costs.device.memory:
+        return Rejected(
+            layout=layout, nodes=used, reason=_too_large(needed, total, costs.device.memory), out_of_memory=True
+        )
+    time = seconds(layout, profile, costs, cluster.slots, stage_speeds(layout, cluster.slots, speeds))
+    return Candidate(
+        layout=layout,
+        nodes=used,
+        spares=cluster.nodes - used,
+        micro_batches=-(-profile.micro_batches // layout.dp),
+        seconds=sum(time.values()),
+        memory_bytes=total,
+        memory=needed,
+        time=time,
+    )
+
+
+def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | None:
+    """Return why a layout cannot run on nodes of these slots, whatever it costs; None if it can."""
+    if layout.world > cluster.devices or layout.world % cluster.slots:
+        return f"{layout} is {layout.world} ranks, not a whole number of the {cluster.nodes} nodes x {cluster.slots}"
+    if cluster.slots % layout.tp:
+        return f"tp={layout.tp} does not divide the {cluster.slots} slots of a node, and tp stays inside one"
+    if layout.tp > 1 and not profile.heads:
+        return f"tp={layout.tp} needs a model with a tensor-parallel plan; pass one as tensor="
+    if layout.tp > 1 and profile.heads % layout.tp:
+        return f"tp={layout.tp} does not divide the model's {profile.heads} heads"
+    if layout.dp > profile.micro_batches:
+        return f"dp={layout.dp} leaves ranks without one of the {profile.micro_batches} micro-batches"
+    return problem(layout, blocks=profile.blocks, micro_batches=profile.micro_batches)
+
+
+def stage_speeds(layout: Layout, slots: int, speeds: Sequence[float]) -> tuple[float, ...]:
+    """Return the speed of each pipeline rank: that of its slowest node; () where nodes are alike."""
+    used = speeds[: layout.world // slots]
+    if len(set(used)) < 2 and set(used) <= {1.0}:
+        return ()
+    width = layout.world // layout.pp
+    return tuple(
+        min(used[rank // slots] for rank in range(stage * width, (stage + 1) * width)) for stage in range(layout.pp)
+    )
+
+
+def _balanced(
+    one: Candidate, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]
+) -> Candidate | None:
+    """Return the candidate with stages cut by cost instead of evenly, where that is faster and fits."""
+    if one.layout.pp == 1 or profile.blocks > 256:
+        return None
+    fixed = 3 * costs.forward * costs.device.flops * one.layout.tp / max(1, profile.blocks // one.layout.stages)
+    found = cuts(
+        [3 * profile.block.flops + fixed] * profile.blocks,
+        one.layout,
+        first=3 * profile.first.flops,
+        last=3 * profile.last.flops,
+        speeds=stage_speeds(one.layout, cluster.slots, speeds),
+    )
+    if not found:
+        return None
+    better = judge(replace(one.layout, cuts=found), cluster, profile, costs, speeds)
+    return better if isinstance(better, Candidate) and better.seconds < one.seconds else None
+
+
+def _order(one: Candidate) -> tuple[float, int, int, str]:
+    return one.seconds, one.nodes, one.memory_bytes, one.layout.request()
+
+
+def _too_large(needed: dict[str, int], total: int, there: int) -> str:
+    largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
+    named = ", ".join(f"{name} {_gib(nbytes)}" for name, nbytes in largest)
+    return f"needs {_gib(total)} of {_gib(there)} on the fullest device: {named}"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"

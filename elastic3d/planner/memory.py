@@ -1,0 +1,102 @@
+"""Predict the memory of a layout's fullest device, by contributor: pure functions.
+
+Model states follow Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054, section 3 and figure 1): parameters, gradients
+and optimizer state over the shards of each stage; what FSDP2 and the reduction keep beside them is read off their
+code. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198, section 4) in what a block keeps, which the profile
+has, and Narayanan et al. 2021 (arXiv 2104.04473, section 2.2) and Qi et al. 2024 (arXiv 2401.10241) in how many
+micro-batches of it a schedule keeps.
+"""
+
+from __future__ import annotations
+
+from elastic3d.planner.loads import Load, held, parameters_of, telling
+from elastic3d.planner.schedules import schedule_of
+from elastic3d.values import Kept, Layout, ModelProfile, Part, Schedule
+
+
+def memory(layout: Layout, profile: ModelProfile, reserve: int = 0) -> dict[str, int]:
+    """Return the bytes on the fullest device by contributor, none of them 0. reserve: bytes lost to begin with."""
+    found = [memory_of(load, layout, profile) for load in telling(layout, profile)]
+    most = max(found, key=lambda parts: sum(parts.values()))
+    return {name: int(nbytes) for name, nbytes in (most | {"reserve": reserve}).items() if nbytes >= 1}
+
+
+def memory_of(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, float]:
+    """Return the bytes of one pipeline rank by contributor."""
+    rounds = -(-profile.micro_batches // layout.dp)
+    return _states(load, layout, profile) | _activations(load, layout, profile, rounds)
+
+
+def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, float]:
+    """Return parameters, gradients, optimizer state and the reduction's buffers.
+
+    ZeRO-1 and 2 keep gathered parameters beside their shards for the whole step, ZeRO-3 those of the unit at work, of
+    the next, and of what is in no block. The ordered reduction keeps a running sum beside each gradient; the largest
+    unit's gradient is there three times while it is reduced: as computed, laid flat, and as the pieces of the others.
+    """
+    own, shards = held(load, profile, layout), layout.shards
+    states = {"parameters": own * profile.held_bytes / shards, "optimizer": own * profile.optimizer_bytes / shards}
+    if layout.dp == 1:
+        states["gradients"] = own * profile.gradient_bytes
+        states["gathered"] = own * profile.compute_bytes if profile.compute_bytes != profile.held_bytes else 0.0
+        return states
+    block = parameters_of(profile.block, layout.tp)
+    rest = own - load.blocks * block
+    gathered = min(own, 2 * block + rest) if layout.zero == 3 else own
+    states["gathered"] = gathered * profile.compute_bytes
+    states["gradients"] = own * profile.gradient_bytes / (1 if layout.zero == 1 else shards)
+    sums = own * profile.gradient_bytes / shards if profile.reduction == "ordered" else 0.0
+    copies = 3 if profile.reduction == "ordered" else 2
+    states["reduction"] = sums + copies * max(block, rest) * profile.gradient_bytes
+    return states
+
+
+def _activations(load: Load, layout: Layout, profile: ModelProfile, rounds: int) -> dict[str, float]:
+    """Return what forwards keep for backwards, and the buffers in which torch's stages receive.
+
+    torch makes a buffer for each micro-batch of a step and each stage that receives one, in both directions.
+    """
+    block = _kept(profile.block, layout.tp, profile.recompute) * load.blocks / layout.virtual
+    first = _kept(profile.first, layout.tp, profile.recompute) if load.first else 0.0
+    last = _kept(profile.last, layout.tp, profile.recompute) if load.last else 0.0
+    chunks = in_flight(layout, load.rank, rounds)
+    ends = chunks / layout.virtual
+    schedule = schedule_of(layout)
+    late = ends if schedule in (Schedule.GPIPE, Schedule.ZERO_BUBBLE) else min(2.0, ends)
+    again = profile.block.kept.get("none", Kept()) if profile.recompute == "full" else Kept()
+    receiving = (layout.virtual - load.first) + (layout.virtual - load.last) if layout.pp > 1 else 0
+    return {
+        "activations": block * chunks + first * ends,
+        "logits": last * (late if schedule is not None else 1.0),
+        "receive buffers": float(receiving * rounds * profile.boundary),
+        "workspace": max(
+            *(part.workspace for part, _ in load.parts(profile)), again.whole + again.cut / layout.tp, 0.0
+        ),
+    }
+
+
+def in_flight(layout: Layout, rank: int, rounds: int) -> int:
+    """Return of how many micro-batches a pipeline rank keeps activations at most, each of its stages counted."""
+    pp, virtual = layout.pp, layout.virtual
+    turn = rounds // max(1, rounds // pp)
+    match schedule_of(layout):
+        case None:
+            return 1
+        case Schedule.GPIPE:
+            most = rounds
+        case Schedule.ONE_F_ONE_B:
+            most = pp - rank
+        case Schedule.INTERLEAVED:
+            most = (virtual - 1) * turn + 2 * (pp - 1 - rank) + 1
+        case Schedule.ZERO_BUBBLE:
+            most = (virtual - 1) * turn + pp
+        case Schedule.ZBV:
+            most = 2 * pp
+        case Schedule.DUALPIPE_V:
+            most = 2 * pp + 1
+    return min(most, rounds * virtual)
+
+
+def _kept(part: Part, tp: int, kind: str) -> float:
+    kept = part.kept.get(kind, Kept())
+    return kept.whole + kept.cut / tp

@@ -1,0 +1,118 @@
+"""The layouts that a cluster, a model and a request leave to choose from: pure, and in a fixed order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from elastic3d.planner.schedules import VIRTUAL
+from elastic3d.values import Layout, ModelProfile, Schedule
+
+MANY = 16
+"""Nodes from which on not all sizes are looked at: for each pp and tp only the largest dp of a few numbers of rounds,
+and of all meshes that have a round for each stage, those whose slowest rank computes at most twice as long as the best
+one's."""
+
+WIDTHS = (2, 3, 4, 6, 8)
+"""Stages per rank that are tried where a schedule takes several and none are asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Nodes and the slots that each has."""
+
+    nodes: int
+    slots: int
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.nodes * self.slots
+
+
+def options(cluster: Cluster, profile: ModelProfile, request: Layout) -> Iterator[Layout]:
+    """Yield the layouts in question, each of a whole number of nodes; what cannot run is among them."""
+    for pp, dp, tp in _meshes(cluster, profile, request):
+        for zero in _stages(dp, request):
+            for replicas in _replicas(dp, tp, cluster.slots, request):
+                for schedule, virtual in _schedules(pp, profile.blocks, request):
+                    yield Layout(
+                        pp=pp,
+                        dp=dp,
+                        tp=tp,
+                        zero=zero,
+                        replicas=replicas,
+                        schedule=schedule,
+                        virtual=virtual,
+                        cuts=request.cuts if pp > 1 else (),
+                    )
+
+
+def tensor_sizes(slots: int, profile: ModelProfile, request: Layout) -> list[int]:
+    """Return the sizes of tp: what is asked for, or all that divide slots and heads."""
+    if request.tp:
+        return [request.tp]
+    common = math.gcd(slots, profile.heads) if profile.heads else 1
+    return [size for size in range(1, common + 1) if common % size == 0]
+
+
+def _meshes(cluster: Cluster, profile: ModelProfile, request: Layout) -> list[tuple[int, int, int]]:
+    found: list[tuple[float, tuple[int, int, int]]] = []
+    for tp in tensor_sizes(cluster.slots, profile, request):
+        most = min(max(1, profile.blocks), cluster.devices // tp)
+        for pp in [request.pp] if request.pp else range(1, most + 1):
+            slowest = -(-profile.blocks // pp) / tp
+            for dp in _replications(pp, tp, cluster, profile, request):
+                found.append((-(-profile.micro_batches // dp) * slowest, (pp, dp, tp)))
+    if cluster.nodes > MANY:
+        found = [one for one in found if -(-profile.micro_batches // one[1][1]) >= one[1][0]]
+        best = min(found, default=(0.0,))[0]
+        found = [one for one in found if one[0] <= 2 * best]
+    return [mesh for _, mesh in found]
+
+
+def _replications(pp: int, tp: int, cluster: Cluster, profile: ModelProfile, request: Layout) -> list[int]:
+    """Return the sizes of dp that make whole nodes and leave no rank without a micro-batch, the largest first."""
+    step = cluster.slots // math.gcd(cluster.slots, pp * tp)
+    most = min(profile.micro_batches, cluster.devices // (pp * tp))
+    if request.dp:
+        return [request.dp] if request.dp % step == 0 and request.dp <= most else []
+    sizes = range(most // step * step, 0, -step)
+    if cluster.nodes <= MANY:
+        return list(sizes)
+    chosen: dict[int, int] = {}
+    for dp in sizes:
+        rounds = -(-profile.micro_batches // dp)
+        if rounds not in chosen and len(chosen) == 3:
+            break
+        # Of equal rounds the fewest nodes, but the largest dp of all stands for what memory may ask for.
+        chosen[rounds if chosen else -1] = dp
+    return list(dict.fromkeys(chosen.values()))
+
+
+def _stages(dp: int, request: Layout) -> tuple[int, ...]:
+    if request.zero:
+        return (request.zero,)
+    return (1, 2, 3) if dp > 1 else (2,)
+
+
+def _replicas(dp: int, tp: int, slots: int, request: Layout) -> tuple[int, ...]:
+    """Return numbers of copies: one, or where that is free, one in each node too."""
+    if request.replicas:
+        return (request.replicas,) if dp % request.replicas == 0 else ()
+    copies = dp * tp // slots if (dp * tp) % slots == 0 and slots % tp == 0 else 1
+    return (1, copies) if 1 < copies < dp else (1,)
+
+
+def _schedules(pp: int, blocks: int, request: Layout) -> list[tuple[Schedule | None, int]]:
+    if pp == 1:
+        return [(None, 1)]
+    found: list[tuple[Schedule | None, int]] = []
+    for schedule in [request.schedule] if request.schedule else Schedule:
+        least, most = VIRTUAL[schedule]
+        if request.virtual != 1 or least == most:
+            found.append((schedule, request.virtual if request.virtual != 1 else least))
+        else:
+            found += [(schedule, width) for width in WIDTHS if width == least or pp * width <= blocks]
+    return found

@@ -1,0 +1,99 @@
+"""Predicted memory and time against what they stand for: schedules on a clock, and published sums."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic3d.planner.memory import in_flight, memory
+from elastic3d.planner.schedules import problem
+from elastic3d.planner.time import fill, hops, seconds
+from elastic3d.planner.timeline import StageCost, kept, play
+from elastic3d.values import Layout, Schedule
+from tests.planner.machines import costs, profile
+
+SCHEDULED = [
+    Layout(pp=pp, dp=1, zero=2, schedule=schedule, virtual=virtual)
+    for pp in (2, 3, 4, 8)
+    for schedule, virtual in (
+        (Schedule.GPIPE, 1),
+        (Schedule.ONE_F_ONE_B, 1),
+        (Schedule.INTERLEAVED, 2),
+        (Schedule.INTERLEAVED, 4),
+        (Schedule.ZERO_BUBBLE, 2),
+        (Schedule.ZBV, 2),
+        (Schedule.DUALPIPE_V, 2),
+    )
+]
+LEGAL = [
+    (layout, turns * layout.pp)
+    for layout in SCHEDULED
+    for turns in (1, 2, 4)
+    if problem(layout, blocks=64, micro_batches=turns * layout.pp) is None
+]
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.sampled_from(LEGAL), st.floats(0.6, 1.6), st.floats(0.6, 1.6), st.floats(0.0, 0.05))
+def test_closed_forms_are_those_of_the_clock(case: tuple[Layout, int], input: float, weight: float, hop: float) -> None:
+    """The time of a step with equal stages is within 15 % of the schedule's own."""
+    layout, rounds = case
+    stage = StageCost(forward=1.0, input=input, weight=weight)
+    clock = max(own[-1].end for own in play(layout, rounds, [stage] * layout.stages, hop))
+    v = layout.virtual
+    rank = StageCost(forward=v * 1.0, input=v * input, weight=v * weight)
+    predicted = rounds * rank.whole + fill(layout, rank) + hop * hops(layout, rounds)
+    assert predicted == pytest.approx(clock, rel=0.15)
+
+
+@pytest.mark.parametrize(("layout", "rounds"), LEGAL, ids=str)
+def test_as_many_micro_batches_are_kept_as_the_clock_shows(layout: Layout, rounds: int) -> None:
+    """Never fewer than a rank keeps, and at most pp more."""
+    made = play(layout, rounds, [StageCost(forward=1.0, input=1.0, weight=1.0)] * layout.stages)
+    for rank, own in enumerate(made):
+        assert kept(own) <= in_flight(layout, rank, rounds) <= kept(own) + layout.pp
+
+
+def test_memory_of_model_states_is_the_zero_papers() -> None:
+    """With fp32 Adam: 16 bytes a parameter; with ZeRO-3 on 8 ranks an eighth of it; ever less from stage to stage."""
+    model = profile()
+    alone = memory(Layout(pp=1, dp=1), model)
+    assert alone["parameters"] + alone["optimizer"] + alone["gradients"] == 16 * model.parameters
+    sharded = memory(Layout(pp=1, dp=8), model)
+    assert sharded["parameters"] + sharded["optimizer"] + sharded["gradients"] == 2 * model.parameters
+    totals = [sum(memory(Layout(pp=1, dp=8, zero=zero), model).values()) for zero in (1, 2, 3)]
+    assert totals == sorted(totals, reverse=True)
+    copies = memory(Layout(pp=1, dp=8, replicas=2), model)
+    assert copies["optimizer"] == 2 * sharded["optimizer"]
+
+
+def test_memory_shrinks_with_stages_tp_and_recomputation() -> None:
+    """Each takes its part of the activations and of the parameters."""
+    plain = memory(Layout(pp=1, dp=4), profile())
+    assert memory(Layout(pp=1, dp=4, tp=2), profile())["activations"] == (2 + 6 / 2) / 8 * plain["activations"]
+    assert memory(Layout(pp=1, dp=4), profile(recompute="full"))["activations"] == plain["activations"] / 8
+    assert memory(Layout(pp=4, dp=1), profile())["parameters"] == 4 * 4 * 10**6
+    flat = memory(Layout(pp=2, dp=1, schedule=Schedule.GPIPE), profile())["activations"]
+    assert flat == 8 * memory(Layout(pp=2, dp=1), profile())["activations"]
+
+
+def test_time_adds_up_where_cores_are_shared() -> None:
+    """Four processes on one core take four times as long as four on four; on as many cores nothing is added."""
+    layout, model = Layout(pp=1, dp=4), profile()
+    apart = sum(seconds(layout, model, costs(), 1).values())
+    shared = sum(seconds(layout, model, costs(cores=1), 1).values())
+    assert shared == pytest.approx(4 * apart)
+    assert sum(seconds(layout, model, costs(cores=4), 1).values()) == pytest.approx(apart)
+    with_stages = Layout(pp=4, dp=1)
+    assert sum(seconds(with_stages, model, costs(cores=1), 1).values()) <= 4 * apart * 1.5
+
+
+def test_zero_3_gathers_in_every_round() -> None:
+    """Which costs more than ZeRO-2's once, and recomputation costs a forward more."""
+    slow = costs(between=1e7)
+    three = seconds(Layout(pp=1, dp=4), profile(), slow, 1)
+    two = seconds(Layout(pp=1, dp=4, zero=2), profile(), slow, 1)
+    assert three["gathers"] > 2 * two["gathers"] > 0
+    again = seconds(Layout(pp=1, dp=1), profile(recompute="full"), costs(), 1)["compute"]
+    assert again > 1.25 * seconds(Layout(pp=1, dp=1), profile(), costs(), 1)["compute"]

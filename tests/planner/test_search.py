@@ -1,0 +1,148 @@
+"""Rankings: nothing forbidden, nothing that does not fit, the same for the same inputs; better machines do better."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic3d.errors import LayoutError
+from elastic3d.planner import Ranking, plan, rank
+from elastic3d.planner.options import Cluster, options
+from elastic3d.planner.schedules import problem
+from elastic3d.values import Layout, Schedule
+from tests.planner.machines import MIB, costs, profile
+
+FREE = Layout(tp=0, zero=0, replicas=0)
+CLUSTERS = st.tuples(st.integers(1, 6), st.sampled_from([1, 2, 4, 8]))
+MODELS = st.builds(
+    profile, blocks=st.integers(1, 12), micro_batches=st.integers(1, 24), heads=st.sampled_from([0, 2, 8, 12])
+)
+MEMORIES = st.sampled_from([64 * MIB, 128 * MIB, 512 * MIB, 2**40])
+
+
+def best(made: Ranking) -> float:
+    return made.ranking[0].seconds if made.ranking else float("inf")
+
+
+@settings(deadline=None, max_examples=60)
+@given(CLUSTERS, MODELS, MEMORIES)
+def test_only_what_works_is_ranked(cluster: tuple[int, int], model, memory: int) -> None:  # type: ignore[no-untyped-def]
+    """Every layout is legal, of whole nodes, with tp inside a node, and fits; the others say why not."""
+    nodes, slots = cluster
+    made = rank(nodes, slots, model, FREE, costs(memory=memory))
+    for one in made.ranking:
+        layout = one.layout
+        assert problem(layout, blocks=model.blocks, micro_batches=model.micro_batches) is None
+        assert layout.world == one.nodes * slots
+        assert one.nodes + one.spares == nodes
+        assert slots % layout.tp == 0
+        assert layout.tp == 1 or model.heads % layout.tp == 0
+        assert layout.dp <= model.micro_batches
+        splits = layout.schedule is not None and layout.schedule.splits_backward
+        assert not (splits and layout.zero == 3 and layout.dp > 1)
+        assert one.memory_bytes == sum(one.memory.values()) <= memory
+        assert one.seconds == pytest.approx(sum(one.time.values()))
+    assert [one.seconds for one in made.ranking] == sorted(one.seconds for one in made.ranking)
+    assert all(one.reason for one in made.rejected)
+    assert made == rank(nodes, slots, model, FREE, costs(memory=memory)), "the same inputs give the same ranking"
+
+
+@settings(deadline=None, max_examples=40)
+@given(CLUSTERS, MODELS, MEMORIES)
+def test_better_machines_do_no_worse(cluster: tuple[int, int], model, memory: int) -> None:  # type: ignore[no-untyped-def]
+    """More memory, faster devices, faster links, one more node: the best layout is as fast or faster."""
+    nodes, slots = cluster
+    plain = best(rank(nodes, slots, model, FREE, costs(memory=memory)))
+    for better in (
+        rank(nodes, slots, model, FREE, costs(memory=4 * memory)),
+        rank(nodes, slots, model, FREE, costs(memory=memory, between=5e10)),
+        rank(nodes + 1, slots, model, FREE, costs(memory=memory)),
+    ):
+        assert best(better) <= plain * (1 + 1e-9)
+    # Cuts are made for the best few, so a faster device may leave another few.
+    assert best(rank(nodes, slots, model, FREE, costs(memory=memory, flops=2e12))) <= plain * 1.01
+
+
+def test_too_little_memory_is_named() -> None:
+    """The largest contributors stand in the reason, and in the plan's error."""
+    made = rank(2, 2, profile(), Layout(), costs(memory=32 * MIB))
+    assert not made.ranking
+    reasons = [one.reason for one in made.rejected if one.out_of_memory]
+    assert reasons
+    assert "of 32.0 MiB on the fullest device" in reasons[0]
+    with pytest.raises(LayoutError, match="on the fullest device: "):
+        plan(2, 2, profile(), Layout(), costs=costs(memory=32 * MIB))
+
+
+@pytest.mark.parametrize("asked", [Layout(tp=3), Layout(tp=16), Layout(tp=2)])
+def test_tp_that_cannot_be(asked: Layout) -> None:
+    """tp divides the slots of a node and the model's heads, and needs a plan."""
+    model = profile(heads=0 if asked.tp == 2 else 12)
+    made = rank(4, 8, model, asked, costs())
+    assert not made.ranking
+    assert all(f"tp={asked.tp}" in one.reason or "ranks, not a whole number" in one.reason for one in made.rejected)
+
+
+def test_sticks_to_the_present_layout() -> None:
+    """A change must save more seconds than it costs before the next change is expected."""
+    model, machines = profile(), costs()
+    made = rank(4, 1, model, Layout(), machines)
+    chosen, other = made.ranking[0], made.ranking[3]
+    assert plan(4, 1, model, Layout(), costs=machines).layout == chosen.layout
+    saved = 1 - chosen.seconds / other.seconds
+    soon, late = 0.9 * machines.change / saved, 1.1 * machines.change / saved
+    kept = plan(4, 1, model, Layout(), costs=machines, previous=other.layout, expected_change_s=soon)
+    assert kept.layout == other.layout
+    assert plan(4, 1, model, Layout(), costs=machines, previous=other.layout, expected_change_s=late).layout == (
+        chosen.layout
+    )
+
+
+@given(CLUSTERS, MODELS, st.sampled_from([1, 2, 4]), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_tp_never_changes(cluster: tuple[int, int], model, tp: int, known: bool) -> None:  # type: ignore[no-untyped-def]
+    """Whatever else a run's next layout is, its tp is that of the one before."""
+    nodes, slots = cluster
+    before = Layout(pp=1, dp=1, tp=tp)
+    try:
+        made = plan(nodes, slots, model, FREE, previous=before, costs=costs() if known else None)
+    except LayoutError:
+        return
+    assert made.layout.tp == tp
+    with pytest.raises(LayoutError, match=f"tp={tp}"):
+        plan(nodes, slots, model, Layout(tp=3), previous=before)
+
+
+def test_a_layout_that_no_longer_fits_is_left() -> None:
+    """Three nodes cannot keep a layout of four."""
+    made = plan(3, 1, profile(), Layout(), costs=costs(), previous=Layout(pp=1, dp=4), expected_change_s=0.0)
+    assert made.nodes == 3
+
+
+def test_slow_nodes_get_fewer_blocks() -> None:
+    """With a node of half the speed in a pipeline, its stage is the smaller one."""
+    model = profile(blocks=12)
+    asked = Layout(pp=2, schedule=Schedule.ONE_F_ONE_B)
+    (cut,) = rank(2, 1, model, asked, costs(), speeds=(1.0, 0.5)).ranking[0].layout.cuts
+    assert cut > model.blocks // 2
+    (other,) = rank(2, 1, model, asked, costs(), speeds=(0.5, 1.0)).ranking[0].layout.cuts
+    assert other < model.blocks // 2
+
+
+def test_large_clusters_are_searched_in_few_steps() -> None:
+    """16,384 devices leave some ten thousand layouts to judge, not millions."""
+    model = profile(blocks=126, micro_batches=16384)
+    counted = sum(1 for _ in options(Cluster(nodes=2048, slots=8), model, FREE))
+    assert 1_000 < counted < 100_000
+    assert sum(1 for _ in options(Cluster(nodes=128, slots=8), model, FREE)) < 50_000
+
+
+def test_requests_are_kept() -> None:
+    """What a request fixes, no layout has otherwise."""
+    asked = Layout(pp=2, tp=2, zero=2, schedule=Schedule.ZBV)
+    made = rank(4, 2, profile(), asked, costs())
+    assert made.ranking
+    for one in made.ranking:
+        layout = one.layout
+        assert (layout.pp, layout.tp, layout.zero, layout.schedule, layout.virtual) == (2, 2, 2, Schedule.ZBV, 2)
