@@ -33,7 +33,10 @@ from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.units import shard_units
 from elastic3d.parallel.refusals import look_at_model
+from elastic3d.parallel.squares import places, squares
 from elastic3d.parallel.state import held_by_model
+from elastic3d.parallel.tensor.cutting import boundary, cut_layers
+from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
 from elastic3d.planner import schedules
 from elastic3d.values import ModelProfile
@@ -50,6 +53,7 @@ class Plan:
     whole_below: int
     numerics: Numerics = field(default_factory=Numerics)
     compress: str | None = None
+    tensor: Tensor = None
 
     def __post_init__(self) -> None:
         choice.check(self.reduction, self.compress)
@@ -61,7 +65,9 @@ class Assembly:
     def __init__(self, plan: Plan, mesh: Mesh) -> None:
         self.plan, self.mesh = plan, mesh
         layout, place = mesh.layout, mesh.place
-        large = initial.nbytes(initial.outline(plan.build)) > plan.whole_below
+        outline = initial.outline(plan.build)
+        self.scheme = take(outline, plan.tensor, layout.tp)
+        large = initial.nbytes(outline) > plan.whole_below
         model = initial.skeleton(plan.build) if large else initial.whole(plan.build, plan.seed)
         self.specs = tuple(held.spec for held in held_by_model(model))
         self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
@@ -71,9 +77,11 @@ class Assembly:
                 initial.fill(block, name, plan.seed, mesh.device, root=model)
             initial.fill(model, "", plan.seed, mesh.device, root=model)
         model.to(mesh.device)
+        self.randomness = Randomness(plan.seed)
         precision = plan.numerics.precision
         sharded = mesh.shard or (mesh.alone() if precision.dtype else None)
-        self.randomness = Randomness(plan.seed)
+        if mesh.tp is not None and self.scheme is not None:
+            cut_layers(model, self.scheme, mesh.tp, self.randomness, alone=sharded is None)
         self.units: list[list[FSDPModule]] = []
         for part in self.parts:
             inner = [block for _, block in part.present]
@@ -112,14 +120,21 @@ class Assembly:
             device=self.mesh.device,
             example_input=chain.frame.tensor(example).to("meta"),
             frame=chain.frame,
-            boundary=chain.activation,
+            boundary=boundary(chain.activation, self.scheme, layout.tp),
         )
 
     def paper(self, micro_batches: int) -> Paper:
         """Return the voting paper of a step of this many micro-batches."""
         if self._paper is None or self._paper.micro_batches != micro_batches:
-            self._paper = Paper(world=self.mesh.layout.world, micro_batches=micro_batches, parameters=self.parameters)
+            self._paper = Paper(world=self.mesh.layout.world, micro_batches=micro_batches, parameters=self._places())
         return self._paper
+
+    def squares(self) -> dict[str, tuple[int, torch.Tensor]]:
+        """Return this rank's sums of squares of the gradients' rows, by parameter, each with its first place."""
+        return squares(self.model, self.scheme.dims if self.scheme else {}, self.mesh.place.tp)
+
+    def _places(self) -> tuple[tuple[str, int], ...]:
+        return places(self.parameters, self.scheme.dims if self.scheme else {}, self.mesh.layout.tp)
 
     def profile_digest(self, batches: Batches) -> str:
         """Return the digest that `measure` finds for the same model and batches."""
@@ -171,6 +186,7 @@ def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) ->
     """Return a digest of names, shapes and dtypes, of the batches' sizes and of the seeds."""
     lines = [f"{spec.key} {spec.shape} {spec.dtype}" for spec in specs]
     lines += [repr(batches.order), repr((plan.seed, plan.reduction, plan.blocks, plan.numerics, plan.compress))]
+    lines += [repr(plan.tensor)] if plan.tensor is not None else []
     return blake3("\n".join(lines).encode()).hexdigest()
 
 

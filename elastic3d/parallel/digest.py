@@ -6,26 +6,56 @@ import torch
 import torch.distributed as dist
 from blake3 import blake3
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from checkpointing.format.tiles import digest
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.state import buffer_of, held_by_model, held_by_optimizer
+from elastic3d.planner.shares import run_of
 
 
 def state_digest(mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> str:
     """Return the digest of all parameters, persistent buffers and optimizer tensors, on every rank.
 
     A collective: every rank calls it at the same step. Shards are gathered one tensor at a time. Tensors that several
-    ranks hold whole, such as scalars, are taken from the lowest dp rank.
+    ranks hold whole, such as scalars, are taken from the lowest ranks on dp and tp.
     """
     mine: dict[str, str] = {}
     for held in [*held_by_model(model), *(held_by_optimizer(model, optimizer) if optimizer else ())]:
         tensor = held.tensor.detach()
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if mesh.place.dp == 0:
+        whole = gathered(tensor) if isinstance(tensor, DTensor) else tensor
+        if mesh.place.dp == 0 and mesh.place.tp == 0:
             mine[held.spec.key] = digest(held.spec, held.spec.box, buffer_of(whole.cpu().contiguous()))
     return combine(_everyones(mesh, mine))
+
+
+def gathered(tensor: DTensor) -> torch.Tensor:
+    """Return the whole of a tensor on every rank of its mesh: the axes' cuts, undone in reverse (see `box_of`).
+
+    torch's own `full_tensor` gives the same, but warns wherever two axes cut one dim.
+    """
+    mesh, part = tensor.device_mesh, tensor._local_tensor
+    lengths, shape = {}, list(tensor.shape)
+    for axis in reversed(range(mesh.ndim)):
+        placement = tensor.placements[axis]
+        if isinstance(placement, Shard | _StridedShard):
+            lengths[axis] = shape[placement.dim]
+            start, stop = run_of(lengths[axis], mesh.size(axis), mesh.get_local_rank(axis))
+            shape[placement.dim] = stop - start
+    for axis in sorted(lengths):
+        placement = tensor.placements[axis]
+        assert isinstance(placement, Shard | _StridedShard)
+        dim, length, ranks = placement.dim, lengths[axis], mesh.size(axis)
+        run = -(-length // ranks)
+        padded = part.new_zeros([run if d == dim else size for d, size in enumerate(part.shape)])
+        padded.narrow(dim, 0, part.shape[dim]).copy_(part)
+        parts = [torch.empty_like(padded) for _ in range(ranks)]
+        # As bytes: they are moved, not computed with, and gloo does not know every dtype.
+        into = [part.view(torch.uint8) for part in parts]
+        dist.all_gather(into, padded.view(torch.uint8), group=mesh.get_group(axis))
+        part = torch.cat(parts, dim).narrow(dim, 0, length)
+    return part
 
 
 def combine(digests: dict[str, str]) -> str:

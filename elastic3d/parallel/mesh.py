@@ -62,11 +62,6 @@ class Mesh:
             self._axes = init_device_mesh(self.device.type, (1,), mesh_dim_names=("dp",))
         return self._axes["dp"]
 
-    @property
-    def first_replica(self) -> bool:
-        """Whether this rank holds its part of the state on behalf of all replicas, where something is counted once."""
-        return self.place.dp < self.layout.shards
-
     def sum(self, votes: torch.Tensor) -> torch.Tensor:
         """Return the sum of a CPU vector over the world."""
         if self.layout.world == 1:

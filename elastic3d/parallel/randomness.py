@@ -4,6 +4,9 @@ Before each block and after it, whether the block is here or on another stage, t
 so that what a block or the code behind it draws depends on neither the blocks before it nor on the rank. The hooks sit
 on the block itself, outside whatever recomputes within it. Where the user's forward recomputes whole blocks, they are
 seeded again in the backward pass, under the micro-batch that the backward pass says it is working on.
+
+Where tensor-parallel ranks have different parts of one activation, their number on that axis is in the key as well;
+where they have the same, it is not.
 """
 
 from __future__ import annotations
@@ -26,34 +29,41 @@ class Randomness:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self.part: int | None = None  # the tensor-parallel rank
+        self.parts_between = False  # whether activations between layers are parts
         self._where = (0, 0)
 
     def at(self, step: int, micro_batch: int) -> None:
         """Say which micro-batch of which step the next forward or backward pass works on."""
         self._where = (step, micro_batch)
 
-    def enter(self, place: str) -> None:
-        """Seed the default generators for what comes at `place`."""
-        seed = keyed_seed(self.seed, *self._where, place)
+    def enter(self, place: str, *, parts: bool = False) -> None:
+        """Seed the default generators for what comes at `place`. parts: it computes on parts of activations."""
+        key = (place, self.part) if parts else (place,)
+        seed = keyed_seed(self.seed, *self._where, *key)
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed(seed)
 
     def install(self, model: nn.Module, blocks: Iterable[tuple[str, nn.Module]]) -> None:
         """Seed at the model's start, and around each block, whose names are global; stand-ins count as blocks."""
-        self._before(model, "start")
+        self.before(model, "start")
         for name, block in blocks:
-            self._before(block, f"{name} in")
-            self._after(block, f"{name} out")
+            self.before(block, f"{name} in", parts=self.parts_between)
+            self.after(block, f"{name} out", parts=self.parts_between)
 
-    def _before(self, module: nn.Module, place: str) -> None:
+    def before(self, module: nn.Module, place: str, *, parts: bool = False) -> None:
+        """Seed before each forward of a module."""
+
         def hook(module: nn.Module, args: Any) -> None:
-            self.enter(place)
+            self.enter(place, parts=parts)
 
         module.register_forward_pre_hook(hook)
 
-    def _after(self, module: nn.Module, place: str) -> None:
+    def after(self, module: nn.Module, place: str, *, parts: bool = False) -> None:
+        """Seed after each forward of a module."""
+
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self.enter(place)
+            self.enter(place, parts=parts)
 
         module.register_forward_hook(hook)

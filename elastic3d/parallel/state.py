@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.errors import StateError
@@ -46,17 +47,44 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def box_of(tensor: torch.Tensor) -> Box:
-    """Return which part of the global tensor this rank holds; FSDP cuts dim 0 into runs of equal length."""
+    """Return which part of the global tensor this rank holds, along each dim one run of equal length but the last.
+
+    Tensor parallelism cuts first and FSDP cuts what it leaves, always along dim 0, whichever way torch says so:
+    (Shard(0), Shard(1)), or (_StridedShard(0), Shard(0)) where both cut one dim.
+    """
     shape = tuple(tensor.shape)
+    start, stop = [0] * len(shape), list(shape)
+    if isinstance(tensor, DTensor):
+        mesh = tensor.device_mesh
+        for axis in reversed(range(mesh.ndim)):
+            placement = tensor.placements[axis]
+            if placement.is_replicate():
+                continue
+            assert isinstance(placement, Shard | _StridedShard), f"no part of a tensor: {placement}"
+            dim = placement.dim
+            first, last = run_of(stop[dim] - start[dim], mesh.size(axis), mesh.get_local_rank(axis))
+            start[dim], stop[dim] = start[dim] + first, start[dim] + last
+        local_shape = tuple(tensor._local_tensor.shape)
+        assert local_shape == tuple(b - a for a, b in zip(start, stop, strict=True)), (local_shape, start, stop)
+    return Box(start=tuple(start), stop=tuple(stop))
+
+
+def is_copy(tensor: torch.Tensor, tp: int) -> bool:
+    """Return whether tensor-parallel rank 0 holds the very same; tp: this rank's number on that axis."""
+    return "tp" in copied_on(tensor) if isinstance(tensor, DTensor) else tp > 0
+
+
+def copied_on(tensor: torch.Tensor) -> set[str]:
+    """Return the axes on which a lower rank holds the very same part of a tensor."""
     if not isinstance(tensor, DTensor):
-        return Box(start=(0,) * len(shape), stop=shape)
-    axis = len(tensor.placements) - 1
-    expected = (Replicate(),) * axis + (Shard(0),)
-    assert tensor.placements == expected, f"tensors are sharded over dim 0 alone; this one is {tensor.placements}"
-    ranks, index = tensor.device_mesh.size(axis), tensor.device_mesh.get_local_rank(axis)
-    start, stop = run_of(shape[0], ranks, index)
-    assert tensor._local_tensor.shape[0] == stop - start
-    return Box(start=(start, *(0,) * (len(shape) - 1)), stop=(stop, *shape[1:]))
+        return set()
+    mesh = tensor.device_mesh
+    assert mesh.mesh_dim_names
+    return {
+        name
+        for axis, name in enumerate(mesh.mesh_dim_names)
+        if tensor.placements[axis].is_replicate() and mesh.get_local_rank(axis)
+    }
 
 
 def specification(key: str, tensor: torch.Tensor) -> TensorSpec:
@@ -94,8 +122,8 @@ def held_by_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ite
             yield Held(spec=specification(f"optimizer/{name}/{key}", value), tensor=value)
 
 
-def tiles_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Tile]:
-    """Return what this rank holds of the state, without empty shards.
+def tiles_of(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, tp: int = 0) -> list[Tile]:
+    """Return what this rank holds of the state, without empty shards and what tensor-parallel rank 0 holds as well.
 
     Parameters and optimizer tensors are handed out as they are, and may not change before they are copied. Buffers,
     which the next forward pass may change, are copied here.
@@ -103,7 +131,7 @@ def tiles_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[
     buffers = {id(buffer) for _, buffer in persistent_buffers(model)}
     tiles: list[Tile] = []
     for held in [*held_by_model(model), *(held_by_optimizer(model, optimizer) if optimizer else ())]:
-        if held.box.numel:
+        if held.box.numel and not is_copy(held.tensor, tp):
             tensor = held.local.clone() if id(held.tensor) in buffers else held.local
             tiles.append((held.spec, held.box, tensor))
     return tiles

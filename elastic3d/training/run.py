@@ -36,7 +36,8 @@ from elastic3d.parallel.mesh import Mesh, join_world
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.pipeline.passes import LossFunction
 from elastic3d.parallel.refusals import look_at_optimizer
-from elastic3d.parallel.state import box_of, local, tiles_of
+from elastic3d.parallel.state import local, tiles_of
+from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Flags, Go, Port, StepRecord
 from elastic3d.training import loading, restoring
@@ -139,7 +140,7 @@ class Run:
         build: Callable[[], nn.Module],
         *,
         blocks: str | None = None,
-        tensor: Any = None,
+        tensor: Tensor = None,
         seed: int = 0,
         reduction: str = "ordered",
         compress: str | None = None,
@@ -149,17 +150,16 @@ class Run:
         """Build the model and return this rank's part of it.
 
         blocks: dotted path of the ModuleList of repeated layers, which pipeline stages and ZeRO shards are made of;
-        None for no pipeline stages. seed: of initial weights and dropout. reduction: "ordered" gives the same bits for
-        every layout, "fast" leaves the order of sums to the backend. compress, with "fast": "bf16" or "fp16" sends
-        gradients in 16 bits, "powersgd" factors of low rank between replicas. precision: "fp32" trains the model as it
-        is built; "bf16" and "fp16" compute in that dtype over fp32 parameters and optimizer state. whole_below: bytes
-        of parameters from which on the model is no longer built whole in each process. ModelError for a model that
-        cannot be taken.
+        None for no pipeline stages. tensor: patterns of module names and how tensor parallelism cuts them (see
+        `elastic3d.parallel.tensor.styles`), "auto" for the plan of a Hugging Face model. seed: of initial weights and
+        dropout. reduction: "ordered" gives the same bits for every layout, "fast" leaves the order of sums to the
+        backend. compress, with "fast": "bf16" or "fp16" sends gradients in 16 bits, "powersgd" factors of low rank
+        between replicas. precision: "fp32" trains the model as it is built; "bf16" and "fp16" compute in that dtype
+        over fp32 parameters and optimizer state. whole_below: bytes of parameters from which on the model is no longer
+        built whole in each process. ModelError for a model that cannot be taken.
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
-        if tensor is not None:
-            raise UsageError("run.shard: tensor parallelism is not supported yet; leave tensor= out")
         self._plan = Plan(
             build=build,
             blocks=blocks,
@@ -167,10 +167,12 @@ class Run:
             reduction=reduction,
             compress=compress,
             whole_below=whole_below,
+            tensor=tensor,
             numerics=Numerics.of(precision=precision),
         )
         if self.measuring:
             self._model = outline(build)
+            take(self._model, tensor, 1)
             return self._model
         with self._peers():
             if self.world > 1:
@@ -346,31 +348,26 @@ class Run:
         return restoring.load(assembly.mesh.broadcast(decided))
 
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
-        tiles = tiles_of(self._made().model, self._optimizer)
+        tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)
         assert self._optimizer is not None
         facts = loading.facts(self._ready_batches(), self._optimizer, self._schedule, self._ledger)
         self._port.snapshot(self.steps, tiles, facts, checkpoint=checkpoint, wait=wait)
 
     def _vote(self, assembly: Assembly, loss: Loss, flags: Flags, *, checkpoint: bool, clip: bool) -> vote.Outcome:
         assembly.reduction.finish()
-        rows = {}
-        if clip and assembly.mesh.first_replica:
-            for name, parameter in assembly.model.named_parameters():
-                if parameter.grad is not None:
-                    first = box_of(parameter.grad).start
-                    rows[name] = (first[0] if first else 0, vote.row_squares(local(parameter.grad)))
-        counts = assembly.mesh.place.pp == 0
+        place = assembly.mesh.place
+        counts = place.pp == 0 and place.tp == 0
         ballot = vote.Ballot(
             leave=flags.leave,
             etcd_away=flags.etcd_away,
             checkpoint=checkpoint,
             ready=flags.ready,
             held=self._port.held(),
-            losses=loss.parts(),
+            losses=loss.parts() if place.tp == 0 else {},
             samples=loss.batch.samples if counts else 0,
             sample_sum=loss.batch.sample_sum if counts else 0,
             present=frozenset(assembly.reduction.present()),
-            rows=rows,
+            rows=assembly.squares() if clip else {},
         )
         paper = assembly.paper(loss.batch.count)
         votes = assembly.mesh.sum(paper.fill(self.rank, ballot, norm=clip))

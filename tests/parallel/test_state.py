@@ -276,8 +276,8 @@ def test_calls_in_the_wrong_order_say_what_is_missing() -> None:
     with pytest.raises(UsageError, match=r"needs the model of run.shard"):
         run_alone(unrestored)
     run_alone(unread)
-    with pytest.raises(UsageError, match="tensor parallelism is not supported yet"):
-        run_alone(lambda run: run.shard(Model, tensor={}))  # type: ignore[arg-type, return-value]
+    with pytest.raises(UsageError, match='a mapping of module names to styles, or "auto"'):
+        run_alone(lambda run: run.shard(Model, tensor="own"))  # type: ignore[arg-type, return-value]
     with pytest.raises(UsageError, match='"ordered" or "fast"'):
         run_alone(lambda run: run.shard(Model, reduction="best"))  # type: ignore[arg-type, return-value]
 

@@ -1,0 +1,160 @@
+"""A decoder whose layers can be cut, its plans, and mains that train it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from elastic3d.training import Run
+from tests.parallel.models import loss_fn
+
+VOCABULARY, LENGTH = 32, 6
+
+
+class Sentences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Sample i is a sequence made from i, of even length."""
+
+    def __len__(self) -> int:
+        return 37
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        made = torch.Generator().manual_seed(index)
+        tokens = torch.randint(0, VOCABULARY, (LENGTH + 1,), generator=made)
+        return tokens[:-1], tokens[1:]
+
+
+class Embed(nn.Module):
+    """Tokens and their places."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        whole: torch.Tensor = self.token(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        return whole
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward part. `gain` is in no plan; the heads are normed, which is partial work."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads, self.size = heads, width // heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.q_norm = nn.LayerNorm(self.size)
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width)
+        self.gain = nn.Parameter(torch.ones(width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm1(x)
+        q, k, v = (self._heads(layer(normed)) for layer in (self.q, self.k, self.v))
+        mixed = functional.scaled_dot_product_attention(
+            self.q_norm(q), k, v, is_causal=True, dropout_p=self.dropout.p if self.training else 0.0
+        )
+        x = x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        return x * self.gain + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0], x.shape[1], -1, self.size).transpose(1, 2)
+
+
+class Decoder(nn.Module):
+    """A chain of embeddings, blocks, norm and head. Widths leave uneven shards to three replicas."""
+
+    def __init__(self, dropout: float = 0.1, *, depth: int = 2, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.embed = Embed(width)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+WHOLE = {
+    "embed.token": "row",
+    "blocks.*.[qkv]": "column",
+    "blocks.*.q_norm": "summed",
+    "blocks.*.out": "row",
+    "blocks.*.up": "column",
+    "blocks.*.down": "row",
+    "head": "column-gathered",
+}
+"""Activations between layers are whole on each rank."""
+
+SEQUENCE = {name: style for name, style in WHOLE.items() if name != "embed.token"} | {
+    "embed": "split",
+    "blocks.*.norm?": "sequence",
+    "norm": "sequence",
+}
+"""Activations between layers are parts of the sequence."""
+
+
+def train(
+    run: Run, *, plan: dict[str, str] = SEQUENCE, dropout: float = 0.1, steps: int = 4
+) -> tuple[str, list[float], list[float]]:
+    """Train the decoder with clipping; return digest, losses and norms."""
+    model = run.shard(lambda: Decoder(dropout), blocks="blocks", tensor=plan, seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
+    losses = []
+    for batch in batches.until(step=steps):
+        loss = run.backward(model, batch, loss_fn)
+        run.step(optimizer, schedule, loss=loss, clip=0.5)
+        losses.append(loss.value)
+    return run.digest(), losses, [record.gradient_norm for record in run._port.records]  # type: ignore[attr-defined]
+
+
+def train_plain(run: Run) -> tuple[str, list[float], list[float]]:
+    """The same without dropout, whose numbers depend on tp."""
+    return train(run, dropout=0.0)
+
+
+def train_whole(run: Run) -> tuple[str, list[float], list[float]]:
+    """The same with whole activations between layers."""
+    return train(run, plan=WHOLE)
+
+
+def train_whole_plain(run: Run) -> tuple[str, list[float], list[float]]:
+    """The same with whole activations and without dropout."""
+    return train(run, plan=WHOLE, dropout=0.0)
+
+
+def train_two(run: Run) -> tuple[str, list[float], list[float]]:
+    """Train for two steps, or, from two steps on, not at all."""
+    return train(run, steps=2)
+
+
+def train_unsaid(run: Run) -> None:
+    """Train with a plan that says nothing of the norm of the heads, which has a part of the work on each rank."""
+    train(run, plan={name: style for name, style in WHOLE.items() if "q_norm" not in name})
+
+
+def train_wrongly(run: Run) -> None:
+    """Train with norms that hand on plain parts of the sequence."""
+    train(run, plan=SEQUENCE | {"blocks.*.norm?": "summed"})
+
+
+def train_unplanned(run: Run) -> None:
+    """Train without a plan."""
+    run.shard(Decoder, blocks="blocks")
+
+
+def train_too_wide(run: Run) -> None:
+    """Train four heads over three ranks."""
+    run.shard(Decoder, blocks="blocks", tensor=SEQUENCE)

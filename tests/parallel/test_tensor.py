@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic3d.values import Layout
+from tests.parallel import tensors
+from tests.parallel.worlds import Orders, Report, run_world
+
+pytestmark = pytest.mark.gloo
+
+
+def finished(main: Callable[..., Any], layout: Layout, **orders: Any) -> list[Report]:
+    reports = run_world(main, Orders(layout=layout, **orders))
+    for report in reports:
+        assert report.ended == "done", report.error
+    return reports
+
+
+def result(main: Callable[..., Any], layout: Layout, **orders: Any) -> Any:
+    reports = finished(main, layout, **orders)
+    assert {repr(report.result) for report in reports} == {repr(reports[0].result)}
+    samples = [[(r.samples, r.sample_sum) for r in report.records] for report in reports]
+    assert all(seen == samples[0] for seen in samples)
+    return reports[0].result
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """The run of one place on pp and dp with tp=2, which every other must equal."""
+    return result(tensors.train, Layout(pp=1, dp=1, tp=2))
+
+
+def test_layers_computed_together_train_as_they_would_alone() -> None:
+    """Without dropout, losses and gradient norms of tp=2 are those of one rank but for rounding."""
+    _, losses, norms = result(tensors.train_plain, Layout(pp=1, dp=1))
+    _, parted, parted_norms = result(tensors.train_plain, Layout(pp=1, dp=1, tp=2))
+    _, whole, whole_norms = result(tensors.train_whole_plain, Layout(pp=1, dp=1, tp=2))
+    for found, norm in ((parted, parted_norms), (whole, whole_norms)):
+        assert found == pytest.approx(losses, abs=1e-5)
+        assert norm == pytest.approx(norms, abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["pp=2,dp=1,tp=2", "pp=1,dp=2,tp=2,zero=2", "pp=2,dp=2,tp=2,zero=3"])
+def test_every_layout_of_one_tp_ends_with_one_digest(reference: Any, layout: str) -> None:
+    """Parameters and AdamW state, losses and norms, with dropout on parts and on whole activations."""
+    assert result(tensors.train, Layout.parse(layout)) == reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["pp=1,dp=3,tp=2", "pp=1,dp=2,tp=2,zero=3", "pp=2,dp=3,tp=2,zero=2"])
+def test_further_layouts_end_with_it_too(reference: Any, layout: str) -> None:
+    """More shapes, uneven shards among them."""
+    assert result(tensors.train, Layout.parse(layout)) == reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tp", "layouts"), [(2, ["pp=2,dp=2,tp=2"]), (4, ["pp=2,dp=1,tp=4", "pp=1,dp=2,tp=4"])])
+def test_plans_with_whole_activations_keep_the_promise(tp: int, layouts: list[str]) -> None:
+    """Without sequence parallelism as well, and for another tp."""
+    one = result(tensors.train_whole, Layout(pp=1, dp=1, tp=tp))
+    for layout in layouts:
+        assert result(tensors.train_whole, Layout.parse(layout)) == one
+
+
+@pytest.mark.parametrize(("before", "after"), [("pp=2,dp=1,tp=2", "pp=1,dp=3"), ("pp=1,dp=3", "pp=1,dp=2,tp=2")])
+def test_state_moves_between_layouts_whose_tp_differs(before: str, after: str, tmp_path: Path) -> None:
+    """What was saved after two steps is what another layout has after loading it, to the last bit."""
+    first = Layout.parse(before)
+    saved = finished(tensors.train_two, first, keep=tmp_path, snapshot_every=2)
+    reports = finished(tensors.train_two, Layout.parse(after), take=tmp_path)
+    assert {report.restored for report in reports} == {("memory", 2, 1)}
+    assert {report.result[0] for report in reports} == {saved[0].result[0]}
+
+
+@pytest.mark.slow
+def test_a_change_of_pp_and_dp_on_the_way_does_not_show(reference: Any, tmp_path: Path) -> None:
+    """With one tp, leaving and going on elsewhere ends with the same digest."""
+    took = None
+    for number, text in enumerate(["pp=1,dp=2,tp=2", "pp=2,dp=1,tp=2", "pp=1,dp=1,tp=2"]):
+        layout, kept = Layout.parse(text), tmp_path / str(number)
+        kept.mkdir()
+        leave = dict.fromkeys(range(layout.world), 0) if number < 2 else {}
+        reports = run_world(tensors.train, Orders(layout=layout, keep=kept, take=took, leave_at=leave))
+        assert {report.ended for report in reports} == {"left" if leave else "done"}, reports[0].error
+        took = kept
+    assert reports[0].result[0] == reference[0]
+
+
+@pytest.mark.parametrize(
+    ("main", "tp", "words"),
+    [
+        (tensors.train_unplanned, 2, "tp=2 needs to know how layers are cut"),
+        (
+            tensors.train_too_wide,
+            3,
+            "tp=3 does not divide num_heads of module 'blocks.0' (4)",
+        ),
+        (tensors.train_unsaid, 2, "'blocks.1.q_norm.bias' is in no pattern of tensor=, and was taken for 'replicated'"),
+        (tensors.train_wrongly, 2, "'blocks.0.q' is computed on the whole sequence but gets a part of it"),
+    ],
+    ids=["no plan", "heads", "unsaid", "parts"],
+)
+def test_what_cannot_be_cut_is_refused_by_name(main: Callable[..., Any], tp: int, words: str) -> None:
+    """On every rank alike, with what would work."""
+    for report in run_world(main, Orders(layout=Layout(pp=1, dp=1, tp=tp))):
+        assert report.ended == "raised"
+        assert words in report.error
