@@ -16,7 +16,7 @@ STATES = ("param", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one rank shall do. place: a directory or URL of all ranks; step_seconds: of the step beside a copy."""
+    """What one rank shall do. place: a directory or URL of all ranks; step_seconds: of the step beside a copy, longer than the copy."""
 
     rank: int
     world: int
@@ -27,7 +27,7 @@ class Job:
     tensors: int
     rows: int
     saved_by: int = 0
-    step_seconds: float = 0.5
+    step_seconds: float = 1.5
 
 
 class State:
