@@ -57,6 +57,7 @@ class Results:
     resharded: dict[str, Outcome] = field(default_factory=dict)
     beside: dict[str, Outcome] = field(default_factory=dict)
     frozen: dict[str, Outcome] = field(default_factory=dict)
+    integrity: dict[str, Outcome] = field(default_factory=dict)
     remote: dict[str, Outcome] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
@@ -98,7 +99,7 @@ def measure(
                 )
                 results.local[name] = run(name, job)
                 if name in MOVABLE:
-                    fewer = replace(job, task="load", world=FEWER, saved_by=RANKS)
+                    fewer = replace(job, task="load", world=FEWER, saved_by=RANKS, changes=repeats)
                     results.resharded[name] = run(name, fewer)
             if name != "raw":
                 with _place(base) as place:
@@ -106,6 +107,8 @@ def measure(
             if name in MOVABLE:
                 with _place(base) as place:
                     results.frozen[name] = run(name, replace(job, task="frozen", place=place))
+        with _place(base) as place:
+            results.integrity["elastic3d"] = run("elastic3d", replace(job, task="integrity", place=place))
         with _s3() as place:
             small = replace(job, task="save", rows=max(RANKS, round(rows * REMOTE_SHARE)))
             for name in (*MOVABLE, "raw"):
@@ -222,10 +225,17 @@ def tables(results: Results) -> Sequence[Table]:
         else:
             ratio = f"{outcome.written / outcome.changed:.3f}" if outcome.changed else "?"
             frozen.add_row(name, f"{outcome.changed / 1e6:.1f} MB", f"{outcome.written / 1e6:.1f} MB", ratio)
+    integrity = Table("", "save", "without", "cost", title="looking at the bytes: digests and statistics, in turns")
+    for name, outcome in results.integrity.items():
+        if isinstance(outcome, Failed):
+            integrity.add_row(name, outcome.reason)
+        else:
+            shares = [100 * (a / b - 1) for a, b in zip(outcome.save, outcome.blind, strict=True)]
+            integrity.add_row(name, spread(outcome.save), spread(outcome.blind), spread(shares, " %", 1))
     remote = Table("", "save", "load", title="a quarter of it, through one S3 server")
     for name, outcome in results.remote.items():
         if isinstance(outcome, Failed):
             remote.add_row(name, outcome.reason)
         else:
             remote.add_row(name, spread(outcome.save), spread(outcome.load))
-    return saving, beside, frozen, remote
+    return saving, beside, frozen, integrity, remote

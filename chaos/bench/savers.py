@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chaos.bench.contenders import Contender, Ours, beside, contender
+from chaos.bench.contenders import Contender, Ours, beside, blind, contender
 from chaos.bench.shards import COLUMNS, STATES, Job, State
 
 FROZEN = 10
@@ -31,6 +31,7 @@ class Figures:
 
     call, hold: of an asynchronous save, until it returns and what the next optimizer step waits for. memory: the peak
     beyond what was there before, as a multiple of the shard. written: bytes that the last save added.
+    blind: saves that did not look at the bytes, in turns with those that did.
     """
 
     shard: int
@@ -39,6 +40,7 @@ class Figures:
     load: list[float] = field(default_factory=list)
     call: list[float] = field(default_factory=list)
     hold: list[float] = field(default_factory=list)
+    blind: list[float] = field(default_factory=list)
     memory_save: float = 0.0
     memory_load: float = 0.0
     written: int = 0
@@ -70,6 +72,8 @@ def main(name: str, job: Job) -> Figures:
                 other.close()
         case "frozen":
             figures = _frozen(contender(name, state), state, figures)
+        case "integrity":
+            _integrity(Ours(state), state, figures)
         case _:
             raise ValueError(job.task)
     dist.barrier()
@@ -81,12 +85,23 @@ def _save(saver: Contender, state: State, figures: Figures) -> None:
     repeats = state.job.repeats
     memory = [0.0, 0.0]
     for step in range(1, repeats + 1):
+        state.change()
         memory[0] = max(memory[0], _peak(lambda step=step: figures.save.append(_timed(lambda: saver.save(step)))))  # type: ignore[misc]
     for _ in range(repeats):
         state.clear()
         memory[1] = max(memory[1], _peak(lambda: figures.load.append(_timed(lambda: saver.load(repeats)))))
     state.check()
     figures.memory_save, figures.memory_load = (_largest(value / state.nbytes) for value in memory)
+
+
+def _integrity(saver: Ours, state: State, figures: Figures) -> None:
+    for step in range(1, 2 * state.job.repeats + 1):
+        state.change()
+        if step % 2:
+            figures.save.append(_timed(lambda step=step: saver.save(step)))  # type: ignore[misc]
+        else:
+            with blind(step):
+                figures.blind.append(_timed(lambda step=step: saver.save(step)))  # type: ignore[misc]
 
 
 def _beside(saver: Any, job: Job, figures: Figures) -> None:

@@ -11,12 +11,16 @@ from torch.distributed.tensor import DTensor, Shard
 COLUMNS = 1024
 BLOCK = 64
 """Rows that are drawn together, counted from the tensor's first, so that they are the same in every world."""
+FACTOR = 1.001
 STATES = ("param", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one rank shall do. place: a directory or URL of all ranks; step_seconds: of the step beside a copy, longer than the copy."""
+    """What one rank shall do. place: a directory or URL of all ranks.
+
+    step_seconds: of the step beside a copy, longer than the copy takes. changes: how often what is saved was changed.
+    """
 
     rank: int
     world: int
@@ -28,6 +32,7 @@ class Job:
     rows: int
     saved_by: int = 0
     step_seconds: float = 1.5
+    changes: int = 0
 
 
 class State:
@@ -42,6 +47,7 @@ class State:
         for number in range(job.tensors):
             for kind in STATES:
                 self.shards[f"{kind}.block{number}.weight"] = torch.empty(self.stop - self.first, COLUMNS)
+        self.changes = job.changes
         self.fill()
 
     @property
@@ -50,13 +56,21 @@ class State:
         return sum(shard.nbytes for shard in self.shards.values())
 
     def fill(self) -> None:
-        """Put numbers into the shards that depend on key and row alone, whatever the world."""
+        """Put numbers into the shards that depend on key, row and number of changes alone, whatever the world."""
         for number, shard in enumerate(self.shards.values()):
             for row in range(self.first - self.first % BLOCK, self.stop, BLOCK):
                 generator = torch.Generator().manual_seed(number * 1_000_003 + row)
                 block = torch.randn(BLOCK, COLUMNS, generator=generator)
                 low, high = max(row, self.first), min(row + BLOCK, self.stop)
                 shard[low - self.first : high - self.first] = block[low - row : high - row]
+            for _ in range(self.changes):
+                shard.mul_(FACTOR)
+
+    def change(self) -> None:
+        """Change every number, so that nothing of it has been saved before."""
+        self.changes += 1
+        for shard in self.shards.values():
+            shard.mul_(FACTOR)
 
     def bytes(self, key: str) -> memoryview:
         """Return a shard's bytes, for reading and writing."""
@@ -67,7 +81,7 @@ class State:
         changed = 0
         for number, shard in enumerate(self.shards.values()):
             if number % every == 0:
-                shard.mul_(1.001)
+                shard.mul_(FACTOR)
                 changed += shard.nbytes
         return changed
 
