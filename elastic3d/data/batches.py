@@ -42,10 +42,13 @@ class Dataset(Protocol):
 class MicroBatch:
     """One micro-batch on one rank; input and target are None on stages that need neither.
 
-    index: its number j within the step. counts: False for one that is run for its collectives only.
+    index: its number j within the step. counts: False for one that is run for its collectives only. like: the number of
+    the micro-batch whose samples it has, and whose random numbers it is to draw: its own where it counts. One that does
+    not count then uses the very parameters that another rank's uses, and adds none to those that have a gradient.
     """
 
     index: int
+    like: int
     counts: bool
     input: Any
     target: Any
@@ -192,7 +195,9 @@ class Batches:
                     ids = self.order.micro_batch_samples(step, index)
                     samples += len(ids)
                     sums.append(self.order.keyed_sum(np.array(ids, dtype=np.uint64)))
-            micro_batches.append(MicroBatch(index=index, counts=counts, input=inputs, target=targets))
+            micro_batches.append(
+                MicroBatch(index=index, like=index % count, counts=counts, input=inputs, target=targets)
+            )
         return Batch(
             step=step,
             count=count,

@@ -40,7 +40,7 @@ class Loop:
         losses = {}
         self._reduction.begin_step(batch.count)
         for round_, part in enumerate(batch.micro_batches):
-            self._randomness.at(batch.step, part.index)
+            self._randomness.at(batch.step, part.like)
             self._reduction.begin(round_, last=round_ == len(batch.micro_batches) - 1)
             loss = loss_fn(self._caller(self._model, part.input), part.target)
             if part.counts:

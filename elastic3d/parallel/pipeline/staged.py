@@ -90,7 +90,7 @@ class Pipeline:
     def at(self, chunk: int) -> bool:
         """Say which micro-batch is worked on; return whether it is the step's last."""
         self._chunk = chunk
-        self._randomness.at(self._step, self._parts[chunk].index)
+        self._randomness.at(self._step, self._parts[chunk].like)
         return chunk == len(self._parts) - 1
 
     def forward(self, module: nn.Module, tensor: torch.Tensor, *, last: bool) -> Any:
