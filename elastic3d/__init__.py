@@ -14,19 +14,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elastic3d.data import Growing
+    from elastic3d.data import Growing, Packed, TokenFile
     from elastic3d.entry import run
     from elastic3d.errors import Elastic3dError
     from elastic3d.training import Run
     from elastic3d.values import Layout
 
-__all__ = ["run", "Run", "Layout", "Growing", "Elastic3dError"]
+__all__ = ["run", "Run", "Layout", "Growing", "TokenFile", "Packed", "Elastic3dError"]
 
 _HOMES = {
     "run": "elastic3d.entry",
     "Run": "elastic3d.training",
     "Layout": "elastic3d.values",
     "Growing": "elastic3d.data",
+    "TokenFile": "elastic3d.data",
+    "Packed": "elastic3d.data",
     "Elastic3dError": "elastic3d.errors",
 }
 

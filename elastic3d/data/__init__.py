@@ -2,11 +2,13 @@
 
 from elastic3d.data.batches import Batch, Batches, MicroBatch
 from elastic3d.data.ledger import Account, Line, check
+from elastic3d.data.packing import Packed
 from elastic3d.data.permutation import KeyedPermutation
 from elastic3d.data.positions import Order
 from elastic3d.data.sizes import Growing
 from elastic3d.data.sources import Share
 from elastic3d.data.streams import Cursor
+from elastic3d.data.tokens import TokenFile
 
 __all__ = [
     "KeyedPermutation",
@@ -17,6 +19,8 @@ __all__ = [
     "MicroBatch",
     "Share",
     "Cursor",
+    "TokenFile",
+    "Packed",
     "Line",
     "Account",
     "check",

@@ -46,3 +46,17 @@ def test_a_stream_gives_one_digest_over_changes_of_world(streamed: set[str], tmp
     assert {report.ended for report in run_world(mains.train_stream, first)} == {"left"}
     then = Orders(layout=Layout(pp=1, dp=2), take=tmp_path)
     assert finished(run_world(mains.train_stream, then)) == streamed
+
+
+@pytest.fixture(scope="module")
+def packed() -> set[str]:
+    """The digest of one rank that trains on packed documents."""
+    return finished(run_world(mains.train_packed, Orders(layout=Layout(pp=1, dp=1))))
+
+
+def test_packed_documents_give_one_digest_over_changes_of_world(packed: set[str], tmp_path: Path) -> None:
+    """What is in a row was settled before anything was cut."""
+    first = Orders(layout=Layout(pp=1, dp=2), keep=tmp_path, leave_at={0: 2, 1: 2})
+    assert {report.ended for report in run_world(mains.train_packed, first)} == {"left"}
+    then = Orders(layout=Layout(pp=2, dp=1), take=tmp_path)
+    assert finished(run_world(mains.train_packed, then)) == packed

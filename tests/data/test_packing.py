@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic3d import Packed
+from elastic3d.errors import UsageError
+
+
+class Documents:
+    """Document i has so many tokens: i * 100, i * 100 + 1 ..."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.arange(self.lengths[index]) + index * 100
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=60).filter(any), st.integers(1, 20), st.integers(0, 3))
+def test_no_token_is_lost_or_repeated(lengths: list[int], length: int, seed: int) -> None:
+    """Split or whole, the rows together are the documents; a row is never longer than it may be."""
+    packed = Packed(Documents(lengths), length=length, too_long="split", seed=seed)
+    pieces = [piece for index in range(len(packed)) for piece in packed.row(index)]
+    tokens = Counter((d, t) for d, start, stop in pieces for t in range(start, stop))
+    assert tokens == Counter((d, t) for d, n in enumerate(lengths) for t in range(n))
+    for index in range(len(packed)):
+        assert 0 < sum(stop - start for _, start, stop in packed.row(index)) <= length
+
+
+def test_a_row_says_where_documents_begin_and_which_targets_count() -> None:
+    """Positions begin at 0 for each document; its last token has no target, and neither has what fills the row."""
+    packed = Packed(Documents([3, 2]), length=7, pad=99)
+    assert len(packed) == 1
+    (tokens, positions), targets = packed[0]
+    first, second = (0, 100) if packed.row(0)[0][0] == 0 else (100, 0)
+    sizes = [3, 2] if first == 0 else [2, 3]
+    assert tokens.tolist() == [*range(first, first + sizes[0]), *range(second, second + sizes[1]), 99, 99]
+    assert positions.tolist() == [*range(sizes[0]), *range(sizes[1]), 0, 0]
+    expected: list[int] = []
+    for begin, size in ((first, sizes[0]), (second, sizes[1])):
+        expected += [*range(begin + 1, begin + size), -100]
+    assert targets.tolist() == [*expected, -100, -100]
+    assert Packed(Documents([3, 2]), length=7, positions=False)[0][0].shape == (7,)
+    assert packed.filled == pytest.approx(5 / 7)
+
+
+def test_a_split_part_knows_the_token_that_follows_and_a_cut_one_does_not() -> None:
+    """Every token but a document's first is a target where it is split; what is cut off is counted."""
+    split = Packed(Documents([10]), length=4, too_long="split")
+    targets = sorted(t for index in range(len(split)) for t in split[index][1].tolist() if t >= 0)
+    assert targets == list(range(1, 10))
+    cut = Packed(Documents([10]), length=4, too_long="cut")
+    assert [cut[index][1].tolist() for index in range(len(cut))] == [[1, 2, 3, -100]]
+    assert (cut.left_out, split.left_out) == (6, 0)
+
+
+def test_masks_and_bounds_come_from_the_positions() -> None:
+    """Attention stays within a document and looks back; the bounds are those of kernels for rows of any length."""
+    positions = torch.tensor([[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 0, 0]])
+    assert Packed.document_ids(positions).tolist() == [[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 1, 2]]
+    mask = Packed.attention_mask(positions)
+    assert mask.shape == (2, 6, 6)
+    assert mask[0, 3].tolist() == [False, False, True, True, False, False]
+    assert mask.diagonal(dim1=-2, dim2=-1).all()
+    assert Packed.cumulative_lengths(positions).tolist() == [0, 2, 5, 6, 10, 11, 12]
+
+
+def test_packing_is_a_function_of_lengths_and_seed() -> None:
+    """The same in every process; another seed packs otherwise, and wastes little."""
+    lengths = [int(n) for n in np.random.default_rng(1).integers(1, 60, size=2000)]
+    one, same, other = (Packed(Documents(lengths), length=64, seed=seed) for seed in (1, 1, 2))
+    rows = [[packed.row(index) for index in range(len(packed))] for packed in (one, same, other)]
+    assert rows[0] == rows[1] != rows[2]
+    assert one.filled > 0.97
+
+
+def test_the_packing_is_part_of_the_format() -> None:
+    """A row written down once is never changed: a run restored by a later version goes on as it began."""
+    packed = Packed(Documents([5, 3, 2, 7, 1, 4]), length=8, seed=3)
+    assert [[piece[0] for piece in packed.row(index)] for index in range(len(packed))] == PINNED
+
+
+class Unsized(Documents):
+    """Documents without lengths, as lists."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self._sizes = lengths
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, index: int) -> Any:
+        return list(range(self._sizes[index]))
+
+
+def test_lengths_are_counted_where_nobody_gives_them_and_checked_where_somebody_does() -> None:
+    """A wrong length would lose tokens without a word."""
+    assert Packed(Unsized([3, 2]), length=5).filled == 1.0
+    with pytest.raises(UsageError, match="document 1 has 2 tokens, but its length was given as 3"):
+        Packed(Unsized([3, 2]), length=6, lengths=[3, 3])[0]
+    with pytest.raises(UsageError, match="one whole number for each of 2 documents"):
+        Packed(Unsized([3, 2]), length=6, lengths=[3])
+    with pytest.raises(UsageError, match="document 1 was given a length of -1"):
+        Packed(Unsized([3, 2]), length=6, lengths=[3, -1])
+
+
+def test_what_cannot_be_packed_is_named() -> None:
+    """The first document that is too long, the choice there is, and documents that are none."""
+    with pytest.raises(UsageError, match=r'1 document\(s\) are longer .* document 1 with 9; choose too_long="split"'):
+        Packed(Documents([3, 9]), length=8)
+    with pytest.raises(UsageError, match="refuse, split, cut"):
+        Packed(Documents([3]), length=8, too_long="drop")
+    with pytest.raises(UsageError, match="no tokens at all"):
+        Packed(Documents([0, 0]), length=8)
+    with pytest.raises(UsageError, match="map-style"):
+        Packed(iter([]), length=8)
+    with pytest.raises(UsageError, match="document 0 is an array of float"):
+        Packed([[0.5, 1.0]], length=8)
+    with pytest.raises(UsageError, match="length must be"):
+        Packed(Documents([3]), length=0)
+
+
+PINNED = [[5, 2, 4], [0, 1], [3]]
