@@ -22,6 +22,7 @@ from elastic3d.parallel import initial
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.precision import as_computed, cast, check_masters
+from elastic3d.parallel.numerics.recompute import recompute
 from elastic3d.parallel.pipeline import stages
 from elastic3d.parallel.pipeline.chain import Chain, prove
 from elastic3d.parallel.pipeline.passes import Loop, Passes
@@ -85,6 +86,7 @@ class Assembly:
         self.units: list[list[FSDPModule]] = []
         for part in self.parts:
             inner = [block for _, block in part.present]
+            recompute(inner, plan.numerics.recompute)
             self.units.append(
                 shard_units(part.module, inner, sharded, zero=layout.zero, policy=precision.policy) if sharded else []
             )

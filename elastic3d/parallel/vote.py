@@ -1,10 +1,11 @@
 """The step vote: one sum over the world that gives every rank the same answers to all questions of a step.
 
 Every rank writes its own places of one float64 vector and zeros elsewhere, so that the sum only gathers: no value is
-rounded by it. The vector holds, in this order: a row of flags per rank; the loss of each micro-batch; the count and the
-keyed sum of the samples; for each parameter how many ranks got a gradient; and, when gradients are clipped, for each
-row (index of dim 0) of each parameter the sum of its squares. Rows are cut by no layout, and are added elementwise in a
-fixed order, so losses and norms come out the same for any layout.
+rounded by it. The vector holds, in this order: a row of flags per rank; the loss of each micro-batch; its count of
+tokens plus one, zero where the loss is a mean; the count and the keyed sum of the samples; for each parameter how many
+ranks got a gradient; and, when gradients are clipped, for each row (index of dim 0) of each parameter the sum of its
+squares. Rows are cut by no layout, and are added elementwise in a fixed order, so losses and norms come out the same
+for any layout.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import dataclass, field
 import torch
 
 from elastic3d.data.positions import fold_sums
+from elastic3d.errors import UsageError
 
-FLAGS = 5
+FLAGS = 6
 NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 CHUNK = 1 << 22
 
@@ -26,15 +28,18 @@ CHUNK = 1 << 22
 class Ballot:
     """What one rank says. losses: by number of micro-batch. rows: parameter name -> (first row, sums of squares).
 
-    checkpoint: one is due. ready: this rank's host is done with the one before.
+    checkpoint: one is due. ready: this rank's host is done with the one before. finite: so is its part of the gradient,
+    or nobody asked. tokens: by number of micro-batch, where losses are sums.
     """
 
     leave: bool = False
     etcd_away: bool = False
     checkpoint: bool = False
     ready: bool = True
+    finite: bool = True
     held: int = -1
     losses: Mapping[int, float] = field(default_factory=dict)
+    tokens: Mapping[int, float] = field(default_factory=dict)
     samples: int = 0
     sample_sum: int = 0
     present: frozenset[str] = frozenset()
@@ -47,8 +52,8 @@ class Outcome:
 
     leave, etcd_away: every rank said so. checkpoint: some rank said that one is due, and every rank that it is ready: a
     store slower than training delays checkpoints and tears none. safe_step: the least of the steps held.
-    loss: mean over micro-batches. norm: of the gradient, None where rows were not voted on. absent: parameters that
-    got no gradient anywhere.
+    loss: mean over micro-batches, or over tokens. tokens: how many, None where losses are means. norm: of the gradient
+    as it was summed, None where rows were not voted on. absent: parameters that got no gradient anywhere.
     """
 
     leave: bool
@@ -56,15 +61,17 @@ class Outcome:
     checkpoint: bool
     safe_step: int
     loss: float
+    tokens: float | None
     norm: float | None
+    gradients_finite: bool
     samples: int
     sample_sum: int
     absent: frozenset[str]
 
     @property
     def finite(self) -> bool:
-        """Whether loss and norm are numbers one can train on."""
-        return math.isfinite(self.loss) and (self.norm is None or math.isfinite(self.norm))
+        """Whether loss and gradient are numbers one can train on."""
+        return self.gradients_finite and math.isfinite(self.loss) and (self.norm is None or math.isfinite(self.norm))
 
 
 class Paper:
@@ -74,7 +81,8 @@ class Paper:
         self._world, self.micro_batches = world, micro_batches
         self._names = [name for name, _ in parameters]
         self._losses_at = FLAGS * world
-        self._samples_at = self._losses_at + micro_batches
+        self._tokens_at = self._losses_at + micro_batches
+        self._samples_at = self._tokens_at + micro_batches
         self._present_at = self._samples_at + 2
         self._rows_at = self._present_at + len(parameters)
         self._row: dict[str, int] = {}
@@ -87,10 +95,12 @@ class Paper:
     def fill(self, rank: int, ballot: Ballot, *, norm: bool) -> torch.Tensor:
         """Return this rank's vector, on the CPU; norm: with rows."""
         votes = torch.zeros(self._size if norm else self._rows_at, dtype=torch.float64)
-        flags = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.ready, ballot.held)
+        flags = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.ready, ballot.held, ballot.finite)
         votes[FLAGS * rank : FLAGS * (rank + 1)] = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
         for index, loss in ballot.losses.items():
             votes[self._losses_at + index] = loss
+        for index, count in ballot.tokens.items():
+            votes[self._tokens_at + index] = 1.0 + count
         votes[self._samples_at] = ballot.samples
         votes[self._samples_at + 1] = ballot.sample_sum
         for number, name in enumerate(self._names):
@@ -106,8 +116,9 @@ class Paper:
         """Return the outcome of the summed vector; norm: as it was filled."""
         flags = votes[: self._losses_at].view(self._world, FLAGS)
         total = 0.0
-        for loss in votes[self._losses_at : self._samples_at].tolist():
+        for loss in votes[self._losses_at : self._tokens_at].tolist():
             total += loss
+        tokens = _tokens(votes[self._tokens_at : self._samples_at].tolist())
         present = votes[self._present_at : self._rows_at].tolist()
         squares = float(fold(votes[self._rows_at :].unsqueeze(0).clone())[0]) if norm else None
         return Outcome(
@@ -115,12 +126,29 @@ class Paper:
             etcd_away=bool((flags[:, 1] != 0).all()),
             checkpoint=bool((flags[:, 2] != 0).any() and (flags[:, 3] != 0).all()),
             safe_step=int(flags[:, 4].min()),
-            loss=total / self.micro_batches,
+            loss=_mean(total, self.micro_batches if tokens is None else tokens),
+            tokens=tokens,
+            gradients_finite=bool((flags[:, 5] != 0).all()),
             norm=None if squares is None else math.sqrt(squares),
             samples=int(votes[self._samples_at]),
             sample_sum=fold_sums([int(votes[self._samples_at + 1])]),
             absent=frozenset(name for name, count in zip(self._names, present, strict=True) if not count),
         )
+
+
+def _tokens(places: Sequence[float]) -> float | None:
+    if not any(places):
+        return None
+    if not all(places):
+        raise UsageError(
+            "the loss function returned a pair (sum, count) for some micro-batches and a mean for others; return one "
+            "kind for all"
+        )
+    return sum(place - 1.0 for place in places)
+
+
+def _mean(total: float, count: float) -> float:
+    return total / count if count else math.nan
 
 
 def row_squares(gradient: torch.Tensor) -> torch.Tensor:

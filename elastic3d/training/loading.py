@@ -14,6 +14,7 @@ from checkpointing.reading.sources import TileSource
 from elastic3d.data import Batches, Cursor
 from elastic3d.data.ledger import Ledger, Line
 from elastic3d.parallel import facts as written
+from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.room import Room
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
 from elastic3d.training import restoring
@@ -45,7 +46,9 @@ def load(
     return tuple(from_json(Line, line) for line in facts["ledger"])
 
 
-def facts(batches: Batches, optimizer: torch.optim.Optimizer, schedule: Any, ledger: Ledger) -> dict[str, Any]:
+def facts(
+    batches: Batches, optimizer: torch.optim.Optimizer, schedule: Any, ledger: Ledger, scale: LossScale
+) -> dict[str, Any]:
     """Return the state that is no tensor, equal on all ranks, as plain JSON data."""
     cursor = batches.cursor
     return {
@@ -55,4 +58,5 @@ def facts(batches: Batches, optimizer: torch.optim.Optimizer, schedule: Any, led
         "optimizer_groups": written.optimizer_groups(optimizer),
         "schedule": written.schedule_state(schedule),
         "ledger": to_json(ledger),
+        "loss_scale": scale.facts(),
     }

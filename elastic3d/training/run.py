@@ -34,7 +34,10 @@ from elastic3d.parallel.initial import WHOLE_BELOW, outline
 from elastic3d.parallel.lost import is_lost_peer
 from elastic3d.parallel.mesh import Mesh, join_world
 from elastic3d.parallel.numerics.choices import Numerics
-from elastic3d.parallel.pipeline.passes import LossFunction
+from elastic3d.parallel.numerics.objective import UserLoss, objective
+from elastic3d.parallel.numerics.precision import Precision
+from elastic3d.parallel.numerics.scale import LossScale
+from elastic3d.parallel.numerics.update import finite, update
 from elastic3d.parallel.refusals import look_at_optimizer
 from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, take
@@ -50,10 +53,11 @@ class Loss:
     def __init__(self, parts: Mapping[int, torch.Tensor], batch: Batch) -> None:
         self._parts, self._batch = parts, batch
         self._value: float | None = None
+        self._skipped = False
 
     @property
     def value(self) -> float:
-        """The mean over the global batch; UsageError before `run.step`."""
+        """The mean over the global batch, or over its tokens; UsageError before `run.step`."""
         if self._value is None:
             raise UsageError("the loss of a step is known after run.step(..., loss=loss); read it then")
         return self._value
@@ -64,12 +68,21 @@ class Loss:
         return self._batch
 
     def parts(self) -> dict[int, float]:
-        """Return this rank's losses by number of micro-batch."""
-        return {index: float(part) for index, part in self._parts.items()}
+        """Return this rank's losses by number of micro-batch: means, or sums over tokens."""
+        return {index: float(part[0] if part.dim() else part) for index, part in self._parts.items()}
 
-    def settle(self, value: float) -> None:
-        """Take note of the value that the vote has found."""
-        self._value = value
+    def tokens(self) -> dict[int, float]:
+        """Return how many tokens each sum of `parts` is over; nothing where they are means."""
+        return {index: float(part[1]) for index, part in self._parts.items() if part.dim()}
+
+    @property
+    def skipped(self) -> bool:
+        """Whether `run.step` made no update for it."""
+        return self._skipped
+
+    def settle(self, value: float, *, skipped: bool) -> None:
+        """Take note of what the vote has found."""
+        self._value, self._skipped = value, skipped
 
     def __float__(self) -> float:
         return self.value
@@ -95,6 +108,7 @@ class Run:
         self._schedule: Any = None
         self._batches: Batches | None = None
         self._ledger: Ledger = ()
+        self._scale = LossScale.of(Precision.FP32)
         self._since = 0.0
         self._saved_step, self._saved_at = 0, self._clock.monotonic()
         torch.set_num_threads(self._assignment.threads)
@@ -102,7 +116,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Number of optimizer updates made so far in the run."""
+        """Number of steps made so far in the run, skipped ones among them."""
         return self._batches.step if self._batches else 0
 
     @property
@@ -145,6 +159,7 @@ class Run:
         reduction: str = "ordered",
         compress: str | None = None,
         precision: str = "fp32",
+        recompute: str = "none",
         whole_below: int = WHOLE_BELOW,
     ) -> nn.Module:
         """Build the model and return this rank's part of it.
@@ -155,8 +170,10 @@ class Run:
         dropout. reduction: "ordered" gives the same bits for every layout, "fast" leaves the order of sums to the
         backend. compress, with "fast": "bf16" or "fp16" sends gradients in 16 bits, "powersgd" factors of low rank
         between replicas. precision: "fp32" trains the model as it is built; "bf16" and "fp16" compute in that dtype
-        over fp32 parameters and optimizer state. whole_below: bytes of parameters from which on the model is no longer
-        built whole in each process. ModelError for a model that cannot be taken.
+        over fp32 parameters and optimizer state, and fp16 scales its losses. recompute: what each block computes again
+        in the backward pass: "none", "full" for all of it, "selective" for all but products with weights and fused
+        attention; bits stay the same. whole_below: bytes of parameters from which on the model is no longer built
+        whole in each process. ModelError for a model that cannot be taken.
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
@@ -168,8 +185,9 @@ class Run:
             compress=compress,
             whole_below=whole_below,
             tensor=tensor,
-            numerics=Numerics.of(precision=precision),
+            numerics=Numerics.of(precision=precision, recompute=recompute),
         )
+        self._scale = LossScale.of(self._plan.numerics.precision)
         if self.measuring:
             self._model = outline(build)
             take(self._model, tensor, 1)
@@ -246,46 +264,63 @@ class Run:
         if decision.source != restoring.NONE:
             sources = self._tiers.sources(decision, self._assignment.store)
             self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
+            self._scale = self._scale.restored(decision.facts or {})
         self._port.restored(decision.source, decision.step, decision.generation)
         self._saved_step, self._saved_at = batches.step, self._clock.monotonic()
         if decision.source != restoring.NONE:
             self._snapshot(checkpoint=False, wait=False)
         self._since = self._clock.monotonic()
 
-    def backward(self, model: nn.Module, batch: Batch, loss_fn: LossFunction) -> Loss:
-        """Run this rank's micro-batches of a step forward and back; `loss_fn(output, target)` is their mean loss."""
+    def backward(self, model: nn.Module, batch: Batch, loss_fn: UserLoss) -> Loss:
+        """Run this rank's micro-batches of a step forward and back.
+
+        `loss_fn(output, target)` is the mean loss of a micro-batch; or a pair (sum over its tokens, how many they are),
+        where micro-batches have different numbers of them: the step's gradient is then the mean over all tokens of the
+        global batch. Output is in the compute dtype: compute losses from `output.float()`.
+        """
         assembly = self._made()
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         with self._peers():
-            return Loss(assembly.passes.run(batch, loss_fn), batch)
+            return Loss(assembly.passes.run(batch, objective(loss_fn, self._scale.scale)), batch)
 
     def step(
-        self, optimizer: torch.optim.Optimizer, schedule: Any = None, *, loss: Loss, clip: float | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: Any = None,
+        *,
+        loss: Loss,
+        clip: float | None = None,
+        skip_nonfinite: bool = False,
     ) -> None:
         """Vote, clip, update and account: make the step whose gradients `backward` has left.
 
-        clip: largest norm of the whole gradient. Ends the process at this step's end when all ranks were told to leave.
+        clip: largest norm of the whole gradient. skip_nonfinite: make no update where the loss or the gradient is not
+        finite; without it such a step trains on, as a plain script does, but in fp16, which always skips. A skipped
+        step is a step: its batch is consumed and accounted for, while neither the optimizer nor the schedule moves;
+        `loss.skipped` tells. Ends the process at this step's end when all ranks were told to leave.
         """
         assembly, batches = self._made(), self._ready(optimizer, schedule)
         flags = self._port.flags()
         done = batches.step + 1
         with self._peers():
-            outcome = self._vote(assembly, loss, flags, checkpoint=self._due(done), clip=clip is not None)
+            skip = skip_nonfinite or not self._scale.fixed
+            outcome = self._vote(assembly, loss, flags, checkpoint=self._due(done), clip=clip is not None, skip=skip)
+        change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
+        self._scale = self._scale.after(finite=change.finite)
         parameters = dict(assembly.model.named_parameters())
         for name in outcome.absent:
             if name in parameters:
                 parameters[name].grad = None
-        if clip is not None and outcome.norm is not None:
-            gradients = [p.grad for p in parameters.values() if p.grad is not None]
-            vote.scale([local(gradient) for gradient in gradients], vote.clip_coefficient(outcome.norm, clip))
+        vote.scale([local(p.grad) for p in parameters.values() if p.grad is not None], change.factor)
         self._port.finish_copy()
-        with self._peers():
-            optimizer.step()
-        if schedule is not None:
-            schedule.step()
+        if not change.skipped:
+            with self._peers():
+                optimizer.step()
+            if schedule is not None:
+                schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        loss.settle(outcome.loss)
+        loss.settle(outcome.loss, skipped=change.skipped)
         self._account(batches, outcome)
         batches.step = done
         every = self._assignment.snapshot_every
@@ -295,7 +330,7 @@ class Run:
             self._snapshot(checkpoint=outcome.checkpoint, wait=True)
         elif outcome.checkpoint or (every and done % every == 0):
             self._snapshot(checkpoint=outcome.checkpoint, wait=False)
-        self._commit(batches, outcome)
+        self._commit(batches, outcome, change.norm)
         if outcome.leave:
             self._port.leave(done)
 
@@ -350,10 +385,12 @@ class Run:
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
         tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)
         assert self._optimizer is not None
-        facts = loading.facts(self._ready_batches(), self._optimizer, self._schedule, self._ledger)
+        facts = loading.facts(self._ready_batches(), self._optimizer, self._schedule, self._ledger, self._scale)
         self._port.snapshot(self.steps, tiles, facts, checkpoint=checkpoint, wait=wait)
 
-    def _vote(self, assembly: Assembly, loss: Loss, flags: Flags, *, checkpoint: bool, clip: bool) -> vote.Outcome:
+    def _vote(
+        self, assembly: Assembly, loss: Loss, flags: Flags, *, checkpoint: bool, clip: bool, skip: bool
+    ) -> vote.Outcome:
         assembly.reduction.finish()
         place = assembly.mesh.place
         counts = place.pp == 0 and place.tp == 0
@@ -362,8 +399,10 @@ class Run:
             etcd_away=flags.etcd_away,
             checkpoint=checkpoint,
             ready=flags.ready,
+            finite=clip or not skip or finite(assembly.model),
             held=self._port.held(),
             losses=loss.parts() if place.tp == 0 else {},
+            tokens=loss.tokens() if place.tp == 0 else {},
             samples=loss.batch.samples if counts else 0,
             sample_sum=loss.batch.sample_sum if counts else 0,
             present=frozenset(assembly.reduction.present()),
@@ -383,13 +422,13 @@ class Run:
             sample_sum=outcome.sample_sum,
         )
 
-    def _commit(self, batches: Batches, outcome: vote.Outcome) -> None:
+    def _commit(self, batches: Batches, outcome: vote.Outcome, norm: float | None) -> None:
         now = self._clock.monotonic()
         record = StepRecord(
             generation=self.generation,
             step=batches.step,
             loss=outcome.loss,
-            gradient_norm=outcome.norm,
+            gradient_norm=norm,
             seconds=now - self._since,
             safe_step=outcome.safe_step,
             etcd_away_everywhere=outcome.etcd_away,

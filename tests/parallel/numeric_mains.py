@@ -13,6 +13,8 @@ from torch.utils.data import Dataset
 from elastic3d.training import Run
 from tests.parallel.models import Model, Plain, PlainBlock, Sentences, loss_fn
 
+PADDING = -100
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
@@ -20,6 +22,7 @@ class Trained:
 
     digest: str
     losses: tuple[float, ...]
+    skipped: tuple[bool, ...]
     dtypes: tuple[str, ...]
     seen: tuple[str, ...] = ()
 
@@ -31,6 +34,7 @@ def train(
     *,
     steps: int = 3,
     clip: float | None = 0.5,
+    loss: Any = loss_fn,
     **choices: Any,
 ) -> Trained:
     """Train a small model with AdamW and 7 micro-batches a step."""
@@ -42,15 +46,17 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = run.batches(data or Sentences(), global_batch=14, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
-    losses = []
+    losses, skipped = [], []
     for batch in batches.until(step=steps):
-        loss = run.backward(model, batch, loss_fn)
-        run.step(optimizer, loss=loss, clip=clip)
-        losses.append(loss.value)
+        made = run.backward(model, batch, loss)
+        run.step(optimizer, loss=made, clip=clip)
+        losses.append(made.value)
+        skipped.append(made.skipped)
     tensors = [*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())]
     return Trained(
         digest=run.digest(),
         losses=tuple(losses),
+        skipped=tuple(skipped),
         dtypes=tuple(sorted({str(t.dtype) for t in tensors})),
         seen=tuple(sorted(set(seen))),
     )
@@ -108,3 +114,74 @@ class Promoting(Plain):
 def train_promoting(run: Run) -> Trained:
     """Train the model whose boundaries are of another dtype than its parameters."""
     return train(run, Promoting, Points(), precision="bf16")
+
+
+def train_full(run: Run) -> Trained:
+    """Train with whole blocks recomputed."""
+    return train(run, recompute="full")
+
+
+def train_selective(run: Run) -> Trained:
+    """Train with all but the products recomputed."""
+    return train(run, recompute="selective")
+
+
+def train_selective_bf16(run: Run) -> Trained:
+    """Train with all but the products recomputed, in bf16."""
+    return train(run, recompute="selective", precision="bf16")
+
+
+def steep(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return a loss whose scaled gradients overflow fp16 until the scale has come down."""
+    return loss_fn(output, target) * 1000.0
+
+
+def train_fp16(run: Run) -> Trained:
+    """Train in fp16 over steps that overflow at first, without clipping: the vote has no norm to go by."""
+    return train(run, loss=steep, steps=9, clip=None, precision="fp16")
+
+
+def train_fp16_clipped(run: Run) -> Trained:
+    """The same with clipping."""
+    return train(run, loss=steep, steps=9, precision="fp16")
+
+
+class Lines(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Sample i has 1 to 5 targets; places beyond are padding."""
+
+    def __len__(self) -> int:
+        return 37
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, targets = Sentences()[index]
+        targets = targets.clone()
+        targets[1 + index % 5 :] = PADDING
+        return tokens, targets
+
+
+def token_loss(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of the cross entropy over the targets there are, and their number."""
+    total = nn.functional.cross_entropy(
+        output.flatten(0, 1).float(), target.flatten(), ignore_index=PADDING, reduction="sum"
+    )
+    return total, (target != PADDING).sum()
+
+
+class Smooth(Plain):
+    """A model without dropout, whose loss is a smooth function of its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+
+
+def train_tokens(run: Run) -> Trained:
+    """Train on lines of different lengths, each token with the same weight."""
+    return train(run, Smooth, Lines(), loss=token_loss)
+
+
+def train_tokens_fp16(run: Run) -> Trained:
+    """The same in fp16, recomputing."""
+    return train(run, data=Lines(), loss=token_loss, precision="fp16", recompute="full")

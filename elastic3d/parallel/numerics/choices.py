@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from elastic3d.errors import UsageError
 from elastic3d.parallel.numerics.precision import Precision
+from elastic3d.parallel.numerics.recompute import Recompute
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -17,11 +18,14 @@ class Numerics:
     """The choices that are the same on every rank and in every layout."""
 
     precision: Precision = Precision.FP32
+    recompute: Recompute = Recompute.NONE
 
     @classmethod
-    def of(cls, *, precision: str) -> Numerics:
+    def of(cls, *, precision: str, recompute: str) -> Numerics:
         """Return the choices by their names; UsageError for a name there is not."""
-        return cls(precision=_choice(Precision, "precision", precision))
+        return cls(
+            precision=_choice(Precision, "precision", precision), recompute=_choice(Recompute, "recompute", recompute)
+        )
 
 
 def _choice(kind: type[Choice], argument: str, name: str) -> Choice:

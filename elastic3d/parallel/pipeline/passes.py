@@ -1,7 +1,8 @@
 """Forward and backward passes of one step: what they are, and a plain loop on one stage.
 
-Each micro-batch's loss is divided by the step's number M of them, so that the step's gradient is that of the mean
-over the global batch. Losses are kept by number of micro-batch; only the last stage has any.
+Each micro-batch's mean loss is divided by the step's number M of them, so that the step's gradient is that of the mean
+over the global batch; for sums over tokens see `numerics.objective`. Losses are kept by number of micro-batch; only the
+last stage has any.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import nn
 
 from elastic3d.data.batches import Batch, MicroBatch
 from elastic3d.parallel.foreign import Caller
+from elastic3d.parallel.numerics.objective import weighed
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
 
@@ -51,5 +53,5 @@ class Loop:
 
 def scaled(loss: torch.Tensor, part: MicroBatch, reduction: Reduction, micro_batches: int) -> torch.Tensor:
     """Return the loss whose gradients are to be summed."""
-    loss = loss / micro_batches
+    loss = weighed(loss, micro_batches)
     return loss if part.counts or not reduction.scales_fillers else loss * 0.0

@@ -1,0 +1,71 @@
+"""What the user's loss function means for a step: a mean per micro-batch, or sums and counts of tokens.
+
+- A number is the mean loss of a micro-batch, and the step's gradient is that of the mean over its micro-batches. Where
+  lengths vary this gives tokens of short micro-batches more weight.
+- A pair (sum, count) is a sum over the tokens of a micro-batch and how many they are. The step's gradient is that of
+  the sum over the global batch divided by its number of tokens, whatever the layout and the micro-batches.
+
+The total is known to the step vote. So sums go back as they are and the gradient is divided once, elementwise, before
+it is clipped: no further collective, and none of it depends on the layout. In fp16 sums of many tokens may overflow
+where a mean would not; the loss scale comes down for them, below one if need be, at the cost of the first few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elastic3d.errors import UsageError
+
+UserLoss = Callable[[Any, Any], torch.Tensor | tuple[torch.Tensor, torch.Tensor | int]]
+
+
+def objective(loss_fn: UserLoss, scale: float) -> Callable[[Any, Any], torch.Tensor]:
+    """Return a loss function for the passes: a number, or the two numbers (sum, count); gradients come back scaled."""
+
+    def scored(output: Any, target: Any) -> torch.Tensor:
+        value = loss_fn(output, target)
+        if isinstance(value, torch.Tensor):
+            if value.dim():
+                raise UsageError(
+                    f"the loss function returned a tensor of shape {tuple(value.shape)}; it must be one number, the "
+                    "mean over the micro-batch, or a pair (sum over its tokens, number of tokens)"
+                )
+            return _scaled(value, scale)
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise UsageError(
+                f"the loss function returned {type(value).__name__}; it must be one tensor, the mean over the "
+                "micro-batch, or a pair (sum over its tokens, number of tokens)"
+            )
+        total, count = value
+        return torch.stack([_scaled(total, scale).double(), torch.as_tensor(count, device=total.device).double()])
+
+    return scored
+
+
+def weighed(loss: torch.Tensor, micro_batches: int) -> torch.Tensor:
+    """Return what to differentiate of what `objective` returned: a sum as it is, a mean divided by M."""
+    return loss[0] if loss.dim() else loss / micro_batches
+
+
+def _scaled(loss: torch.Tensor, scale: float) -> torch.Tensor:
+    if scale == 1.0:
+        return loss
+    # Not in fp16, where the scale itself would overflow.
+    scaled: torch.Tensor = _Scale.apply(loss.float(), scale)  # type: ignore[no-untyped-call]
+    return scaled
+
+
+class _Scale(torch.autograd.Function):
+    """Hand a loss on as it is, and its gradient back scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.scale = scale
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * ctx.scale, None

@@ -1,0 +1,68 @@
+"""What a block keeps for its backward pass, and what it computes again.
+
+A block is recomputed whole (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost") or in part: selectively,
+results of matrix products with weights and of fused attention are kept and all else is made again, the scores of plain
+attention above all (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models").
+
+It happens inside the block's own `forward`. No module is wrapped, so names do not change, and what hangs on the block
+stays outside: the keyed seeds, and FSDP's gathering and casts. torch puts the state of the random numbers back before
+it computes again. The operations are the same ones on the same values, so the bits are those of a run that kept all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm.default, aten.addmm.default}
+ATTENTIONS = {
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+}
+
+
+class Recompute(StrEnum):
+    """How much of each block is computed again in its backward pass."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+def recompute(blocks: Iterable[nn.Module], choice: Recompute) -> None:
+    """Let each block's `forward` keep only what `choice` says. Before FSDP, after tensor parallelism."""
+    if choice is Recompute.NONE:
+        return
+    options: dict[str, Any] = {"use_reentrant": False}
+    if choice is Recompute.SELECTIVE:
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    for block in blocks:
+        block.forward = functools.partial(_checkpointed, block, block.forward, options)
+
+
+def _checkpointed(block: nn.Module, forward: Any, options: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    if not block.training:
+        return forward(*args, **kwargs)
+    return checkpoint(functools.partial(forward, **kwargs), *args, **options)
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if operation in PRODUCTS or (operation in ATTENTIONS and not _draws(operation, args, kwargs)):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _draws(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call draws random numbers: left out of the second pass, it would move those after it."""
+    places = [argument.name for argument in operation._schema.arguments]
+    given = dict(zip(places, args, strict=False)) | kwargs
+    return bool(given.get("dropout_p"))

@@ -1,0 +1,52 @@
+"""The loss scale of fp16: state of the run like any other, and decided by the step vote, so the same on every rank.
+
+Gradients below 2**-24 are zero in fp16 (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2): the loss is
+scaled up, and the summed fp32 gradient down again. The scale is a power of two, so neither rounds. It halves when a
+gradient overflowed, and doubles after a long run of good steps; figures are torch.amp.GradScaler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastic3d.parallel.numerics.precision import Precision
+from elastic3d.values import from_json, to_json
+
+FIRST = 2.0**16
+LEAST = 2.0**-24
+INTERVAL = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """The scale of the next step's losses, and how many steps in a row were good with it. fixed: it never moves."""
+
+    scale: float = FIRST
+    good: int = 0
+    fixed: bool = False
+
+    @classmethod
+    def of(cls, precision: Precision) -> LossScale:
+        """Return what a run begins with; one, and fixed, where the compute dtype has the range of fp32."""
+        return cls() if precision is Precision.FP16 else cls(scale=1.0, fixed=True)
+
+    def after(self, *, finite: bool) -> LossScale:
+        """Return the scale after a step."""
+        if self.fixed:
+            return self
+        if not finite:
+            return LossScale(scale=max(LEAST, self.scale / 2))
+        if self.good + 1 == INTERVAL:
+            return LossScale(scale=self.scale * 2)
+        return LossScale(scale=self.scale, good=self.good + 1)
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return the state as plain JSON data; None where there is none."""
+        return None if self.fixed else to_json(self)
+
+    def restored(self, facts: Mapping[str, Any]) -> LossScale:
+        """Return the scale that a saved state goes on with; a state saved in another precision says nothing of it."""
+        saved = facts.get("loss_scale")
+        return self if self.fixed or saved is None else from_json(LossScale, saved)

@@ -1,0 +1,48 @@
+"""From the summed gradient of a step and its vote to the update: what to multiply by, or to skip it.
+
+A pure function of what every rank knows, so every rank does the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from elastic3d.parallel.state import local
+from elastic3d.parallel.vote import Outcome, clip_coefficient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """factor: for every gradient. norm: of the gradient that is meant, before clipping. skipped: no update is made.
+
+    finite: the loss scale was not too large.
+    """
+
+    factor: float
+    norm: float | None
+    finite: bool
+    skipped: bool
+
+
+def update(outcome: Outcome, *, clip: float | None, scale: float, skip: bool) -> Update:
+    """Return what becomes of the gradient. scale: of the losses. skip: leave out an update that is not finite.
+
+    A step without a single token has nothing to learn from, and is skipped.
+    """
+    divisor = scale * (1.0 if outcome.tokens is None else outcome.tokens)
+    if not divisor:
+        return Update(factor=1.0, norm=None, finite=True, skipped=True)
+    norm = None if outcome.norm is None else outcome.norm / divisor
+    if skip and not outcome.finite:
+        return Update(factor=1.0, norm=norm, finite=False, skipped=True)
+    factor = 1.0 if clip is None or norm is None else clip_coefficient(norm, clip)
+    return Update(factor=factor / divisor, norm=norm, finite=outcome.finite, skipped=False)
+
+
+def finite(model: nn.Module) -> bool:
+    """Return whether this rank's gradients are; where they are clipped, their norm tells."""
+    gradients = (local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None)
+    return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from elastic3d.errors import UsageError
+from elastic3d.parallel.numerics.objective import objective, weighed
+from elastic3d.parallel.numerics.precision import Precision
+from elastic3d.parallel.numerics.scale import INTERVAL, LEAST, LossScale
+from elastic3d.parallel.numerics.update import update
+from elastic3d.parallel.vote import Ballot, Outcome, Paper
+from elastic3d.training import Run, run_alone
+from tests.parallel.models import Model, Sentences, loss_fn
+
+
+def test_the_scale_halves_on_overflow_and_doubles_after_many_good_steps() -> None:
+    """Only steps in a row count; the scale has a least value; outside of fp16 it never moves."""
+    scale = LossScale.of(Precision.FP16)
+    for _ in range(INTERVAL - 1):
+        scale = scale.after(finite=True)
+    assert scale == LossScale(scale=2.0**16, good=INTERVAL - 1)
+    assert scale.after(finite=True) == LossScale(scale=2.0**17)
+    assert scale.after(finite=False) == LossScale(scale=2.0**15)
+    assert LossScale(scale=LEAST).after(finite=False) == LossScale(scale=LEAST)
+    for other in (Precision.FP32, Precision.BF16):
+        assert LossScale.of(other).after(finite=False).scale == 1.0
+
+
+def test_the_scale_is_state() -> None:
+    """It comes back from facts; where the saved run had none, or this one needs none, this run's own is kept."""
+    held = LossScale(scale=2.0**9, good=7)
+    fresh, none = LossScale.of(Precision.FP16), LossScale.of(Precision.BF16)
+    assert fresh.restored({"loss_scale": held.facts()}) == held
+    assert fresh.restored({"loss_scale": none.facts()}) == fresh
+    assert fresh.restored({}) == fresh
+    assert none.restored({"loss_scale": held.facts()}) == none
+
+
+def outcome(*ballots: Ballot, micro_batches: int = 2) -> Outcome:
+    paper = Paper(world=len(ballots), micro_batches=micro_batches, parameters=[])
+    votes = torch.stack([paper.fill(rank, ballot, norm=False) for rank, ballot in enumerate(ballots)]).sum(0)
+    return paper.read(votes, norm=False)
+
+
+def test_tokens_are_counted_over_all_ranks() -> None:
+    """The loss is the mean over tokens; a micro-batch may have none of them."""
+    found = outcome(Ballot(losses={0: 6.0}, tokens={0: 3.0}), Ballot(losses={1: 0.0}, tokens={1: 0.0}))
+    assert (found.loss, found.tokens) == (2.0, 3.0)
+    assert outcome(Ballot(losses={0: 6.0, 1: 2.0})).loss == 4.0
+
+
+def test_a_step_without_tokens_is_skipped() -> None:
+    """There is no mean to follow, and the scale is not to blame."""
+    found = outcome(Ballot(losses={0: 0.0, 1: 0.0}, tokens={0: 0.0, 1: 0.0}))
+    made = update(found, clip=1.0, scale=4.0, skip=False)
+    assert (made.skipped, made.finite) == (True, True)
+
+
+def test_pairs_and_means_do_not_mix() -> None:
+    """One kind of loss for all micro-batches of a step."""
+    with pytest.raises(UsageError, match="for some micro-batches and a mean for others"):
+        outcome(Ballot(losses={0: 1.0, 1: 1.0}, tokens={0: 2.0}))
+
+
+def test_one_ranks_overflow_is_everybodys() -> None:
+    """A gradient that is not finite on one rank makes the step so on all."""
+    assert outcome(Ballot()).finite
+    assert not outcome(Ballot(), Ballot(finite=False)).finite
+
+
+def test_scale_tokens_and_clipping_make_one_factor() -> None:
+    """The norm told is that of the gradient that is meant."""
+    found = replace(outcome(Ballot(losses={0: 6.0, 1: 0.0}, tokens={0: 3.0, 1: 1.0})), norm=64.0)
+    made = update(found, clip=1.0, scale=8.0, skip=True)
+    assert made.norm == 2.0
+    assert made.factor == pytest.approx(0.5 / 32.0, rel=1e-5)
+    assert update(replace(found, norm=math.inf), clip=1.0, scale=8.0, skip=True).skipped
+    assert not update(replace(found, norm=math.inf), clip=1.0, scale=8.0, skip=False).skipped
+
+
+def test_a_scaled_loss_keeps_its_value() -> None:
+    """Only its gradient is scaled, also where the loss is fp16, whose range the scale leaves."""
+    value = torch.tensor(2.0, dtype=torch.float16, requires_grad=True)
+    loss = objective(lambda output, target: output * 1.0, 2.0**16)(value, None)
+    weighed(loss, 4).backward()  # type: ignore[no-untyped-call]
+    assert float(loss) == 2.0
+    assert value.grad is not None
+    assert float(value.grad) == 2.0**14
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(torch.zeros(3), r"tensor of shape \(3,\)"), (None, "returned NoneType"), ((1, 2, 3), "returned tuple")],
+)
+def test_what_is_no_loss_is_told(value: object, words: str) -> None:
+    """A loss is one number, or a sum and a count."""
+    with pytest.raises(UsageError, match=words):
+        objective(lambda output, target: value, 1.0)(None, None)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_step_that_is_not_finite_is_skipped_where_asked(clip: float | None) -> None:
+    """Parameters, optimizer and schedule stay; the step is counted. Without being asked it trains on, as torch does."""
+
+    def main(run: Run) -> None:
+        model = run.shard(lambda: Model(dropout=0.0), blocks="blocks")
+        optimizer = torch.optim.AdamW(model.parameters())
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+        batches = run.batches(Sentences(), global_batch=4, micro_batch=2)
+        run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
+        digests, skipped = [run.digest()], []
+        for batch in batches.until(step=3):
+            bad = run.steps > 0
+            loss = run.backward(model, batch, lambda o, t: loss_fn(o, t) * (math.inf if bad else 1.0))  # noqa: B023
+            run.step(optimizer, schedule, loss=loss, clip=clip, skip_nonfinite=run.steps < 2)
+            digests.append(run.digest())
+            skipped.append(loss.skipped)
+        assert skipped == [False, True, False]
+        assert digests[0] != digests[1] == digests[2] != digests[3]
+        assert schedule.last_epoch == 2
+        assert run.steps == 3
+        assert run.ledger[-1].samples == 12
+
+    run_alone(main, threads=1)
