@@ -10,6 +10,7 @@ import os
 import queue
 from collections.abc import Callable
 
+from elastic3d.calibration.asked import answer_if_asked
 from elastic3d.errors import ConfigurationError
 from elastic3d.port import Port
 from elastic3d.rendezvous.settings import Settings, from_environment
@@ -70,6 +71,7 @@ def run(
         train(main, port, tiers=KeepersAndStore(port.assignment.run_id))
 
     serve_role(enter)
+    answer_if_asked(main)
     options = Options(
         store=store_at(store, key=_path(key), register=register, cache=_path(cache), cache_limit=cache_limit),
         saving=saving(

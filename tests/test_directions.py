@@ -13,7 +13,7 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 
 # Inside elastic3d each line may import itself and what stands above it. `training` is the Run that a user's main sees,
 # `entry` the elastic3d.run that a script calls; `storage` is the run's store, `register` its refs in etcd;
-# `rendezvous` is torchrun's side of a node, `worker` the job's.
+# `rendezvous` is torchrun's side of a node, `worker` the job's. `calibration` asks scripts and measures.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("values", "errors", "clock", "log"),
     ("planner", "data", "etcd", "port", "notices"),
@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rendezvous", "admission"),
     ("worker",),
     ("training",),
+    ("calibration",),
     ("entry",),
     ("cli",),
 )

@@ -13,11 +13,14 @@ from importlib.metadata import entry_points
 import typer
 
 from elastic3d.cli import ckpt, look, order
+from elastic3d.cli.calibrate import calibrate
 from elastic3d.cli.job import about_a_job
+from elastic3d.cli.plan import plan
 from elastic3d.errors import Elastic3dError
 
 GROUP = "elastic3d.commands"
 LOOK, ORDER, TRY = "Look at a live job", "Give orders to a live job", "Try it"
+AHEAD = "Before a job"
 
 _HELP = """Fault-tolerant elastic training for PyTorch: nodes come and go, the bits stay the same.
 
@@ -32,6 +35,8 @@ Examples:
     elastic3d drain node-17 --deadline 30s
 
     elastic3d ckpt ls file:///data/gpt-1b
+
+    elastic3d plan --model llama-7b --nodes 7 --slots 8 --device h200
 
 A training job itself is started with torchrun; see the README.
 """
@@ -53,6 +58,8 @@ def application() -> typer.Typer:
     app.command("events", rich_help_panel=LOOK)(about_a_job(look.events))
     for name, command in (("drain", order.drain), ("quarantine", order.quarantine), ("release", order.release)):
         app.command(name, rich_help_panel=ORDER)(about_a_job(command))
+    app.command("plan", rich_help_panel=AHEAD)(plan)
+    app.command("calibrate", rich_help_panel=AHEAD)(calibrate)
     app.add_typer(ckpt.app, name="ckpt", rich_help_panel="Look at checkpoints")
     own = {"ckpt", *(command.name for command in app.registered_commands)}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):

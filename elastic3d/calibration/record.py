@@ -1,0 +1,154 @@
+"""The record of a calibration: what was measured on one machine, as a file that a person can read.
+
+One JSON object. `schema` is the version of this form; a file of another version, or of another kind of device than it
+is to be used for, is refused with what to do. Units are seconds, bytes, and FLOPs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic3d.errors import ConfigurationError
+from elastic3d.planner.costs import Costs, Device, Link
+from elastic3d.values import from_json, to_json
+
+SCHEMA = 1
+LAUNCH = 1e-4
+"""Seconds of a stage's forward beside its FLOPs, where no block of the model was timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One measurement of a link: an exchange of so many bytes took so many seconds, the median of several."""
+
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A link as a straight line through its samples: seconds = latency + bytes / bandwidth. error: relative, at worst.
+
+    ranks: between how many processes. backend: gloo or nccl.
+    """
+
+    backend: str
+    ranks: int
+    latency: float
+    bandwidth: float
+    error: float
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTimes:
+    """One block of a model with real weights, on one micro-batch. flops: of its forward, as counted on meta.
+
+    forward, backward: median seconds. peak_bytes: that a forward and backward take above the weights, 0 where the
+    device does not tell. kept_bytes: that the forward leaves for the backward. model: digest of its profile.
+    """
+
+    model: str
+    forward: float
+    backward: float
+    flops: float
+    peak_bytes: int
+    kept_bytes: int
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Everything measured on one machine.
+
+    device: its kind ("cpu", "cuda"). name: what its maker calls it. cores: that CPU slots share; 0 for devices that
+    each slot has to itself. number: what products were computed in. flops: of the best product. inside, between: links
+    of one node and of several, None where not measured. block: of the script's own model, None without one.
+    """
+
+    schema: int = SCHEMA
+    made: str
+    host: str
+    torch: str
+    device: str
+    name: str
+    threads: int
+    cores: int
+    memory: int
+    number: str
+    flops: float
+    memory_bandwidth: float
+    inside: Measured | None = None
+    between: Measured | None = None
+    block: BlockTimes | None = None
+
+    def costs(self) -> Costs:
+        """Return what the planner predicts with. A link that was not measured is taken to be like the other."""
+        flops, launch = self.flops, LAUNCH
+        if self.block is not None and self.block.flops:
+            # Three forwards' worth of FLOPs in a forward and a backward, with everything that a block does besides.
+            flops, launch = 3.0 * self.block.flops / (self.block.forward + self.block.backward), 0.0
+        inside, between = self.inside or self.between, self.between or self.inside
+        if inside is None or between is None:
+            raise ConfigurationError("the calibration has no link in it; run elastic3d calibrate again, on two slots")
+        return Costs(
+            device=Device(
+                name=self.name, flops=flops, memory=self.memory, memory_bandwidth=self.memory_bandwidth, reserve=0
+            ),
+            inside=Link(latency=inside.latency, bandwidth=inside.bandwidth),
+            between=Link(latency=between.latency, bandwidth=between.bandwidth),
+            forward=launch,
+            cores=self.cores,
+        )
+
+
+def save(calibration: Calibration, path: Path) -> None:
+    """Write a calibration, whole or not at all."""
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_text(json.dumps(to_json(calibration), indent=2) + "\n")
+    unfinished.replace(path)
+
+
+def load(path: str | Path, *, device: str = "") -> Calibration:
+    """Return the calibration in a file; ConfigurationError, saying what to do, for anything else.
+
+    device: the kind it must be of, "" for any.
+    """
+    again = "make it again with elastic3d calibrate"
+    try:
+        data = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigurationError(f"calibration {str(path)!r} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"calibration {str(path)!r} is no JSON ({error}); {again}") from error
+    if not isinstance(data, dict) or "schema" not in data:
+        raise ConfigurationError(f"{str(path)!r} is no calibration: it has no schema; {again}")
+    if data["schema"] != SCHEMA:
+        raise ConfigurationError(
+            f"calibration {str(path)!r} is of schema {data['schema']!r}, and this elastic3d reads {SCHEMA}; {again}"
+        )
+    try:
+        calibration = from_json(Calibration, data)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"calibration {str(path)!r} is damaged ({error}); {again}") from error
+    _check(calibration, str(path), again)
+    if device and calibration.device != device:
+        raise ConfigurationError(
+            f"calibration {str(path)!r} was made on {calibration.device} ({calibration.name}), and this run computes "
+            f"on {device}; {again} there"
+        )
+    return calibration
+
+
+def _check(calibration: Calibration, path: str, again: str) -> None:
+    figures = {name: getattr(calibration, name) for name in ("flops", "memory", "memory_bandwidth")}
+    for place, link in (("inside", calibration.inside), ("between", calibration.between)):
+        if link is not None:
+            figures[f"{place}.bandwidth"] = link.bandwidth
+    if calibration.block is not None:
+        figures |= {"block.forward": calibration.block.forward, "block.backward": calibration.block.backward}
+    for name, value in figures.items():
+        if not 0 < value < float("inf"):
+            raise ConfigurationError(f"calibration {path!r}: {name} is {value}, which cannot be; {again}")

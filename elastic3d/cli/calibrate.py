@@ -1,0 +1,180 @@
+"""`elastic3d calibrate`: measure this machine, so that plans rest on what it does and not on data sheets."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from elastic3d.calibration.record import Calibration, Measured, load, save
+from elastic3d.cli.durations import duration, spell
+from elastic3d.cli.plan.question import choose
+from elastic3d.cli.plan.shown import spell_bytes, spell_time
+from elastic3d.clock import SYSTEM
+from elastic3d.errors import UsageError
+from elastic3d.planner.devices import Number
+from elastic3d.values import to_json
+
+if TYPE_CHECKING:
+    from elastic3d.calibration.measuring import Wish
+
+
+def calibrate(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SCRIPT [-- ARGUMENTS...]]", help="Also time a block of this script's model."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where it is saved.")] = Path(
+        "profile.json"
+    ),
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.", show_default="cuda if there is one")] = "",
+    precision: Annotated[
+        str, typer.Option("--precision", help="What products are measured in.", show_default="bf16, on CPUs fp32")
+    ] = "",
+    seconds: Annotated[str, typer.Option("--for", metavar="TIME", help="How long it may take, about.")] = "1m",
+    slots: Annotated[
+        int | None, typer.Option("--slots", min=1, help="Slots of a node.", show_default="devices, or cores")
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of a trainer, as in run().")] = 1,
+    listen: Annotated[
+        int | None, typer.Option("--listen", metavar="PORT", help="Wait here for the other node's --peer.")
+    ] = None,
+    peer: Annotated[
+        str, typer.Option("--peer", metavar="HOST:PORT", help="Another node that listens: also measure between.")
+    ] = "",
+    timeout: Annotated[str, typer.Option("--timeout", help="How long a script may take to show its model.")] = "2m",
+    show: Annotated[bool, typer.Option("--show", help="Only show what the file says.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the calibration as JSON too.")] = False,
+) -> None:
+    """Measure products, memory, links and a model's own block on this machine, and save it for plans and runs.
+
+    Takes about a minute on a quiet machine, which it should be. Between nodes is measured with --listen on one node and
+    --peer on the other, or by torchrun with one such command on each of several nodes. Ctrl-C leaves nothing behind.
+    Exit codes: 0; 1 if something could not be measured; 2 for a wrong call.
+
+    Examples:
+
+        elastic3d calibrate -o profile.json
+
+        elastic3d calibrate train.py -o profile.json -- --width 1024
+
+        elastic3d calibrate --listen 29400 -o profile.json
+
+        elastic3d calibrate --peer node-1:29400 -o profile.json
+
+        elastic3d calibrate --show -o profile.json
+
+        elastic3d plan train.py --calibration profile.json --nodes 4
+    """
+    if show:
+        _tell(load(output), as_json)
+        return
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"--output {str(output)!r}: there is no such folder")
+    limit, patience = duration(seconds, "--for"), duration(timeout, "--timeout")
+    # Importing torch takes seconds: whatever is wrong with the call is told before.
+    number = choose(Number, "--precision", precision) if precision else None
+    if number is Number.FP8:
+        raise UsageError("--precision fp8: products in fp8 cannot be measured; choose bf16, fp16, tf32 or fp32")
+    if device not in ("", "cpu", "cuda"):
+        raise UsageError(f"--device {device!r}: what is here can be cpu or cuda")
+    if listen is not None and peer:
+        raise UsageError("--listen and --peer: one node listens, the other is given its address")
+    host, port = _address(peer) if peer else ("", 0)
+    import torch
+
+    from elastic3d.calibration.measuring import Wish, measure
+
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    places = torch.cuda.device_count() if kind == "cuda" else len(os.sched_getaffinity(0))
+    wish = Wish(
+        device=kind,
+        number=number or (Number.BF16 if kind == "cuda" else Number.FP32),
+        seconds=limit,
+        slots=slots or max(1, places),
+        threads=threads,
+        script=tuple(script or ()),
+        limit=patience,
+    )
+    start = SYSTEM.monotonic()
+    try:
+        with Console(stderr=True).status("measuring") as status:
+
+            def say(what: str) -> None:
+                status.update(f"measuring {what}: {spell(SYSTEM.monotonic() - start)} of about {spell(limit)}")
+
+            say("the link between nodes")
+            between = _between(wish, listen, host, port)
+            if _companion():
+                return
+            found = measure(wish, made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), between=between, say=say)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    try:
+        save(found, output)
+    except OSError as error:
+        raise UsageError(f"--output {str(output)!r} cannot be written: {error.strerror or error}") from error
+    _tell(found, as_json)
+    if not as_json:
+        print(f"saved to {output}; use it with elastic3d plan --calibration {output}")
+
+
+def _companion() -> bool:
+    """Whether torchrun started this process beside the one that measures."""
+    return int(os.environ.get("RANK", "0")) != 0
+
+
+def _between(wish: Wish, listen: int | None, host: str, port: int) -> Measured | None:
+    """Measure the link to another node: by hand, or between the first slots of torchrun's first two nodes."""
+    import torch
+
+    from elastic3d.calibration import link
+
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    if listen is None and not host:
+        if world <= local or rank not in (0, local):
+            return None
+        host, port, master, mine = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), False, int(rank > 0)
+    else:
+        master, mine = listen is not None, int(listen is None)
+        host, port = host or "0.0.0.0", port or listen or 0
+    device = torch.device(wish.device, index) if wish.device == "cuda" else torch.device("cpu")
+    return link.meet(host, port, mine, device, master=master, seconds=0.2 * wish.seconds, sizes=wish.messages)
+
+
+def _address(peer: str) -> tuple[str, int]:
+    host, colon, port = peer.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"--peer {peer!r}: give HOST:PORT, as in node-1:29400, of a node that has --listen PORT")
+    return host.strip("[]"), int(port)
+
+
+def _tell(found: Calibration, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(to_json(found), indent=2))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_row("device", f"{found.name} ({found.device}), {spell_bytes(found.memory)} a slot")
+    table.add_row("products", f"{found.flops / 1e12:.3g} TFLOP/s in {found.number}")
+    table.add_row("memory", f"{found.memory_bandwidth / 1e9:.3g} GB/s")
+    for what, one in (("inside a node", found.inside), ("between nodes", found.between)):
+        told = "not measured"
+        if one is not None:
+            told = f"{spell_time(one.latency)} + {one.bandwidth / 1e9:.3g} GB/s each way ({one.backend})"
+            told += f", line within {one.error:.0%}"
+        table.add_row(what, told)
+    if found.block is not None:
+        block = found.block
+        told = f"forward {spell_time(block.forward)}, backward {spell_time(block.backward)}"
+        if block.flops:
+            told += f", {3e-12 * block.flops / (block.forward + block.backward):.3g} TFLOP/s"
+        table.add_row("a block", f"{told}, keeps {spell_bytes(block.kept_bytes)}")
+    Console(highlight=False).print(table)

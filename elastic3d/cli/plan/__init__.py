@@ -1,0 +1,175 @@
+"""`elastic3d plan`: which layout would be best for a model on some nodes, why, and why others would not do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from elastic3d.calibration.asking import ask
+from elastic3d.calibration.record import load
+from elastic3d.cli.durations import duration
+from elastic3d.cli.plan import shown
+from elastic3d.cli.plan.question import Question, check_size, described, number_for, requested
+from elastic3d.errors import UsageError
+from elastic3d.planner import rank
+from elastic3d.planner.costs import Costs
+from elastic3d.planner.devices import Number, Sheet, device_named
+from elastic3d.planner.ranking import Candidate, Ranking, Rejected
+from elastic3d.values import ModelProfile, to_json
+
+SCHEMA = 1
+
+
+def plan(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SCRIPT [-- ARGUMENTS...]]", help="A script that calls elastic3d.run."),
+    ] = None,
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="A well-known model instead of a script.")] = "",
+    nodes: Annotated[int, typer.Option("--nodes", help="Nodes there are.")] = 1,
+    slots: Annotated[int, typer.Option("--slots", help="Devices of each node.")] = 8,
+    device: Annotated[str, typer.Option("--device", help="h200, h100, a100-80g, ... by data sheet.")] = "h200",
+    calibration: Annotated[
+        str, typer.Option("--calibration", metavar="FILE", help="Measured by elastic3d calibrate, instead of --device.")
+    ] = "",
+    layout: Annotated[
+        str, typer.Option("--layout", metavar="pp=2,...", help="What is fixed; all else is free.", show_default=False)
+    ] = "",
+    global_batch: Annotated[
+        int | None, typer.Option("--global-batch", help="Samples of a step.", show_default="512, or the script's")
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option("--micro-batch", help="Samples that are forwarded together.", show_default="1")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", help="Tokens of a sample.", show_default="the model's")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option("--precision", help="bf16, fp16, tf32, fp32 or fp8.", show_default="the device's")
+    ] = "",
+    recompute: Annotated[
+        str, typer.Option("--recompute", help="none, selective or full.", show_default="none, or the script's")
+    ] = "",
+    optimizer: Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd-momentum or sgd.")] = "adamw",
+    top: Annotated[int, typer.Option("--top", min=1, help="How many layouts to show.")] = 10,
+    rejected: Annotated[bool, typer.Option("--rejected", help="Tell of every layout why it does not work.")] = False,
+    timeout: Annotated[str, typer.Option("--timeout", help="How long a script may take to show its model.")] = "2m",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Say which layout of pp x dp x tp is best for a model on some nodes, why, and why others would not do.
+
+    The model is a named one, or that of a script, which is run up to `run.restore` with its parameters on meta: no
+    cluster, no device and no memory for them is needed. Times are predictions from data sheets, or from a calibration.
+    Exit codes: 0; 1 if no layout works; 2 for a wrong call.
+
+    Examples:
+
+        elastic3d plan --model llama-7b --nodes 7 --slots 8 --device h200
+
+        elastic3d plan --model llama-70b --nodes 128 --device h100 --global-batch 2048 --recompute full
+
+        elastic3d plan train.py --nodes 4 --slots 8 --layout pp=2 --json
+
+        elastic3d plan train.py --calibration profile.json --nodes 4 -- --width 1024
+    """
+    check_size(nodes, slots)
+    request = requested(layout)
+    if bool(script) == bool(model):
+        raise UsageError("plan needs a script or --model, and not both, as in elastic3d plan --model llama-7b")
+    if model.endswith(".py"):
+        script, model = [model], ""
+    sheet = device_named(device)
+    if script:
+        if micro_batch is not None or context is not None:
+            raise UsageError("--micro-batch and --context are the script's to say: give them to it, after --")
+        profile = ask(script[0], script[1:], limit=duration(timeout, "--timeout")).profile
+        profile = _changed(profile, global_batch, recompute)
+        number = _number_of(profile, sheet, precision)
+    else:
+        number = number_for(sheet, precision)
+        profile = described(
+            model,
+            number=number,
+            global_batch=global_batch,
+            micro_batch=micro_batch,
+            context=context,
+            recompute=recompute or "none",
+            optimizer=optimizer,
+        )
+    costs, called = _costs(calibration, sheet, number)
+    question = Question(
+        model=script[0] if script else model,
+        profile=profile,
+        nodes=nodes,
+        slots=slots,
+        device=called,
+        costs=costs,
+        request=request,
+    )
+    found = rank(nodes, slots, profile, request, costs)
+    if as_json:
+        print(json.dumps(document(question, found), indent=2))
+    else:
+        console = Console(highlight=False)
+        console.print(shown.picture(question, found, top=top, every_reason=rejected, width=console.width))
+    if not found.ranking:
+        raise typer.Exit(1)
+
+
+def document(question: Question, found: Ranking) -> dict[str, Any]:
+    """Return what `--json` prints. Times are seconds of a step, memory bytes of the fullest device."""
+    return {
+        "schema": SCHEMA,
+        "model": question.model,
+        "nodes": question.nodes,
+        "slots": question.slots,
+        "device": question.device,
+        "parameters": question.profile.parameters,
+        "global_batch": question.profile.micro_batches * question.profile.micro_batch,
+        "ranking": [_candidate(one) for one in found.ranking],
+        "rejected": [{**_layout(one), "nodes": one.nodes, "reason": one.reason} for one in found.rejected],
+    }
+
+
+def _layout(one: Candidate | Rejected) -> dict[str, Any]:
+    data: dict[str, Any] = to_json(one.layout)
+    return data
+
+
+def _candidate(one: Candidate) -> dict[str, Any]:
+    return {**_layout(one), **{name: value for name, value in to_json(one).items() if name != "layout"}}
+
+
+def _changed(profile: ModelProfile, global_batch: int | None, recompute: str) -> ModelProfile:
+    if global_batch is not None:
+        if global_batch < 1 or global_batch % profile.micro_batch:
+            raise UsageError(
+                f"--global-batch {global_batch} is no whole number of the script's micro-batches of "
+                f"{profile.micro_batch} samples"
+            )
+        profile = dataclasses.replace(profile, micro_batches=global_batch // profile.micro_batch)
+    if recompute:
+        if recompute not in profile.block.kept:
+            there = ", ".join(profile.block.kept) or "none"
+            raise UsageError(f"--recompute {recompute!r}: of this script's model is known: {there}")
+        profile = dataclasses.replace(profile, recompute=recompute)
+    return profile
+
+
+def _number_of(profile: ModelProfile, sheet: Sheet, precision: str) -> Number:
+    """Return what a script computes in: what it is told here, else what its bytes say, as near as the device has it."""
+    if precision or profile.compute_bytes < 4:
+        return number_for(sheet, precision)
+    return Number.FP32
+
+
+def _costs(calibration: str, sheet: Sheet, number: Number) -> tuple[Costs, str]:
+    if calibration:
+        measured = load(Path(calibration))
+        return measured.costs(), f"{measured.name}, measured on {measured.host}"
+    return sheet.costs(number), sheet.name

@@ -1,0 +1,99 @@
+"""What somebody asks of the planner on the command line, checked and put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from elastic3d.errors import UsageError
+from elastic3d.planner.costs import Costs
+from elastic3d.planner.described import Optimizer, Training, describe
+from elastic3d.planner.devices import Number, Sheet
+from elastic3d.planner.shapes import Recompute, shape_named
+from elastic3d.values import Layout, ModelProfile
+
+Choice = TypeVar("Choice", bound=StrEnum)
+BATCH = 512
+"""Samples of a step of a described model, unless told."""
+
+MOST_DEVICES = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Which layout for this model on these nodes? model, device: as a person calls them."""
+
+    model: str
+    profile: ModelProfile
+    nodes: int
+    slots: int
+    device: str
+    costs: Costs
+    request: Layout
+
+    @property
+    def again(self) -> float:
+        """Forwards of a block that its backward computes once more."""
+        kept = self.profile.block.kept.get(self.profile.recompute)
+        return kept.again / self.profile.block.flops if kept is not None and self.profile.block.flops else 0.0
+
+
+def choose(kind: type[Choice], option: str, name: str) -> Choice:
+    """Return one of the choices of an option; UsageError listing them for any other name."""
+    try:
+        return kind(name.lower())
+    except ValueError:
+        raise UsageError(f"{option} {name!r}: choose one of {', '.join(kind)}") from None
+
+
+def check_size(nodes: int, slots: int) -> None:
+    """Refuse clusters that have no device, or more than any there is."""
+    if nodes < 1 or slots < 1:
+        raise UsageError(f"--nodes {nodes} --slots {slots}: a cluster has at least one node of one slot")
+    if nodes * slots > MOST_DEVICES:
+        raise UsageError(f"--nodes {nodes} --slots {slots}: at most {MOST_DEVICES} devices can be planned")
+
+
+def requested(text: str) -> Layout:
+    """Return the request of `--layout`: what it names is fixed, all else is the planner's to choose."""
+    free = Layout(tp=0, zero=0, replicas=0)
+    if not text:
+        return free
+    asked = Layout.parse(text)
+    named = {part.partition("=")[0].strip() for part in text.split(",")}
+    return dataclasses.replace(free, **{name: getattr(asked, name) for name in named})
+
+
+def number_for(sheet: Sheet, precision: str) -> Number:
+    """Return what products are computed in: as asked, else the first of bf16, fp16 and fp32 that the device has."""
+    if precision:
+        return choose(Number, "--precision", precision)
+    return next(number for number in (Number.BF16, Number.FP16, Number.FP32) if number in sheet.peak)
+
+
+def described(
+    name: str,
+    *,
+    number: Number,
+    global_batch: int | None,
+    micro_batch: int | None,
+    context: int | None,
+    recompute: str,
+    optimizer: str,
+) -> ModelProfile:
+    """Return the profile of a model that is named; None stands for what is usual."""
+    shape = shape_named(name)
+    if context is not None:
+        if context < 1:
+            raise UsageError(f"--context {context}: a sample has at least one token")
+        shape = dataclasses.replace(shape, context=context)
+    training = Training(
+        global_batch=BATCH if global_batch is None else global_batch,
+        micro_batch=1 if micro_batch is None else micro_batch,
+        number=number,
+        optimizer=choose(Optimizer, "--optimizer", optimizer),
+        recompute=choose(Recompute, "--recompute", recompute),
+    )
+    return describe(shape, training)

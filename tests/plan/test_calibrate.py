@@ -1,0 +1,135 @@
+"""`elastic3d calibrate`: a real, small calibration of this machine, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elastic3d.calibration.record import load
+from elastic3d.cli import application
+from elastic3d.errors import ConfigurationError, UsageError
+
+pytestmark = pytest.mark.gloo
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "chaos" / "scripts" / "train_gpt.py")
+COMMAND = [sys.executable, "-c", "from elastic3d.cli import main; main()", "calibrate"]
+run = CliRunner()
+
+
+def start(*arguments: str, said: Path) -> subprocess.Popen[bytes]:
+    """Start `elastic3d calibrate` as a process of its own, as a shell does in the foreground: it hears Ctrl-C."""
+    with said.open("wb") as out:
+        return subprocess.Popen(
+            [*COMMAND, *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+
+def test_a_machine_and_a_models_block_are_measured(tmp_path: Path) -> None:
+    """All of it is there and could be true, and a plan rests on it."""
+    path = tmp_path / "profile.json"
+    small = ["--for", "1s", "--device", "cpu", "--slots", "2", "-o", str(path)]
+    result = run.invoke(application(), ["calibrate", SCRIPT, *small, "--", "--width", "32", "--blocks", "2"])
+    assert result.exit_code == 0, result.output
+    found = load(path, device="cpu")
+    assert 1e8 < found.flops < 1e14
+    assert 1e8 < found.memory_bandwidth < 1e13
+    assert found.inside is not None
+    assert found.inside.backend == "gloo"
+    assert 0 <= found.inside.latency < 0.1
+    assert 1e6 < found.inside.bandwidth < 1e12
+    assert found.between is None
+    assert found.block is not None
+    assert found.block.forward > 0
+    assert found.block.backward > 0
+    assert found.block.flops > 0
+    assert found.block.kept_bytes > 0
+    for words in ("products", "inside a node", "a block", "saved to"):
+        assert words in result.stdout
+    shown = run.invoke(application(), ["calibrate", "--show", "-o", str(path), "--json"])
+    assert json.loads(shown.stdout)["schema"] == 1
+    planned = run.invoke(
+        application(),
+        ["plan", "--model", "gpt-125m", "--global-batch", "8", "--slots", "2", "--calibration", str(path)],
+    )
+    assert planned.exit_code == 0, planned.output
+    assert "measured on" in planned.stdout
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    """No file, no process, no folder; exit code 130 as a shell expects."""
+    before = set(Path("/tmp").glob("elastic3d-*"))
+    process = start("--for", "60s", "-o", str(tmp_path / "profile.json"), said=tmp_path / "said")
+    try:
+        deadline = time.monotonic() + 90
+        while not _children(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        children = _children(process.pid)
+        assert children, (tmp_path / "said").read_text()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130, (tmp_path / "said").read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert not (tmp_path / "profile.json").exists()
+    assert set(Path("/tmp").glob("elastic3d-*")) <= before
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_two_nodes_measure_the_link_between_them(tmp_path: Path) -> None:
+    """One listens, the other is told where; both save the same link."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    small = ["--for", "500ms", "--device", "cpu"]
+    one = start(*small, "--listen", str(port), "-o", str(tmp_path / "one.json"), said=tmp_path / "said-1")
+    other = start(*small, "--peer", f"127.0.0.1:{port}", "-o", str(tmp_path / "other.json"), said=tmp_path / "said-2")
+    try:
+        codes = [one.wait(120), other.wait(120)]
+    finally:
+        for process in (one, other):
+            process.kill()
+            process.wait()
+    assert codes == [0, 0], (tmp_path / "said-1").read_text() + (tmp_path / "said-2").read_text()
+    between = load(tmp_path / "one.json").between
+    assert between is not None
+    assert between == load(tmp_path / "other.json").between
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--device", "tpu"), "--device 'tpu'.*cuda"),
+        (("--precision", "fp8"), "fp8 cannot be measured"),
+        (("--precision", "int4"), "--precision 'int4'"),
+        (("--for", "60"), "needs a unit"),
+        (("-o", "/nowhere/at/all.json"), "no such folder"),
+        (("--peer", "node-1"), "--peer 'node-1'.*HOST:PORT"),
+        (("--peer", "node-1:70000"), "HOST:PORT"),
+        (("--peer", "node-1:29400", "--listen", "29400"), "one node listens"),
+        (("--show", "-o", "/nowhere.json"), "cannot be read"),
+    ],
+)
+def test_a_wrong_call_is_refused_before_anything_is_measured(arguments: tuple[str, ...], words: str) -> None:
+    """With exit code 2 and what would be right."""
+    result = run.invoke(application(), ["calibrate", *arguments])
+    assert isinstance(result.exception, UsageError | ConfigurationError), result.output
+    assert result.exception.exit_code == 2
+    with pytest.raises(type(result.exception), match=rf"(?s){words}"):
+        raise result.exception
