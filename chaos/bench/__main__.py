@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.bench import checkpoints, cost, forming, recovery
+from chaos.bench import checkpoints, cost, forming, plans, recovery
 from chaos.bench.spread import spread
 from elastic3d.values import Layout
 
 
 def main(
     repeats: Annotated[int, typer.Option(help="repeats of each measurement")] = 5,
-    only: Annotated[str, typer.Option(help="recovery, cost, forming or checkpoints; all by default")] = "",
+    only: Annotated[str, typer.Option(help="recovery, cost, forming, checkpoints or plans; all by default")] = "",
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
     gigabytes: Annotated[float, typer.Option(help="size of the state to save, in GB")] = 0.96,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
@@ -73,6 +73,10 @@ def main(
         for table in checkpoints.tables(saved):
             console.print(table)
         measured["checkpoints"] = saved.as_json()
+    if only in ("", "plans"):
+        planned = plans.measure(repeats, say=console.print)
+        console.print(plans.table(planned))
+        measured["plans"] = planned.as_json()
     if as_json:
         print(json.dumps(measured))
 

@@ -83,9 +83,9 @@ class World:
 
     # Members.
 
-    def planner(self, nodes: int, record: MemberRecord) -> Plan:
+    def planner(self, nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
         """Plan as a keeper does."""
-        return plan(nodes, len(record.node.slots), self.setting.profile, Layout())
+        return plan(nodes, len(record.node.slots), self.setting.profile, Layout(), previous=present)
 
     def start(self, host: int) -> Member | None:
         """Start a process on a host that has none."""

@@ -27,6 +27,7 @@ from elastic3d.parallel.pipeline import stages
 from elastic3d.parallel.pipeline.chain import Chain, prove
 from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
+from elastic3d.parallel.profiles import with_costs
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.alone import Alone
@@ -173,15 +174,16 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
     if plan.blocks is not None:
         blocks = len(stages.find_blocks(model, plan.blocks))
         prove_plan(plan, batches.example()[0])
-    else:
-        batches.example()
-    return ModelProfile(
+    profile = ModelProfile(
         blocks=blocks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         micro_batches=batches.order.micro_batches,
         micro_batch=batches.order.micro_batch,
         digest=profile_digest(plan, [held.spec for held in held_by_model(model)], batches),
+        compute_bytes=4 if plan.numerics.precision == "fp32" else 2,
+        reduction=plan.reduction,
     )
+    return with_costs(profile, model, plan.blocks, batches.example()[0])
 
 
 def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) -> str:

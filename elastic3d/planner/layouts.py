@@ -130,9 +130,9 @@ def _nothing(nodes: int, slots: int, profile: ModelProfile, request: Layout, rea
     axes = [f"{axis}={getattr(request, axis)}" for axis in ("pp", "dp") if getattr(request, axis)]
     asked = ", ".join([*axes, f"tp={request.tp}"] if request.tp > 1 else axes) or "none"
     why = f"; the nearest: {reasons[0]}" if reasons else ""
+    sizes, within = ("pp x dp x tp", "tp must divide the slots, and ") if request.tp != 1 else ("pp x dp", "and ")
     return (
         f"no layout fits {nodes} node(s) x {slots} slot(s) with {profile.blocks} blocks and {profile.micro_batches} "
         f"micro-batches per step (asked for: {asked}){why}; pp may be at most the number of blocks and of micro-batch "
-        "rounds, tp must divide the slots, and pp x dp x tp must be a whole number of nodes: free an axis, add nodes, "
-        "or raise global_batch"
+        f"rounds, {within}{sizes} must be a whole number of nodes: free an axis, add nodes, or raise global_batch"
     )

@@ -261,6 +261,6 @@ class RestartHandler(RendezvousHandler):
                 pass
 
 
-def _no_plan(nodes: int, record: MemberRecord) -> Plan:
+def _no_plan(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
     """Take all nodes: what they compute is the script's own business."""
     return Plan(layout=Layout(), nodes=nodes)

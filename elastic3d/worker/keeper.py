@@ -98,8 +98,8 @@ class Keeper:
             admit(self._settings, self._options, profile, computed, self._journal)
         self._take_part(profile, store, floor)
 
-    def _plan(self, nodes: int, profile: ModelProfile) -> Plan:
-        return plan(nodes, len(self._slots), profile, self._options.layout or Layout())
+    def _plan(self, nodes: int, profile: ModelProfile, present: Layout | None = None) -> Plan:
+        return plan(nodes, len(self._slots), profile, self._options.layout or Layout(), previous=present)
 
     # Taking part.
 
@@ -170,7 +170,7 @@ class Keeper:
             self._settings.root,
             record,
             self._settings.policy,
-            lambda nodes, mine: self._plan(nodes, mine.profile or self._profile),
+            lambda nodes, mine, present: self._plan(nodes, mine.profile or self._profile, present),
             self._inbox.put,
             pulse=self._pulse,
             heard=lambda there: self._inbox.put(EtcdHeard(there)),

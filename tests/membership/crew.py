@@ -25,10 +25,10 @@ POLICY = Policy(minimum=1, maximum=4, lease=2, grace=1, first_gather=0.5, gather
 Connect = Callable[[], EtcdClient]
 
 
-def planner(nodes: int, record: MemberRecord) -> Plan:
+def planner(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
     """Plan as a job does that was asked for no layout."""
     assert record.profile is not None
-    return plan(nodes, len(record.node.slots), record.profile, Layout())
+    return plan(nodes, len(record.node.slots), record.profile, Layout(), previous=present)
 
 
 def still(running: Generation | None) -> Pulse:

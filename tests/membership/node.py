@@ -33,8 +33,8 @@ def say(**what: object) -> None:
     print(json.dumps({"at": SYSTEM.monotonic(), **what}), flush=True)
 
 
-def planner(nodes: int, record: MemberRecord) -> Plan:
-    return plan(nodes, len(record.node.slots), PROFILE, Layout())
+def planner(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
+    return plan(nodes, len(record.node.slots), PROFILE, Layout(), previous=present)
 
 
 def main(endpoint: str, root: str, name: str, address: str, maximum: str) -> None:

@@ -246,7 +246,7 @@ class Story:
             self.cut.discard(name)
             self.list(name, gap=False)
 
-    def plan(self, nodes: int, record: MemberRecord):
+    def plan(self, nodes: int, record: MemberRecord, present: Layout | None):
         return plan(nodes, len(record.node.slots), PROFILE, self.layout)
 
     def die(self, name: str, *, refused: bool) -> None:

@@ -37,7 +37,7 @@ def member(name: str, *, leader: str = "a", maximum: int = 3) -> Core:
     core = Core(
         MemberRecord(node=next(node for node in NODES if node.name == name)),
         Policy(maximum=maximum, beside=False),
-        lambda nodes, record: Plan(layout=Layout(), nodes=nodes),
+        lambda nodes, record, present: Plan(layout=Layout(), nodes=nodes),
     )
     members = tuple(
         e.MemberPut(record=MemberRecord(node=node), order=i + 1, revision=i + 1) for i, node in enumerate(NODES)

@@ -19,8 +19,8 @@ from elastic3d.values import Cause, Generation, Layout, Node
 NAMED = 32
 """Nodes that a history names of those that came or went; of the others it gives the number."""
 
-Planner = Callable[[int, MemberRecord], Plan]
-"""(number of nodes, the leader's own record) -> plan; raises LayoutError where none fits."""
+Planner = Callable[[int, MemberRecord, Layout | None], Plan]
+"""(number of nodes, the leader's own record, the present layout) -> plan; raises LayoutError where none fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,8 @@ def _unsure(view: View, roll: Roll, without: set[str], places: set[str]) -> Iter
 
 def form(view: View, me: MemberRecord, policy: Policy, planner: Planner, there: Crowd) -> Generation:
     """Return the next generation of those who are there, cause to be filled in; LayoutError where none is legal."""
-    used, layout = _fit(len(there.candidates), me, policy, planner)
+    present = view.generation.layout if view.generation is not None else None
+    used, layout = _fit(len(there.candidates), me, policy, planner, present)
     chosen = [p.node for p in there.candidates[:used]]
     floor = max((p.record.floor for p in there.candidates), default=0)
     return Generation(
@@ -104,13 +105,15 @@ def form(view: View, me: MemberRecord, policy: Policy, planner: Planner, there: 
     )
 
 
-def _fit(count: int, me: MemberRecord, policy: Policy, planner: Planner) -> tuple[int, Layout | None]:
+def _fit(
+    count: int, me: MemberRecord, policy: Policy, planner: Planner, present: Layout | None
+) -> tuple[int, Layout | None]:
     """Return how many of `count` nodes can be active, and their layout."""
     used = policy.allowed(count)
     if me.profile is None:
         return used, None
     while used:
-        plan = planner(used, me)
+        plan = planner(used, me, present)
         used = policy.allowed(plan.nodes)
         if used == plan.nodes:
             return used, plan.layout

@@ -1,0 +1,176 @@
+"""One layout's steps, run for real: ranks forked on this machine, a small GPT, gloo; what they took is measured."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import uuid
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
+from elastic3d.training import Run
+from elastic3d.training.alone import Alone
+from elastic3d.values import Layout, ModelProfile
+
+STEPS = 3
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Sizes of the GPT that is trained."""
+
+    width: int = 160
+    blocks: int = 8
+    context: int = 64
+    micro_batch: int = 2
+    micro_batches: int = 8
+
+    def build(self) -> nn.Module:
+        """Return it, without dropout."""
+        return GPT(width=self.width, blocks=self.blocks, context=self.context, dropout=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the ranks of a layout took. seconds: of each step after the first. memory_bytes: of the fullest rank."""
+
+    seconds: tuple[float, ...]
+    memory_bytes: int
+
+
+class _Host(Alone):
+    """The port of one rank."""
+
+    def __init__(self, layout: Layout, rank: int, port: int, prefix: str) -> None:
+        super().__init__()
+        self.assignment = replace(
+            self.assignment,
+            rank=rank,
+            world=layout.world,
+            layout=layout,
+            store_host="127.0.0.1",
+            store_port=port,
+            store_prefix=prefix,
+        )
+
+
+class _Measuring(Alone):
+    """The port of a trainer that only measures its model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.assignment = replace(self.assignment, measuring=True)
+        self.profile: ModelProfile | None = None
+
+    def measured(self, profile: ModelProfile) -> NoReturn:
+        """Keep the profile and end the trainer."""
+        self.profile = profile
+        raise StopIteration
+
+
+def profile_of(model: Model) -> ModelProfile:
+    """Return the profile that a run of the model would be planned from."""
+    port = _Measuring()
+    try:
+        _train(Run(port), model)
+    except StopIteration:
+        pass
+    assert port.profile is not None
+    return port.profile
+
+
+def run_layout(layout: Layout, model: Model) -> Measured:
+    """Train a few steps under a layout."""
+    results = in_world(layout.world, _train_rank, layout, model)
+    times = zip(*(seconds for seconds, _ in results), strict=True)
+    return Measured(
+        seconds=tuple(max(step) for step in list(times)[1:]), memory_bytes=max(nbytes for _, nbytes in results)
+    )
+
+
+def in_world(world: int, target: Any, *args: Any) -> list[Any]:
+    """Return what `target(*args, rank, port, prefix)` returns on each rank of a world of processes."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["chaos.bench.planned", "torch.distributed.fsdp", "torch.distributed.pipelining"])
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    prefix = uuid.uuid4().hex
+    ends = [context.Pipe(duplex=False) for _ in range(world)]
+    ranks = [
+        context.Process(target=_tell, args=(ends[rank][1], target, *args, rank, store.port, prefix), daemon=True)
+        for rank in range(world)
+    ]
+    for rank in ranks:
+        rank.start()
+    try:
+        for receiver, _ in ends:
+            if not receiver.poll(PATIENCE):
+                raise TimeoutError(f"a rank of {world} said nothing for {PATIENCE:.0f} s")
+        return [receiver.recv() for receiver, _ in ends]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+def _tell(sender: Connection, target: Any, *args: Any) -> None:
+    torch.set_num_threads(1)
+    sender.send(target(*args))
+    os._exit(0)
+
+
+def _train_rank(layout: Layout, model: Model, rank: int, port: int, prefix: str) -> tuple[list[float], int]:
+    host = _Host(layout, rank, port, prefix)
+    data = SourceFiles(model.context)
+    # From here on the kernel counts the most memory anew.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _memory("VmRSS")
+    _train(Run(host), model, data)
+    return [record.seconds for record in host.records], _memory("VmHWM") - before
+
+
+def _train(run: Run, model: Model, data: SourceFiles | None = None) -> None:
+    made = run.shard(model.build, blocks="blocks")
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-4)
+    batches = run.batches(
+        data or SourceFiles(model.context),
+        global_batch=model.micro_batch * model.micro_batches,
+        micro_batch=model.micro_batch,
+    )
+    run.restore(model=made, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=STEPS):
+        loss = run.backward(made, batch, cross_entropy)
+        run.step(optimizer, loss=loss)
+
+
+def _memory(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"the kernel says nothing of {name}")
+
+
+def talk(nbytes: int, rank: int, port: int, prefix: str) -> tuple[float, float]:
+    """Return the seconds of exchanging nothing much, and of `nbytes` with each of the others, for one collective."""
+    store = PrefixStore(prefix, TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    found = []
+    for size in (16, nbytes):
+        sent, received = torch.zeros(2 * size, dtype=torch.uint8), torch.zeros(2 * size, dtype=torch.uint8)
+        times = []
+        for _ in range(12):
+            began = time.perf_counter()
+            dist.all_to_all_single(received, sent)
+            times.append(time.perf_counter() - began)
+        found.append(min(times))
+    return found[0], found[1]

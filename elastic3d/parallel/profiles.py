@@ -1,0 +1,47 @@
+"""What the planner is told of a model: its parts' costs, as a profile has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from elastic3d.errors import ModelError
+from elastic3d.parallel.costs import PartCosts, measure_costs
+from elastic3d.values import Kept, ModelProfile, Part
+
+
+def with_costs(profile: ModelProfile, model: nn.Module, blocks: str | None, example: Any) -> ModelProfile:
+    """Return the profile with the costs of an outline's parts; as it is for a model that does not run on meta.
+
+    Blocks count with their mean. A loss keeps its input's logarithm of probabilities and makes a gradient of its size.
+    """
+    try:
+        found = measure_costs(model, blocks, example)
+    except ModelError:
+        return profile
+    listed = found.blocks or (found.before,)
+    boundary = found.before.output_bytes if found.blocks else 0
+    logits = (found.after if found.blocks else found.before).output_bytes
+    block = replace(
+        _part(listed[0], boundary),
+        parameters=sum(part.parameters for part in listed) // len(listed),
+        flops=sum(part.forward_flops for part in listed) / len(listed),
+    )
+    kept = Kept(whole=found.after.saved_bytes + 3 * logits)
+    return replace(
+        profile,
+        first=_part(found.before, 0) if found.blocks else Part(),
+        block=block,
+        last=replace(_part(found.after, 0), kept={"none": kept, "full": kept}),
+        boundary=boundary,
+        logits=logits,
+    )
+
+
+def _part(costs: PartCosts, entering: int) -> Part:
+    """Return a part whose input has so many bytes."""
+    whole = Kept(whole=costs.saved_bytes)
+    kept = {"none": whole, "full": Kept(whole=entering, again=float(costs.forward_flops)) if entering else whole}
+    return Part(parameters=costs.parameters, flops=float(costs.forward_flops), kept=kept)

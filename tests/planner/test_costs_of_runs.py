@@ -1,0 +1,41 @@
+"""Profiles that a run measures: with costs where the model runs on meta, readable by an older reader and the newer."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.bench.planned import Model, profile_of
+from chaos.bench.plans import correlation
+from elastic3d.planner import plan
+from elastic3d.values import Layout, ModelProfile, from_json, to_json
+from tests.planner.machines import costs
+
+
+def test_a_run_measures_what_its_model_costs() -> None:
+    """Products of a GPT are counted, and what it keeps; all blocks and ends together are the whole model."""
+    model = Model(width=32, blocks=3, context=16)
+    profile = profile_of(model)
+    tokens = model.context * model.micro_batch
+    products = 12 * model.width**2
+    assert profile.block.flops >= 2 * tokens * products
+    assert profile.block.flops <= 2.2 * tokens * products
+    assert profile.first.parameters + 3 * profile.block.parameters + profile.last.parameters == profile.parameters
+    assert profile.boundary == tokens * model.width * 4
+    assert profile.logits == tokens * 256 * 4
+    assert 0 < profile.block.kept["full"].whole < profile.block.kept["none"].whole
+    assert plan(4, 1, profile, Layout(), costs=costs(flops=1e8)).nodes == 4
+    assert from_json(ModelProfile, to_json(profile)) == profile
+
+
+def test_profiles_of_before_are_read() -> None:
+    """Records without costs stay readable, and such runs are planned by shape."""
+    old = {"blocks": 8, "parameters": 1, "micro_batches": 8, "micro_batch": 1, "digest": "d"}
+    profile = from_json(ModelProfile, old)
+    assert plan(4, 1, profile, Layout(), costs=costs()).layout == Layout(pp=2, dp=2)
+
+
+def test_rank_correlation() -> None:
+    """1 for equal orders, -1 for opposite ones."""
+    assert correlation([1.0, 2.0, 3.0], [10.0, 11.0, 30.0]) == pytest.approx(1.0)
+    assert correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1.0)
+    assert correlation([1.0, 1.0, 3.0], [5.0, 5.0, 6.0]) == pytest.approx(1.0)
