@@ -48,7 +48,7 @@ def problem(layout: Layout, *, blocks: int, micro_batches: int) -> str | None:
         if layout.schedule or layout.virtual != 1 or layout.cuts:
             return f"{layout} has no pipeline to schedule or to cut: leave schedule, virtual and cuts out, or use pp=2"
         return None
-    return _stages(layout, schedule, blocks) or _rounds(layout, schedule, micro_batches)
+    return stages_problem(layout, blocks) or _rounds(layout, schedule, micro_batches)
 
 
 def check(layout: Layout, *, blocks: int, micro_batches: int) -> None:
@@ -58,7 +58,11 @@ def check(layout: Layout, *, blocks: int, micro_batches: int) -> None:
         raise LayoutError(found)
 
 
-def _stages(layout: Layout, schedule: Schedule, blocks: int) -> str | None:
+def stages_problem(layout: Layout, blocks: int) -> str | None:
+    """Return why a model of `blocks` cannot be cut into a layout's stages, whatever its batches; None if it can."""
+    schedule = schedule_of(layout)
+    if schedule is None:
+        return None
     least, most = VIRTUAL[schedule]
     if layout.virtual < least or (most is not None and layout.virtual > most):
         wanted = f"virtual={least}" if most == least else f"virtual={least} or more"
@@ -73,7 +77,7 @@ def _stages(layout: Layout, schedule: Schedule, blocks: int) -> str | None:
         return f"{layout}: {layout.stages} stages have {layout.stages - 1} cuts between them, not {len(layout.cuts)}"
     if layout.cuts and any(start >= stop for start, stop in pairwise(bounds)):
         return f"{layout}: cuts must rise from 1 to at most {blocks - 1}, the last block; they are {layout.cuts}"
-    if schedule.splits_backward and layout.zero == 3 and layout.dp > 1:
+    if schedule.splits_backward and layout.zero == 3:
         return (
             f"{layout}: schedule {schedule} computes gradients of weights apart, when ZeRO-3 has let go of the "
             "parameters again, and they would be silently wrong; use zero=2, or schedule=interleaved or 1f1b"

@@ -1,15 +1,28 @@
-"""The passes of a step over several pipeline stages, under torch's schedules."""
+"""The passes of a step over several pipeline stages, under torch's schedules.
+
+torch's classes decide in which order a rank's stages run its micro-batches; when parameters are gathered and gradients
+reduced stays FSDP's business and the reduction's. Whatever the schedule, the gradients of each stage are complete in
+the order of the micro-batches, which the ordered reduction needs; that is asserted where a schedule is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.pipelining._backward import stage_backward
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
 
 from elastic3d.data.batches import Batch, MicroBatch
 from elastic3d.parallel.pipeline.frame import Frame
@@ -17,7 +30,8 @@ from elastic3d.parallel.pipeline.passes import LossFunction, scaled
 from elastic3d.parallel.pipeline.stages import Part
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
-from elastic3d.values import Layout
+from elastic3d.planner.schedules import schedule_of
+from elastic3d.values import Layout, Schedule
 
 
 class Pipeline:
@@ -38,6 +52,9 @@ class Pipeline:
         boundary: torch.Tensor,
         frame: Frame,
     ) -> None:
+        name = schedule_of(layout)
+        assert name is not None
+        self._name, self.splits = name, name.splits_backward
         self._randomness = randomness
         self._frame = frame
         self._output: Any = None
@@ -45,8 +62,7 @@ class Pipeline:
         self._loss_fn: LossFunction | None = None
         self._stages = [
             _Stage(
-                part.module,
-                part.stage,
+                part,
                 layout.stages,
                 device,
                 group=group,
@@ -74,7 +90,7 @@ class Pipeline:
         if len(self._parts) != self._rounds:
             # A schedule is made for a number of rounds; a new one sets the stages' buffers up anew.
             self._rounds = len(self._parts)
-            self._schedule = Schedule1F1B(self._stages[0], self._rounds, loss_fn=self._loss, scale_grads=False)
+            self._schedule = _schedule(self._name, self._stages, self._rounds, self._loss)
         # What the schedules' own `step` does, but for cutting one large batch into micro-batches: ours are cut already.
         for stage in self._stages:
             stage.reduction.begin_step(batch.count)
@@ -111,11 +127,47 @@ class Pipeline:
         return scaled(loss, part, self._last, self._count)
 
 
-class _Stage(PipelineStage):
-    """torch's stage, but every micro-batch reduces: the stage itself would turn that off for all but the last."""
+def _schedule(name: Schedule, stages: Sequence[_Stage], rounds: int, loss_fn: LossFunction) -> Any:
+    """Return torch's schedule of this name for this rank's stages."""
+    if name in _SINGLE:
+        return _SINGLE[name](stages[0], rounds, loss_fn=loss_fn, scale_grads=False)
+    made = _MULTI[name](list(stages), rounds, loss_fn=loss_fn, scale_grads=False)
+    for stage in stages:
+        order = list(_reduced(made.pipeline_order[made.rank], stage.stage_index))
+        assert order == list(range(rounds)), f"{name} reduces micro-batches of stage {stage.stage_index} as {order}"
+    return made
 
-    def __init__(self, *args: Any, passes: Pipeline, reduction: Reduction, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+
+def _reduced(actions: Sequence[Any], stage: int) -> Iterator[int]:
+    """Yield the numbers of micro-batches in the order in which a stage's gradients of weights are complete."""
+    for action in actions:
+        if action is None:
+            continue
+        if action.sub_actions:
+            yield from _reduced(action.sub_actions, stage)
+        elif action.stage_index == stage and action.computation_type.value in ("B", "W"):
+            yield action.microbatch_index
+
+
+class _Whole(nn.Module):
+    """A stage's module, hidden from the schedules, which would gather and reduce FSDP modules in ways of their own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+class _Stage(PipelineStage):
+    """torch's stage, but every micro-batch reduces: the stage itself would turn that off for all but the last.
+
+    Where the schedule splits the backward pass, a micro-batch reduces when the pass over the weights is done.
+    """
+
+    def __init__(self, part: Part, *args: Any, passes: Pipeline, reduction: Reduction, **kwargs: Any) -> None:
+        super().__init__(_Whole(part.module), part.stage, *args, **kwargs)
         self._passes, self.reduction = passes, reduction
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -124,17 +176,49 @@ class _Stage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         (tensor,) = args
-        return self._passes.forward(self.submod, tensor, last=self.is_last)
+        output = self._passes.forward(self.submod, tensor, last=self.is_last)
+        # A split backward pass detaches what the stage has handed on, which a view does not allow.
+        return output.clone() if self._passes.splits and not self.is_last and output._is_view() else output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self.reduction.begin(bwd_chunk_id, last=self._passes.at(bwd_chunk_id))
-        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
+        last = self._passes.at(bwd_chunk_id)
+        if full_backward:
+            self.reduction.begin(bwd_chunk_id, last=last)
+        else:
+            self.reduction.hold()
+        return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
+        last = self._passes.at(bwd_chunk_id)
+        if self.is_first:
+            # Nobody waits for the gradients of the first stage's inputs: torch makes its whole backward pass now.
+            self.reduction.begin(bwd_chunk_id, last=last)
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        else:
+            self.reduction.hold()
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+            self.reduction.reduce(bwd_chunk_id, last=last)
 
     def backward_maybe_with_nosync(
         self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
-        gradients = stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
-        return gradients, None
+        if backward_type == "weight":
+            return stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"]), None
+        given = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
+        if backward_type == "input":
+            return stage_backward_input(*given, self.submod.parameters())
+        return stage_backward(*given), None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Do nothing: the reduction has happened."""
+
+
+_SINGLE: dict[Schedule, Any] = {Schedule.GPIPE: ScheduleGPipe, Schedule.ONE_F_ONE_B: Schedule1F1B}
+_MULTI: dict[Schedule, Any] = {
+    Schedule.INTERLEAVED: ScheduleInterleaved1F1B,
+    Schedule.ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
+    Schedule.ZBV: ScheduleZBVZeroBubble,
+    Schedule.DUALPIPE_V: ScheduleDualPipeV,
+}

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from elastic3d.errors import ModelError
+from elastic3d.errors import LayoutError, ModelError
 from elastic3d.parallel.pipeline.frame import Template
 from elastic3d.planner import schedules
 from elastic3d.values import Layout
@@ -128,8 +128,8 @@ def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[P
     if path is None:
         return [Part(stage=0, module=model)]
     count = len(find_blocks(model, path))
-    if layout.stages > count:
-        raise ModelError(f"{layout.stages} pipeline stages need as many blocks; blocks={path!r} has {count}")
+    if found := schedules.stages_problem(layout, count):
+        raise LayoutError(found)
     if layout.stages > 1:
         check_ends(model, path)
     mine = schedules.stages_of_rank(layout, rank)

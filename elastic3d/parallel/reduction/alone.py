@@ -19,6 +19,12 @@ class Alone:
     def begin(self, round_: int, *, last: bool) -> None:
         """Do nothing."""
 
+    def hold(self) -> None:
+        """Do nothing."""
+
+    def reduce(self, round_: int, *, last: bool) -> None:
+        """Do nothing: the pass over the weights has added to the gradients."""
+
     def finish(self) -> None:
         """Do nothing."""
 

@@ -29,7 +29,7 @@ from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Fold
 from elastic3d.parallel.reduction.lanes import Lanes
 from elastic3d.parallel.reduction.ordered import forget, prepare
-from elastic3d.parallel.reduction.units import flats_of
+from elastic3d.parallel.reduction.units import flats_of, reduce_now
 
 WIRES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 POWERSGD = "powersgd"
@@ -141,6 +141,17 @@ class Compressed:
         for fold in self._folds:
             fold.begin(round_) if reduces else fold.rest()
         prepare(self._units, last=last, zero=self._zero, reduces=reduces)
+
+    def hold(self) -> None:
+        """Leave the next pass's gradients where they are, and parameters whole for the pass over the weights."""
+        for fold in self._folds:
+            fold.rest()
+        prepare(self._units, last=False, zero=2, reduces=False)
+
+    def reduce(self, round_: int, *, last: bool) -> None:
+        """Send, or leave to add up, what the pass over the weights has left."""
+        self.begin(round_, last=last)
+        reduce_now(self._units)
 
     def finish(self) -> None:
         """Bring the replicas' sums together and make them the gradients."""

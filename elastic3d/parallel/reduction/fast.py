@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.parallel.reduction.flat import Flat, intercept
 from elastic3d.parallel.reduction.ordered import forget, prepare
-from elastic3d.parallel.reduction.units import flats_of
+from elastic3d.parallel.reduction.units import flats_of, reduce_now
 
 
 class Fast:
@@ -42,6 +42,15 @@ class Fast:
         prepare(self._units, last=last, zero=self._zero, reduces=last or self._zero != 1)
         for unit in self._units:
             unit.set_requires_all_reduce(last, recurse=False)
+
+    def hold(self) -> None:
+        """Turn FSDP's reduction off, and keep parameters whole for the pass over the weights."""
+        prepare(self._units, last=False, zero=2, reduces=False)
+
+    def reduce(self, round_: int, *, last: bool) -> None:
+        """Reduce, where this round has a reduction, what the pass over the weights has left."""
+        self.begin(round_, last=last)
+        reduce_now(self._units)
 
     def finish(self) -> None:
         """Do nothing: FSDP has put the sums into the gradients."""

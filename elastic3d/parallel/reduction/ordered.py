@@ -34,7 +34,7 @@ from torch.distributed.fsdp import FSDPModule
 from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Fold
 from elastic3d.parallel.reduction.lanes import Lanes
-from elastic3d.parallel.reduction.units import flats_of
+from elastic3d.parallel.reduction.units import flats_of, reduce_now
 
 
 class Ordered:
@@ -64,6 +64,17 @@ class Ordered:
         for fold in self._folds:
             fold.begin(round_)
         prepare(self._units, last=last, zero=self._zero)
+
+    def hold(self) -> None:
+        """Leave the next pass's gradients where they are, and parameters whole for the pass over the weights."""
+        for fold in self._folds:
+            fold.rest()
+        prepare(self._units, last=False, zero=2, reduces=False)
+
+    def reduce(self, round_: int, *, last: bool) -> None:
+        """Send what the pass over the weights has left."""
+        self.begin(round_, last=last)
+        reduce_now(self._units)
 
     def finish(self) -> None:
         """Make every fold's sum the gradients."""

@@ -18,6 +18,14 @@ class Reduction(Protocol):
         """Prepare for the backward pass of one round; last: no other follows in this step."""
         ...
 
+    def hold(self) -> None:
+        """Prepare for a backward pass that leaves gradients alone, or leaves them to `reduce`."""
+        ...
+
+    def reduce(self, round_: int, *, last: bool) -> None:
+        """Reduce the gradients of one round, which a pass over the weights alone has left behind."""
+        ...
+
     def finish(self) -> None:
         """Put the step's sums into the gradients."""
         ...

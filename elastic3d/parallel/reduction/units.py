@@ -33,6 +33,18 @@ def flats_of(model: nn.Module, units: Sequence[FSDPModule]) -> list[Flat]:
     return [Flat(group, names) for unit in units for group in _parameter_groups(unit)]
 
 
+def reduce_now(units: Sequence[FSDPModule]) -> None:
+    """Do what FSDP does at the end of a backward pass, where autograd's hooks did not run; the root is the last unit.
+
+    As torch's own pipeline stages do, by methods that torch does not call public.
+    """
+    for unit in reversed(units):
+        for group in _parameter_groups(unit):
+            group.post_backward()
+    root: Any = units[-1]._get_fsdp_state()
+    root._root_post_backward_final_callback()
+
+
 def _parameter_groups(unit: FSDPModule) -> list[Any]:
     state: Any = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
