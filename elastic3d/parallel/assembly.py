@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
 from elastic3d.parallel import initial
+from elastic3d.parallel.experts import spread as experts
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.precision import as_computed, cast, check_masters
@@ -56,6 +57,7 @@ class Plan:
     numerics: Numerics = field(default_factory=Numerics)
     compress: str | None = None
     tensor: Tensor = None
+    experts: str | None = None
 
     def __post_init__(self) -> None:
         choice.check(self.reduction, self.compress)
@@ -73,12 +75,15 @@ class Assembly:
         model = initial.skeleton(plan.build) if large else initial.whole(plan.build, plan.seed)
         self.specs = tuple(held.spec for held in held_by_model(model))
         self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
+        named = [] if plan.experts is None else experts.check(model, plan.experts, layout, plan.numerics.precision)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
+        self.experts = experts.Spread(model, named, mesh.dp)
         if large:
             for name, block in (present for part in self.parts for present in part.present):
                 initial.fill(block, name, plan.seed, mesh.device, root=model)
             initial.fill(model, "", plan.seed, mesh.device, root=model)
         model.to(mesh.device)
+        ignored = self.experts.install()
         self.randomness = Randomness(plan.seed)
         precision = plan.numerics.precision
         sharded = mesh.shard or (mesh.alone() if precision.dtype else None)
@@ -88,9 +93,12 @@ class Assembly:
         for part in self.parts:
             inner = [block for _, block in part.present]
             recompute(inner, plan.numerics.recompute)
-            self.units.append(
-                shard_units(part.module, inner, sharded, zero=layout.zero, policy=precision.policy) if sharded else []
-            )
+            units = []
+            if sharded:
+                units = shard_units(
+                    part.module, inner, sharded, zero=layout.zero, policy=precision.policy, ignored=ignored
+                )
+            self.units.append(units)
             self.randomness.install(part.module, part.blocks)
         self.model = model
         self._paper: Paper | None = None
@@ -100,6 +108,7 @@ class Assembly:
         layout = self.mesh.layout
         for count in batches.order.counts:
             schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count)
+            self.experts.check_step(layout, count)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]
         self.reduction = Joint(reductions)
         self.passes: Passes
@@ -131,6 +140,10 @@ class Assembly:
         if self._paper is None or self._paper.micro_batches != micro_batches:
             self._paper = Paper(world=self.mesh.layout.world, micro_batches=micro_batches, parameters=self._places())
         return self._paper
+
+    def present(self) -> frozenset[str]:
+        """Return the names of the parameters that got a gradient on this rank in this step, and forget them."""
+        return frozenset(self.reduction.present() | self.experts.present())
 
     def squares(self) -> dict[str, tuple[int, torch.Tensor]]:
         """Return this rank's sums of squares of the gradients' rows, by parameter, each with its first place."""
@@ -171,6 +184,8 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
     """Return the profile of an outline of the whole model; refuse by name what no layout could train."""
     blocks = 1
     _sized(model, plan)
+    if plan.experts is not None:
+        experts.find(model, plan.experts)
     if plan.blocks is not None:
         blocks = len(stages.find_blocks(model, plan.blocks))
         prove_plan(plan, batches.example()[0])
@@ -189,7 +204,10 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
 def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) -> str:
     """Return a digest of names, shapes and dtypes, of the batches' sizes and of the seeds."""
     lines = [f"{spec.key} {spec.shape} {spec.dtype}" for spec in specs]
-    lines += [repr(batches.order), repr((plan.seed, plan.reduction, plan.blocks, plan.numerics, plan.compress))]
+    lines += [
+        repr(batches.order),
+        repr((plan.seed, plan.reduction, plan.blocks, plan.numerics, plan.compress, plan.experts)),
+    ]
     lines += [repr(plan.tensor)] if plan.tensor is not None else []
     return blake3("\n".join(lines).encode()).hexdigest()
 

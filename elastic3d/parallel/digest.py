@@ -25,7 +25,8 @@ def state_digest(mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer 
     for held in [*held_by_model(model), *(held_by_optimizer(model, optimizer) if optimizer else ())]:
         tensor = held.tensor.detach()
         whole = gathered(tensor) if isinstance(tensor, DTensor) else tensor
-        if mesh.place.dp == 0 and mesh.place.tp == 0:
+        # Of tensors that are whole, such as experts, other replicas may have others.
+        if mesh.place.tp == 0 and (mesh.place.dp == 0 or not isinstance(tensor, DTensor)):
             mine[held.spec.key] = digest(held.spec, held.spec.box, buffer_of(whole.cpu().contiguous()))
     return combine(_everyones(mesh, mine))
 
@@ -69,4 +70,4 @@ def _everyones(mesh: Mesh, mine: dict[str, str]) -> dict[str, str]:
         return mine
     parts: list[dict[str, str]] = [{} for _ in range(mesh.layout.world)]
     dist.all_gather_object(parts, mine)
-    return {key: value for part in parts for key, value in part.items()}
+    return {key: value for part in reversed(parts) for key, value in part.items()}

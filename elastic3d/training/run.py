@@ -160,6 +160,7 @@ class Run:
         compress: str | None = None,
         precision: str = "fp32",
         recompute: str = "none",
+        experts: str | None = None,
         whole_below: int = WHOLE_BELOW,
     ) -> nn.Module:
         """Build the model and return this rank's part of it.
@@ -172,8 +173,10 @@ class Run:
         between replicas. precision: "fp32" trains the model as it is built; "bf16" and "fp16" compute in that dtype
         over fp32 parameters and optimizer state, and fp16 scales its losses. recompute: what each block computes again
         in the backward pass: "none", "full" for all of it, "selective" for all but products with weights and fused
-        attention; bits stay the same. whole_below: bytes of parameters from which on the model is no longer built
-        whole in each process. ModelError for a model that cannot be taken.
+        attention; bits stay the same. experts: path of layers of experts, such as
+        "blocks.*.mlp.experts", that are spread over the data-parallel ranks; outside the promise of equal bits.
+        whole_below: bytes of parameters from which on the model is no longer built whole in each process. ModelError
+        for a model that cannot be taken.
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
@@ -186,6 +189,7 @@ class Run:
             whole_below=whole_below,
             tensor=tensor,
             numerics=Numerics.of(precision=precision, recompute=recompute),
+            experts=experts,
         )
         self._scale = LossScale.of(self._plan.numerics.precision)
         if self.measuring:
@@ -265,6 +269,7 @@ class Run:
             sources = self._tiers.sources(decision, self._assignment.store)
             self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
             self._scale = self._scale.restored(decision.facts or {})
+        assembly.experts.settle(optimizer)
         self._port.restored(decision.source, decision.step, decision.generation)
         self._saved_step, self._saved_at = batches.step, self._clock.monotonic()
         if decision.source != restoring.NONE:
@@ -405,7 +410,7 @@ class Run:
             tokens=loss.tokens() if place.tp == 0 else {},
             samples=loss.batch.samples if counts else 0,
             sample_sum=loss.batch.sample_sum if counts else 0,
-            present=frozenset(assembly.reduction.present()),
+            present=assembly.present(),
             rows=assembly.squares() if clip else {},
         )
         paper = assembly.paper(loss.batch.count)

@@ -5,6 +5,6 @@ from __future__ import annotations
 from tests.parallel.conftest import server
 from tests.parallel.worlds import PRELOAD
 
-PRELOAD.append("tests.models.families")
+PRELOAD.append("tests.models.mixtures")
 
 __all__ = ["server"]
