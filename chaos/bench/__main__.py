@@ -10,15 +10,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.bench import checkpoints, cost, forming, plans, recovery
+from chaos.bench import checkpoints, cost, forming, plans, recovery, reductions
 from chaos.bench.spread import spread
 from elastic3d.values import Layout
 
 
 def main(
     repeats: Annotated[int, typer.Option(help="repeats of each measurement")] = 5,
-    only: Annotated[str, typer.Option(help="recovery, cost, forming, checkpoints or plans; all by default")] = "",
+    only: Annotated[
+        str, typer.Option(help="recovery, cost, reductions, forming, checkpoints or plans; all by default")
+    ] = "",
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
+    width: Annotated[int, typer.Option(help="of the model whose steps are timed, 10 blocks deep")] = 640,
     gigabytes: Annotated[float, typer.Option(help="size of the state to save, in GB")] = 0.96,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
 ) -> None:
@@ -61,6 +64,11 @@ def main(
                 table.add_row(str(layout), variant, spread([r.seconds[variant] for r in rounds], " s", 3), share)
         console.print(table)
         measured["cost"] = costs
+    if only in ("", "reductions"):
+        compared = reductions.measure(reductions.Size(width=width, turns=repeats), say=console.print)
+        for table in reductions.tables(compared):
+            console.print(table)
+        measured["reductions"] = [asdict(comparison) for comparison in compared]
     if only in ("", "forming"):
         formed = forming.measure([int(n) for n in agents.split(",")], repeats, say=console.print)
         for table in forming.tables(formed):
