@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 
 import typer
 
-from elastic3d.cli import ckpt, look, order
+from elastic3d.cli import ckpt, look, order, samples
 from elastic3d.cli.calibrate import calibrate
 from elastic3d.cli.job import about_a_job
 from elastic3d.cli.plan import plan
@@ -61,7 +61,8 @@ def application() -> typer.Typer:
     app.command("plan", rich_help_panel=AHEAD)(plan)
     app.command("calibrate", rich_help_panel=AHEAD)(calibrate)
     app.add_typer(ckpt.app, name="ckpt", rich_help_panel="Look at checkpoints")
-    own = {"ckpt", *(command.name for command in app.registered_commands)}
+    app.add_typer(samples.app, name="samples", rich_help_panel="Look at checkpoints")
+    own = {"ckpt", "samples", *(command.name for command in app.registered_commands)}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if point.name in own:
             continue

@@ -7,9 +7,10 @@ run was consumed once: a gap or an overlap of positions shows in the lines' boun
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from elastic3d.data.positions import Order, fold_sums
+from elastic3d.data.positions import STRIDE, Order, fold_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,25 +68,45 @@ def add(ledger: Ledger, *, generation: int, step: int, layout: str, samples: int
     )
 
 
-def check(ledger: Ledger, order: Order, *, first_step: int = 0, stop_step: int | None = None) -> Account:
-    """Return what the ledger proves about steps [first_step, stop_step); by default up to its last step."""
+def check(
+    ledger: Ledger,
+    order: Order,
+    *,
+    first_step: int = 0,
+    stop_step: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Account:
+    """Return what the ledger proves about steps [first_step, stop_step); by default up to its last step.
+
+    progress: hears how many samples were added up.
+    """
     stop = max((line.stop_step for line in ledger), default=first_step) if stop_step is None else stop_step
-    consumed = repeated = missing = 0
-    reached = first_step
-    wrong = []
-    for line in sorted(ledger, key=lambda line: (line.first_step, line.stop_step)):
-        missing += _size(order, reached, line.first_step)
-        repeated += _size(order, line.first_step, min(reached, line.stop_step))
-        consumed += _size(order, max(reached, line.first_step), line.stop_step)
-        reached = max(reached, line.stop_step)
-        bounds = order.positions(line.first_step, line.stop_step)
-        if line.samples != bounds[1] - bounds[0] or line.sample_sum != order.sum_of_positions(*bounds):
+    lines = sorted(ledger, key=lambda line: (line.first_step, line.stop_step))
+    wrong, done = [], 0
+    for line in lines:
+        first, end = order.positions(line.first_step, line.stop_step)
+        sums = []
+        for start in range(first, end, STRIDE):
+            reached = min(end, start + STRIDE)
+            sums.append(order.sum_of_positions(start, reached))
+            done += reached - start
+            if progress is not None:
+                progress(done)
+        if line.samples != end - first or line.sample_sum != fold_sums(sums):
             wrong.append(line)
-    missing += _size(order, reached, stop)
-    return Account(consumed=consumed, repeated=repeated, missing=missing, wrong=tuple(wrong))
+    begin, end = order.positions(first_step, max(first_step, stop))
+    account = count((order.positions(line.first_step, line.stop_step) for line in lines), first=begin, stop=end)
+    return replace(account, wrong=tuple(wrong))
 
 
-def _size(order: Order, first_step: int, stop_step: int) -> int:
-    """Return how many samples the steps [first_step, stop_step) take; 0 where there is none."""
-    first, stop = order.positions(first_step, max(first_step, stop_step))
-    return stop - first
+def count(ranges: Iterable[tuple[int, int]], *, first: int = 0, stop: int | None = None) -> Account:
+    """Return how often half-open ranges of positions, in order, cover [first, stop); by default up to the last."""
+    consumed = repeated = missing = 0
+    reached = first
+    for begin, end in ranges:
+        missing += max(0, begin - reached)
+        repeated += max(0, min(reached, end) - begin)
+        consumed += max(0, end - max(reached, begin))
+        reached = max(reached, end)
+    missing += max(0, (reached if stop is None else stop) - reached)
+    return Account(consumed=consumed, repeated=repeated, missing=missing)

@@ -1,0 +1,189 @@
+"""`elastic3d samples check`: prove from what a run left behind that it consumed every sample once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from checkpointing.errors import CheckpointError
+from checkpointing.reading.reader import read_record
+from elastic3d.cli.ckpt.completing import complete_checkpoints
+from elastic3d.cli.ckpt.naming import choose
+from elastic3d.cli.ckpt.place import Json, KeyFile, Place, complain
+from elastic3d.cli.ckpt.shown.words import table
+from elastic3d.cli.ckpt.telling import SCHEMA, bar
+from elastic3d.cli.show import clean
+from elastic3d.errors import Elastic3dError, StateError, UsageError
+from elastic3d.values import from_json, to_json
+
+if TYPE_CHECKING:
+    from elastic3d.data import Account, Line, Order
+    from elastic3d.data.ledger import Ledger
+
+app = typer.Typer(name="samples", help="Account for the samples of a run.", no_args_is_help=True)
+app.callback()(lambda: None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A committed step of an event file, and the half-open positions that it consumed."""
+
+    step: int
+    generation: int
+    first: int
+    stop: int
+
+
+@app.command("check")
+def check_samples(
+    url: Annotated[
+        str,
+        typer.Argument(metavar="[URL]", help="A directory, or a URL such as s3://bucket/prefix.", show_default=False),
+    ] = "",
+    checkpoint: Annotated[
+        str,
+        typer.Option("--of", metavar="CHECKPOINT", help="Of this one.", autocompletion=complete_checkpoints),
+    ] = "latest",
+    events: Annotated[
+        Path | None,
+        typer.Option("--events", metavar="FOLDER", help="Check a run's event files instead.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+    key_file: KeyFile = "",
+) -> None:
+    """Prove that every sample up to a checkpoint was consumed once; exit 1 where it was not.
+
+    Each checkpoint carries the account of all steps before it: how many samples its ranks really loaded, and a keyed
+    sum of their numbers, by generation. Both are computed again here from the run's own order, so that a gap, a
+    repetition or a wrong sample shows. A stream is counted by positions. Only the checkpoint's record is read; adding
+    up a very long run takes a while. With `--events` the steps in event files are checked instead, by positions alone.
+
+    Examples:
+
+        elastic3d samples check s3://bucket/gpt-1b
+
+        elastic3d samples check /data/run-7 --of 1200 --json | jq .whole
+
+        elastic3d samples check --events /tmp/events
+    """
+    try:
+        if bool(url) == (events is not None):
+            raise UsageError("samples check needs a store's URL, or --events FOLDER: one of the two")
+        whole = _events(events, as_json) if events is not None else _store(url, key_file, checkpoint, as_json)
+    except (CheckpointError, Elastic3dError) as error:
+        complain(error)
+        raise typer.Exit(error.exit_code) from None
+    except OSError as error:
+        complain(error)
+        raise typer.Exit(1) from None
+    if not whole:
+        raise typer.Exit(1)
+
+
+def _store(url: str, key_file: str, checkpoint: str, as_json: bool) -> bool:
+    from elastic3d.data import Order, check  # brings torch along, for which no other command should wait
+    from elastic3d.data.ledger import Line
+
+    store = Place(url=url, key_file=key_file).open()
+    chosen = choose(store, checkpoint)
+    facts = read_record(store, chosen.name, chosen.expected).facts
+    try:
+        order = from_json(Order, facts["order"])
+        ledger = tuple(from_json(Line, line) for line in facts["ledger"])
+        steps = int(facts["step"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"checkpoint {chosen.name} carries no account of samples ({error}): it was not saved by elastic3d.run. "
+            "Trying again does not help"
+        ) from error
+    total = order.positions(0, steps)[1]
+    with bar("adding up samples", total=total, in_bytes=False) as advance:
+        account = check(ledger, order, stop_step=steps, progress=advance)
+    where = f"{url}, checkpoint {chosen.name}"
+    if as_json:
+        told = {"store": url, "checkpoint": chosen.name, "order": order, "step": steps, "lines": ledger}
+        _print(told, account)
+    else:
+        console = Console(highlight=False)
+        console.print(_picture(where, ledger, order, account, console.width))
+    return account.whole
+
+
+def _events(folder: Path, as_json: bool) -> bool:
+    from elastic3d.data.ledger import count
+
+    steps: dict[int, _Step] = {}
+    if not folder.is_dir():
+        raise UsageError(f"--events {folder}: there is no such folder")
+    files = sorted(folder.glob("*.jsonl"))
+    read = 0
+    with bar("reading events", total=sum(file.stat().st_size for file in files)) as advance:
+        for file in files:
+            for line in file.open("rb"):
+                read += len(line)
+                advance(read)
+                found = _committed(line)
+                if found is not None and (found.step not in steps or steps[found.step].generation <= found.generation):
+                    steps[found.step] = found  # what a later generation made again is what counts
+    if not steps:
+        raise UsageError(f"--events {folder}: no step.committed stands in {len(files)} event file(s) there")
+    account = count((steps[step].first, steps[step].stop) for step in sorted(steps))
+    if as_json:
+        _print({"events": str(folder), "steps": len(steps)}, account)
+    else:
+        Console(highlight=False).print(_verdict(f"{len(steps)} steps in {clean(str(folder))}", account))
+    return account.whole
+
+
+def _committed(line: bytes) -> _Step | None:
+    """Return the committed step that a line tells of; None for any other line, and for one that was torn."""
+    if b"step.committed" not in line:
+        return None
+    try:
+        data = json.loads(line)
+        first, stop = data["samples"]
+        if data["event"] != "step.committed":
+            return None
+        return _Step(step=int(data["step"]), generation=int(data["generation"]), first=int(first), stop=int(stop))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _print(told: dict[str, Any], account: Account) -> None:
+    data = {"schema": SCHEMA, **told, **to_json(account), "whole": account.whole}
+    print(json.dumps({name: to_json(value) for name, value in data.items()}, indent=2))
+
+
+def _picture(where: str, ledger: Ledger, order: Order, account: Account, width: int) -> RenderableType:
+    made = table("generation", "steps", "positions", "samples", "layout", "", fold=("layout",))
+    for line in ledger:
+        first, stop = order.positions(line.first_step, line.stop_step)
+        made.add_row(
+            str(line.generation),
+            f"{line.first_step:,} - {line.stop_step - 1:,}",
+            f"{first:,} - {stop - 1:,}",
+            f"{line.samples:,}",
+            Text(clean(line.layout)),
+            _mark(line, account),
+        )
+    return Group(made, _verdict(clean(where), account)) if ledger else _verdict(clean(where), account)
+
+
+def _mark(line: Line, account: Account) -> Text:
+    return Text("wrong", style="red") if line in account.wrong else Text("ok", style="green")
+
+
+def _verdict(where: str, account: Account) -> Text:
+    if account.whole:
+        return Text.assemble(("ok", "green"), f" {where}: each of {account.consumed:,} samples was consumed once.")
+    found = [(account.missing, "missing"), (account.repeated, "repeated")]
+    broken = [f"{number:,} {what}" for number, what in found if number]
+    if account.wrong:
+        broken.append(f"{len(account.wrong)} line(s) whose samples are not those of their steps")
+    return Text.assemble(("broken", "bold red"), f" {where}: {', '.join(broken)}; {account.consumed:,} consumed.")

@@ -1,0 +1,120 @@
+"""`elastic3d samples check`, over stores and event files as runs leave them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from checkpointing import Box, Piece, TensorSpec, commit, fence, open_store, save_rank
+from elastic3d.cli import application
+from elastic3d.data import Line, Order
+from elastic3d.data.ledger import Ledger, add
+from elastic3d.log import EventLog
+from elastic3d.values import to_json
+
+ORDER = Order(length=13, global_batch=4, micro_batch=2, seed=3, changes=((4, 6),))
+STREAM = replace(ORDER, length=None)
+
+
+def ledger(order: Order, steps: list[tuple[int, int]]) -> Ledger:
+    made: Ledger = ()
+    for generation, step in steps:
+        first, stop = order.positions(step)
+        made = add(
+            made,
+            generation=generation,
+            step=step,
+            layout="pp 2 x dp 1",
+            samples=stop - first,
+            sample_sum=order.sum_of_positions(first, stop),
+        )
+    return made
+
+
+def saved(path: Path, facts: dict[str, Any]) -> str:
+    """Commit a checkpoint of one tensor with these facts; return the store's URL."""
+    store = open_store(str(path))
+    spec = TensorSpec(key="model/w", dtype="uint8", shape=(2,))
+    piece = Piece(spec=spec, box=Box(start=(0,), stop=(2,)), data=memoryview(b"ab"))
+    fence(store, 1)
+    save_rank(store, step=6, made_in=1, attempt=0, rank=0, world=1, pieces=[piece], facts=facts)
+    commit(store, step=6, made_in=1, attempt=0, committed_in=1, world=1)
+    return str(path)
+
+
+def told(order: Order, lines: Ledger) -> dict[str, Any]:
+    return {"step": 6, "order": to_json(order), "ledger": to_json(lines)}
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(application(), ["samples", "check", *arguments])
+
+
+WHOLE = [(1, 0), (1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]
+
+
+def test_a_whole_run_is_told_line_by_line(tmp_path: Path) -> None:
+    """Exit 0, with what each generation consumed; a growing batch is counted by each step's own size."""
+    for name, order in (("data", ORDER), ("stream", STREAM)):
+        result = call(saved(tmp_path / name, told(order, ledger(order, WHOLE))))
+        assert result.exit_code == 0, result.output
+        assert "each of 28 samples was consumed once" in " ".join(result.output.split())
+        assert "0 - 2" in result.output
+
+
+def test_json_has_the_account_and_the_lines(tmp_path: Path) -> None:
+    """One document, for programs."""
+    result = call(saved(tmp_path / "run", told(ORDER, ledger(ORDER, WHOLE))), "--json", "--of", "6")
+    data = json.loads(result.output)
+    assert (data["whole"], data["consumed"], data["missing"], data["repeated"]) == (True, 28, 0, 0)
+    assert [line["generation"] for line in data["lines"]] == [1, 2]
+
+
+def test_gaps_overlaps_and_wrong_samples_end_with_1(tmp_path: Path) -> None:
+    """Also steps that the ledger does not reach, though the checkpoint was made after them."""
+    gap = call(saved(tmp_path / "gap", told(ORDER, ledger(ORDER, [(1, 0), (1, 1), (2, 4)]))), "--json")
+    assert gap.exit_code == 1
+    assert (json.loads(gap.output)["missing"], json.loads(gap.output)["repeated"]) == (8 + 6, 0)
+    overlap = ledger(ORDER, WHOLE) + ledger(ORDER, [(3, 5)])
+    twice = call(saved(tmp_path / "twice", told(ORDER, overlap)))
+    assert twice.exit_code == 1
+    assert "6 repeated" in twice.output
+    line: Line = replace(ledger(ORDER, [(1, step) for step in range(6)])[0], sample_sum=1)
+    wrong = call(saved(tmp_path / "wrong", told(ORDER, (line,))))
+    assert wrong.exit_code == 1
+    assert "1 line(s) whose samples are not those of their steps" in " ".join(wrong.output.split())
+
+
+def test_event_files_are_counted_by_position(tmp_path: Path) -> None:
+    """What a later generation made again counts once; a torn line is passed over."""
+
+    def write(steps: list[tuple[int, int, tuple[int, int]]]) -> None:
+        for rank in range(2):
+            with EventLog(tmp_path / f"{rank}.jsonl") as log:
+                for generation, step, samples in steps:
+                    log.emit("step.committed", generation=generation, step=step, samples=samples)
+
+    write([(1, 1, (0, 4)), (1, 2, (4, 8)), (2, 2, (4, 8)), (2, 3, (8, 14))])
+    with (tmp_path / "0.jsonl").open("a") as file:
+        file.write('{"event":"step.committed","st')
+    result = call("--events", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "each of 14 samples was consumed once" in " ".join(result.output.split())
+    write([(2, 5, (18, 20))])
+    broken = call("--events", str(tmp_path), "--json")
+    assert broken.exit_code == 1
+    assert json.loads(broken.output)["missing"] == 4
+
+
+def test_wrong_calls_say_what_would_do(tmp_path: Path) -> None:
+    """Exit 2 for a call, 1 for a checkpoint without an account."""
+    for arguments in ([], ["x", "--events", str(tmp_path)], ["--events", str(tmp_path / "none")]):
+        assert call(*arguments).exit_code == 2
+    assert call("--events", str(tmp_path)).exit_code == 2
+    result = call(saved(tmp_path / "other", {"step": 3}))
+    assert result.exit_code == 1
+    assert "carries no account of samples" in result.output
