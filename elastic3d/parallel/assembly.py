@@ -186,6 +186,7 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
     _sized(model, plan)
     if plan.experts is not None:
         experts.find(model, plan.experts)
+    scheme = take(model, plan.tensor, 1)
     if plan.blocks is not None:
         blocks = len(stages.find_blocks(model, plan.blocks))
         prove_plan(plan, batches.example()[0])
@@ -197,6 +198,7 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
         digest=profile_digest(plan, [held.spec for held in held_by_model(model)], batches),
         compute_bytes=4 if plan.numerics.precision == "fp32" else 2,
         reduction=plan.reduction,
+        heads=scheme.divisor if scheme else 0,
     )
     return with_costs(profile, model, plan.blocks, batches.example()[0])
 

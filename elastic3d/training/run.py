@@ -40,7 +40,7 @@ from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.numerics.update import finite, update
 from elastic3d.parallel.refusals import look_at_optimizer
 from elastic3d.parallel.state import local, tiles_of
-from elastic3d.parallel.tensor.taking import Tensor, take
+from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Flags, Go, Port, StepRecord
 from elastic3d.training import loading, restoring
@@ -200,6 +200,8 @@ class Run:
             if self.world > 1:
                 join_world(self._assignment, self._device)
             self._mesh = Mesh(self._layout, self.rank, self._device)
+            if self._mesh.tp is not None:
+                check_node(self._mesh.tp, self._assignment.node)
             self._assembly = Assembly(self._plan, self._mesh)
         self._model = self._assembly.model
         return self._model

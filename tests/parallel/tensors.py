@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -158,3 +160,16 @@ def train_unplanned(run: Run) -> None:
 def train_too_wide(run: Run) -> None:
     """Train four heads over three ranks."""
     run.shard(Decoder, blocks="blocks", tensor=SEQUENCE)
+
+
+def train_apart(run: Run) -> None:
+    """Train on two nodes of one slot."""
+    run._assignment = replace(run._assignment, node=f"node {run.rank}")
+    run.shard(Decoder, blocks="blocks", tensor=SEQUENCE)
+
+
+def measured(run: Run) -> None:
+    """Go up to restore, as a measuring trainer does."""
+    model = run.shard(Decoder, blocks="blocks", tensor=SEQUENCE)
+    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=torch.optim.AdamW(model.parameters()), batches=batches)

@@ -100,12 +100,21 @@ def test_a_change_of_pp_and_dp_on_the_way_does_not_show(reference: Any, tmp_path
             "tp=3 does not divide num_heads of module 'blocks.0' (4)",
         ),
         (tensors.train_unsaid, 2, "'blocks.1.q_norm.bias' is in no pattern of tensor=, and was taken for 'replicated'"),
+        (tensors.train_apart, 2, "tp=2 puts ranks that compute one layer on different nodes"),
         (tensors.train_wrongly, 2, "'blocks.0.q' is computed on the whole sequence but gets a part of it"),
     ],
-    ids=["no plan", "heads", "unsaid", "parts"],
+    ids=["no plan", "heads", "unsaid", "nodes", "parts"],
 )
 def test_what_cannot_be_cut_is_refused_by_name(main: Callable[..., Any], tp: int, words: str) -> None:
     """On every rank alike, with what would work."""
     for report in run_world(main, Orders(layout=Layout(pp=1, dp=1, tp=tp))):
         assert report.ended == "raised"
         assert words in report.error
+
+
+def test_the_profile_says_what_tp_must_divide() -> None:
+    """The planner knows sizes of tp from the measured profile, before any layer is cut."""
+    (report,) = run_world(tensors.measured, Orders(layout=Layout(pp=1, dp=1), measuring=True))
+    assert report.ended == "measured", report.error
+    assert report.profile is not None
+    assert report.profile.heads == 4

@@ -126,7 +126,7 @@ def scheme_of(model: nn.Module, plan: Mapping[str, str]) -> Scheme:
                 f"module {name!r} ({type(module).__name__}) is 'sequence' in tensor=, which is for single layers such "
                 "as norms, but has modules with parameters in it; name those"
             )
-    sizes = dict(model.named_parameters())
+    sizes = dict(model.named_parameters(remove_duplicate=False))
     limits += [(f"dim {dim} of parameter {name!r}", sizes[name].shape[dim]) for name, dim in dims.items()]
     return Scheme(styles=styles, dims=dims, divisor=gcd(*(size for _, size in limits)), limits=tuple(limits))
 
