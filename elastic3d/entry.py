@@ -10,7 +10,9 @@ import os
 import queue
 from collections.abc import Callable
 
+from elastic3d.admission.devices import DEVICE
 from elastic3d.calibration.asked import answer_if_asked
+from elastic3d.calibration.record import load
 from elastic3d.errors import ConfigurationError
 from elastic3d.port import Port
 from elastic3d.rendezvous.settings import Settings, from_environment
@@ -48,6 +50,7 @@ def run(
     register: str = "",
     cache: str | os.PathLike[str] | None = None,
     cache_limit: int | str = "100GB",
+    calibration: str | os.PathLike[str] | None = None,
 ) -> None:
     """Train `main` on whatever nodes are there.
 
@@ -62,6 +65,8 @@ def run(
     checkpoint counts as verified: "off", "sample" or "all". max_bandwidth: what a node may write, such as "200MB/s".
     key: file with the key that encrypts everything. register: "etcd" for a store without conditional writes.
     cache: folder on local disk for tiles read from the store, at most cache_limit of them.
+
+    calibration: file of `elastic3d calibrate`, made on a machine like these: layouts are then chosen by predicted time.
 
     Returns when the job is over; ends the process with a non-zero code, and the reason where torchrun looks for it,
     when it failed. UsageError for values that make no sense.
@@ -86,6 +91,7 @@ def run(
         events=_path(events) or None,
         snapshot_every=snapshot_every,
         threads=threads,
+        costs=load(_path(calibration), device=DEVICE).costs() if calibration is not None else None,
     )
     settings = from_environment()
     if settings is not None:

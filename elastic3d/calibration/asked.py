@@ -16,7 +16,6 @@ from typing import NoReturn
 
 from elastic3d.calibration.asking import VARIABLE
 from elastic3d.calibration.block import time_block
-from elastic3d.calibration.costed import costed
 from elastic3d.port import Assignment
 from elastic3d.training.alone import Alone
 from elastic3d.training.run import Run
@@ -73,14 +72,12 @@ def answer_if_asked(main: Callable[[Run], None]) -> None:
         profile = told.profile
     else:
         sys.exit("main returned without calling run.restore, which is where its model is known")
-    plan, model, batches = run._plan, run._model, run._batches
-    assert plan is not None
-    assert model is not None
-    assert batches is not None
-    example = batches.example()[0]
-    profile = costed(profile, model, plan.blocks, example)
     answer = {"profile": to_json(profile)}
     if asked.blocks:
+        plan, batches = run._plan, run._batches
+        assert plan is not None
+        assert batches is not None
+        example = batches.example()[0]
         answer["block"] = to_json(time_block(plan, profile, example, device=asked.device, seconds=asked.seconds))
     unfinished = Path(f"{asked.answer}.part")
     unfinished.write_text(json.dumps(answer))

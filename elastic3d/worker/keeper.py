@@ -99,7 +99,14 @@ class Keeper:
         self._take_part(profile, store, floor)
 
     def _plan(self, nodes: int, profile: ModelProfile, present: Layout | None = None) -> Plan:
-        return plan(nodes, len(self._slots), profile, self._options.layout or Layout(), previous=present)
+        return plan(
+            nodes,
+            len(self._slots),
+            profile,
+            self._options.layout or Layout(),
+            previous=present,
+            costs=self._options.costs,
+        )
 
     # Taking part.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from checkpointing.keeping.collecting import GRACE
 from elastic3d.errors import UsageError
+from elastic3d.planner.costs import Costs
 from elastic3d.values import Layout, StoreAt
 from elastic3d.worker.quantities import Every, every, rate, size
 
@@ -50,7 +51,8 @@ class Saving:
 class Options:
     """store: where checkpoints go, None for nowhere. layout: axes to fix. events: folder for event files.
 
-    snapshot_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations.
+    snapshot_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations. costs: what the
+    planner predicts with when this node leads, None to choose layouts by shape alone.
     """
 
     store: StoreAt | None = None
@@ -59,6 +61,7 @@ class Options:
     events: str | None = None
     snapshot_every: int = 1
     threads: int = 1
+    costs: Costs | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("snapshot_every", 0), ("threads", 1)):

@@ -142,3 +142,37 @@ def test_a_script_that_shows_no_model_is_told_why(text: str, words: str, tmp_pat
     assert result.exit_code != 0
     assert re.search(words, str(result.exception), re.DOTALL), result.exception
     assert time.monotonic() - begun < 60
+
+
+def test_what_does_not_fit_says_what_takes_most_memory() -> None:
+    """For a person, nearest miss first; for a program each layout with its reason; exit code 1."""
+    arguments = ("--model", "llama-70b", "--device", "a100-40g", "--nodes", "1", "--slots", "2", "--global-batch", "8")
+    result = planned(*arguments)
+    assert result.exit_code == 1
+    assert "No layout works" in result.stdout
+    assert re.search(r"needs \d+\.\d GiB of 37\.3\s+GiB", result.stdout), result.stdout
+    document = told(*arguments, code=1)
+    assert document["ranking"] == []
+    fat = [one["reason"] for one in document["rejected"] if "needs" in one["reason"]]
+    assert fat
+    assert all(re.search(r"optimizer|activations|gradients|gathered|parameters", reason) for reason in fat)
+    assert planned(*arguments, "--rejected").stdout.count("needs ") == len(fat)
+
+
+def test_a_layout_that_is_forbidden_says_why() -> None:
+    """ZeRO-3 under a schedule that splits its backward pass would be silently wrong."""
+    document = told(*LLAMA, "--layout", "pp=2,dp=28,zero=3,schedule=zbv", code=1)
+    assert any("silently wrong" in one["reason"] for one in document["rejected"])
+
+
+@pytest.mark.parametrize(("nodes", "limit"), [(128, 1.0), (2048, 10.0)])
+def test_it_answers_at_once(nodes: int, limit: float) -> None:
+    """A thousand devices in less than a second of this processor's time, sixteen thousand in less than ten."""
+    arguments = ("--model", "llama-70b", "--nodes", str(nodes), "--device", "h100", "--global-batch", str(8 * nodes))
+    planned("--model", "gpt-125m")
+    begun = time.process_time()
+    result = planned(*arguments, "--recompute", "full")
+    taken = time.process_time() - begun
+    assert result.exit_code == 0, result.output
+    # Twice the promise, for machines that are slower than most.
+    assert taken < 2 * limit

@@ -96,3 +96,5 @@ def test_the_call_itself_refuses() -> None:
         Options(snapshot_every=-1)
     with pytest.raises(UsageError, match="every="):
         elastic3d.run(lambda run: None, store="/tmp/x", every="sometimes")
+    with pytest.raises(UsageError, match=r"/nowhere\.json.*cannot be read"):
+        elastic3d.run(lambda run: None, calibration="/nowhere.json")

@@ -19,6 +19,7 @@ from elastic3d.planner.timeline import timeline
 NARROW = 72
 GROUPS = 6
 _NUMBER = re.compile(r"\d[\d,./]*")
+_AMOUNT = re.compile(r"([0-9.]+) ([KMG]iB)")
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -141,7 +142,7 @@ def _signed(change: float) -> str:
 
 
 def _made_of(question: Question, best: Candidate) -> list[RenderableType]:
-    room = question.costs.device.memory - question.costs.device.reserve
+    room = question.costs.device.memory
     lines = [
         _shares("step  ", best.time, best.seconds, spell_time),
         _shares("memory", best.memory, best.memory_bytes, spell_bytes),
@@ -160,18 +161,29 @@ def _shares(what: str, parts: Mapping[str, float], whole: float, spell: object) 
 
 
 def _reasons(rejected: Sequence[Rejected]) -> list[RenderableType]:
-    """Tell reasons of one kind together, by their first example."""
+    """Tell reasons of one kind together, by an example: of too little memory by the nearest miss."""
     kinds: dict[str, list[Rejected]] = defaultdict(list)
     for one in rejected:
         kinds[_kind(one)].append(one)
     largest = sorted(kinds.values(), key=len, reverse=True)
-    parts: list[RenderableType] = [Text(f"{len(rejected)} layouts do not work:", style="bold")]
+    parts: list[RenderableType] = [Text(f"{len(rejected)} layouts do not work, such as", style="bold")]
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
     for alike in largest[:GROUPS]:
-        parts.append(Text(f"  {len(alike):>5}  {_without_name(alike[0])}"))
+        example = min(alike, key=lambda one: _amount(one.reason)) if alike[0].out_of_memory else alike[0]
+        table.add_row(f"  {len(alike)}", Text.assemble((named(example), "bold"), f": {_without_name(example)}"))
+    parts.append(table)
     if len(largest) > GROUPS:
         parts.append(Text(f"  and {sum(map(len, largest[GROUPS:]))} for other reasons"))
-    parts.append(Text("  each stands for its kind; --rejected tells all", style="dim"))
+    parts.append(Text("  each for as many of its kind; --rejected tells all", style="dim"))
     return parts
+
+
+def _amount(reason: str) -> float:
+    """Return the bytes that a reason of too little memory names first."""
+    match = _AMOUNT.search(reason)
+    return float(match[1]) * dict(_UNITS)[match[2]] if match else 0.0
 
 
 def _all_reasons(rejected: Sequence[Rejected]) -> list[RenderableType]:
@@ -179,7 +191,9 @@ def _all_reasons(rejected: Sequence[Rejected]) -> list[RenderableType]:
 
 
 def _kind(one: Rejected) -> str:
-    return _NUMBER.sub("#", _without_name(one))
+    """Return what reasons that differ in numbers only have in common; of memory, what takes most of it."""
+    reason = _NUMBER.sub("#", _without_name(one))
+    return reason.partition(",")[0] if one.out_of_memory else reason
 
 
 def _without_name(one: Rejected) -> str:
