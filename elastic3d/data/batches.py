@@ -105,6 +105,8 @@ class Batches:
         self.workers = workers
         self.device = device or torch.device("cpu")
         self.step = 0
+        # What two nodes must have alike beyond the length, where the data set can tell it.
+        self.fingerprint = str(getattr(dataset, "fingerprint", ""))
         self._source: Source = (Numbered if numbered else Streamed)(dataset, self.order, self.share)
         self._keyed = Keyed(seed, lent=True)
         self._cursors: dict[int, Cursor] = {}

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from elastic3d.data.permutation import KeyedPermutation
@@ -84,6 +85,11 @@ class Packed:
         self._pieces, self._rows = _pack(kept, length, seed)
         if not len(self):
             raise UsageError("Packed: the documents have no tokens at all")
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of which documents are in which row."""
+        return blake3(self._pieces.tobytes() + self._rows.tobytes()).hexdigest()
 
     @property
     def filled(self) -> float:

@@ -62,6 +62,12 @@ class TokenFile:
         self._maps: dict[int, Any] = {}
 
     @property
+    def fingerprint(self) -> str:
+        """What the files are, but for their folders and their contents."""
+        files = [(os.path.basename(file.path), file.dtype, file.tokens) for file in self._files]
+        return repr((self._length, files))
+
+    @property
     def tokens(self) -> int:
         """Number of tokens in all files."""
         return sum(file.tokens for file in self._files)

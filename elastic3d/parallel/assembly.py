@@ -204,10 +204,10 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
 
 
 def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) -> str:
-    """Return a digest of names, shapes and dtypes, of the batches' sizes and of the seeds."""
+    """Return a digest of names, shapes and dtypes, of the batches' sizes, of the data set and of the seeds."""
     lines = [f"{spec.key} {spec.shape} {spec.dtype}" for spec in specs]
     lines += [
-        repr(batches.order),
+        repr((batches.order, batches.fingerprint)),
         repr((plan.seed, plan.reduction, plan.blocks, plan.numerics, plan.compress, plan.experts)),
     ]
     lines += [repr(plan.tensor)] if plan.tensor is not None else []

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic3d import Packed
+from elastic3d.data import Batches
 from elastic3d.errors import UsageError
 
 
@@ -82,6 +83,8 @@ def test_packing_is_a_function_of_lengths_and_seed() -> None:
     one, same, other = (Packed(Documents(lengths), length=64, seed=seed) for seed in (1, 1, 2))
     rows = [[packed.row(index) for index in range(len(packed))] for packed in (one, same, other)]
     assert rows[0] == rows[1] != rows[2]
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+    assert Batches(one, global_batch=2, micro_batch=2, seed=0).fingerprint == one.fingerprint
     assert one.filled > 0.97
 
 
