@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import time
 import uuid
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,11 +19,13 @@ from torch import nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
+from elastic3d.port import StepRecord
 from elastic3d.training import Run
 from elastic3d.training.alone import Alone
 from elastic3d.values import Layout, ModelProfile
 
 STEPS = 3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 PATIENCE = 300.0
 
 
@@ -29,10 +33,10 @@ PATIENCE = 300.0
 class Model:
     """Sizes of the GPT that is trained."""
 
-    width: int = 160
+    width: int = 192
     blocks: int = 8
-    context: int = 64
-    micro_batch: int = 2
+    context: int = 32
+    micro_batch: int = 1
     micro_batches: int = 8
 
     def build(self) -> nn.Module:
@@ -42,9 +46,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the ranks of a layout took. seconds: of each step after the first. memory_bytes: of the fullest rank."""
+    """What the ranks of a layout took in each step after the first.
+
+    seconds: on the clock. worked: seconds of processor time of all ranks together, which other people's work on the
+    machine does not add to. memory_bytes: of the fullest rank.
+    """
 
     seconds: tuple[float, ...]
+    worked: tuple[float, ...]
     memory_bytes: int
 
 
@@ -62,6 +71,12 @@ class _Host(Alone):
             store_port=port,
             store_prefix=prefix,
         )
+        self.worked: list[float] = []
+
+    def committed(self, record: StepRecord) -> None:
+        """Keep the record, and the processor time up to it."""
+        super().committed(record)
+        self.worked.append(time.process_time())
 
 
 class _Measuring(Alone):
@@ -89,12 +104,15 @@ def profile_of(model: Model) -> ModelProfile:
     return port.profile
 
 
-def run_layout(layout: Layout, model: Model) -> Measured:
-    """Train a few steps under a layout."""
-    results = in_world(layout.world, _train_rank, layout, model)
-    times = zip(*(seconds for seconds, _ in results), strict=True)
+def run_layout(layout: Layout, model: Model, *, exact: bool = False) -> Measured:
+    """Train a few steps under a layout; exact: for the sake of memory, which costs time."""
+    results = in_world(layout.world, _train_rank, layout, model, exact)
+    times = zip(*(seconds for seconds, _, _ in results), strict=True)
+    works = zip(*([b - a for a, b in pairwise(worked)] for _, worked, _ in results), strict=True)
     return Measured(
-        seconds=tuple(max(step) for step in list(times)[1:]), memory_bytes=max(nbytes for _, nbytes in results)
+        seconds=tuple(max(step) for step in list(times)[1:]),
+        worked=tuple(sum(step) for step in works),
+        memory_bytes=max(nbytes for _, _, nbytes in results),
     )
 
 
@@ -129,14 +147,21 @@ def _tell(sender: Connection, target: Any, *args: Any) -> None:
     os._exit(0)
 
 
-def _train_rank(layout: Layout, model: Model, rank: int, port: int, prefix: str) -> tuple[list[float], int]:
+def _train_rank(
+    layout: Layout, model: Model, exact: bool, rank: int, port: int, prefix: str
+) -> tuple[list[float], list[float], int]:
+    if exact:
+        # What is freed goes back to the kernel at once; else the peak is that of the allocator, not of the tensors.
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 15)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 15)
     host = _Host(layout, rank, port, prefix)
     data = SourceFiles(model.context)
     # From here on the kernel counts the most memory anew.
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
     _train(Run(host), model, data)
-    return [record.seconds for record in host.records], _memory("VmHWM") - before
+    return [record.seconds for record in host.records], host.worked, _memory("VmHWM") - before
 
 
 def _train(run: Run, model: Model, data: SourceFiles | None = None) -> None:

@@ -197,10 +197,11 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
         micro_batch=batches.order.micro_batch,
         digest=profile_digest(plan, [held.spec for held in held_by_model(model)], batches),
         compute_bytes=4 if plan.numerics.precision == "fp32" else 2,
+        recompute=plan.numerics.recompute,
         reduction=plan.reduction,
         heads=scheme.divisor if scheme else 0,
     )
-    return with_costs(profile, model, plan.blocks, batches.example()[0])
+    return with_costs(profile, model, plan.blocks, batches.example()[0], take(model, plan.tensor, 1))
 
 
 def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) -> str:

@@ -9,14 +9,20 @@ from torch import nn
 
 from elastic3d.errors import ModelError
 from elastic3d.parallel.costs import PartCosts, measure_costs
+from elastic3d.parallel.tensor.styles import Scheme
 from elastic3d.values import Kept, ModelProfile, Part
 
 
-def with_costs(profile: ModelProfile, model: nn.Module, blocks: str | None, example: Any) -> ModelProfile:
+def with_costs(
+    profile: ModelProfile, model: nn.Module, blocks: str | None, example: Any, scheme: Scheme | None
+) -> ModelProfile:
     """Return the profile with the costs of an outline's parts; as it is for a model that does not run on meta.
 
-    Blocks count with their mean. A loss keeps its input's logarithm of probabilities and makes a gradient of its size.
+    Blocks count with their mean; scheme: how tensor parallelism cuts them. A loss keeps its input's logarithm of
+    probabilities and makes a gradient of its size.
     """
+    if scheme is not None:
+        profile = replace(profile, heads=scheme.divisor)
     try:
         found = measure_costs(model, blocks, example)
     except ModelError:
@@ -27,6 +33,7 @@ def with_costs(profile: ModelProfile, model: nn.Module, blocks: str | None, exam
     block = replace(
         _part(listed[0], boundary),
         parameters=sum(part.parameters for part in listed) // len(listed),
+        cut=_cut(model, blocks, scheme) // len(listed),
         flops=sum(part.forward_flops for part in listed) / len(listed),
     )
     kept = Kept(whole=found.after.saved_bytes + 3 * logits)
@@ -38,6 +45,14 @@ def with_costs(profile: ModelProfile, model: nn.Module, blocks: str | None, exam
         boundary=boundary,
         logits=logits,
     )
+
+
+def _cut(model: nn.Module, blocks: str | None, scheme: Scheme | None) -> int:
+    """Return how many parameters of the blocks tensor parallelism divides."""
+    if scheme is None or blocks is None:
+        return 0
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    return sum(sizes.get(name, 0) for name in scheme.dims if name.startswith(f"{blocks}."))
 
 
 def _part(costs: PartCosts, entering: int) -> Part:

@@ -97,6 +97,11 @@ def in_flight(layout: Layout, rank: int, rounds: int) -> int:
     return min(most, rounds * virtual)
 
 
+def kept_by(part: Part, kind: str) -> Kept:
+    """Return what a part keeps; of a kind that was not measured, what it keeps without recomputation."""
+    return part.kept.get(kind) or part.kept.get("none") or Kept()
+
+
 def _kept(part: Part, tp: int, kind: str) -> float:
-    kept = part.kept.get(kind, Kept())
+    kept = kept_by(part, kind)
     return kept.whole + kept.cut / tp

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 from elastic3d.planner.costs import Costs, Link
 from elastic3d.planner.loads import Load, held, loads, telling
+from elastic3d.planner.memory import kept_by
 from elastic3d.planner.schedules import schedule_of
 from elastic3d.planner.timeline import StageCost
-from elastic3d.values import Kept, Layout, ModelProfile, Schedule
+from elastic3d.values import Layout, ModelProfile, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def one_round(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, s
     forward = again = 0.0
     for part, count in load.parts(profile):
         forward += count * part.flops / flops
-        again += count * part.kept.get(profile.recompute, Kept()).again / flops
+        again += count * kept_by(part, profile.recompute).again / flops
     fixed = costs.forward * layout.virtual / speed
     tensor = load.blocks * 2 * _all_reduce(profile.boundary, layout.tp, costs.inside) if layout.tp > 1 else 0.0
     repeated = 1.0 if profile.recompute == "full" else 0.0

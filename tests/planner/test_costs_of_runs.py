@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from chaos.bench.planned import Model, profile_of
 from chaos.bench.plans import correlation
 from elastic3d.planner import plan
+from elastic3d.planner.memory import memory
 from elastic3d.values import Layout, ModelProfile, from_json, to_json
 from tests.planner.machines import costs
 
@@ -39,3 +42,11 @@ def test_rank_correlation() -> None:
     assert correlation([1.0, 2.0, 3.0], [10.0, 11.0, 30.0]) == pytest.approx(1.0)
     assert correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1.0)
     assert correlation([1.0, 1.0, 3.0], [5.0, 5.0, 6.0]) == pytest.approx(1.0)
+
+
+def test_a_kind_that_was_not_measured_counts_as_no_recomputation() -> None:
+    """Selective recomputation is not watched on meta: what is kept without any is the safe side."""
+    profile = profile_of(Model(width=32, blocks=3, context=16))
+    plain = memory(Layout(pp=1, dp=1), profile)["activations"]
+    assert memory(Layout(pp=1, dp=1), replace(profile, recompute="selective"))["activations"] == plain
+    assert memory(Layout(pp=1, dp=1), replace(profile, recompute="full"))["activations"] < plain
