@@ -173,3 +173,26 @@ def measured(run: Run) -> None:
     model = run.shard(Decoder, blocks="blocks", tensor=SEQUENCE)
     batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=torch.optim.AdamW(model.parameters()), batches=batches)
+
+
+DEEP, ROUNDS = 8, 8
+"""Blocks of the deep decoder, and micro-batches of its steps."""
+
+
+def train_deep(run: Run, *, dropout: float = 0.0, steps: int = 3) -> tuple[str, list[float], list[float]]:
+    """Train a deep, narrow decoder, of which many stages can be made; return digest, losses and norms."""
+    model = run.shard(lambda: Decoder(dropout, depth=DEEP, width=8, heads=2), blocks="blocks", tensor=SEQUENCE, seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=2 * ROUNDS, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    losses = []
+    for batch in batches.until(step=steps):
+        loss = run.backward(model, batch, loss_fn)
+        run.step(optimizer, loss=loss, clip=0.5)
+        losses.append(loss.value)
+    return run.digest(), losses, [record.gradient_norm for record in run._port.records]  # type: ignore[attr-defined]
+
+
+def train_drawn(run: Run) -> tuple[str, list[float], list[float]]:
+    """The same with dropout, for longer."""
+    return train_deep(run, dropout=0.1, steps=6)
