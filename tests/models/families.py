@@ -14,6 +14,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -49,6 +51,16 @@ def qwen3() -> nn.Module:
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=8))
 
 
+def wide_llama() -> nn.Module:
+    """A llama that two tensor-parallel ranks and four stages can share."""
+    sizes = {**SIZES, "vocab_size": VOCABULARY + 1, "num_hidden_layers": 4}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2))
+
+
+def mixtral() -> nn.Module:
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2))
+
+
 def gpt_neox() -> nn.Module:
     return GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, hidden_dropout=0.1, attention_dropout=0.1))
 
@@ -57,6 +69,8 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "llama": (llama, "model.layers"),
     "qwen2": (qwen2, "model.layers"),
     "qwen3": (qwen3, "model.layers"),
+    "wide_llama": (wide_llama, "model.layers"),
+    "mixtral": (mixtral, "model.layers"),
     "gpt_neox": (gpt_neox, "gpt_neox.layers"),
 }
 
@@ -79,12 +93,10 @@ def logits_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
     return loss_fn(output.logits, target)
 
 
-def train(
-    run: Run, *, family: str, masked: bool = False, whole_below: int = 1 << 30
-) -> tuple[str, list[float], list[str]]:
-    """Train a family with clipping and 4 micro-batches a step; return digest, losses and this rank's parameters."""
+def train(run: Run, *, family: str, masked: bool = False, **options: Any) -> tuple[str, list[float]]:
+    """Train a family with clipping and 4 micro-batches a step; options are `run.shard`'s. Return digest and losses."""
     build, blocks = FAMILIES[family]
-    model = run.shard(build, blocks=blocks, seed=3, whole_below=whole_below)
+    model = run.shard(build, blocks=blocks, seed=3, **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     dataset: Any = Masked() if masked else Sentences()
     batches = run.batches(dataset, global_batch=8, micro_batch=2, seed=11)
@@ -94,7 +106,7 @@ def train(
         loss = run.backward(model, batch, logits_loss)
         run.step(optimizer, loss=loss, clip=0.5)
         losses.append(loss.value)
-    return run.digest(), losses, [name for name, _ in model.named_parameters()]
+    return run.digest(), losses
 
 
 def trainer(family: str, **options: Any) -> Callable[[Run], Any]:

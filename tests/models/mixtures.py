@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import MixtralConfig, MixtralForCausalLM
 
 from elastic3d.parallel.experts import Top2
 from elastic3d.parallel.state import local
 from elastic3d.training import Run
-from tests.models.families import SIZES, logits_loss
+from tests.models.families import logits_loss, mixtral
 from tests.parallel.models import VOCABULARY, Sentences, loss_fn
 
 STEPS = 4
@@ -61,12 +60,6 @@ class Mixture(nn.Module):
             x = block(x)
         logits: torch.Tensor = self.head(x)
         return logits
-
-
-def mixtral() -> nn.Module:
-    return MixtralForCausalLM(
-        MixtralConfig(**SIZES, num_key_value_heads=1, num_local_experts=EXPERTS, num_experts_per_tok=2)
-    )
 
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], str, str, Any]] = {
