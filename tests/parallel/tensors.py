@@ -106,10 +106,10 @@ SEQUENCE = {name: style for name, style in WHOLE.items() if name != "embed.token
 
 
 def train(
-    run: Run, *, plan: dict[str, str] = SEQUENCE, dropout: float = 0.1, steps: int = 4
+    run: Run, *, plan: dict[str, str] = SEQUENCE, dropout: float = 0.1, steps: int = 4, recompute: str = "none"
 ) -> tuple[str, list[float], list[float]]:
     """Train the decoder with clipping; return digest, losses and norms."""
-    model = run.shard(lambda: Decoder(dropout), blocks="blocks", tensor=plan, seed=3)
+    model = run.shard(lambda: Decoder(dropout), blocks="blocks", tensor=plan, seed=3, recompute=recompute)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
@@ -120,6 +120,11 @@ def train(
         run.step(optimizer, schedule, loss=loss, clip=0.5)
         losses.append(loss.value)
     return run.digest(), losses, [record.gradient_norm for record in run._port.records]  # type: ignore[attr-defined]
+
+
+def train_again(run: Run) -> tuple[str, list[float], list[float]]:
+    """The same with every block computed again in its backward pass."""
+    return train(run, recompute="full")
 
 
 def train_plain(run: Run) -> tuple[str, list[float], list[float]]:

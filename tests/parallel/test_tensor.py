@@ -50,6 +50,11 @@ def test_every_layout_of_one_tp_ends_with_one_digest(reference: Any, layout: str
     assert result(tensors.train, Layout.parse(layout)) == reference
 
 
+def test_blocks_computed_again_change_no_bit(reference: Any) -> None:
+    """A recomputed block sees its parameters as it saw them at first, and draws the same numbers."""
+    assert result(tensors.train_again, Layout.parse("pp=2,dp=1,tp=2")) == reference
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["pp=1,dp=3,tp=2", "pp=1,dp=2,tp=2,zero=3", "pp=2,dp=3,tp=2,zero=2"])
 def test_further_layouts_end_with_it_too(reference: Any, layout: str) -> None:

@@ -32,20 +32,24 @@ class Copies:
         self._name, self._mesh, self._style = name, mesh, style
         self._unsure = {key for key, _ in module.named_parameters(recurse=False)} if guessed else set[str]()
         self._placement = Partial() if style is Style.SUMMED else Replicate()
-        module.register_forward_pre_hook(self._show)
-        module.register_forward_hook(self._hide, always_call=True)
+        # Within forward, not by hooks: what recomputes a block runs its forward again without them.
+        module.forward = partial(self._run, module, module.forward)
 
-    def _show(self, module: nn.Module, args: Any) -> None:
+    def _run(self, module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        self._show(module)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            for key, _ in module.named_parameters(recurse=False):
+                module.__dict__.pop(key, None)
+
+    def _show(self, module: nn.Module) -> None:
         for key, parameter in module.named_parameters(recurse=False):
             assert isinstance(parameter, DTensor)
             plain = parameter.to_local(grad_placements=[self._placement])
             if key in self._unsure and plain.requires_grad:
                 plain.register_hook(partial(self._look, key))  # type: ignore[no-untyped-call]
             module.__dict__[key] = plain  # found before the parameter of this name, which stays registered
-
-    def _hide(self, module: nn.Module, args: Any, output: Any) -> None:
-        for key, _ in module.named_parameters(recurse=False):
-            module.__dict__.pop(key, None)
 
     def _look(self, key: str, gradient: torch.Tensor) -> None:
         """Compare a gradient over the ranks once: equal ones are no parts of a sum, and unequal ones are."""
