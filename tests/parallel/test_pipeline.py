@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from elastic3d.errors import LayoutError
+from elastic3d.parallel.numerics.recompute import Recompute
+from elastic3d.parallel.pipeline import splitting
 from elastic3d.planner import schedules
 from elastic3d.planner.orders import Pass, orders
 from elastic3d.training import Run
@@ -101,6 +104,18 @@ def test_layouts_are_refused_before_the_first_step() -> None:
         for report in run_world(pipeline_mains.train, Orders(layout=Layout.parse(text))):
             assert report.ended == "raised"
             assert reason in report.error
+
+
+def test_selective_recomputing_is_refused_where_the_backward_pass_is_split() -> None:
+    """torch hands its kept products out once, and raised in the middle of a step."""
+    for schedule in Schedule:
+        layout = Layout(pp=2, dp=2, zero=2, schedule=schedule, virtual=schedules.VIRTUAL[schedule][0])
+        splitting.check(layout, Recompute.FULL)
+        if schedule.splits_backward:
+            with pytest.raises(LayoutError, match='use recompute="full"'):
+                splitting.check(layout, Recompute.SELECTIVE)
+        else:
+            splitting.check(layout, Recompute.SELECTIVE)
 
 
 @pytest.mark.parametrize("schedule", Schedule)
