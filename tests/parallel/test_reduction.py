@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
 from elastic3d.errors import UsageError
 from elastic3d.training import Run, run_alone
 from elastic3d.values import Layout
-from tests.parallel import mains
+from tests.parallel import mains, numeric_mains, pipeline_mains, tensors
 from tests.parallel.worlds import Orders, Report, run_world
 
 pytestmark = pytest.mark.gloo
@@ -67,6 +69,25 @@ def equals(reference: Report, layout: Layout) -> None:
     for report in reports:
         mine = [(r.step, r.loss, r.gradient_norm) for r in report.records]
         assert mine == [(r.step, r.loss, r.gradient_norm) for r in reference.records]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("main", "one", "layout"),
+    [
+        (tensors.train, "pp=1,dp=1,tp=2", "pp=1,dp=4,tp=2,zero=1,replicas=2"),
+        (tensors.train, "pp=1,dp=1,tp=2", "pp=1,dp=2,tp=2,zero=3,replicas=2"),
+        (pipeline_mains.train, "pp=1,dp=1", "pp=2,dp=2,zero=1,replicas=2,schedule=zbv,virtual=2"),
+        (pipeline_mains.train, "pp=1,dp=1", "pp=2,dp=4,zero=3,replicas=2,schedule=interleaved,virtual=2"),
+        (numeric_mains.train_bf16, "pp=1,dp=1", "pp=1,dp=4,zero=1,replicas=2"),
+        (numeric_mains.train_bf16, "pp=1,dp=1", "pp=2,dp=2,zero=3,replicas=2"),
+    ],
+    ids=str,
+)
+def test_replicas_go_with_everything_else(main: Callable[[Run], Any], one: str, layout: str) -> None:
+    """Under tensor parallelism, schedules that split the backward pass, and in bf16 over fp32 sums."""
+    alone, many = (finished(run_world(main, Orders(layout=Layout.parse(text)))) for text in (one, layout))
+    assert {repr(report.result) for report in many} == {repr(alone[0].result)}
 
 
 @pytest.fixture(scope="module")
