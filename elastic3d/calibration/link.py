@@ -1,7 +1,7 @@
 """The link between two processes: both send as many bytes to the other at the same time, in several sizes.
 
-Run as a module it is one of two processes of one node, started by `inside`; they meet in a file. Between nodes two
-processes that were started by hand, or by torchrun, meet in a TCP store.
+Inside a node they are started by `inside` and meet in a file. Between nodes two processes that were started by hand, or
+by torchrun, meet in a TCP store.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,11 +28,20 @@ from elastic3d.calibration.record import Measured, Sample
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError
 from elastic3d.values import from_json, to_json
-from elastic3d.worker.process import die_with_parent
 
 SIZES = tuple(1 << power for power in (10, 14, 17, 20, 22, 24))
 PATIENCE = 120.0
 LEAST, MOST = 5, 200
+
+# Before the seconds that imports take: a child must not outlive a parent that was interrupted while it started it.
+_ONE = """\
+import ctypes, json, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(85)
+from elastic3d.calibration.link import one_of_two
+one_of_two(json.loads(sys.argv[2]))
+"""
 
 
 def inside(device: str, *, seconds: float, sizes: Sequence[int] = SIZES, patience: float = PATIENCE) -> Measured:
@@ -42,11 +52,11 @@ def inside(device: str, *, seconds: float, sizes: Sequence[int] = SIZES, patienc
         processes = []
         try:
             for rank in (0, 1):
-                spec = {**asked, "rank": rank, "answer": str(answer), "parent": os.getpid(), "patience": patience}
+                spec = {**asked, "rank": rank, "answer": str(answer)}
                 with Path(folder, f"said-{rank}").open("wb") as said:
                     processes.append(
                         subprocess.Popen(
-                            [sys.executable, "-m", "elastic3d.calibration.link", json.dumps(spec)],
+                            [sys.executable, "-c", _ONE, str(os.getpid()), json.dumps(spec)],
                             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                             stdin=subprocess.DEVNULL,
                             stdout=said,
@@ -122,16 +132,11 @@ def _sample(rank: int, device: torch.device, size: int, seconds: float) -> Sampl
     return Sample(bytes=size, seconds=statistics.median(once() for _ in range(int(count))))
 
 
-def _main() -> None:
-    spec = json.loads(sys.argv[1])
-    die_with_parent(spec["parent"])
+def one_of_two(spec: Any) -> None:
+    """Be one of the two processes that `inside` starts."""
     torch.set_num_threads(1)
     device = torch.device(spec["device"], spec["rank"]) if spec["device"] == "cuda" else torch.device("cpu")
     store = FileStore(spec["meet"], 2)
     found = exchange(store, spec["rank"], device, seconds=spec["seconds"], sizes=spec["sizes"])
     if spec["rank"] == 0:
         Path(spec["answer"]).write_text(json.dumps(to_json(found)))
-
-
-if __name__ == "__main__":
-    _main()
