@@ -24,6 +24,7 @@ from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.precision import as_computed, cast, check_masters
 from elastic3d.parallel.numerics.recompute import recompute
+from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
 from elastic3d.parallel.pipeline import splitting, stages
 from elastic3d.parallel.pipeline.chain import Chain, prove
 from elastic3d.parallel.pipeline.passes import Loop, Passes
@@ -77,12 +78,14 @@ class Assembly:
         self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
         named = [] if plan.experts is None else experts.check(model, plan.experts, layout, plan.numerics.precision)
         splitting.check(layout, plan.numerics.recompute)
+        tied = ties(model)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
         self.experts = experts.Spread(model, named, mesh.dp)
         if large:
             for name, block in (present for part in self.parts for present in part.present):
                 initial.fill(block, name, plan.seed, mesh.device, root=model)
             initial.fill(model, "", plan.seed, mesh.device, root=model)
+            tie_again(model, tied)
         model.to(mesh.device)
         ignored = self.experts.install()
         self.randomness = Randomness(plan.seed)
@@ -183,26 +186,30 @@ def _prove(plan: Plan, model: nn.Module, example: Any) -> Chain:
 
 def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
     """Return the profile of an outline of the whole model; refuse by name what no layout could train."""
-    blocks = 1
+    blocks, tied = 1, False
     _sized(model, plan)
     if plan.experts is not None:
         experts.find(model, plan.experts)
     scheme = take(model, plan.tensor, 1)
+    example = batches.example()[0]
     if plan.blocks is not None:
         blocks = len(stages.find_blocks(model, plan.blocks))
-        prove_plan(plan, batches.example()[0])
+        tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))
+        if not tied:
+            prove_plan(plan, example)
     profile = ModelProfile(
         blocks=blocks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         micro_batches=batches.order.micro_batches,
         micro_batch=batches.order.micro_batch,
         digest=profile_digest(plan, [held.spec for held in held_by_model(model)], batches),
+        tied=tied,
         compute_bytes=4 if plan.numerics.precision == "fp32" else 2,
         recompute=plan.numerics.recompute,
         reduction=plan.reduction,
         heads=scheme.divisor if scheme else 0,
     )
-    return with_costs(profile, model, plan.blocks, batches.example()[0], take(model, plan.tensor, 1))
+    return with_costs(profile, model, plan.blocks, example, take(model, plan.tensor, 1))
 
 
 def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) -> str:
@@ -222,4 +229,5 @@ def _sized(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Parameter]]:
         units = [(f"{path}.{name}", block) for name, block in stages.find_blocks(model, path).named_children()]
     look_at_model(model, units)
     check_masters(model, plan.numerics.precision)
+    check_ties(ties(model), [name for name, _ in units])
     return list(model.named_parameters())

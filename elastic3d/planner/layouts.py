@@ -38,7 +38,7 @@ def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[La
     layouts = []
     tp = request.tp or 1
     for pp in range(1, world // tp + 1):
-        if world % (pp * tp) or (request.pp and pp != request.pp):
+        if world % (pp * tp) or (request.pp and pp != request.pp) or (profile.tied and pp > 1):
             continue
         dp = world // (pp * tp)
         if (request.dp and dp != request.dp) or dp > profile.micro_batches or dp % max(1, request.replicas):

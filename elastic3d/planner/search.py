@@ -83,6 +83,10 @@ def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | No
         return f"tp={layout.tp} does not divide the model's {profile.heads} heads"
     if layout.dp > profile.micro_batches:
         return f"dp={layout.dp} leaves ranks without one of the {profile.micro_batches} micro-batches"
+    if profile.tied and layout.pp > 1:
+        return (
+            f"pp={layout.pp} would part a parameter that the model's first and last part share: use pp=1, or untie it"
+        )
     return problem(layout, blocks=profile.blocks, micro_batches=profile.micro_batches)
 
 

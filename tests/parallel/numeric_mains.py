@@ -23,6 +23,7 @@ class Trained:
     digest: str
     losses: tuple[float, ...]
     skipped: tuple[bool, ...]
+    names: tuple[str, ...]
     dtypes: tuple[str, ...]
     seen: tuple[str, ...] = ()
 
@@ -57,6 +58,7 @@ def train(
         digest=run.digest(),
         losses=tuple(losses),
         skipped=tuple(skipped),
+        names=tuple(name for name, _ in model.named_parameters()),
         dtypes=tuple(sorted({str(t.dtype) for t in tensors})),
         seen=tuple(sorted(set(seen))),
     )
@@ -185,3 +187,34 @@ def train_tokens(run: Run) -> Trained:
 def train_tokens_fp16(run: Run) -> Trained:
     """The same in fp16, recomputing."""
     return train(run, data=Lines(), loss=token_loss, precision="fp16", recompute="full")
+
+
+class Tied(Model):
+    """Input and output share one table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+
+class TiedPlain(Plain):
+    """The same, of modules that run on meta."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+
+def train_tied(run: Run) -> Trained:
+    """Train a model whose ends share a parameter."""
+    return train(run, Tied)
+
+
+def train_tied_bf16(run: Run) -> Trained:
+    """The same in bf16, recomputing."""
+    return train(run, Tied, precision="bf16", recompute="selective")
+
+
+def train_tied_large(run: Run) -> Trained:
+    """The same for a model said to be too large to be built whole."""
+    return train(run, TiedPlain, whole_below=0)
