@@ -83,6 +83,8 @@ def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | No
         return f"tp={layout.tp} does not divide the model's {profile.heads} heads"
     if layout.dp > profile.micro_batches:
         return f"dp={layout.dp} leaves ranks without one of the {profile.micro_batches} micro-batches"
+    if profile.recompute == "selective" and layout.schedule is not None and layout.schedule.splits_backward:
+        return f'schedule={layout.schedule.value} splits the backward pass, which recompute="selective" cannot follow'
     if profile.tied and layout.pp > 1:
         return (
             f"pp={layout.pp} would part a parameter that the model's first and last part share: use pp=1, or untie it"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from elastic3d.parallel.assembly import Plan, measure
 from elastic3d.parallel.initial import outline
 from elastic3d.parallel.numerics.ties import ties
 from elastic3d.planner import legal_layouts, plan
+from elastic3d.planner.options import Cluster
+from elastic3d.planner.search import illegal
 from elastic3d.training import run_alone
-from elastic3d.values import Layout
+from elastic3d.values import Layout, ModelProfile, Schedule
 from tests.parallel import numeric_mains as mains
 from tests.parallel.models import Model, Sentences
 from tests.parallel.worlds import Orders, run_world
@@ -62,6 +65,15 @@ def test_the_planner_hears_of_a_tie() -> None:
     assert [layout.pp for layout in legal_layouts(4, profile, Layout())] == [1]
     with pytest.raises(LayoutError):
         plan(2, 1, profile, Layout(pp=2))
+
+
+def test_the_planner_leaves_out_what_selective_recomputing_cannot_follow() -> None:
+    """A schedule that splits the backward pass is no choice then; whole recomputing allows it."""
+    zbv = Layout(pp=2, dp=1, zero=2, schedule=Schedule.ZBV, virtual=2)
+    profile = ModelProfile(blocks=4, parameters=1, micro_batches=8, micro_batch=1, digest="", recompute="selective")
+    cluster = Cluster(nodes=2, slots=1)
+    assert 'recompute="selective" cannot follow' in (illegal(zbv, cluster, profile) or "")
+    assert illegal(zbv, cluster, replace(profile, recompute="full")) is None
 
 
 def test_a_tie_across_blocks_is_refused() -> None:
