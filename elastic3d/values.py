@@ -159,6 +159,8 @@ class ModelProfile:
     divide; 0 for a model without a tensor-parallel plan. tied: the first and the last part share a parameter.
     held_bytes, compute_bytes, gradient_bytes, optimizer_bytes: per parameter, as it is held sharded, as forward and
     backward use it, of the gradients' sum, of the optimizer's state. recompute: the kind the run uses.
+    counts: all numbers of micro-batches a step may have, the smallest of which is micro_batches; () for that one.
+    experts: what dp must divide where experts are spread over it; 0 where none are. compress: as in `run.shard`.
     """
 
     blocks: int
@@ -179,6 +181,9 @@ class ModelProfile:
     optimizer_bytes: int = 8
     recompute: str = "none"
     reduction: str = "ordered"
+    counts: tuple[int, ...] = ()
+    experts: int = 0
+    compress: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

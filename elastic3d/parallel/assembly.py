@@ -6,6 +6,7 @@ the passes and the vote. Whatever can be refused is refused here, by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -188,8 +189,7 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
     """Return the profile of an outline of the whole model; refuse by name what no layout could train."""
     blocks, tied = 1, False
     _sized(model, plan)
-    if plan.experts is not None:
-        experts.find(model, plan.experts)
+    layers = experts.find(model, plan.experts).values() if plan.experts is not None else ()
     scheme = take(model, plan.tensor, 1)
     example = batches.example()[0]
     if plan.blocks is not None:
@@ -204,12 +204,15 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
         micro_batch=batches.order.micro_batch,
         digest=profile_digest(plan, [held.spec for held in held_by_model(model)], batches),
         tied=tied,
-        compute_bytes=4 if plan.numerics.precision == "fp32" else 2,
+        compute_bytes=2 if plan.numerics.precision.dtype else 4,
         recompute=plan.numerics.recompute,
         reduction=plan.reduction,
         heads=scheme.divisor if scheme else 0,
+        counts=tuple(batches.order.counts),
+        experts=math.gcd(*map(experts.number_of, layers)),
+        compress=plan.compress or "",
     )
-    return with_costs(profile, model, plan.blocks, example, take(model, plan.tensor, 1))
+    return with_costs(profile, model, plan.blocks, example, scheme)
 
 
 def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) -> str:

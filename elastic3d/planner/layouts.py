@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 from elastic3d.errors import LayoutError
 from elastic3d.planner.costs import Costs
+from elastic3d.planner.legality import unfit
 from elastic3d.planner.options import Cluster
 from elastic3d.planner.ranking import Candidate
-from elastic3d.planner.schedules import VIRTUAL, problem
+from elastic3d.planner.schedules import VIRTUAL
 from elastic3d.planner.search import judge, rank
 from elastic3d.values import Layout, ModelProfile
 
@@ -38,13 +39,13 @@ def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[La
     layouts = []
     tp = request.tp or 1
     for pp in range(1, world // tp + 1):
-        if world % (pp * tp) or (request.pp and pp != request.pp) or (profile.tied and pp > 1):
+        if world % (pp * tp) or (request.pp and pp != request.pp):
             continue
         dp = world // (pp * tp)
-        if (request.dp and dp != request.dp) or dp > profile.micro_batches or dp % max(1, request.replicas):
+        if (request.dp and dp != request.dp) or dp % max(1, request.replicas):
             continue
         layout = _simple(pp, dp, tp, request)
-        if problem(layout, blocks=profile.blocks, micro_batches=profile.micro_batches) is None:
+        if unfit(layout, profile) is None:
             layouts.append(layout)
     return sorted(layouts, key=lambda layout: (layout.pp + layout.dp, -layout.dp))
 

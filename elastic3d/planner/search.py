@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from elastic3d.planner.costs import Costs
+from elastic3d.planner.legality import unfit
 from elastic3d.planner.memory import memory
 from elastic3d.planner.options import Cluster, options
 from elastic3d.planner.ranking import Candidate, Ranking, Rejected
-from elastic3d.planner.schedules import cuts, problem
+from elastic3d.planner.schedules import cuts
 from elastic3d.planner.time import seconds
 from elastic3d.values import Layout, ModelProfile
 
@@ -77,19 +78,7 @@ def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | No
         return f"{layout} is {layout.world} ranks, not a whole number of the {cluster.nodes} nodes x {cluster.slots}"
     if cluster.slots % layout.tp:
         return f"tp={layout.tp} does not divide the {cluster.slots} slots of a node, and tp stays inside one"
-    if layout.tp > 1 and not profile.heads:
-        return f"tp={layout.tp} needs a model with a tensor-parallel plan; pass one as tensor="
-    if layout.tp > 1 and profile.heads % layout.tp:
-        return f"tp={layout.tp} does not divide the model's {profile.heads} heads"
-    if layout.dp > profile.micro_batches:
-        return f"dp={layout.dp} leaves ranks without one of the {profile.micro_batches} micro-batches"
-    if profile.recompute == "selective" and layout.schedule is not None and layout.schedule.splits_backward:
-        return f'schedule={layout.schedule.value} splits the backward pass, which recompute="selective" cannot follow'
-    if profile.tied and layout.pp > 1:
-        return (
-            f"pp={layout.pp} would part a parameter that the model's first and last part share: use pp=1, or untie it"
-        )
-    return problem(layout, blocks=profile.blocks, micro_batches=profile.micro_batches)
+    return unfit(layout, profile)
 
 
 def stage_speeds(layout: Layout, slots: int, speeds: Sequence[float]) -> tuple[float, ...]:

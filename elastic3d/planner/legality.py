@@ -1,0 +1,43 @@
+"""Which layouts a model can be trained in at all, whatever they cost: pure.
+
+What is refused here is refused again, by the same names, where a model is taken: a user may ask for any layout.
+"""
+
+from __future__ import annotations
+
+from elastic3d.planner.schedules import problem
+from elastic3d.values import Layout, ModelProfile, Schedule
+
+
+def unfit(layout: Layout, profile: ModelProfile) -> str | None:
+    """Return why a layout cannot train the model of a profile, and what would; None if it can."""
+    if layout.tp > 1 and not profile.heads:
+        return f"tp={layout.tp} needs a model with a tensor-parallel plan; pass one as tensor="
+    if layout.tp > 1 and profile.heads % layout.tp:
+        return f"tp={layout.tp} does not divide the model's {profile.heads} heads"
+    if layout.dp > profile.micro_batches:
+        return f"dp={layout.dp} leaves ranks without one of the {profile.micro_batches} micro-batches"
+    if profile.recompute == "selective" and layout.schedule is not None and layout.schedule.splits_backward:
+        return f'schedule={layout.schedule.value} splits the backward pass, which recompute="selective" cannot follow'
+    if profile.tied and layout.pp > 1:
+        return (
+            f"pp={layout.pp} would part a parameter that the model's first and last part share: use pp=1, or untie it"
+        )
+    if profile.compress == "powersgd" and layout.dp > 1 and layout.replicas == 1:
+        return f'dp={layout.dp} has one replica, and compress="powersgd" compresses what replicas exchange'
+    counts = profile.counts or (profile.micro_batches,)
+    found = (problem(layout, blocks=profile.blocks, micro_batches=count) for count in counts)
+    return next(filter(None, found), None) or _experts(layout, profile, counts)
+
+
+def _experts(layout: Layout, profile: ModelProfile, counts: tuple[int, ...]) -> str | None:
+    if not profile.experts:
+        return None
+    if layout.tp > 1 or layout.replicas > 1:
+        return f"experts= needs tp=1 and replicas=1; {layout} has {layout.tp} and {layout.replicas}"
+    if layout.schedule not in (None, Schedule.GPIPE, Schedule.ONE_F_ONE_B):
+        return f"schedule={layout.schedule.value} does not go with experts=; gpipe and 1f1b do"
+    for number, what in [(profile.experts, "experts"), *((count, "micro-batches") for count in counts)]:
+        if number % layout.dp:
+            return f"dp={layout.dp} does not divide the {number} {what}, which experts= needs"
+    return None

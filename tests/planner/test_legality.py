@@ -1,0 +1,51 @@
+"""What a model rules out, whatever it costs: said by the planner before any trainer meets it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastic3d.planner import legal_layouts
+from elastic3d.planner.legality import unfit
+from elastic3d.values import Layout, ModelProfile, from_json, to_json
+
+MODEL = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, digest="d")
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "words"),
+    [
+        ("pp=1,dp=2,tp=2", {}, "tensor-parallel plan"),
+        ("pp=1,dp=2,tp=3", {"heads": 4}, "does not divide the model's 4 heads"),
+        ("pp=1,dp=9", {}, "leaves ranks without"),
+        ("pp=2,dp=1,zero=2,schedule=zbv,virtual=2", {"recompute": "selective"}, "splits the backward pass"),
+        ("pp=2,dp=1", {"tied": True}, "would part a parameter"),
+        ("pp=1,dp=2", {"compress": "powersgd"}, "has one replica"),
+        ("pp=2,dp=1,schedule=interleaved,virtual=2", {"counts": (8, 9)}, "9 of 9 micro-batches"),
+        ("pp=1,dp=3", {"experts": 4}, "does not divide the 4 experts"),
+        ("pp=1,dp=4", {"experts": 4, "counts": (8, 10)}, "does not divide the 10 micro-batches"),
+        ("pp=1,dp=2,replicas=2", {"experts": 4}, "replicas=1"),
+        ("pp=2,dp=2,schedule=interleaved,virtual=2", {"experts": 4}, "gpipe and 1f1b do"),
+    ],
+)
+def test_a_layout_that_a_model_rules_out_is_named(layout: str, model: dict[str, object], words: str) -> None:
+    """The reason says what of the model it is, and without that the layout is fine."""
+    reason = unfit(Layout.parse(layout), replace(MODEL, **model))  # type: ignore[arg-type]
+    assert reason is not None
+    assert words in reason
+    if model:
+        wanted = Layout.parse(layout)
+        assert unfit(replace(wanted, tp=1), MODEL) is None
+
+
+def test_nobody_plans_what_a_model_rules_out() -> None:
+    """Without costs as well: of six ranks a model with four experts gets the layouts whose dp divides them."""
+    assert {layout.dp for layout in legal_layouts(6, replace(MODEL, experts=4), Layout())} == {1, 2}
+    assert {layout.pp for layout in legal_layouts(4, replace(MODEL, tied=True), Layout())} == {1}
+
+
+def test_a_profile_keeps_what_rules_layouts_out() -> None:
+    """It travels in members' records."""
+    told = replace(MODEL, counts=(8, 16), experts=4, compress="bf16")
+    assert from_json(ModelProfile, to_json(told)) == told
