@@ -1,0 +1,46 @@
+"""Layouts with more to them than pp and dp, in real jobs that lose a node."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from chaos.play import play
+from elastic3d.values import Layout, Schedule
+from tests.histories.conftest import Quiet
+from tests.histories.test_histories import SMALL, faults, held
+
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
+
+TENSOR = Path(__file__).parent / "scripts" / "train_tensor.py"
+
+
+def test_layers_computed_by_two_slots_survive_the_loss_of_a_node(
+    job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
+) -> None:
+    """Parts of layers, cut by tp and then by dp, come from memory into another dp of the same tp."""
+    setting = dataclasses.replace(SMALL, nodes=2, slots=2, steps=16, layout=Layout(tp=2), script=TENSOR)
+    outcome = held(play(setting, faults("1@6"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
+    assert [view.cause for view in outcome.picture.generations] == ["start", "death"]
+    assert outcome.picture.generations[1].restored_from == "memory"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(pp=2, zero=2, schedule=Schedule.ZBV, virtual=2),
+        pytest.param(Layout(pp=1, replicas=2), marks=pytest.mark.slow),
+        pytest.param(Layout(pp=2, schedule=Schedule.GPIPE, cuts=(2,), zero=1), marks=pytest.mark.slow),
+    ],
+    ids=Layout.request,
+)
+def test_schedules_and_replicas_survive_the_loss_of_a_node(
+    layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
+) -> None:
+    """Two of the three that are left go on, one waits; the bits are those of the planner's own choice."""
+    setting = dataclasses.replace(SMALL, layout=layout)
+    outcome = held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    assert outcome.picture.generations[1].restored_from == "memory"
