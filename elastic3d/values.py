@@ -86,7 +86,12 @@ class Layout:
         return self.dp // self.replicas if self.replicas else 0
 
     def __str__(self) -> str:
-        return f"pp {self.pp} x dp {self.dp} x tp {self.tp}, ZeRO-{self.zero}"
+        words = [f"pp {self.pp} x dp {self.dp} x tp {self.tp}", f"ZeRO-{self.zero}"]
+        if self.schedule is not None:
+            words.append(f"{self.schedule} x{self.virtual}" if self.virtual > 1 else str(self.schedule))
+        if self.replicas > 1:
+            words.append(f"{self.replicas} replicas")
+        return ", ".join(words)
 
     @classmethod
     def parse(cls, text: str) -> Layout:

@@ -15,7 +15,7 @@ another rank is lost, or this one is to leave, the port ends the process: `main`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,51 +44,8 @@ from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Flags, Go, Port, StepRecord
 from elastic3d.training import loading, restoring
+from elastic3d.training.loss import Loss
 from elastic3d.values import Layout
-
-
-class Loss:
-    """The loss of one step: known to all ranks once `run.step` has taken it."""
-
-    def __init__(self, parts: Mapping[int, torch.Tensor], batch: Batch) -> None:
-        self._parts, self._batch = parts, batch
-        self._value: float | None = None
-        self._skipped = False
-
-    @property
-    def value(self) -> float:
-        """The mean over the global batch, or over its tokens; UsageError before `run.step`."""
-        if self._value is None:
-            raise UsageError("the loss of a step is known after run.step(..., loss=loss); read it then")
-        return self._value
-
-    @property
-    def batch(self) -> Batch:
-        """What it is the loss of."""
-        return self._batch
-
-    def parts(self) -> dict[int, float]:
-        """Return this rank's losses by number of micro-batch: means, or sums over tokens."""
-        return {index: float(part[0] if part.dim() else part) for index, part in self._parts.items()}
-
-    def tokens(self) -> dict[int, float]:
-        """Return how many tokens each sum of `parts` is over; nothing where they are means."""
-        return {index: float(part[1]) for index, part in self._parts.items() if part.dim()}
-
-    @property
-    def skipped(self) -> bool:
-        """Whether `run.step` made no update for it."""
-        return self._skipped
-
-    def settle(self, value: float, *, skipped: bool) -> None:
-        """Take note of what the vote has found."""
-        self._value, self._skipped = value, skipped
-
-    def __float__(self) -> float:
-        return self.value
-
-    def __format__(self, spec: str) -> str:
-        return format(self.value, spec)
 
 
 class Run:

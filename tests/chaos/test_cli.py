@@ -27,7 +27,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--drain", "20"], "--drain '20': expected NODE@STEP"),
         (["--stop", "9@20"], "no such node"),
         (["--drain", "1@20", "--kill", "1@30"], "only once"),
-        (["--layout", "pp=two"], "--layout"),
+        (["--layout", "pp=two"], "layout 'pp=two': pp must be a whole number"),
         (["--etcd", "localhost"], "HOST:PORT"),
     ],
 )

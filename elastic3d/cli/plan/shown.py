@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -64,13 +65,7 @@ def spell_bytes(count: float) -> str:
 def named(candidate: Candidate | Rejected) -> str:
     """Return a layout in few words: pp 2 x dp 4 x tp 8, ZeRO-2, interleaved x2, 2 replicas."""
     layout = candidate.layout
-    words = [str(layout)] if "ZeRO" in str(layout) else [str(layout), f"ZeRO-{layout.zero}"]
-    schedule = schedule_of(layout)
-    if schedule is not None and str(schedule) not in str(layout):
-        words.append(str(schedule) + (f" x{layout.virtual}" if layout.virtual > 1 else ""))
-    if layout.replicas > 1 and "replica" not in str(layout):
-        words.append(f"{layout.replicas} replicas")
-    return ", ".join(words)
+    return str(replace(layout, schedule=schedule_of(layout)))
 
 
 def _head(question: Question) -> Text:
@@ -143,18 +138,17 @@ def _signed(change: float) -> str:
 
 def _made_of(question: Question, best: Candidate) -> list[RenderableType]:
     room = question.costs.device.memory
-    lines = [
-        _shares("step  ", best.time, best.seconds, spell_time),
-        _shares("memory", best.memory, best.memory_bytes, spell_bytes),
-    ]
+    table = Table.grid(padding=(0, 2))
+    table.add_row("", Text("step", "dim"), _shares(best.time, best.seconds, spell_time))
+    memory = _shares(best.memory, best.memory_bytes, spell_bytes)
     if best.memory_bytes and room > 0:
-        lines[1].append(f"; {best.memory_bytes / room:.0%} of what there is")
-    return list(lines)
+        memory.append(f"; {best.memory_bytes / room:.0%} of what there is")
+    table.add_row("", Text("memory", "dim"), memory)
+    return [table]
 
 
-def _shares(what: str, parts: Mapping[str, float], whole: float, spell: object) -> Text:
-    assert callable(spell)
-    text = Text.assemble((f"  {what}  ", "dim"), spell(whole))
+def _shares(parts: Mapping[str, float], whole: float, spell: Callable[[float], str]) -> Text:
+    text = Text(spell(whole))
     largest = sorted(parts.items(), key=lambda part: -part[1])
     said = [f"{name} {spell(amount)}" for name, amount in largest if whole and amount >= 0.005 * whole]
     return text.append(f" = {' + '.join(said)}") if len(said) > 1 else text

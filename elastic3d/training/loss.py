@@ -1,0 +1,54 @@
+"""The loss of a step, as a user sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from elastic3d.data import Batch
+from elastic3d.errors import UsageError
+
+
+class Loss:
+    """The loss of one step: known to all ranks once `run.step` has taken it."""
+
+    def __init__(self, parts: Mapping[int, torch.Tensor], batch: Batch) -> None:
+        self._parts, self._batch = parts, batch
+        self._value: float | None = None
+        self._skipped = False
+
+    @property
+    def value(self) -> float:
+        """The mean over the global batch, or over its tokens; UsageError before `run.step`."""
+        if self._value is None:
+            raise UsageError("the loss of a step is known after run.step(..., loss=loss); read it then")
+        return self._value
+
+    @property
+    def batch(self) -> Batch:
+        """What it is the loss of."""
+        return self._batch
+
+    def parts(self) -> dict[int, float]:
+        """Return this rank's losses by number of micro-batch: means, or sums over tokens."""
+        return {index: float(part[0] if part.dim() else part) for index, part in self._parts.items()}
+
+    def tokens(self) -> dict[int, float]:
+        """Return how many tokens each sum of `parts` is over; nothing where they are means."""
+        return {index: float(part[1]) for index, part in self._parts.items() if part.dim()}
+
+    @property
+    def skipped(self) -> bool:
+        """Whether `run.step` made no update for it."""
+        return self._skipped
+
+    def settle(self, value: float, *, skipped: bool) -> None:
+        """Take note of what the vote has found."""
+        self._value, self._skipped = value, skipped
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
