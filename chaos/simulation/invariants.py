@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from chaos.simulation.etcd import ROOT, Change
 from chaos.simulation.node import Member
 from chaos.simulation.world import Observer, World
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import INTERVAL, SILENCE
 from elastic3d.membership.records import Out
@@ -284,19 +285,19 @@ class Checker(Observer):
             if (node.id, formed.key) not in self.world.trainers.prepared:
                 self.violated(f"all were to leave for {formed.key}, and {node.name} had not prepared for it")
 
-    def acted(self, member: Member, action: e.Action) -> None:
+    def acted(self, member: Member, action: acts.Action) -> None:
         """A core did something."""
         match action:
-            case e.Go():
+            case acts.Go():
                 self._go(member, action.generation)
-            case e.Stop():
+            case acts.Stop():
                 self._rest(member, action.key)
-            case e.PutReport():
+            case acts.PutReport():
                 report = action.report
                 for key in (report.fault, report.error, report.interrupted, report.left):
                     if key:
                         self._troubled[key] = None
-            case e.Exit():
+            case acts.Exit():
                 self.ail(member.id, "it went")
 
     def _go(self, member: Member, formed: Generation) -> None:

@@ -16,6 +16,7 @@ from chaos.simulation.network import State
 from chaos.simulation.node import Member
 from chaos.simulation.trace import Held
 from chaos.simulation.world import Observer, Setting, World
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.policy import Policy
 from elastic3d.values import Generation, ModelProfile
@@ -108,9 +109,9 @@ class _Books(Observer):
         self._current, self._before, self._waiting = formed, nodes, dict(nodes)
         self.newest_at = now
 
-    def acted(self, member: Member, action: e.Action) -> None:
+    def acted(self, member: Member, action: acts.Action) -> None:
         """Wait for the last node that trains."""
-        if isinstance(action, e.Go) and self._current is not None and action.generation.key == self._current.key:
+        if isinstance(action, acts.Go) and self._current is not None and action.generation.key == self._current.key:
             self._waiting.pop(member.id, None)
             self.newest_at = self._world.loop.now
             if not self._waiting:

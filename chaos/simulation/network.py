@@ -14,6 +14,7 @@ from random import Random
 from typing import Protocol
 
 from chaos.simulation.loop import Loop
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import FRESH, INTERVAL, SILENCE
 
@@ -75,7 +76,7 @@ class Network:
         """Return whether bytes pass from one host to another."""
         return not self.blocked or not self.blocked.get((sender, receiver))
 
-    def watch(self, process: Process, action: e.Watch) -> None:
+    def watch(self, process: Process, action: acts.Watch) -> None:
         """Hold the links the core asked for, and no others; those heard are told again."""
         me = process.id
         before = self._dials[me]

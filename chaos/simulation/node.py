@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from chaos.simulation.clock import HostClock
 from chaos.simulation.etcd import MARGIN, ROOT, Answer, Change, Client, Lease
 from chaos.simulation.network import State
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
 from elastic3d.membership.machine.core import Core
@@ -47,13 +48,13 @@ class Member:
         self.client = Client(server=host)
         self.started = world.loop.now
         self.etcd_lost = False
-        self.exit: e.Exit | None = None
+        self.exit: acts.Exit | None = None
         self.deaf = self.noticed = False
         self.cuts = 0
         self._inbox: list[e.Event] = []
         self._turning = False
         self._alarm_at: float | None = None
-        self._writes: deque[e.Write] = deque()
+        self._writes: deque[acts.Write] = deque()
         self._busy = False
         self._lease: Lease | None = None
         self._lease_until = 0.0
@@ -61,7 +62,7 @@ class Member:
         self._heard_at = world.loop.now
         self._processor = 0.0
         self._rolls = 0
-        self._asleep: list[tuple[e.Write, Answer | None]] = []
+        self._asleep: list[tuple[acts.Write, Answer | None]] = []
         world.network.add(self)
 
     @property
@@ -134,38 +135,38 @@ class Member:
         else:
             self._arm()
 
-    def _act(self, action: e.Action) -> None:
+    def _act(self, action: acts.Action) -> None:
         world = self.world
         match action:
-            case e.Watch():
+            case acts.Watch():
                 world.network.watch(self, action)
-            case e.WatchRoll(on=True):
+            case acts.WatchRoll(on=True):
                 if "roll" not in self.client.watches:
                     self._list("roll", False)
-            case e.WatchRoll():
+            case acts.WatchRoll():
                 self._rolls += 1
                 if "roll" in self.client.watches:
                     world.etcd.unwatch(self.client.watches["roll"])
-            case e.Prepare():
+            case acts.Prepare():
                 world.trainers.prepare(self, action.generation)
-            case e.Go():
+            case acts.Go():
                 world.trainers.go(self, action.generation)
-            case e.AskLeave():
+            case acts.AskLeave():
                 world.trainers.leave(action.key)
-            case e.Stop():
+            case acts.Stop():
                 world.trainers.stop(self, action.key)
-            case e.Fence():
+            case acts.Fence():
                 world.checkpoints.fence(action.number)
-            case e.Commit():
+            case acts.Commit():
                 world.checkpoints.commit(action.number, action.saved.step)
-            case e.Draining():
+            case acts.Draining():
                 pass
-            case e.LetGo():
+            case acts.LetGo():
                 # Nobody keeps it from here on: it lapses, and the next own write gets another.
                 if self._lease is not None:
                     world.etcd.lapse(self._lease)
                     self._lease = None
-            case e.Exit():
+            case acts.Exit():
                 self.exit = action
                 world.loop.later(RETRY, self._close, world.loop.now + FLUSH)
             case _:
@@ -213,9 +214,9 @@ class Member:
 
     # The writer's thread.
 
-    def _queue(self, write: e.Write) -> None:
+    def _queue(self, write: acts.Write) -> None:
         waiting = self._writes[-1] if len(self._writes) > (1 if self._busy else 0) else None
-        if isinstance(write, e.PutReport) and isinstance(waiting, e.PutReport):
+        if isinstance(write, acts.PutReport) and isinstance(waiting, acts.PutReport):
             self._writes.pop()
         self._writes.append(write)
         self._pump()
@@ -242,7 +243,7 @@ class Member:
         else:
             self._send(write, 0)
 
-    def _granted(self, write: e.Write, lease: Lease | None) -> None:
+    def _granted(self, write: acts.Write, lease: Lease | None) -> None:
         if not self.alive:
             if lease is not None:
                 self.world.etcd.lapse(lease)
@@ -256,22 +257,22 @@ class Member:
             self._lapse()
         self._send(write, lease.id)
 
-    def _send(self, write: e.Write, lease: int) -> None:
+    def _send(self, write: acts.Write, lease: int) -> None:
         if not self.alive:
             return
-        deaf = self.deaf and isinstance(write, e.Fenced)
+        deaf = self.deaf and isinstance(write, acts.Fenced)
         if deaf:
             self.deaf = self.noticed = False
         transaction = transactions.transaction(ROOT, self.record.node, write, lease)
         self.world.etcd.send(self.client, transaction, lambda answer: self._answered(write, answer), lost=deaf)
 
-    def _answered(self, write: e.Write, answer: Answer | None) -> None:
+    def _answered(self, write: acts.Write, answer: Answer | None) -> None:
         if not self.alive:
             return
         if self.state is State.PAUSED:
             self._asleep.append((write, answer))
             return
-        fenced = isinstance(write, e.Fenced)
+        fenced = isinstance(write, acts.Fenced)
         if answer is None and not fenced:
             self.world.loop.later(RETRY, self._again)
             return
@@ -287,15 +288,15 @@ class Member:
             assert answer is not None
             for event in transactions.told(self.record.node, write, answer[1]):
                 self.tell(event)
-        if fenced or isinstance(write, e.Bury | e.PutDoubt):
+        if fenced or isinstance(write, acts.Bury | acts.PutDoubt):
             self.tell(e.WriteDone(write=write, ok=ok))
         self._pump()
 
     def _again(self) -> None:
         self._busy = False
         # Of two own reports only the newer is worth sending.
-        if len(self._writes) > 1 and isinstance(self._writes[0], e.PutReport):
-            newest = [w for w in self._writes if isinstance(w, e.PutReport)]
+        if len(self._writes) > 1 and isinstance(self._writes[0], acts.PutReport):
+            newest = [w for w in self._writes if isinstance(w, acts.PutReport)]
             if len(newest) > 1:
                 self._writes.popleft()
         self._pump()

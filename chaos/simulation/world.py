@@ -14,6 +14,7 @@ from chaos.simulation.network import Network, State
 from chaos.simulation.node import Member
 from chaos.simulation.trainers import Trainers
 from elastic3d.etcd import Put
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, encode
@@ -51,7 +52,7 @@ class Observer:
     def changed(self, changes: list[Change]) -> None:
         """Etcd's keys changed, in one revision."""
 
-    def acted(self, member: Member, action: e.Action) -> None:
+    def acted(self, member: Member, action: acts.Action) -> None:
         """A core did something."""
 
 
@@ -145,7 +146,7 @@ class World:
         if self.members[member.host] is member and not self.ended:
             self.start(member.host)
 
-    def acted(self, member: Member, action: e.Action) -> None:
+    def acted(self, member: Member, action: acts.Action) -> None:
         """Take note of what a core does, before it is done."""
         self._note(member, action)
         for observer in self.observers:
@@ -232,7 +233,7 @@ _TOLD = ("prepared", "left", "finished", "fault", "error", "interrupted", "step"
 
 def _short(what: object) -> str:
     match what:
-        case e.PutReport():
+        case acts.PutReport():
             report = what.report
             words = {
                 name: value
@@ -250,15 +251,15 @@ def _short(what: object) -> str:
                 if (value := getattr(report, name))
             }
             return f"PutReport {words}"
-        case e.Seal() | e.Prepare() | e.Go():
+        case acts.Seal() | acts.Prepare() | acts.Go():
             nodes = " ".join(node.name for node in what.generation.nodes)
             return f"{type(what).__name__} {what.generation.key} {what.generation.cause} [{nodes}]"
-        case e.Propose():
+        case acts.Propose():
             formed = what.proposal.generation
             return f"Propose {formed.key} [{' '.join(n.name for n in formed.nodes)}] switch={what.proposal.switch}"
-        case e.Watch():
+        case acts.Watch():
             return f"Watch {' '.join(peer.id for peer in what.peers)} expected {' '.join(what.expected)}"
-        case e.PutMember():
+        case acts.PutMember():
             return "PutMember"
         case _:
             return str(what)

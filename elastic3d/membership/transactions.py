@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic3d.etcd import Compare, Delete, Operation, Put
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.records import Claim, Pulse, encode
 from elastic3d.values import Node
@@ -26,28 +27,28 @@ class Transaction:
     operations: tuple[Operation, ...]
 
 
-def lease_of(action: e.Write, own: float) -> float | None:
+def lease_of(action: acts.Write, own: float) -> float | None:
     """Return the TTL in seconds of the lease the write needs: `own` for the member's own, None for none.
 
     A quarantine and the memory of a flap live on leases of their own, which nobody keeps alive.
     """
     match action:
-        case e.PutMember() | e.PutReport() | e.Campaign() | e.PutDoubt():
+        case acts.PutMember() | acts.PutReport() | acts.Campaign() | acts.PutDoubt():
             return own
-        case e.PutQuarantine():
+        case acts.PutQuarantine():
             return action.quarantine.seconds
-        case e.PutFlap():
+        case acts.PutFlap():
             return action.seconds
         case _:
             return None
 
 
-def own_lease(action: e.Write) -> bool:
+def own_lease(action: acts.Write) -> bool:
     """Return whether the write stands under the member's own lease."""
-    return isinstance(action, e.PutMember | e.PutReport | e.Campaign | e.PutDoubt)
+    return isinstance(action, acts.PutMember | acts.PutReport | acts.Campaign | acts.PutDoubt)
 
 
-def transaction(root: str, me: Node, action: e.Write, lease: int = 0) -> Transaction:
+def transaction(root: str, me: Node, action: acts.Write, lease: int = 0) -> Transaction:
     """Return what to send to etcd for `action` of member `me`; `lease` is the one `lease_of` asks for."""
     leader, record, proposal = root + "board/leader", root + "board/generation", root + "board/proposal"
 
@@ -55,13 +56,13 @@ def transaction(root: str, me: Node, action: e.Write, lease: int = 0) -> Transac
         return (Compare.mod_revision(leader, token),)
 
     match action:
-        case e.PutMember():
+        case acts.PutMember():
             key = f"{root}roll/members/{me.id}"
             return _made(_not_buried(root, me), Put(key, encode(action.record), lease))
-        case e.PutReport():
+        case acts.PutReport():
             key = f"{root}roll/reports/{me.id}"
             return _made(_not_buried(root, me), Put(key, encode(action.report), lease))
-        case e.Bury():
+        case acts.Bury():
             # Who is out is out for the first reason: a port that refuses after a clean leave makes no death of it.
             return _made(
                 (Compare.absent(f"{root}board/tombs/{action.id}"),),
@@ -70,12 +71,12 @@ def transaction(root: str, me: Node, action: e.Write, lease: int = 0) -> Transac
                 Delete(f"{root}pulses/{action.id}"),
                 Put(f"{root}board/tombs/{action.id}", encode(action.tomb)),
             )
-        case e.PutDoubt():
+        case acts.PutDoubt():
             return _made((), Put(f"{root}board/doubts/{action.id}", encode(action.doubt), lease))
-        case e.Campaign():
+        case acts.Campaign():
             claim = Claim(name=me.name, incarnation=me.incarnation)
             return _made((Compare.mod_revision(leader, action.expected),), Put(leader, encode(claim), lease))
-        case e.Seal():
+        case acts.Seal():
             number, attempt = action.history.number, action.history.attempt
             return _made(
                 (*leads(action.token), Compare.mod_revision(record, action.previous)),
@@ -84,25 +85,25 @@ def transaction(root: str, me: Node, action: e.Write, lease: int = 0) -> Transac
                 Put(history_key(root, number, attempt), encode(action.history)),
                 Delete(f"{root}history/{number - HISTORY:010d}.", prefix=True),
             )
-        case e.Propose():
+        case acts.Propose():
             fence = (*leads(action.token), Compare.mod_revision(record, action.previous))
             return _made(fence, Put(proposal, encode(action.proposal)))
-        case e.Withdraw():
+        case acts.Withdraw():
             return _made(leads(action.token), Delete(proposal))
-        case e.PutEnd():
+        case acts.PutEnd():
             return _made(leads(action.token), Put(root + "board/end", encode(action.end)))
-        case e.PutQuarantine():
+        case acts.PutQuarantine():
             put = Put(f"{root}roll/quarantine/{action.place}", encode(action.quarantine), lease)
             return _made(leads(action.token), put)
-        case e.PutFlap():
+        case acts.PutFlap():
             return _made(leads(action.token), Put(f"{root}roll/flaps/{action.place}", encode(action.flap), lease))
-        case e.Mend():
+        case acts.Mend():
             fence = (*leads(action.token), Compare.mod_revision(record, action.previous))
             return _made(fence, Put(record, encode(action.generation)))
-        case e.Sweep():
+        case acts.Sweep():
             fence = (*leads(action.token), Compare.mod_revision(root + action.key, action.revision))
             return _made(fence, Delete(root + action.key))
-        case e.Clear():
+        case acts.Clear():
             keys = (
                 *(f"board/tombs/{id}" for id in action.tombs),
                 *(f"board/doubts/{id}" for id in action.doubts),
@@ -122,36 +123,36 @@ def pulse(root: str, me: Node, content: Pulse, registered: int, reported: int, l
     return _made(tuple(there), Put(f"{root}pulses/{me.id}", encode(content), lease))
 
 
-def told(me: Node, action: e.Write, revision: int) -> tuple[e.Event, ...]:
+def told(me: Node, action: acts.Write, revision: int) -> tuple[e.Event, ...]:
     """Return what a write that succeeded at `revision` tells the core at once; the watch's echo comes later."""
     match action:
-        case e.PutMember():
+        case acts.PutMember():
             return (e.Registered(revision=revision),)
-        case e.Bury():
+        case acts.Bury():
             return (
                 e.TombPut(id=action.id, tomb=action.tomb, revision=revision),
                 e.MemberGone(id=action.id, revision=revision),
             )
-        case e.Campaign():
+        case acts.Campaign():
             return (e.LeaderPut(claim=Claim(name=me.name, incarnation=me.incarnation), revision=revision),)
-        case e.Seal():
+        case acts.Seal():
             return (
                 e.GenerationPut(generation=action.generation, revision=revision),
                 e.ProposalGone(revision=revision),
             )
-        case e.Mend():
+        case acts.Mend():
             return (e.GenerationPut(generation=action.generation, revision=revision),)
-        case e.Propose():
+        case acts.Propose():
             return (e.ProposalPut(proposal=action.proposal, revision=revision),)
-        case e.Withdraw():
+        case acts.Withdraw():
             return (e.ProposalGone(revision=revision),)
-        case e.PutEnd():
+        case acts.PutEnd():
             return (e.EndPut(end=action.end, revision=revision),)
-        case e.PutQuarantine():
+        case acts.PutQuarantine():
             return (e.QuarantinePut(place=action.place, quarantine=action.quarantine, revision=revision),)
-        case e.PutFlap():
+        case acts.PutFlap():
             return (e.FlapPut(place=action.place, flap=action.flap, revision=revision),)
-        case e.Clear():
+        case acts.Clear():
             return (
                 *(e.TombGone(id=id, revision=revision) for id in action.tombs),
                 *(e.DoubtGone(id=id, revision=revision) for id in action.doubts),

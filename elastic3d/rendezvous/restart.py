@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 
 from elastic3d.errors import Elastic3dError, JobEnded
 from elastic3d.etcd import EtcdClient
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
@@ -57,7 +58,7 @@ class RestartHandler(RendezvousHandler):
         self._waiting = self._changed = self._closed = False
         self._wanted = ""
         self._running: Generation | None = None
-        self._news: queue.SimpleQueue[Generation | m.Exit] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Generation | acts.Exit] = queue.SimpleQueue()
 
     def get_backend(self) -> str:
         """Return the name torchrun asked for."""
@@ -146,7 +147,7 @@ class RestartHandler(RendezvousHandler):
                 detail = f"{self._settings.node}: torchrun gave up: {error}"[:4000]
                 self._member.tell(m.Faulted(key=self._running.key, detail=detail, error=True))
             try:
-                while not isinstance(self._news.get(timeout=END_PATIENCE), m.Exit):
+                while not isinstance(self._news.get(timeout=END_PATIENCE), acts.Exit):
                     pass
             except queue.Empty:
                 pass
@@ -206,10 +207,10 @@ class RestartHandler(RendezvousHandler):
     def _next(self) -> Generation:
         while True:
             news = self._news.get()
-            if isinstance(news, m.Exit) and news.rejoin:
+            if isinstance(news, acts.Exit) and news.rejoin:
                 self._rejoin()
                 continue
-            if isinstance(news, m.Exit):
+            if isinstance(news, acts.Exit):
                 self._leave()
                 if not news.failed:
                     raise SystemExit(0)
@@ -220,11 +221,11 @@ class RestartHandler(RendezvousHandler):
                     self._running = news
                     return news
 
-    def _act(self, action: m.Local) -> None:
+    def _act(self, action: acts.Local) -> None:
         """Turn what the membership wants into what torchrun understands."""
         with self._lock:
             match action:
-                case m.Prepare():
+                case acts.Prepare():
                     # Sealed already: planned changes are not prepared beside what runs here. Finished or not, that is
                     # over, and there may be no word of its own about it.
                     self._running = None
@@ -232,13 +233,13 @@ class RestartHandler(RendezvousHandler):
                     self._changed = True
                     if self._waiting and self._member is not None:
                         self._member.tell(m.Prepared(key=self._wanted))
-                case m.Go():
+                case acts.Go():
                     self._news.put(action.generation)
-                case m.Stop():
+                case acts.Stop():
                     self._changed = True
                     if self._running is not None and action.key == self._running.key:
                         self._running = None
-                case m.Exit():
+                case acts.Exit():
                     self._changed = True
                     self._news.put(action)
                 case _:

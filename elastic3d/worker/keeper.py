@@ -18,6 +18,7 @@ from elastic3d import notices
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
@@ -69,7 +70,7 @@ class Keeper:
         )
         self._member: Member | None = None
         self._checkpoints: Checkpoints | None = None
-        self._exit: m.Exit | None = None
+        self._exit: acts.Exit | None = None
 
     def run(self) -> None:
         """Take part until the job or this node's part in it is over; errors say why it failed."""
@@ -227,25 +228,25 @@ class Keeper:
 
     def _handle(self, event: object) -> None:
         match event:
-            case m.Prepare():
+            case acts.Prepare():
                 self._generations.prepare(event.generation, self._node)
-            case m.Go():
+            case acts.Go():
                 if self._checkpoints is not None:
                     self._checkpoints.begin()
                 self._generations.go(event.generation, self._node)
-            case m.AskLeave():
+            case acts.AskLeave():
                 self._leaving.ask_leave(event.key)
-            case m.Stop():
+            case acts.Stop():
                 self._generations.stop(event.key)
-            case m.Fence():
+            case acts.Fence():
                 if self._checkpoints is not None:
                     self._checkpoints.fence(event.number)
-            case m.Commit():
+            case acts.Commit():
                 if self._checkpoints is not None:
                     self._checkpoints.commit(event.saved, event.number)
-            case m.Exit():
+            case acts.Exit():
                 self._exit = event
-            case m.Draining():
+            case acts.Draining():
                 self._leaving.drain(event.seconds, event.detail)
             case notices.Notice():
                 self._leaving.heed(Notice(kind=str(event.kind), seconds=event.seconds, detail=event.detail))
@@ -266,7 +267,7 @@ class Keeper:
     def _handle_slot(self, event: object) -> None:
         match event:
             case w.SlotLost():
-                self._exit = m.Exit(failed=True, detail=f"slot {event.slot} is lost: {event.detail}")
+                self._exit = acts.Exit(failed=True, detail=f"slot {event.slot} is lost: {event.detail}")
             case Written() | WriteFailed():
                 assert self._checkpoints is not None
                 step = event.saved.step if isinstance(event, Written) else event.step

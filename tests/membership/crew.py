@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from elastic3d.etcd import EtcdClient
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
@@ -54,7 +55,7 @@ class Hand:
         self.name, self.root, self.policy = name, root, policy
         self.running: Generation | None = None
         self.went: list[Generation] = []
-        self.exit: e.Exit | None = None
+        self.exit: acts.Exit | None = None
         self.heard: list[bool] = []
         self.noted: list[e.Event] = []
         self.acted_on: set[str] = set()
@@ -132,19 +133,19 @@ class Hand:
         self.links.close()
         self.client.close()
 
-    def _act(self, action: e.Local) -> None:
+    def _act(self, action: acts.Local) -> None:
         self.acted_on.add(threading.current_thread().name)
         match action:
-            case e.Prepare():
+            case acts.Prepare():
                 self.member.tell(e.Prepared(key=action.generation.key))
-            case e.Go():
+            case acts.Go():
                 self.running = action.generation
                 self.went.append(action.generation)
-            case e.AskLeave():
+            case acts.AskLeave():
                 self.member.tell(e.Left(key=action.key, step=5))
-            case e.Stop():
+            case acts.Stop():
                 self.running = None
-            case e.Exit():
+            case acts.Exit():
                 self.running, self.exit = None, action
             case _:
                 pass

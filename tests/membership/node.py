@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from elastic3d.clock import SYSTEM
 from elastic3d.etcd import EtcdClient
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
@@ -38,7 +39,7 @@ def planner(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
 
 
 def main(endpoint: str, root: str, name: str, address: str, maximum: str) -> None:
-    inbox: queue.SimpleQueue[e.Local | None] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[acts.Local | None] = queue.SimpleQueue()
     client = EtcdClient(endpoint)
     links = Links(address, lambda event: member.tell(event))
     policy = Policy(minimum=1, maximum=int(maximum), first_gather=3.0)
@@ -74,17 +75,17 @@ def main(endpoint: str, root: str, name: str, address: str, maximum: str) -> Non
     member = join(again=False)
     while (action := inbox.get()) is not None:
         match action:
-            case e.Prepare():
+            case acts.Prepare():
                 member.tell(e.Prepared(key=action.generation.key))
-            case e.Go():
+            case acts.Go():
                 formed = action.generation
                 names = [node.name for node in formed.nodes]
                 say(go=formed.number, cause=str(formed.cause), names=names, detail=formed.detail)
-            case e.AskLeave():
+            case acts.AskLeave():
                 member.tell(e.Left(key=action.key, step=5))
-            case e.Stop():
+            case acts.Stop():
                 say(stop=action.key)
-            case e.Exit():
+            case acts.Exit():
                 say(exit=action.detail, rejoin=action.rejoin)
                 member.close()
                 if not action.rejoin:

@@ -40,6 +40,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from elastic3d.etcd import Delete, Put
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
@@ -75,7 +76,7 @@ class Story:
         self.leases = itertools.count(1)
         self.rolls: set[str] = set()
         self.registered: set[str] = set()
-        self.watched: dict[str, e.Watch] = {}
+        self.watched: dict[str, acts.Watch] = {}
         self.unheard: dict[tuple[str, str], float] = {}
         self.killed: set[str] = set()
         self.stopped: set[str] = set()
@@ -86,7 +87,7 @@ class Story:
         self.heals = 0
         self.deaf: set[str] = set()
         self.slow: set[str] = set()
-        self.pending: dict[str, list[tuple[Core, e.Write]]] = {}
+        self.pending: dict[str, list[tuple[Core, acts.Write]]] = {}
         self.cut: set[str] = set()
         self.trainers: dict[str, dict[str, str]] = {}
         self.incarnations = itertools.count(1)
@@ -130,7 +131,7 @@ class Story:
                 self.trainers[at] = self.trainers.pop(words[0])
                 if words[0] in self.registered:
                     self.registered.add(at)
-                self.watched[at] = self.watched.pop(words[0], e.Watch(peers=()))
+                self.watched[at] = self.watched.pop(words[0], acts.Watch(peers=()))
                 self.rolls = {at if name == words[0] else name for name in self.rolls}
                 self.start(words[0])
             case "kill" | "vanish":
@@ -292,7 +293,7 @@ class Story:
         self.blocked = blocked
         self.relink()
 
-    def peers(self, name: str) -> tuple[e.Peer, ...]:
+    def peers(self, name: str) -> tuple[acts.Peer, ...]:
         return self.watched[name].peers if name in self.watched else ()
 
     def relink(self) -> None:
@@ -356,10 +357,10 @@ class Story:
     def say(self, name: str, text: str) -> None:
         self.lines.append(f"  {self.now:6.2f}  {name}: {text}".rstrip())
 
-    def act(self, name: str, action: e.Action) -> None:
+    def act(self, name: str, action: acts.Action) -> None:
         core = self.cores[name]
         match action:
-            case e.Watch():
+            case acts.Watch():
                 self.watched[name] = action
                 near = {*(peer.id for peer in action.peers), *action.expected}
                 self.unheard = {pair: at for pair, at in self.unheard.items() if pair[0] != name or pair[1] in near}
@@ -367,36 +368,36 @@ class Story:
                     if peer.id in self.killed:
                         self.refuse(name, peer.id)
                 self.relink()
-            case e.LetGo():
+            case acts.LetGo():
                 old, self.lease[core.record.node.id] = self.lease[core.record.node.id], next(self.leases)
                 self.later(self.policy.lease, lambda: self.end_lease(old))
-            case e.WatchRoll():
+            case acts.WatchRoll():
                 self.rolls.discard(name)
                 if action.on:
                     self.later(0.001, lambda: self.open_roll(name, core))
-            case e.Prepare():
+            case acts.Prepare():
                 key = action.generation.key
                 self.say(name, f"prepare {self.show(action.generation)}")
                 self.trainers[name][key] = "preparing"
                 self.later(0.3, lambda: self.prepared(name, core, action.generation))
-            case e.Go():
+            case acts.Go():
                 self.say(name, f"go {action.generation.number}")
                 self.trainers[name][action.generation.key] = "running"
-            case e.AskLeave():
+            case acts.AskLeave():
                 self.trainers[name][action.key] = "asked"
                 running = [n for n, t in self.trainers.items() if n in self.cores and action.key in t]
                 if all(self.trainers[n][action.key] == "asked" for n in running):
                     for n in [n for n in running if n not in self.slow]:
                         self.later(0.1, lambda n=n: self.left(n, action.key))
-            case e.Stop():
+            case acts.Stop():
                 self.say(name, f"stop {action.key.split('.')[0]} ({action.why})")
                 self.trainers[name].pop(action.key, None)
-            case e.Draining():
+            case acts.Draining():
                 left = "at leisure" if action.seconds is None else f"within {action.seconds:g} s"
                 self.say(name, f"makes ready to leave {left}: {action.detail}")
-            case e.Fence() | e.Commit():
+            case acts.Fence() | acts.Commit():
                 pass
-            case e.Exit():
+            case acts.Exit():
                 how = ("failed" if action.failed else "well") + (", to rejoin:" if action.rejoin else "")
                 self.say(name, f"exit {how} {action.detail}")
                 self.trainers[name] = {}
@@ -470,7 +471,7 @@ class Story:
             self.to(name, self.listing(e.Tier.ROLL, gap=True))
         self.later(0.005, lambda: self.find_unregistered(name))
 
-    def write(self, name: str, core: Core, action: e.Write) -> None:
+    def write(self, name: str, core: Core, action: acts.Write) -> None:
         """What a transaction in etcd does: all of it at one revision, or nothing."""
         if self.cores.get(name) is not core:
             return
@@ -479,7 +480,7 @@ class Story:
             return
         self.find_impaired(name)
         if self.full:
-            if isinstance(action, e.Fenced):
+            if isinstance(action, acts.Fenced):
                 self.to(name, e.WriteDone(write=action, ok=False))
             else:
                 self.later(0.2, lambda: self.write(name, core, action))
@@ -495,19 +496,19 @@ class Story:
         if changed is not None:
             if tell:
                 self.say(name, tell)
-            if isinstance(action, e.Seal):
+            if isinstance(action, acts.Seal):
                 self.sealed.append(action.generation)
             if seconds is not None and not own_lease(action):
                 self.later(seconds, lambda: self.end_lease(lease))
             self.publish(changed)
         ok = changed is not None
-        if ok and name in self.deaf and isinstance(action, e.Fenced):
+        if ok and name in self.deaf and isinstance(action, acts.Fenced):
             self.deaf.discard(name)
             ok = False
         news = list(told(me, action, self.keys.revision)) if ok else []
-        if isinstance(action, e.Fenced):
+        if isinstance(action, acts.Fenced):
             news.append(e.WriteDone(write=action, ok=ok))
-        if isinstance(action, e.PutMember) and ok:
+        if isinstance(action, acts.PutMember) and ok:
             self.registered.add(name)
         if news:
             self.to(name, *news)
@@ -518,33 +519,33 @@ class Story:
             (self.impaired.add if self.full else self.impaired.discard)(name)
             self.to(name, e.EtcdImpaired(reason="no space" if self.full else ""))
 
-    def worth_telling(self, action: e.Write) -> str:
+    def worth_telling(self, action: acts.Write) -> str:
         match action:
-            case e.Bury():
+            case acts.Bury():
                 if f"{ROOT}board/tombs/{action.id}" in self.keys.items:
                     return ""
                 who = self.names.get(action.id) or action.id.split("@")[0]
                 return f"bury {who}: {action.tomb.how} {action.tomb.detail}"
-            case e.PutDoubt():
+            case acts.PutDoubt():
                 return f"asks through etcd whether {action.id.split('@')[0]} lives"
-            case e.Campaign():
+            case acts.Campaign():
                 return "leads"
-            case e.Seal():
+            case acts.Seal():
                 return f"seal {self.show(action.generation)}"
-            case e.Propose():
+            case acts.Propose():
                 formed = action.proposal.generation
                 if not formed.nodes:
                     return f"asks all to leave at a boundary ({formed.detail})"
                 return f"{'switch to' if action.proposal.switch else 'propose'} {self.show(formed)}"
-            case e.Withdraw():
+            case acts.Withdraw():
                 return "withdraw"
-            case e.PutEnd():
+            case acts.PutEnd():
                 return f"end: {'failed' if action.end.failed else 'finished'} {action.end.detail}"
-            case e.PutFlap():
+            case acts.PutFlap():
                 return f"counts loss {action.flap.count} of {action.place}"
-            case e.PutQuarantine():
+            case acts.PutQuarantine():
                 return f"quarantine {action.place} for {action.quarantine.seconds:g} s: {action.quarantine.reason}"
-            case e.Clear():
+            case acts.Clear():
                 done = (("tomb", action.tombs), ("doubt", action.doubts), ("drain", action.drains))
                 return "clears " + ", ".join(f"{kind} of {id.split('@')[0]}" for kind, ids in done for id in ids)
             case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
@@ -62,37 +63,37 @@ def test_a_refusal_after_a_clean_leave_does_not_turn_it_into_a_death() -> None:
     """The tomb says how a node went; that its port refuses afterwards is no news."""
     core = member("a", leader="c")
     core.handle([buried("b", Out.LEFT, "b")], 1.0)
-    assert not [a for a in core.handle(refused("b"), 1.1) if isinstance(a, e.Bury)]
+    assert not [a for a in core.handle(refused("b"), 1.1) if isinstance(a, acts.Bury)]
 
 
 def test_a_leader_found_dead_is_succeeded_at_once_even_with_its_tomb_up() -> None:
     """Its key would stand until its lease ends; whoever finds the port refused takes the key over by its revision."""
     core = member("b", leader="a")
     core.handle([buried("a", Out.DEAD, "c")], 1.0)
-    assert e.Campaign(expected=5) in core.handle(refused("a"), 1.1)
+    assert acts.Campaign(expected=5) in core.handle(refused("a"), 1.1)
 
 
 def test_a_funeral_does_not_free_the_leader_for_a_second_write() -> None:
     """The leader has one write of its own under way at a time, whatever else is written meanwhile."""
     core = member("a")
     told = core.handle(refused("b"), 1.0)
-    bury = next(action for action in told if isinstance(action, e.Bury))
+    bury = next(action for action in told if isinstance(action, acts.Bury))
     gone = e.TombPut(id=bury.id, tomb=bury.tomb, revision=10)
-    sealed = [action for action in core.handle([gone], 1.1) if isinstance(action, e.Seal)]
+    sealed = [action for action in core.handle([gone], 1.1) if isinstance(action, acts.Seal)]
     assert len(sealed) == 1
-    assert not [a for a in core.handle([e.WriteDone(write=bury, ok=True)], 1.2) if isinstance(a, e.Seal)]
+    assert not [a for a in core.handle([e.WriteDone(write=bury, ok=True)], 1.2) if isinstance(a, acts.Seal)]
     again = core.handle([e.WriteDone(write=sealed[0], ok=False)], 1.3)
-    assert not [a for a in again if isinstance(a, e.Seal)], "the watch is given a moment to tell why"
+    assert not [a for a in again if isinstance(a, acts.Seal)], "the watch is given a moment to tell why"
     later = core.alarm(1.3)
     assert later == pytest.approx(1.4)
-    assert [a for a in core.handle([e.Tick()], later) if isinstance(a, e.Seal)]
+    assert [a for a in core.handle([e.Tick()], later) if isinstance(a, acts.Seal)]
 
 
 def test_the_first_tomb_stays() -> None:
     """A node leaves, and its refusing port is found before its tomb is heard of: that makes no death of it."""
     keys = Keys()
-    left = e.Bury(id="c@c1", tomb=Tomb(incarnation="c1", how=Out.LEFT, by="c"))
-    dead = e.Bury(id="c@c1", tomb=Tomb(incarnation="c1", how=Out.DEAD, by="a"))
+    left = acts.Bury(id="c@c1", tomb=Tomb(incarnation="c1", how=Out.LEFT, by="c"))
+    dead = acts.Bury(id="c@c1", tomb=Tomb(incarnation="c1", how=Out.DEAD, by="a"))
     assert keys.transact(transaction("/job/", NODES[2], left)) is not None
     assert keys.transact(transaction("/job/", NODES[0], dead)) is None
     assert decode(Tomb, keys.items["/job/board/tombs/c@c1"].value, "key").how is Out.LEFT
@@ -102,8 +103,8 @@ def test_whoever_sees_its_own_key_vanish_registers_again() -> None:
     """A leader watches the roll: that its own key was deleted by hand it need not be told by anybody else."""
     core = member("a")
     gone = e.MemberGone(id="a@a1", revision=20)
-    assert e.PutMember(record=core.record) in core.handle([gone], 1.0)
-    assert not [a for a in core.handle([e.Registered(revision=21), gone], 1.1) if isinstance(a, e.PutMember)]
+    assert acts.PutMember(record=core.record) in core.handle([gone], 1.0)
+    assert not [a for a in core.handle([e.Registered(revision=21), gone], 1.1) if isinstance(a, acts.PutMember)]
 
 
 def test_many_events_at_once_are_decided_once() -> None:
@@ -112,7 +113,7 @@ def test_many_events_at_once_are_decided_once() -> None:
     dead = [
         e.TombPut(id=f"{name}@{name}1", tomb=Tomb(incarnation=f"{name}1", how=Out.DEAD), revision=10) for name in "bc"
     ]
-    seals = [action for action in core.handle(dead, 1.0) if isinstance(action, e.Seal)]
+    seals = [action for action in core.handle(dead, 1.0) if isinstance(action, acts.Seal)]
     assert [[node.name for node in seal.generation.nodes] for seal in seals] == [["a"]]
     assert seals[0].history.left == ("b", "c")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import LONGEST, Links
 
@@ -21,7 +22,7 @@ Told = e.PeerHeard | e.PeerRefused
 
 CHILD = """\
 import sys
-from elastic3d.membership.events import Peer, Watch
+from elastic3d.membership.actions import Peer, Watch
 from elastic3d.membership.driver.links import Links
 
 links = Links("127.0.0.1", lambda event: print(event, flush=True))
@@ -43,12 +44,12 @@ class Watcher:
         self.links.speak_for(f"{name}@1")
         self.address = address
 
-    def peer(self, id: str) -> e.Peer:
+    def peer(self, id: str) -> acts.Peer:
         """Return this one as a peer of that identity."""
-        return e.Peer(id=id, address=self.address, port=self.links.port)
+        return acts.Peer(id=id, address=self.address, port=self.links.port)
 
-    def watch(self, *peers: e.Peer, expected: tuple[str, ...] = ()) -> None:
-        self.links.watch(e.Watch(peers=peers, expected=expected))
+    def watch(self, *peers: acts.Peer, expected: tuple[str, ...] = ()) -> None:
+        self.links.watch(acts.Watch(peers=peers, expected=expected))
 
     def next(self, seconds: float) -> Told:
         return self.told.get(timeout=seconds)
@@ -74,8 +75,8 @@ def watcher() -> Iterator[Watcher]:
     watcher.links.close()
 
 
-def at(port: int, id: str = "b@1", address: str = "127.0.0.1") -> e.Peer:
-    return e.Peer(id=id, address=address, port=port)
+def at(port: int, id: str = "b@1", address: str = "127.0.0.1") -> acts.Peer:
+    return acts.Peer(id=id, address=address, port=port)
 
 
 def heard(id: str) -> e.PeerHeard:
@@ -105,7 +106,7 @@ class Child:
             self.told.put(line.strip())
 
     @property
-    def peer(self) -> e.Peer:
+    def peer(self) -> acts.Peer:
         return at(self.port, self.id)
 
     def watch(self, id: str, port: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from chaos.etcd import EtcdServer
 from elastic3d.etcd import EtcdClient
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Drain, Out, Tomb, encode
@@ -250,7 +251,7 @@ def test_a_job_that_ended_makes_room_for_the_next(job: Job) -> None:
         assert one.running is not None
         one.member.tell(e.Finished(key=one.running.key))
     wait(lambda: all(one.exit is not None for one in job.all.values()), 3)
-    assert [one.exit for one in job.all.values()] == [e.Exit(failed=False, detail="")] * 2
+    assert [one.exit for one in job.all.values()] == [acts.Exit(failed=False, detail="")] * 2
     # One is started again before the last of the old ones is gone.
     old = list(job.all.values())
     old[0].close()
@@ -351,7 +352,7 @@ def test_a_node_that_was_put_out_rejoins_as_a_newcomer(job: Job) -> None:
     tomb = Tomb(incarnation=b.record.node.incarnation, how=Out.DEAD, detail="the test says so", by="somebody")
     job.client.put(f"{job.root}board/tombs/{first}", encode(tomb))
     wait(lambda: b.exit is not None, 2)
-    assert b.exit == e.Exit(failed=True, detail="the test says so", rejoin=True)
+    assert b.exit == acts.Exit(failed=True, detail="the test says so", rejoin=True)
     wait(lambda: job.worlds() == {(2, "ac")}, 3, lambda: str(job.worlds()))
     b.rejoin()
     assert b.id != first

@@ -12,6 +12,7 @@ import pytest
 from chaos.etcd import EtcdServer
 from elastic3d.clock import SYSTEM
 from elastic3d.etcd import EtcdClient
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.writer import Writer
 from elastic3d.membership.records import (
@@ -55,12 +56,12 @@ class Desk:
         )
         self.writer.start()
 
-    def write(self, *actions: e.Write) -> None:
+    def write(self, *actions: acts.Write) -> None:
         for action in actions:
             self.writer.write(action)
 
     def register(self) -> None:
-        self.write(e.PutMember(record=MemberRecord(node=self.me)), e.PutReport(report=Report(incarnation="1")))
+        self.write(acts.PutMember(record=MemberRecord(node=self.me)), acts.PutReport(report=Report(incarnation="1")))
         assert isinstance(self.next(), e.Registered)
 
     def next(self, seconds: float = 3.0) -> e.Event:
@@ -104,7 +105,7 @@ def desk(etcd: EtcdServer) -> Iterator[Desk]:
 def test_what_a_write_changed_is_told_at_once(desk: Desk) -> None:
     """In the order asked for; a fenced write that came too late is told as failed, once."""
     desk.register()
-    first, late = e.Campaign(expected=0), e.Campaign(expected=0)
+    first, late = acts.Campaign(expected=0), acts.Campaign(expected=0)
     desk.write(first, late)
     led = desk.next()
     assert isinstance(led, e.LeaderPut)
@@ -112,7 +113,7 @@ def test_what_a_write_changed_is_told_at_once(desk: Desk) -> None:
     assert desk.next() == e.WriteDone(write=first, ok=True)
     assert desk.next() == e.WriteDone(write=late, ok=False)
     tomb = Tomb(incarnation="7", how=Out.DEAD)
-    bury = e.Bury(id="b@7", tomb=tomb)
+    bury = acts.Bury(id="b@7", tomb=tomb)
     desk.write(bury)
     assert [type(desk.next()) for _event in range(2)] == [e.TombPut, e.MemberGone]
     assert desk.next() == e.WriteDone(write=bury, ok=True)
@@ -123,7 +124,7 @@ def test_what_a_write_changed_is_told_at_once(desk: Desk) -> None:
 def test_all_that_is_the_members_own_goes_with_it(desk: Desk) -> None:
     """Its keys, its claim, its doubts and its pulse stand under one lease, which closing gives back."""
     desk.register()
-    desk.write(e.Campaign(expected=0), e.PutDoubt(id="b@7", doubt=Doubt(mark="m", by="a@1")))
+    desk.write(acts.Campaign(expected=0), acts.PutDoubt(id="b@7", doubt=Doubt(mark="m", by="a@1")))
     desk.writer.flush(3)
     assert len(desk.new_leases()) == 1
     desk.writer.close()
@@ -134,17 +135,17 @@ def test_all_that_is_the_members_own_goes_with_it(desk: Desk) -> None:
 def test_what_keeps_a_machine_out_ends_by_itself(desk: Desk) -> None:
     """A quarantine and a flap live on leases that nobody keeps alive; one that was refused leaves none behind."""
     desk.register()
-    desk.write(e.Campaign(expected=0))
+    desk.write(acts.Campaign(expected=0))
     led = desk.next()
     assert isinstance(led, e.LeaderPut)
-    stale = e.PutQuarantine(place="h", quarantine=Quarantine(seconds=500), token=led.revision + 1)
+    stale = acts.PutQuarantine(place="h", quarantine=Quarantine(seconds=500), token=led.revision + 1)
     desk.write(stale)
     desk.next()
     assert desk.next() == e.WriteDone(write=stale, ok=False)
     assert len(desk.new_leases()) == 1
     desk.write(
-        e.PutQuarantine(place="h", quarantine=Quarantine(seconds=2), token=led.revision),
-        e.PutFlap(place="h", flap=Flap(id="b@7", count=1), seconds=2, token=led.revision),
+        acts.PutQuarantine(place="h", quarantine=Quarantine(seconds=2), token=led.revision),
+        acts.PutFlap(place="h", flap=Flap(id="b@7", count=1), seconds=2, token=led.revision),
     )
     desk.writer.flush(3)
     mine = {"board/leader", "roll/members/a@1", "roll/reports/a@1"}
@@ -154,8 +155,8 @@ def test_what_keeps_a_machine_out_ends_by_itself(desk: Desk) -> None:
 
 def test_nothing_is_written_over_the_own_tomb(desk: Desk) -> None:
     """Neither member nor report: the incarnation is out, and hears so through the board."""
-    tomb = e.Bury(id="a@1", tomb=Tomb(incarnation="1", how=Out.DEAD))
-    desk.write(tomb, e.PutMember(record=MemberRecord(node=desk.me)), e.PutReport(report=Report(incarnation="1")))
+    tomb = acts.Bury(id="a@1", tomb=Tomb(incarnation="1", how=Out.DEAD))
+    desk.write(tomb, acts.PutMember(record=MemberRecord(node=desk.me)), acts.PutReport(report=Report(incarnation="1")))
     desk.writer.flush(3)
     assert desk.there() == {"board/tombs/a@1"}
     assert [type(desk.next()) for _event in range(3)] == [e.TombPut, e.MemberGone, e.WriteDone]
@@ -169,7 +170,7 @@ def test_a_lease_revoked_by_hand_is_told_once(desk: Desk, who: str) -> None:
     (lease,) = desk.new_leases()
     desk.other.revoke(lease)
     if who == "write":
-        desk.write(e.PutReport(report=Report(incarnation="1", step=5)))
+        desk.write(acts.PutReport(report=Report(incarnation="1", step=5)))
     assert desk.next(1.5) == e.Unregistered()
     if who == "write":
         wait(lambda: desk.there() == {"roll/reports/a@1"}, 2)
@@ -205,10 +206,10 @@ def test_without_etcd_it_neither_loses_nor_hangs(etcd: EtcdServer) -> None:
         other.register()
         etcd.pause()
         try:
-            desk.write(e.Bury(id="b@7", tomb=Tomb(incarnation="7", how=Out.DEAD)))
+            desk.write(acts.Bury(id="b@7", tomb=Tomb(incarnation="7", how=Out.DEAD)))
             for step in range(5):
-                desk.write(e.PutReport(report=Report(incarnation="1", step=step)))
-            other.write(e.PutReport(report=Report(incarnation="1", step=9)))
+                desk.write(acts.PutReport(report=Report(incarnation="1", step=step)))
+            other.write(acts.PutReport(report=Report(incarnation="1", step=9)))
             began = time.monotonic()
             other.writer.close()
             assert time.monotonic() - began < 6

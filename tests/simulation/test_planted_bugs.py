@@ -10,6 +10,7 @@ import pytest
 
 from chaos.simulation.run import Outcome, play
 from chaos.simulation.schedule import draw
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
 from elastic3d.membership.machine import leader, silence
@@ -38,9 +39,9 @@ def drop_the_fence(patch: pytest.MonkeyPatch) -> None:
     """A leader's writes do not compare its token any more."""
     honest = transactions.transaction
 
-    def unfenced(root: str, me: object, action: e.Write, lease: int = 0) -> transactions.Transaction:
+    def unfenced(root: str, me: object, action: acts.Write, lease: int = 0) -> transactions.Transaction:
         made = honest(root, me, action, lease)  # type: ignore[arg-type]
-        return replace(made, conditions=()) if isinstance(action, e.Seal | e.Propose) else made
+        return replace(made, conditions=()) if isinstance(action, acts.Seal | acts.Propose) else made
 
     patch.setattr(transactions, "transaction", unfenced)
 
@@ -67,7 +68,7 @@ def forget_the_relist(patch: pytest.MonkeyPatch) -> None:
     """After a compaction the watch goes on from now, and nobody looks what was missed."""
     honest = Core.handle
 
-    def forgetful(self: Core, events: Sequence[e.Event], now: float) -> list[e.Action]:
+    def forgetful(self: Core, events: Sequence[e.Event], now: float) -> list[acts.Action]:
         return honest(self, [event for event in events if not (isinstance(event, e.Listed) and event.gap)], now)
 
     patch.setattr(Core, "handle", forgetful)

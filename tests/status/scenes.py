@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from elastic3d.etcd import Delete, KeyValue, Put
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.looking.found import Check, Refusal
 from elastic3d.membership.records import (
     Doubt,
@@ -39,7 +39,7 @@ class Scene:
     leases: dict[str, int] = field(default_factory=dict)
     remaining: dict[int, float] = field(default_factory=dict)
 
-    def write(self, me: Node, *actions: e.Write) -> Scene:
+    def write(self, me: Node, *actions: acts.Write) -> Scene:
         """Do what member `me` writes, whatever its conditions."""
         for action in actions:
             ttl = lease_of(action, 3.0)
@@ -85,7 +85,9 @@ def generation(number: int, nodes: tuple[Node, ...], cause: Cause = Cause.START,
     return Generation(number=number, cause=cause, nodes=nodes, leader=nodes[0].name, **more)  # type: ignore[arg-type]
 
 
-def sealed(of: Generation, *, joined: tuple[str, ...] = (), left: tuple[str, ...] = (), ago: float = 200.0) -> e.Seal:
+def sealed(
+    of: Generation, *, joined: tuple[str, ...] = (), left: tuple[str, ...] = (), ago: float = 200.0
+) -> acts.Seal:
     """Return the write that seals a generation, as the leader makes it."""
     told = History(
         number=of.number,
@@ -100,7 +102,7 @@ def sealed(of: Generation, *, joined: tuple[str, ...] = (), left: tuple[str, ...
         layout=str(of.layout) if of.layout is not None else "",
         at=WALL - ago,
     )
-    return e.Seal(generation=of, history=told, token=1, previous=1)
+    return acts.Seal(generation=of, history=told, token=1, previous=1)
 
 
 def pulse(step: int = 1240, **more: object) -> bytes:
@@ -126,8 +128,8 @@ def registered(*nodes: Node, minimum: int = 2, maximum: int = 8) -> Scene:
     scene = Scene()
     for each in nodes:
         record = MemberRecord(node=each, minimum=minimum, maximum=maximum)
-        scene.write(each, e.PutMember(record=record), e.PutReport(report=Report(incarnation=each.incarnation)))
-    return scene.write(nodes[0], e.Campaign(expected=0))
+        scene.write(each, acts.PutMember(record=record), acts.PutReport(report=Report(incarnation=each.incarnation)))
+    return scene.write(nodes[0], acts.Campaign(expected=0))
 
 
 A, B, C, D, E, F = (node(name) for name in "abcdef")
@@ -157,24 +159,24 @@ def draining() -> Scene:
     scene = training()
     scene.put("roll/drains/b", encode(Drain(seconds=30, reason="new kernel", by="ops@bastion", at=WALL - 12)))
     notice = Notice(kind="aws", seconds=120.0, detail="spot interruption: terminate", at=WALL - 3)
-    scene.write(D, e.PutReport(report=Report(incarnation="1", notice=notice)))
+    scene.write(D, acts.PutReport(report=Report(incarnation="1", notice=notice)))
     next_one = generation(5, (A, E, C), Cause.DRAIN, attempt=41, layout=Layout(pp=3, dp=1), detail="b and d drain")
-    scene.write(A, e.Propose(proposal=Proposal(generation=next_one), token=1, previous=1))
-    return scene.write(E, e.PutReport(report=Report(incarnation="1", prepared="5.41")))
+    scene.write(A, acts.Propose(proposal=Proposal(generation=next_one), token=1, previous=1))
+    return scene.write(E, acts.PutReport(report=Report(incarnation="1", prepared="5.41")))
 
 
 def losses() -> Scene:
     scene = training()
-    scene.write(A, e.Bury(id=B.id, tomb=Tomb(incarnation="1", how=Out.DEAD, detail="silent: a, d", by="a")))
+    scene.write(A, acts.Bury(id=B.id, tomb=Tomb(incarnation="1", how=Out.DEAD, detail="silent: a, d", by="a")))
     for key in ("roll/members/c@1", "roll/reports/c@1"):
         del scene.keys[ROOT + key]
-    scene.write(A, e.PutReport(report=Report(incarnation="1", silent=(D.id,))))
-    scene.write(E, e.PutDoubt(id=E.id, doubt=Doubt(mark="m", by=A.id)))
-    flap = e.PutFlap(place="f", flap=Flap(id="f@0", count=3), seconds=3000, token=1)
-    kept_out = e.PutQuarantine(place="f", quarantine=Quarantine(seconds=240, reason="lost 3 times"), token=1)
-    scene.write(F, e.PutMember(record=MemberRecord(node=F))).write(A, flap, kept_out)
+    scene.write(A, acts.PutReport(report=Report(incarnation="1", silent=(D.id,))))
+    scene.write(E, acts.PutDoubt(id=E.id, doubt=Doubt(mark="m", by=A.id)))
+    flap = acts.PutFlap(place="f", flap=Flap(id="f@0", count=3), seconds=3000, token=1)
+    kept_out = acts.PutQuarantine(place="f", quarantine=Quarantine(seconds=240, reason="lost 3 times"), token=1)
+    scene.write(F, acts.PutMember(record=MemberRecord(node=F))).write(A, flap, kept_out)
     other = Quarantine(seconds=3600, reason="ECC errors", by="ops@bastion")
-    scene.write(A, e.PutQuarantine(place="rack9-h4", quarantine=other, token=1))
+    scene.write(A, acts.PutQuarantine(place="rack9-h4", quarantine=other, token=1))
     checks = (
         Check(name="devices", ok=True),
         Check(name="matrix product", ok=False, detail="digest 5e1f, expected 77a0: this device computes wrongly"),
@@ -186,19 +188,19 @@ def losses() -> Scene:
 def waiting() -> Scene:
     scene = registered(A, minimum=2)
     scene.write(A, sealed(generation(4, (A, B), Cause.DEATH, layout=Layout(pp=1, dp=2))))
-    return scene.write(A, e.Bury(id=B.id, tomb=Tomb(incarnation="1", how=Out.LEFT, detail="SIGTERM", by="b")))
+    return scene.write(A, acts.Bury(id=B.id, tomb=Tomb(incarnation="1", how=Out.LEFT, detail="SIGTERM", by="b")))
 
 
 def ended() -> Scene:
     scene = Scene().write(A, sealed(FOUR, left=("x",)))
-    return scene.write(A, e.PutEnd(end=End(failed=False, detail="main returned on all nodes"), token=1))
+    return scene.write(A, acts.PutEnd(end=End(failed=False, detail="main returned on all nodes"), token=1))
 
 
 def failed() -> Scene:
     scene = training()
     detail = "the user's code raised on 3 tries:\nTraceback ...\nValueError: loss is NaN \x1b[31m"
-    scene.write(C, e.PutReport(report=Report(incarnation="1", error="4.0", detail="ValueError: loss is NaN")))
-    return scene.write(A, e.PutEnd(end=End(failed=True, detail=detail), token=1))
+    scene.write(C, acts.PutReport(report=Report(incarnation="1", error="4.0", detail="ValueError: loss is NaN")))
+    return scene.write(A, acts.PutEnd(end=End(failed=True, detail=detail), token=1))
 
 
 def garbage() -> Scene:

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from chaos.etcd import EtcdServer
 from elastic3d.cli import application
 from elastic3d.etcd import EtcdClient
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.records import Drain, Flap, History, Out, Quarantine, Tomb, decode, encode
 from elastic3d.membership.transactions import transaction
 from tests.status import scenes
@@ -278,7 +278,7 @@ def test_etcd_is_not_there() -> None:
     assert "no answer from" in one_line(result)
 
 
-def leads(place: Place, *writes: e.Write) -> None:
+def leads(place: Place, *writes: acts.Write) -> None:
     """Write what a leader writes."""
     for write in writes:
         place.client.txn([], transaction(place.root(), A, write).operations, idempotent=True)
@@ -293,7 +293,7 @@ def test_drain_waits_until_the_node_has_left(place: Place) -> None:
     def carry_out() -> None:
         wait_for(place, "roll/drains/b")
         tomb = Tomb(incarnation="1", how=Out.LEFT, by="a")
-        leads(place, scenes.sealed(five), e.Bury(id=B.id, tomb=tomb), e.Clear(drains=("b",), token=1))
+        leads(place, scenes.sealed(five), acts.Bury(id=B.id, tomb=tomb), acts.Clear(drains=("b",), token=1))
 
     leader = threading.Thread(target=carry_out)
     leader.start()
@@ -364,7 +364,7 @@ def test_watch_prints_a_line_each_time(place: Place) -> None:
     try:
         assert watch.stdout is not None
         assert json.loads(watch.stdout.readline())["state"] == "training"
-        leads(place, e.PutEnd(end=scenes.End(failed=True, detail="enough"), token=1))
+        leads(place, acts.PutEnd(end=scenes.End(failed=True, detail="enough"), token=1))
         while json.loads(watch.stdout.readline())["state"] != "failed":
             pass
         watch.send_signal(signal.SIGINT)
@@ -389,7 +389,7 @@ def test_watch_in_a_terminal_leaves_it_as_it_was(place: Place, etcd: EtcdServer)
             seen = until(mine, seen, b"etcd does not answer")
         finally:
             etcd.resume()
-        leads(place, e.PutEnd(end=scenes.End(failed=True, detail="enough"), token=1))
+        leads(place, acts.PutEnd(end=scenes.End(failed=True, detail="enough"), token=1))
         seen = until(mine, seen, b"failed")
         watch.send_signal(signal.SIGINT)
         seen = until(mine, seen, b"\x1b[?25h")

@@ -162,7 +162,7 @@ def test_a_name_that_comes_back_is_two_nodes() -> None:
     """The generation names the dead incarnation, the roll the new one: both are shown, each with its own state."""
     scene = scenes.losses()
     again = scenes.node("b", incarnation="2")
-    scene.write(again, scenes.e.PutMember(record=scenes.MemberRecord(node=again)))
+    scene.write(again, scenes.acts.PutMember(record=scenes.MemberRecord(node=again)))
     rows = [(node.incarnation, node.state) for node in stands(scene).nodes if node.name == "b"]
     assert rows == [("1", NodeState.OUT), ("2", NodeState.JOINING)]
 

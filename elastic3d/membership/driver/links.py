@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.wire import Dial, Guest, Told, family
 
@@ -109,7 +110,7 @@ class Links:
         self._poll.register(self._wake_out, select.EPOLLIN)
         self._arrivals = select.epoll()
         self._ends: dict[int, Dial | Guest] = {}
-        self._orders: queue.SimpleQueue[e.Watch | str] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[acts.Watch | str] = queue.SimpleQueue()
         self._id = ""
         self._dials: dict[str, Dial] = {}
         self._expected: frozenset[str] = frozenset()
@@ -124,7 +125,7 @@ class Links:
         self._orders.put(id)
         self._wake()
 
-    def watch(self, ring: e.Watch) -> None:
+    def watch(self, ring: acts.Watch) -> None:
         """Watch these peers, expect those ids, and nobody else; what is known of them already is told again."""
         self._orders.put(ring)
         self._wake()
@@ -200,7 +201,7 @@ class Links:
             else:
                 self._arrange(order, now)
 
-    def _arrange(self, ring: e.Watch, now: float) -> None:
+    def _arrange(self, ring: acts.Watch, now: float) -> None:
         wanted = {peer.id: peer for peer in ring.peers}
         for id in [id for id, dial in self._dials.items() if wanted.get(id) != dial.peer]:
             self._drop(self._dials.pop(id))

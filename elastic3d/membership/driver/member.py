@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.etcd import Delivery, EtcdClient, Watch
 from elastic3d.etcd import watch as etcd_watch
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import reading
 from elastic3d.membership.driver.ended import make_room
@@ -62,7 +63,7 @@ class Member:
         record: MemberRecord,
         policy: Policy,
         planner: Planner,
-        act: Callable[[e.Local], None],
+        act: Callable[[acts.Local], None],
         *,
         pulse: Callable[[], Pulse],
         heard: Callable[[bool], None] = lambda there: None,
@@ -125,7 +126,7 @@ class Member:
             if watch is not None:
                 watch.close()
         if self._links is not None:
-            self._links.watch(e.Watch(peers=()))
+            self._links.watch(acts.Watch(peers=()))
         self._writer.stop()
 
     def close(self) -> None:
@@ -147,7 +148,7 @@ class Member:
             self._decide()
         except Exception as error:  # noqa: BLE001  # the thread's edge: a member that decides nothing must not look alive
             traceback.print_exc()
-            self._act(e.Exit(failed=True, detail=f"the membership failed: {type(error).__name__}: {error}"))
+            self._act(acts.Exit(failed=True, detail=f"the membership failed: {type(error).__name__}: {error}"))
 
     def _decide(self) -> None:
         while not self._closed:
@@ -188,14 +189,14 @@ class Member:
             self._noted(event)
         for action in self._core.handle(events, self._clock.monotonic()):
             match action:
-                case e.Watch():
+                case acts.Watch():
                     assert self._links is not None
                     self._links.watch(action)
-                case e.LetGo():
+                case acts.LetGo():
                     self._writer.let_go()
-                case e.WatchRoll():
+                case acts.WatchRoll():
                     self._watch_roll(action.on)
-                case _ if isinstance(action, e.Local):
+                case _ if isinstance(action, acts.Local):
                     self._act(action)
                 case _:
                     self._writer.write(action)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import quote, unquote
 
-from elastic3d.membership.events import Peer
+from elastic3d.membership.actions import Peer
 
 LONGEST_HELLO = 4096
 """Bytes. More than this before the end of the line is no hello of ours."""

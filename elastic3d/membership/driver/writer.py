@@ -20,6 +20,7 @@ from dataclasses import replace
 from elastic3d.clock import Clock
 from elastic3d.errors import EtcdError, EtcdUnavailable
 from elastic3d.etcd import EtcdClient, Impaired, Lease, LeaseGone, LeaseKeeper
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
 from elastic3d.membership.records import Pulse
@@ -57,7 +58,7 @@ class Writer:
         self._tell, self._pulse, self._period = tell, pulse, period
         self._leases = LeaseKeeper(client)
         self._lease: Lease | None = None
-        self._writes: deque[e.Write] = deque()
+        self._writes: deque[acts.Write] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._registered = self._reported = 0
@@ -69,10 +70,10 @@ class Writer:
         """Begin to write."""
         self._thread.start()
 
-    def write(self, action: e.Write) -> None:
+    def write(self, action: acts.Write) -> None:
         """Write this after all that was asked for before; of two reports in a row only the newer one."""
         with self._changed:
-            if isinstance(action, e.PutReport) and self._writes and isinstance(self._writes[-1], e.PutReport):
+            if isinstance(action, acts.PutReport) and self._writes and isinstance(self._writes[-1], acts.PutReport):
                 self._writes.pop()
             self._writes.append(action)
             self._changed.notify_all()
@@ -131,7 +132,7 @@ class Writer:
                 elif not done:
                     self._changed.wait(timeout=RETRY)
 
-    def _next(self) -> e.Write | None:
+    def _next(self) -> acts.Write | None:
         """Return the next write; None when it is time for a pulse, or to end."""
         with self._changed:
             while not self._writes and not self._closed:
@@ -141,9 +142,9 @@ class Writer:
                 self._changed.wait(timeout=None if self._pulse_at is None else self._pulse_at - now)
             return self._writes[0] if self._writes else None
 
-    def _write(self, action: e.Write) -> bool:
+    def _write(self, action: acts.Write) -> bool:
         """Return whether this write needs no further try."""
-        fenced = isinstance(action, e.Fenced)
+        fenced = isinstance(action, acts.Fenced)
         try:
             ok = self._send(action)
             self.impaired("")
@@ -160,7 +161,7 @@ class Writer:
                 self._tell(e.Broken(detail=str(error)))
                 return True
             ok = False
-        if fenced or isinstance(action, e.Bury | e.PutDoubt):
+        if fenced or isinstance(action, acts.Bury | acts.PutDoubt):
             self._tell(e.WriteDone(write=action, ok=ok))
         return True
 
@@ -171,7 +172,7 @@ class Writer:
         if reason != known:
             self._tell(e.EtcdImpaired(reason=reason))
 
-    def _send(self, action: e.Write) -> bool:
+    def _send(self, action: acts.Write) -> bool:
         lease = 0
         ttl = transactions.lease_of(action, self._ttl)
         if transactions.own_lease(action):
@@ -179,12 +180,12 @@ class Writer:
         elif ttl is not None:
             lease, _granted = self._client.grant(ttl, budget=BUDGET)
         made = transactions.transaction(self._root, self._me, self._stamped(action), lease)
-        idempotent = not isinstance(action, e.Fenced)
+        idempotent = not isinstance(action, acts.Fenced)
         result = self._client.txn(made.conditions, made.operations, idempotent=idempotent, budget=BUDGET)
         if result.succeeded:
-            if isinstance(action, e.PutMember):
+            if isinstance(action, acts.PutMember):
                 self._begin_pulses(result.revision)
-            elif isinstance(action, e.PutReport):
+            elif isinstance(action, acts.PutReport):
                 self._reported = result.revision
             for event in transactions.told(self._me, action, result.revision):
                 self._tell(event)
@@ -205,9 +206,9 @@ class Writer:
             self._lease, self._registered, self._reported, self._pulse_at = None, 0, 0, None
         self._tell(e.Unregistered())
 
-    def _stamped(self, action: e.Write) -> e.Write:
+    def _stamped(self, action: acts.Write) -> acts.Write:
         """Return the write with the wall clock in what people remember of a generation; the core has no clock."""
-        if not isinstance(action, e.Seal):
+        if not isinstance(action, acts.Seal):
             return action
         return replace(action, history=replace(action.history, at=self._clock.wall()))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.lead import Lead
 from elastic3d.membership.machine.roll import Roll
@@ -17,35 +17,35 @@ SOME = 40
 """Keys of a kind that one transaction clears; etcd takes 128 operations."""
 
 
-def chore(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> e.Fenced | None:
+def chore(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     """Return one write of housekeeping, None if there is nothing to do."""
     return _sweep(view) or _count_flap(view, roll, policy, lead) or _clear(view, roll, lead, alarm)
 
 
-def _sweep(view: View) -> e.Fenced | None:
+def _sweep(view: View) -> acts.Fenced | None:
     """Return the removal of a key that is garbage, once each: what it did not remove is not what it was."""
     if not view.garbage:
         return None
     key = next(iter(view.garbage))
-    return e.Sweep(key=key, revision=view.garbage.pop(key), token=view.token)
+    return acts.Sweep(key=key, revision=view.garbage.pop(key), token=view.token)
 
 
-def _count_flap(view: View, roll: Roll, policy: Policy, lead: Lead) -> e.Fenced | None:
+def _count_flap(view: View, roll: Roll, policy: Policy, lead: Lead) -> acts.Fenced | None:
     while lead.losses and policy.flaps:
         loss = lead.losses[0]
         flap = roll.flaps.get(loss.place)
         if flap is None or flap.id != loss.id:
             more = Flap(id=loss.id, count=(flap.count if flap else 0) + 1)
-            return e.PutFlap(place=loss.place, flap=more, seconds=policy.flap_memory, token=view.token)
+            return acts.PutFlap(place=loss.place, flap=more, seconds=policy.flap_memory, token=view.token)
         if flap.count >= policy.flaps and loss.place not in roll.quarantines:
             reason = f"lost {flap.count} times within {policy.flap_memory:g} s"
             kept = Quarantine(seconds=policy.kept_out(flap.count), reason=reason, by=view.me.node.name)
-            return e.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
+            return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
         lead.losses.pop(0)
     return None
 
 
-def _clear(view: View, roll: Roll, lead: Lead, alarm: Alarm) -> e.Fenced | None:
+def _clear(view: View, roll: Roll, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     tombs: list[str] = []
     for id, at in view.tombs_at.items():
         # In the order in which they were heard of: those that follow are younger.
@@ -57,7 +57,7 @@ def _clear(view: View, roll: Roll, lead: Lead, alarm: Alarm) -> e.Fenced | None:
     drains = [name for name in roll.drains if _over(view, roll, lead, name, alarm)]
     if not (tombs or doubts or drains):
         return None
-    return e.Clear(tombs=tuple(tombs), doubts=tuple(doubts[:SOME]), drains=tuple(drains[:SOME]), token=view.token)
+    return acts.Clear(tombs=tuple(tombs), doubts=tuple(doubts[:SOME]), drains=tuple(drains[:SOME]), token=view.token)
 
 
 def _doubted(roll: Roll, id: str, by: str) -> bool:

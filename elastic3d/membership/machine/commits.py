@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import SavedStep
 
@@ -14,14 +14,14 @@ class Commits:
         self._fenced = 0
         self._committing: tuple[SavedStep, int] | None = None
 
-    def follow(self, view: View, actions: list[e.Action]) -> None:
+    def follow(self, view: View, actions: list[acts.Action]) -> None:
         """Fence the store for this generation; commit what all its nodes, or what is left of an older one, wrote."""
         current, roll = view.generation, view.roll
         if current is None or not current.nodes or roll is None:
             return
         if self._fenced != current.number:
             self._fenced = current.number
-            actions.append(e.Fence(number=current.number))
+            actions.append(acts.Fence(number=current.number))
         saved = roll.reports.saved
         if not saved:
             return
@@ -30,4 +30,4 @@ class Commits:
         complete = nodes >= len(current.nodes) or newest.made_in != current.number
         if complete and self._committing != (newest, nodes):
             self._committing = (newest, nodes)
-            actions.append(e.Commit(saved=newest, number=current.number))
+            actions.append(acts.Commit(saved=newest, number=current.number))

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.campaign import turn
@@ -68,7 +69,7 @@ class Core:
         self._registered = self._registering = False
         self._registered_at = 0
         self._told = self.report
-        self._busy: e.Write | None = None
+        self._busy: acts.Write | None = None
         self._retry_at = 0.0
         self._lost_since: float | None = None
         self._outvoted_since: float | None = None
@@ -93,9 +94,9 @@ class Core:
         """Return when to `handle` at the latest, with a `Tick` if nothing else came; None: there is no hurry ever."""
         return None if self.exited or self._alarm.next == float("inf") else max(now, self._alarm.next)
 
-    def handle(self, events: Sequence[e.Event], now: float) -> list[e.Action]:
+    def handle(self, events: Sequence[e.Event], now: float) -> list[acts.Action]:
         """Take in what happened, in this order, and return what to do, in order."""
-        actions: list[e.Action] = []
+        actions: list[acts.Action] = []
         if self.exited:
             return actions
         self._alarm = Alarm(now)
@@ -123,10 +124,10 @@ class Core:
         # Steps alone are not worth a write each: they travel with the next one.
         if self.report != self._told and replace(self.report, step=self._told.step) != self._told:
             self._told = self.report
-            actions.append(e.PutReport(report=self.report))
+            actions.append(acts.PutReport(report=self.report))
         return actions
 
-    def _hear(self, event: e.Event, actions: list[e.Action], now: float) -> None:
+    def _hear(self, event: e.Event, actions: list[acts.Action], now: float) -> None:
         """Take in what concerns this member alone."""
         trainers = self._trainers
         match event:
@@ -188,24 +189,24 @@ class Core:
                 self._drain(actions, event.notice.seconds, event.notice.detail or event.notice.kind)
             case e.LeaveAsked():
                 tomb = Tomb(incarnation=self.record.node.incarnation, how=Out.LEFT, by=self.record.node.name)
-                self._exit(actions, "this node leaves the job", e.Exit(failed=False, detail="left the job"), tomb)
+                self._exit(actions, "this node leaves the job", acts.Exit(failed=False, detail="left the job"), tomb)
             case e.Broken():
-                self._exit(actions, "this node cannot go on", e.Exit(failed=True, detail=event.detail))
+                self._exit(actions, "this node cannot go on", acts.Exit(failed=True, detail=event.detail))
             case _:
                 pass
 
-    def _exit(self, actions: list[e.Action], why: str, how: e.Exit, tomb: Tomb | None = None) -> None:
+    def _exit(self, actions: list[acts.Action], why: str, how: acts.Exit, tomb: Tomb | None = None) -> None:
         self._trainers.stop_all(actions, why)
         if tomb is not None:
-            actions.append(e.Bury(id=self._id, tomb=tomb))
+            actions.append(acts.Bury(id=self._id, tomb=tomb))
         actions.append(how)
         self.exited = True
 
-    def _drain(self, actions: list[e.Action], seconds: float | None, detail: str) -> None:
+    def _drain(self, actions: list[acts.Action], seconds: float | None, detail: str) -> None:
         self._draining = True
-        actions.append(e.Draining(seconds=seconds, detail=detail))
+        actions.append(acts.Draining(seconds=seconds, detail=detail))
 
-    def _bury(self, id: str, evidence: str, actions: list[e.Action]) -> None:
+    def _bury(self, id: str, evidence: str, actions: list[acts.Action]) -> None:
         """Tell everyone that a peer is dead, and take over if it led: both are fenced by its incarnation."""
         if id not in self._buried:
             self._buried[id] = None
@@ -214,16 +215,16 @@ class Core:
                 self._trainers.stop(actions, current.key, f"{id.partition('@')[0]} is dead")
             if id not in self.view.tombs:
                 tomb = Tomb(incarnation=id.partition("@")[2], how=Out.DEAD, detail=evidence, by=self.record.node.name)
-                actions.append(e.Bury(id=id, tomb=tomb))
+                actions.append(acts.Bury(id=id, tomb=tomb))
             if self.view.leader_id == id:
                 self._campaign(actions, self.view.token)
 
-    def _take_part(self, actions: list[e.Action]) -> None:
+    def _take_part(self, actions: list[acts.Action]) -> None:
         """Stay registered; go when the job is over, this incarnation is out, or the others went on without it."""
         view, current = self.view, self.view.generation
         tomb = view.tombs.get(self._id)
         if tomb is not None:
-            how = e.Exit(
+            how = acts.Exit(
                 failed=tomb.how is not Out.LEFT,
                 detail=tomb.detail or f"declared {tomb.how} by {tomb.by}",
                 rejoin=tomb.how is Out.DEAD,
@@ -231,7 +232,7 @@ class Core:
             self._exit(actions, f"this incarnation is out: {tomb.how}", how)
             return
         if view.end is not None:
-            self._exit(actions, "the job is over", e.Exit(failed=view.end.failed, detail=view.end.detail))
+            self._exit(actions, "the job is over", acts.Exit(failed=view.end.failed, detail=view.end.detail))
             return
         if current is not None and current.nodes:
             world = world_of(current)
@@ -239,7 +240,7 @@ class Core:
                 self._active_in = current.number
             elif self._active_in and self._id not in world.spares and current.cause is not Cause.DRAIN:
                 detail = f"the others went on without this node ({current.cause}: {current.detail})"
-                self._exit(actions, "another generation was sealed", e.Exit(failed=True, detail=detail, rejoin=True))
+                self._exit(actions, "another generation was sealed", acts.Exit(failed=True, detail=detail, rejoin=True))
                 return
         coming = view.coming
         if coming is not None and coming.cause is Cause.DRAIN and not self._draining and view.active(self._id):
@@ -249,8 +250,8 @@ class Core:
         if not self._registered and not self._registering:
             self._registering = True
             self._told = self.report
-            actions.append(e.PutMember(record=self.record))
-            actions.append(e.PutReport(report=self.report))
+            actions.append(acts.PutMember(record=self.record))
+            actions.append(acts.PutReport(report=self.report))
 
     def _answer(self) -> None:
         """Say what the neighbours are, and that this member lives, if somebody doubts it."""
@@ -259,7 +260,7 @@ class Core:
         if self._neighbours.silent != self.report.silent or answered != self.report.answered:
             self.report = replace(self.report, silent=self._neighbours.silent, answered=answered)
 
-    def _govern(self, actions: list[e.Action], now: float) -> None:
+    def _govern(self, actions: list[acts.Action], now: float) -> None:
         """Campaign when nobody leads, judge a silent leader, decide when this member leads; a stranger does nothing."""
         current, mine = self.view.generation, self.record.profile
         if current is not None and current.nodes and mine is not None and current.job != mine.digest:
@@ -296,24 +297,24 @@ class Core:
         writes = decide(
             self.view, self.policy, self._planner, self._lead, self._alarm, ready=ready, hindered=self._hindered
         )
-        if writes and isinstance(writes[-1], e.Fenced):
+        if writes and isinstance(writes[-1], acts.Fenced):
             self._busy = writes[-1]
         actions += writes
 
-    def _campaign(self, actions: list[e.Action], expected: int) -> None:
+    def _campaign(self, actions: list[acts.Action], expected: int) -> None:
         if self._busy is None:
-            self._busy = e.Campaign(expected=expected)
+            self._busy = acts.Campaign(expected=expected)
             actions.append(self._busy)
 
-    def _watch_roll(self, actions: list[e.Action], on: bool) -> None:
+    def _watch_roll(self, actions: list[acts.Action], on: bool) -> None:
         if on and self.view.roll is None:
             self.view.open_roll()
-            actions.append(e.WatchRoll(True))
+            actions.append(acts.WatchRoll(True))
         elif not on and self.view.roll is not None:
             self.view.close_roll()
-            actions.append(e.WatchRoll(False))
+            actions.append(acts.WatchRoll(False))
 
-    def _endure(self, actions: list[e.Action]) -> None:
+    def _endure(self, actions: list[acts.Action]) -> None:
         """Without etcd: go on while nobody has it, stop before the others could have sealed us out.
 
         Whoever trains nothing lets its lease go, should that be kept alive still: it would be taken into generations
@@ -330,4 +331,4 @@ class Core:
                 self.report = replace(self.report, fault=generation.key, detail=detail)
         if self.running is None and self._registered and self._alarm.due(self._lost_since + patience):
             self._registered = self._registering = False
-            actions.append(e.LetGo())
+            actions.append(acts.LetGo())

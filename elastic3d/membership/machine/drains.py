@@ -7,7 +7,7 @@ its copy. A node whose time is over is let go as it is: what follows then is a l
 
 from __future__ import annotations
 
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.roll import Leaving, Roll
 from elastic3d.membership.machine.view import View
@@ -47,9 +47,9 @@ def gone(view: View, id: str, one: Leaving, *, late: bool = False) -> Tomb:
     return Tomb(incarnation=id.partition("@")[2], how=Out.LEFT, detail=detail, by=view.me.node.name)
 
 
-def end(view: View) -> e.PutEnd:
+def end(view: View) -> acts.PutEnd:
     """Return the write that stops a job all of whose nodes leave."""
-    return e.PutEnd(end=End(failed=False, detail="every node was told to leave"), token=view.token)
+    return acts.PutEnd(end=End(failed=False, detail="every node was told to leave"), token=view.token)
 
 
 def _part(one: Leaving, part: float, alarm: Alarm) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from elastic3d.errors import LayoutError
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.roll import Present, Roll
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.machine.world import world_of
@@ -122,7 +122,7 @@ def _fit(
     )
 
 
-def seal(view: View, generation: Generation) -> e.Seal:
+def seal(view: View, generation: Generation) -> acts.Seal:
     """Return the write that makes it so, with its history. The clock of the history is the adapter's to fill in."""
     before = world_of(view.generation).nodes if view.generation is not None else {}
     after = world_of(generation)
@@ -142,13 +142,13 @@ def seal(view: View, generation: Generation) -> e.Seal:
         layout=str(generation.layout) if generation.layout is not None else "",
         at=0.0,
     )
-    return e.Seal(generation=generation, history=history, token=view.token, previous=view.generation_revision)
+    return acts.Seal(generation=generation, history=history, token=view.token, previous=view.generation_revision)
 
 
-def propose(view: View, generation: Generation, *, switch: bool = False) -> e.Propose:
+def propose(view: View, generation: Generation, *, switch: bool = False) -> acts.Propose:
     """Return the write that lets everybody prepare this generation, or leave for it."""
     proposal = Proposal(generation=generation, switch=switch)
-    return e.Propose(proposal=proposal, token=view.token, previous=view.generation_revision)
+    return acts.Propose(proposal=proposal, token=view.token, previous=view.generation_revision)
 
 
 def _few(names: list[str]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.lead import Lead
@@ -14,7 +14,7 @@ TOGETHER = 100
 """How many dead that are registered no more get tombs; for a whole zone, being in no generation has to do."""
 
 
-def funerals(view: View, roll: Roll, lead: Lead, lost: dict[str, str], alarm: Alarm) -> list[e.Write]:
+def funerals(view: View, roll: Roll, lead: Lead, lost: dict[str, str], alarm: Alarm) -> list[acts.Write]:
     """Return the tombs to put up now, each once, the leader's own last."""
     me = view.me.node
     wanted: list[tuple[str, Tomb]] = []
@@ -34,13 +34,13 @@ def funerals(view: View, roll: Roll, lead: Lead, lost: dict[str, str], alarm: Al
         elif one.deadline is not None and alarm.due(one.deadline) and not drains.everybody(roll):
             wanted.append((id, drains.gone(view, id, one, late=True)))
     wanted.sort(key=lambda one: one[0] == me.id)
-    writes: list[e.Write] = []
+    writes: list[acts.Write] = []
     for id, tomb in wanted:
         if id not in view.tombs and id not in lead.buried:
             lead.buried[id] = None
             if tomb.how is Out.LEFT:
                 lead.drained[id.partition("@")[0]] = None
-            writes.append(e.Bury(id=id, tomb=tomb))
+            writes.append(acts.Bury(id=id, tomb=tomb))
     return writes
 
 

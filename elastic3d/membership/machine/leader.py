@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic3d.errors import LayoutError
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.chores import chore
@@ -29,7 +29,7 @@ from elastic3d.values import Cause
 
 def decide(
     view: View, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm, *, ready: bool, hindered: bool
-) -> list[e.Write]:
+) -> list[acts.Write]:
     """Return the leader's next writes, none when all is as it should be. The roll is there and listed.
 
     At most one of them is fenced, the last, and that only if `ready`. hindered: etcd takes no writes, so that who is
@@ -50,27 +50,27 @@ def decide(
 
 def _fenced(
     view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, lost: dict[str, str], alarm: Alarm
-) -> e.Fenced | None:
+) -> acts.Fenced | None:
     current = view.generation
     # Without nodes it is what an earlier job under this id left: its number, to go on from.
     if current is None or not current.nodes:
         return _first(view, roll, policy, planner, lead, alarm)
     if view.spoiled:
-        return e.Mend(generation=current, token=view.token, previous=view.generation_revision)
+        return acts.Mend(generation=current, token=view.token, previous=view.generation_revision)
     finished = len(roll.reports.who("finished", current.key))
     if finished == len(current.nodes):
-        return e.PutEnd(end=End(failed=False), token=view.token)
+        return acts.PutEnd(end=End(failed=False), token=view.token)
     why = urgent(view, roll, policy, lead, lost, alarm)
     if why is not None:
         blame(view, policy, lead, why)
         return _reform(view, roll, policy, planner, lead, why, lost, alarm)
     lead.below = lead.orphan = None
     if finished:
-        return e.Withdraw(token=view.token) if view.proposal else None
+        return acts.Withdraw(token=view.token) if view.proposal else None
     return planned(view, roll, policy, planner, lead, alarm) or chore(view, roll, policy, lead, alarm)
 
 
-def _first(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> e.Fenced | None:
+def _first(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     if _too_few(len(roll.eligible), policy, lead, alarm):
         return _below(view, len(roll.eligible), policy, lead, alarm)
     if len(roll.eligible) < policy.maximum and not alarm.due(roll.changed_at + policy.first_gather):
@@ -93,20 +93,20 @@ def _reform(
     why: Urgent,
     lost: dict[str, str],
     alarm: Alarm,
-) -> e.Fenced | None:
+) -> acts.Fenced | None:
     """Seal a new generation at once, without waiting for anybody but the minimum, and in a storm for its next loss."""
     current = view.generation
     assert current is not None
     if drains.everybody(roll) and drains.flushed(roll.draining, alarm):
         return drains.end(view)
     if why.cause is Cause.ERROR and not policy.beside:
-        return e.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
+        return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
     # Where torchrun restarts the workers, it counts the tries.
     own = why.cause in (Cause.ERROR, Cause.FAULT) and policy.beside
     step = roll.reports.step() if own else 0
     tries = 0 if not own else (current.tries + 1 if step <= current.tried_at else 1)
     if own and tries >= policy.tries:
-        return e.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
+        return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
     storms = storm(view, why, lead, alarm.now)
     if lead.silence.pending or not calm(policy, lead, storms, alarm):
         return None
@@ -153,7 +153,7 @@ def _too_few(count: int, policy: Policy, lead: Lead, alarm: Alarm) -> bool:
     return True
 
 
-def _below(view: View, count: int, policy: Policy, lead: Lead, alarm: Alarm) -> e.Fenced | None:
+def _below(view: View, count: int, policy: Policy, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     assert lead.below is not None
     if not alarm.due(lead.below + policy.below_minimum):
         return None
@@ -161,12 +161,12 @@ def _below(view: View, count: int, policy: Policy, lead: Lead, alarm: Alarm) -> 
         f"{count} node(s) for {policy.below_minimum:g} s, {policy.counting()}: "
         "start more nodes, lower --nnodes, or raise --rdzv-conf=timeout"
     )
-    return e.PutEnd(end=End(failed=True, detail=detail), token=view.token)
+    return acts.PutEnd(end=End(failed=True, detail=detail), token=view.token)
 
 
-def _without_layout(view: View, error: LayoutError, policy: Policy, lead: Lead, alarm: Alarm) -> e.Fenced | None:
+def _without_layout(view: View, error: LayoutError, policy: Policy, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     """No layout fits these nodes: wait for others as below the minimum, then fail with the planner's words."""
     lead.unplanned = alarm.now if lead.unplanned is None else lead.unplanned
     if not alarm.due(lead.unplanned + policy.below_minimum):
         return None
-    return e.PutEnd(end=End(failed=True, detail=str(error)), token=view.token)
+    return acts.PutEnd(end=End(failed=True, detail=str(error)), token=view.token)

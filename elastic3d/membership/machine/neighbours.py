@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.view import View
 
@@ -11,7 +12,7 @@ class Neighbours:
 
     def __init__(self, id: str) -> None:
         self._id = id
-        self._watch = e.Watch(peers=())
+        self._watch = acts.Watch(peers=())
         self._near: frozenset[str] = frozenset()
         self.silent: tuple[str, ...] = ()
 
@@ -22,14 +23,14 @@ class Neighbours:
         (silent.discard if event.alive or event.id not in self._near else silent.add)(event.id)
         self.silent = tuple(sorted(silent))
 
-    def follow(self, view: View, actions: list[e.Action]) -> None:
+    def follow(self, view: View, actions: list[acts.Action]) -> None:
         """Watch the next two of the ring, expect the two before, and forget what was heard of others."""
         ring = view.ring
-        watch = e.Watch(peers=())
+        watch = acts.Watch(peers=())
         if self._id in ring.index and self._id not in view.tombs:
             after, before = ring.after(self._id, view.tombs), ring.before(self._id, view.tombs)
-            peers = tuple(e.Peer(id=node.id, address=node.address, port=node.heartbeat_port) for node in after)
-            watch = e.Watch(peers=peers, expected=tuple(node.id for node in before))
+            peers = tuple(acts.Peer(id=node.id, address=node.address, port=node.heartbeat_port) for node in after)
+            watch = acts.Watch(peers=peers, expected=tuple(node.id for node in before))
         if watch != self._watch:
             self._watch = watch
             self._near = frozenset((*(peer.id for peer in watch.peers), *watch.expected))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic3d.errors import LayoutError
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.forming import Planner
@@ -32,7 +32,7 @@ PATIENCE = 10
 HOUR = 3600.0
 
 
-def planned(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> e.Fenced | None:
+def planned(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     """Return the next write towards a better membership, None while there is none or it takes its time."""
     if view.coming is not None:
         return _drive(view, roll, policy, lead, alarm)
@@ -130,7 +130,7 @@ def _better(
 
 def _ask_all(
     view: View, roll: Roll, policy: Policy, going: dict[str, Leaving], lead: Lead, alarm: Alarm
-) -> e.Fenced | None:
+) -> acts.Fenced | None:
     """Nobody can go on without those who must leave: ask everybody to leave at a boundary."""
     current = view.generation
     assert current is not None
@@ -151,7 +151,7 @@ def _ask_all(
     return forming.propose(view, nobody, switch=True)
 
 
-def _drive(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> e.Fenced | None:
+def _drive(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     """Bring a proposal to its seal: all prepared, then all left, then sealed; withdraw it when it cannot come."""
     current, proposal = view.generation, view.proposal
     assert current is not None
@@ -178,12 +178,12 @@ def _drive(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> 
         prepared = len(roll.reports.who("prepared", formed.key)) == len(formed.nodes)
         if prepared or drains.hurried({id: one for id, one in going.items() if id not in coming}, alarm):
             switch = replace(proposal, switch=True)
-            return e.Propose(proposal=switch, token=view.token, previous=view.generation_revision)
+            return acts.Propose(proposal=switch, token=view.token, previous=view.generation_revision)
         return None
     return forming.seal(view, replace(formed, spent=spent(view, policy, alarm.now))) if all_left else None
 
 
-def _withdraw(view: View, lead: Lead, alarm: Alarm, *, soon: bool = False) -> e.Withdraw:
+def _withdraw(view: View, lead: Lead, alarm: Alarm, *, soon: bool = False) -> acts.Withdraw:
     lead.proposed, lead.considered = None, -1
     lead.not_before = alarm.now + (0.0 if soon else RETRY)
-    return e.Withdraw(token=view.token)
+    return acts.Withdraw(token=view.token)

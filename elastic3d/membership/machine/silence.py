@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.roll import Roll
 from elastic3d.membership.machine.suspicion import Cut, Suspect, cuts_of, suspects
@@ -62,7 +62,7 @@ class Silence:
 
 def judge(
     view: View, roll: Roll, policy: Policy, silence: Silence, alarm: Alarm, only: str = ""
-) -> tuple[dict[str, str], list[e.Write]]:
+) -> tuple[dict[str, str], list[acts.Write]]:
     """Return who is dead for silence, with the evidence, and the doubts to put up. `only`: the leader, which this
     member judges; of the others those alone are of concern who are cut off together with it.
     """
@@ -72,7 +72,7 @@ def judge(
         del silence.since[id]
         silence.asked.pop(id, None)
     dead: dict[str, str] = {}
-    doubts: list[e.Write] = []
+    doubts: list[acts.Write] = []
     silence.pending = False
     for suspect in found:
         id = suspect.id
@@ -106,5 +106,5 @@ def judge(
             silence.doubts += 1
             alarm.due(alarm.now + ASK_AGAIN)
             me = view.me.node
-            doubts.append(e.PutDoubt(id=id, doubt=Doubt(mark=f"{me.incarnation}.{silence.doubts}", by=me.id)))
+            doubts.append(acts.PutDoubt(id=id, doubt=Doubt(mark=f"{me.incarnation}.{silence.doubts}", by=me.id)))
     return dead, doubts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from elastic3d.membership import events as e
+from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.machine.world import world_of
 from elastic3d.values import Generation
@@ -43,18 +43,18 @@ class Trainers:
         if key in self._phase:
             self._phase[key] = Phase.OVER
 
-    def stop(self, actions: list[e.Action], key: str, why: str) -> None:
+    def stop(self, actions: list[acts.Action], key: str, why: str) -> None:
         """Stop those of one generation, if any live."""
         if self._phase.get(key, Phase.OVER) is not Phase.OVER:
             self._phase[key] = Phase.OVER
-            actions.append(e.Stop(key=key, why=why))
+            actions.append(acts.Stop(key=key, why=why))
 
-    def stop_all(self, actions: list[e.Action], why: str) -> None:
+    def stop_all(self, actions: list[acts.Action], why: str) -> None:
         """Stop all."""
         for key in list(self._phase):
             self.stop(actions, key, why)
 
-    def follow(self, view: View, actions: list[e.Action]) -> None:
+    def follow(self, view: View, actions: list[acts.Action]) -> None:
         """Prepare, let go, ask to leave and stop, as generation and proposal want it."""
         current, proposal, formed = view.generation, view.proposal, view.coming
         wanted: list[Generation] = []
@@ -74,13 +74,13 @@ class Trainers:
                 continue
             if generation.key not in self._phase:
                 self._phase[generation.key] = Phase.PREPARING
-                actions.append(e.Prepare(generation=generation))
+                actions.append(acts.Prepare(generation=generation))
             elif generation is current and self._phase[generation.key] is Phase.PREPARED:
                 self._phase[generation.key] = Phase.RUNNING
-                actions.append(e.Go(generation=generation))
+                actions.append(acts.Go(generation=generation))
         # After `Go`: who is ready only when the switch is wanted already is let go, and asked to leave at once.
         running = current is not None and self._phase.get(current.key) is Phase.RUNNING
         switch = formed is not None and proposal is not None and proposal.switch
         if switch and current is not None and running and self._asked != current.key:
             self._asked = current.key
-            actions.append(e.AskLeave(key=current.key))
+            actions.append(acts.AskLeave(key=current.key))
