@@ -121,9 +121,12 @@ class Checker:
         self._reported[checkpoint] = actor
 
     def refused(self, actor: str, call: int, checkpoint: str, why: str, *, for_good: bool) -> None:
-        """`commit` refused: that call has shown nothing, and where it is for good nobody will."""
+        """`commit` refused: that call has shown nothing, and where it is for good nobody will.
+
+        Once a collector has taken what it did show, nothing in the store can tell it from what never was.
+        """
         self.refusals += 1
-        if call in self._shown:
+        if call in self._shown and self._shown[call] not in self.collected:
             self.violated(f"{actor} was refused ({why}), and yet its own swap made {self._shown[call]} visible")
         elif for_good:
             self._refused[checkpoint] = f"{actor}: {why}"

@@ -129,6 +129,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--keep", type=int, default=None, help="how many checkpoints to keep; default: all")
     parser.add_argument("--layout", type=elastic3d.Layout.parse, default=None, help="such as pp=2; the rest is planned")
+    parser.add_argument("--calibration", default=None, help="file of elastic3d calibrate, to plan layouts by")
     parser.add_argument("--store", default=None, help="where checkpoints go: any fsspec URL")
     parser.add_argument("--events", default=None, help="folder for event files")
     parser.add_argument("--out", type=Path, default=None, help="folder for the result")
@@ -146,6 +147,7 @@ if __name__ == "__main__":
         main,
         store=options.store,
         layout=options.layout,
+        calibration=options.calibration,
         events=options.events,
         snapshot_every=options.snapshot_every,
         every=options.checkpoint_every,

@@ -30,6 +30,7 @@ from checkpointing.saving.coverage import check_complete
 from checkpointing.stores.protocol import Store
 
 _READERS = 8
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +74,21 @@ def read_latest(store: Store) -> Ref | None:
 def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoint:
     """Return the checkpoint that a ref points to, or that `resolve_name` finds.
 
+    A ref may move on, and what it pointed to be collected, while it is followed: then it is followed again.
     NoCheckpoint when there is none, FormatError (Corrupt, NewerFormat) when it cannot be trusted or read.
     """
-    if isinstance(ref_or_name, str):
-        name, expected = find(store, ref_or_name)
-    elif ref_or_name.checkpoint is None:
-        raise NoCheckpoint(f"store {store.url}: nothing was ever committed here")
-    else:
-        name, expected = ref_or_name.checkpoint, ref_or_name.record_digest
     with _no_collections():
-        return _open(store, name, expected)
+        for _ in range(_TRIES):
+            if isinstance(ref_or_name, str):
+                name, expected = find(store, ref_or_name)
+            elif ref_or_name.checkpoint is None:
+                raise NoCheckpoint(f"store {store.url}: nothing was ever committed here")
+            else:
+                name, expected = ref_or_name.checkpoint, ref_or_name.record_digest
+            found = _open(store, name, expected)
+            if found is not None:
+                return found
+    raise NoCheckpoint(f"store {store.url}: checkpoint {name} was collected while it was opened")
 
 
 @contextmanager
@@ -100,9 +106,17 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _open(store: Store, name: str, expected: str | None) -> Checkpoint:
+def _open(store: Store, name: str, expected: str | None) -> Checkpoint | None:
+    """Return a checkpoint; None where a collector takes it meanwhile, the record before all that it needs."""
     record = read_record(store, name, expected)
-    manifests = read_manifests(store, record.manifests)
+    try:
+        manifests = read_manifests(store, record.manifests)
+    except Corrupt:
+        try:
+            store.size(names.record(name))
+        except StoreNotFound:
+            return None
+        raise
     check_record(record, manifests)
     tiles: dict[tuple[str, Box], StoredTile] = {}
     copies = {}

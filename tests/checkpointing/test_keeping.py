@@ -39,6 +39,7 @@ from checkpointing.format import names, refs
 from checkpointing.format.refs import decode_ref, encode_ref, spill
 from checkpointing.keeping.retention import retained
 from checkpointing.reading.naming import committed
+from checkpointing.stores.local import LocalStore
 
 DAY = 86400.0
 
@@ -408,3 +409,29 @@ def test_a_collection_on_a_disk_goes_by_the_times_of_files(tmp_path: Path) -> No
     assert commit(store, step=9, made_in=1, attempt=0, committed_in=1, world=2).moved
     assert not list(verify(store))
     assert not list(store.list(names.SWEEPS))
+
+
+def test_what_is_collected_while_it_is_opened_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    """`latest` moved on meanwhile: it is followed again, and the name that is gone is said to be."""
+    store = LocalStore(tmp_path)
+    states = [make_state({"w": ("float32", (8,))}, seed=seed) for seed in (1, 2)]
+    save(store, states[0], step=1)
+    first = commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=2).checkpoint
+
+    class Late(LocalStore):
+        """Between the record and the manifests everything else happens."""
+
+        def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+            if name == names.manifest(names.Save(step=1, made_in=1, attempt=0), 0) and not self.over:
+                self.over = True
+                save(store, states[1], step=2)
+                commit(store, step=2, made_in=1, attempt=0, committed_in=1, world=2)
+                for gone in (names.record(first), name):
+                    store.delete(gone)
+            return super().get(name, start, stop)
+
+        over = False
+
+    assert open_checkpoint(Late(tmp_path)).step == 2
+    with pytest.raises(NoCheckpoint):
+        open_checkpoint(Late(tmp_path), first)

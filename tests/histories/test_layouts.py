@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chaos.etcd import EtcdServer
 from chaos.play import play
+from elastic3d.calibration.record import save
 from elastic3d.values import Layout, Schedule
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import SMALL, faults, held
+from tests.plan.test_record import CALIBRATION, LINK
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
@@ -22,7 +24,7 @@ def test_layers_computed_by_two_slots_survive_the_loss_of_a_node(
     job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
 ) -> None:
     """Parts of layers, cut by tp and then by dp, come from memory into another dp of the same tp."""
-    setting = dataclasses.replace(SMALL, nodes=2, slots=2, steps=16, layout=Layout(tp=2), script=TENSOR)
+    setting = replace(SMALL, nodes=2, slots=2, steps=16, layout=Layout(tp=2), script=TENSOR)
     outcome = held(play(setting, faults("1@6"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
     assert [view.cause for view in outcome.picture.generations] == ["start", "death"]
     assert outcome.picture.generations[1].restored_from == "memory"
@@ -41,6 +43,17 @@ def test_schedules_and_replicas_survive_the_loss_of_a_node(
     layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
 ) -> None:
     """Two of the three that are left go on, one waits; the bits are those of the planner's own choice."""
-    setting = dataclasses.replace(SMALL, layout=layout)
+    setting = replace(SMALL, layout=layout)
     outcome = held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
     assert outcome.picture.generations[1].restored_from == "memory"
+
+
+def test_a_calibrated_run_is_planned_by_what_was_measured(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Where links cost next to nothing, four nodes have no pipeline with its bubbles; by shape alone they have one."""
+    file = tmp_path / "profile.json"
+    fast = replace(LINK, latency=1e-6, bandwidth=1e12)
+    save(replace(CALIBRATION, cores=0, flops=1e9, inside=fast, between=fast, block=None), file)
+    setting = replace(SMALL, options=(*SMALL.options, f"--calibration={file}"))
+    outcome = held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    layouts = [view.layout for view in outcome.picture.generations]
+    assert [(layout.pp, layout.dp) for layout in layouts if layout] == [(1, 4), (1, 3)]
