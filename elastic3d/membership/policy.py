@@ -20,11 +20,12 @@ class Policy:
     at a step boundary; otherwise planned changes stop the workers at once.
 
     multiple_of, counts: how many nodes may be active: multiples of the one, and members of the other unless it is
-    empty. doubt: how long an incarnation that one witness does not hear may take to answer through etcd. confirm: how
-    long a silence that two witnesses tell of may still turn out to be a pause. budget: re-formings an hour after which
-    newcomers wait, 0 for no bound; losses always re-form. damping: the longest wait for more losses in a storm of them.
-    flaps: losses of one machine within `flap_memory` after which it is kept out, for `quarantine` at first and twice as
-    long each time after, up to `flap_memory`. 0 flaps: never.
+    empty. doubt: how long an incarnation that one witness does not hear may take to answer through etcd; more than the
+    second after which a call to etcd that got no answer is made again. confirm: how long a silence that two witnesses
+    tell of may still turn out to be a pause. budget: re-formings an hour after which newcomers wait, 0 for no bound;
+    losses always re-form. damping: the longest wait for more losses in a storm of them. flaps: losses of one machine
+    within `flap_memory` after which it is kept out, for `quarantine` at first and twice as long each time after, up to
+    `flap_memory`. 0 flaps: never.
     """
 
     minimum: int = 1
@@ -41,7 +42,7 @@ class Policy:
     beside: bool = True
     multiple_of: int = 1
     counts: tuple[int, ...] = ()
-    doubt: float = 0.6
+    doubt: float = 1.1
     confirm: float = 0.2
     budget: int = 60
     damping: float = 5.0

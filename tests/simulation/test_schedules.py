@@ -48,6 +48,22 @@ FOUND = {
         2.100 vanish n3,n4,n6,n7
         4.700 drain n1 for 10.3
     """,
+    # The time in which etcd was away counted against those whose lease it had lost before.
+    "a lease lost before etcd went away": """
+        job seed=19396 members=7 minimum=2 maximum=8 multiple_of=2 beside=1
+        4.700 etcd-stop for 7.2
+        13.600 etcd-away for 8
+    """,
+    # Its answer to a question through etcd waited behind a call that etcd never answered.
+    "an answer behind a lost call": """
+        job seed=13810 members=3 minimum=3 maximum=4 multiple_of=1 beside=1
+        3.600 cut n1 for 6
+        8.600 start n4
+        11.500 pause n3,n4 for 1.1
+        11.900 etcd-stop for 0.3
+        12.500 pause n2 for 0.2
+        12.800 revoke n3
+    """,
     # A member came of whose name no incarnation was left that is not out.
     "no incarnation is left": """
         job seed=3339 members=3 minimum=3 maximum=4 multiple_of=1 beside=1

@@ -143,6 +143,8 @@ class Core:
             case e.EtcdLost():
                 self._lost_since, self._outvoted_since = event.since, None
             case e.EtcdBack():
+                if self._lost_since is not None:
+                    self.view.wait_longer(now - self._lost_since, now)
                 self._lost_since = None
             case e.EtcdImpaired():
                 self._hindered = bool(event.reason)

@@ -196,6 +196,10 @@ class Roll:
         """Nobody could register until now: who is missing is so since now."""
         self.missing = dict.fromkeys(self.missing, now)
 
+    def wait_longer(self, seconds: float, now: float) -> None:
+        """Etcd was away for so long: that time does not count."""
+        self.missing = {id: min(now, since + seconds) for id, since in self.missing.items()}
+
     def proposed(self) -> None:
         """A proposal was made or withdrawn."""
         formed, out = self._board.coming, self._board.tombs

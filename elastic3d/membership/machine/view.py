@@ -158,6 +158,12 @@ class View:
                 if self.roll is not None:
                     self.roll.apply(event, now)
 
+    def wait_longer(self, seconds: float, now: float) -> None:
+        """Etcd was away for so long: that time does not count for who could neither register nor answer in it."""
+        self.doubts_at = {id: min(now, at + seconds) for id, at in self.doubts_at.items()}
+        if self.roll is not None:
+            self.roll.wait_longer(seconds, now)
+
     def _propose(self, proposal: Proposal | None) -> None:
         self.proposal = proposal
         if self.roll is not None:
