@@ -31,8 +31,9 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
     """Return parameters, gradients, optimizer state and the reduction's buffers.
 
     ZeRO-1 and 2 keep gathered parameters beside their shards for the whole step, ZeRO-3 those of the unit at work, of
-    the next, and of what is in no block. The ordered reduction keeps a running sum beside each gradient; the largest
-    unit's gradient is there three times while it is reduced: as computed, laid flat, and as the pieces of the others.
+    the next, and of what is in no block. The ordered reduction adds to the gradient's own shard each round, with
+    replicas to a part of it that is exchanged at the end, and has two pairs of buffers of the largest unit's gradient,
+    laid flat and as the pieces of the others. Only `fast` keeps whole gradients for a step, under ZeRO-1.
     """
     own, shards = held(load, profile, layout), layout.shards
     states = {"parameters": own * profile.held_bytes / shards, "optimizer": own * profile.optimizer_bytes / shards}
@@ -44,9 +45,10 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
     rest = own - load.blocks * block
     gathered = min(own, 2 * block + rest) if layout.zero == 3 else own
     states["gathered"] = gathered * profile.compute_bytes
-    states["gradients"] = own * profile.gradient_bytes / (1 if layout.zero == 1 else shards)
-    sums = own * profile.gradient_bytes / shards if profile.reduction == "ordered" else 0.0
-    copies = 3 if profile.reduction == "ordered" else 2
+    ordered = profile.reduction == "ordered"
+    states["gradients"] = own * profile.gradient_bytes / (1 if layout.zero == 1 and not ordered else shards)
+    sums = own * profile.gradient_bytes / layout.dp if ordered and layout.replicas > 1 else 0.0
+    copies = 4 if ordered else 2
     states["reduction"] = sums + copies * max(block, rest) * profile.gradient_bytes
     return states
 

@@ -165,14 +165,9 @@ def test_a_layout_that_is_forbidden_says_why() -> None:
     assert any("silently wrong" in one["reason"] for one in document["rejected"])
 
 
-@pytest.mark.parametrize(("nodes", "limit"), [(128, 1.0), (2048, 10.0)])
-def test_it_answers_at_once(nodes: int, limit: float) -> None:
-    """A thousand devices in less than a second of this processor's time, sixteen thousand in less than ten."""
+@pytest.mark.parametrize("nodes", [128, 2048])
+def test_thousands_of_devices_are_planned(nodes: int) -> None:
+    """Of a thousand devices and of sixteen thousand, all that can be used are; the bench says how long it takes."""
     arguments = ("--model", "llama-70b", "--nodes", str(nodes), "--device", "h100", "--global-batch", str(8 * nodes))
-    planned("--model", "gpt-125m")
-    begun = time.process_time()
-    result = planned(*arguments, "--recompute", "full")
-    taken = time.process_time() - begun
-    assert result.exit_code == 0, result.output
-    # Twice the promise, for machines that are slower than most.
-    assert taken < 2 * limit
+    best = told(*arguments, "--recompute", "full")["ranking"][0]
+    assert best["pp"] * best["dp"] * best["tp"] == 8 * nodes
