@@ -167,7 +167,7 @@ def test_a_layout_that_is_forbidden_says_why() -> None:
 
 @pytest.mark.parametrize("nodes", [128, 2048])
 def test_thousands_of_devices_are_planned(nodes: int) -> None:
-    """Of a thousand devices and of sixteen thousand, all that can be used are; the bench says how long it takes."""
+    """Of a thousand devices and of sixteen thousand, all that can be used are."""
     arguments = ("--model", "llama-70b", "--nodes", str(nodes), "--device", "h100", "--global-batch", str(8 * nodes))
     best = told(*arguments, "--recompute", "full")["ranking"][0]
     assert best["pp"] * best["dp"] * best["tp"] == 8 * nodes
