@@ -56,4 +56,4 @@ def test_a_calibrated_run_is_planned_by_what_was_measured(job_etcd: EtcdServer, 
     setting = replace(SMALL, options=(*SMALL.options, f"--calibration={file}"))
     outcome = held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
     layouts = [view.layout for view in outcome.picture.generations]
-    assert [(layout.pp, layout.dp) for layout in layouts if layout] == [(1, 4), (1, 3)]
+    assert [(layout["pp"], layout["dp"]) for layout in layouts] == [(1, 4), (1, 3)]
