@@ -8,7 +8,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import Claim, MemberRecord, Out, Tomb, decode
+from elastic3d.membership.records import Claim, MemberRecord, Out, Report, Tomb, decode
 from elastic3d.membership.transactions import transaction
 from elastic3d.planner import Plan
 from elastic3d.values import Cause, Generation, Layout, Node
@@ -116,6 +116,32 @@ def test_many_events_at_once_are_decided_once() -> None:
     seals = [action for action in core.handle(dead, 1.0) if isinstance(action, acts.Seal)]
     assert [[node.name for node in seal.generation.nodes] for seal in seals] == [["a"]]
     assert seals[0].history.left == ("b", "c")
+
+
+@pytest.mark.parametrize(
+    ("gone", "back"),
+    [(e.EtcdImpaired(reason="full"), e.EtcdImpaired(reason="")), (e.EtcdLost(since=1.1), e.EtcdBack())],
+    ids=["full", "away"],
+)
+def test_trainers_lose_each_other_while_nobody_can_say_why(gone: e.Event, back: e.Event) -> None:
+    """Whoever knows that a node is dead has `Policy.interrupted` to say so from when etcd takes writes again.
+
+    Else the dead node is sealed into one more generation, because its tomb and that generation are written at once.
+    """
+
+    def listed() -> list[e.Event]:
+        members = [e.MemberPut(record=MemberRecord(node=n), order=i, revision=i) for i, n in enumerate(NODES, 1)]
+        report = e.ReportPut(id="b@b1", report=Report(incarnation="b1", interrupted="1.1"), revision=10)
+        return [e.Listed(tier=e.Tier.ROLL, items=(*members, report), revision=10, gap=False)]
+
+    core = member("a")
+    core.handle(listed(), 1.0)
+    core.handle([gone], 1.1)
+    told = [*core.handle([e.Tick()], 30.0), *core.handle([back, *listed(), e.Registered(revision=11)], 40.0)]
+    assert not [action for action in told if isinstance(action, acts.Seal)]
+    assert not [a for a in core.handle([e.Tick()], 44.9) if isinstance(a, acts.Seal)]
+    (seal,) = (action for action in core.handle([e.Tick()], 45.1) if isinstance(action, acts.Seal))
+    assert seal.generation.cause is Cause.FAULT
 
 
 def test_an_idle_member_asks_for_no_tick() -> None:

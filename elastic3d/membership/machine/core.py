@@ -145,7 +145,7 @@ class Core:
             case e.EtcdBack():
                 if self._lost_since is not None:
                     self.view.wait_longer(now - self._lost_since, now)
-                self._lost_since = None
+                self._lost_since = self._lead.interrupted = None
             case e.EtcdImpaired():
                 self._hindered = bool(event.reason)
                 if not self._hindered and self.view.roll is not None:

@@ -44,12 +44,20 @@ def decide(
     lost = dead if hindered else expired(view, roll, policy, lead, alarm) | dead
     writes += funerals(view, roll, lead, lost, alarm)
     count(view, lead, lost)
-    fenced = _fenced(view, roll, policy, planner, lead, lost, alarm) if ready else None
+    fenced = _fenced(view, roll, policy, planner, lead, lost, alarm, hindered=hindered) if ready else None
     return [*writes, fenced] if fenced is not None else writes
 
 
 def _fenced(
-    view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, lost: dict[str, str], alarm: Alarm
+    view: View,
+    roll: Roll,
+    policy: Policy,
+    planner: Planner,
+    lead: Lead,
+    lost: dict[str, str],
+    alarm: Alarm,
+    *,
+    hindered: bool,
 ) -> acts.Fenced | None:
     current = view.generation
     # Without nodes it is what an earlier job under this id left: its number, to go on from.
@@ -60,7 +68,7 @@ def _fenced(
     finished = len(roll.reports.who("finished", current.key))
     if finished == len(current.nodes):
         return acts.PutEnd(end=End(failed=False), token=view.token)
-    why = urgent(view, roll, policy, lead, lost, alarm)
+    why = urgent(view, roll, policy, lead, lost, alarm, hindered=hindered)
     if why is not None:
         blame(view, policy, lead, why)
         return _reform(view, roll, policy, planner, lead, why, lost, alarm)
