@@ -22,6 +22,14 @@ class Outcome(Protocol):
         """What is to be added up over many."""
         ...
 
+    def report(self) -> str:
+        """Return the schedule, as --replay or a test reads it, with its violations."""
+        ...
+
+    def document(self) -> dict[str, object]:
+        """Return the same as JSON has it."""
+        ...
+
 
 _O = TypeVar("_O", bound=Outcome)
 _S = TypeVar("_S")
@@ -40,6 +48,11 @@ class Tally(Generic[_O]):
     def per_minute(self) -> float:
         """Schedules a minute."""
         return 60 * self.schedules / self.seconds if self.seconds else 0.0
+
+    def document(self) -> dict[str, object]:
+        """Return it as JSON has it."""
+        summary: dict[str, object] = {"schedules": self.schedules, "seconds": round(self.seconds, 3), **self.counts}
+        return summary | {"failures": [outcome.document() for outcome in self.failures]}
 
     def __str__(self) -> str:
         counts = "".join(f"{number} {what}, " for what, number in self.counts.items())

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from chaos.commits.run import Outcome, play, play_many
+from chaos.commits.run import play, play_many
 from chaos.commits.schedule import parse
-from chaos.many import Tally
+from chaos.many_cli import play_and_tell
 from elastic3d.errors import Elastic3dError, UsageError
 
 
@@ -41,9 +38,7 @@ def commits(
         elastic3d simulate commits --replay failure.txt
     """
     try:
-        if schedules < 1:
-            raise UsageError(f"--schedules {schedules}: give 1 or more")
-        kept = _replay(replay) if replay is not None else _random(schedules, seed, as_json)
+        kept = _replay(replay) if replay is not None else play_and_tell(play_many, schedules, seed, as_json=as_json)
     except Elastic3dError as error:
         print(f"elastic3d: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
@@ -58,43 +53,3 @@ def _replay(path: Path) -> bool:
     outcome = play(parse(text))
     print(outcome.report())
     return not outcome.violations
-
-
-def _random(count: int, seed: int, as_json: bool) -> bool:
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("schedules", total=count)
-        tally = play_many(seed, count, told=lambda done: progress.update(task, completed=done))
-    if as_json:
-        print(json.dumps(_document(tally)))
-        return not tally.failures
-    for outcome in tally.failures:
-        print(outcome.report())
-        print()
-    print(tally)
-    return not tally.failures
-
-
-def _document(tally: Tally[Outcome]) -> dict[str, object]:
-    return {
-        "schedules": tally.schedules,
-        "seconds": round(tally.seconds, 3),
-        **tally.counts,
-        "failures": [
-            {
-                "seed": outcome.schedule.job.seed,
-                "schedule": str(outcome.schedule),
-                "violations": outcome.violations,
-                "operations": outcome.lines,
-            }
-            for outcome in tally.failures
-        ],
-    }

@@ -37,6 +37,11 @@ class Outcome:
         said = [f"# {line}" for line in (*self.lines[-25:], *(f"VIOLATED {v}" for v in self.violations[:5]))]
         return "\n".join((f"# seed {self.schedule.job.seed}", str(self.schedule), *said))
 
+    def document(self) -> dict[str, object]:
+        """Return the same as JSON has it."""
+        told: dict[str, object] = {"seed": self.schedule.job.seed, "schedule": str(self.schedule)}
+        return told | {"violations": self.violations, "operations": self.lines}
+
 
 def play(schedule: Schedule, *, store: ModelStore | None = None) -> Outcome:
     """Play one schedule to its end, or to the first violation. A given `store` is an empty one with a planted bug."""

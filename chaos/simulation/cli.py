@@ -16,6 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from chaos.commits.cli import commits
+from chaos.many_cli import play_and_tell
 from chaos.simulation.large import Account, form
 from chaos.simulation.run import play_many
 from chaos.simulation.trace import read_trace, scaled
@@ -55,11 +56,9 @@ def membership(
     console = Console(stderr=True)
     try:
         if schedules is not None:
-            if nodes is not None or trace is not None or minutes is not None or as_json:
-                raise UsageError("--schedules: it goes with --seed alone")
-            if schedules < 1:
-                raise UsageError(f"--schedules {schedules}: give 1 or more")
-            kept = _schedules(schedules, seed, console)
+            if nodes is not None or trace is not None or minutes is not None:
+                raise UsageError("--schedules: it goes with --seed and --json alone")
+            kept = play_and_tell(play_many, schedules, seed, as_json=as_json)
         else:
             kept = _large(nodes, seed, trace, minutes, as_json, console)
     except Elastic3dError as error:
@@ -115,17 +114,6 @@ def _show(account: Account) -> None:
     console.print(f"largest record: {account.largest_record_bytes:,} bytes; {account.virtual:.1f} virtual seconds")
     for violation in account.violations:
         console.print(f"violation {violation}", markup=False, highlight=False)
-
-
-def _schedules(count: int, seed: int, console: Console) -> bool:
-    with _progress(console) as progress:
-        task = progress.add_task("schedules", total=count)
-        tally = play_many(seed, count, told=lambda done: progress.update(task, completed=done))
-    for outcome in tally.failures:
-        print(outcome.report())
-        print()
-    print(tally)
-    return not tally.failures
 
 
 @contextmanager

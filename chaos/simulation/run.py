@@ -49,6 +49,11 @@ class Outcome:
         said = "\n".join(f"# {violation}" for violation in self.violations[:5])
         return f"# seed {self.schedule.job.seed}\n{self.schedule}\n{said}"
 
+    def document(self) -> dict[str, object]:
+        """Return the same as JSON has it."""
+        told: dict[str, object] = {"seed": self.schedule.job.seed, "schedule": str(self.schedule)}
+        return told | {"violations": self.violations}
+
 
 def policy_of(job: Job) -> Policy:
     """Return the policy of random schedules: defaults, with what lasts minutes made short."""

@@ -50,6 +50,9 @@ def test_schedules_are_counted() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "20 schedules" in result.stdout
     assert "a minute" in result.stdout
+    told = json.loads(simulate("--schedules", "20", "--seed", "5", "--json").stdout)
+    assert (told["schedules"], told["failures"]) == (20, [])
+    assert told["generations"] > 20
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_a_trace_that_is_none_is_refused(text: str, message: str, tmp_path: Path
         (["--trace", "/nowhere/at/all.csv"], "cannot be read"),
         (["--minutes", "5"], "--trace"),
         (["--schedules", "0"], "--schedules 0"),
-        (["--schedules", "5", "--nodes", "5"], "--seed alone"),
+        (["--schedules", "5", "--nodes", "5"], "--seed and --json alone"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: list[str], message: str) -> None:

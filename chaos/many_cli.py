@@ -1,0 +1,41 @@
+"""Random schedules from the command line: progress, a report or one JSON document, whether all was kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from chaos.many import Outcome, Tally
+from elastic3d.errors import UsageError
+
+_O = TypeVar("_O", bound=Outcome)
+
+
+def play_and_tell(play_many: Callable[..., Tally[_O]], count: int, seed: int, *, as_json: bool) -> bool:
+    """Play the schedules of `count` seeds from `seed` on; print what came of them, and return whether all were kept."""
+    if count < 1:
+        raise UsageError(f"--schedules {count}: give 1 or more")
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("schedules", total=count)
+        tally = play_many(seed, count, told=lambda done: progress.update(task, completed=done))
+    if as_json:
+        print(json.dumps(tally.document()))
+        return not tally.failures
+    for outcome in tally.failures:
+        print(outcome.report())
+        print()
+    print(tally)
+    return not tally.failures
