@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from blake3 import blake3
 from torch.utils.data import IterableDataset
 
 from elastic3d.data.ahead import Ahead
@@ -68,6 +69,10 @@ class Batch:
     sample_sum: int
 
 
+WORDS = 200
+"""Characters up to which a data set's fingerprint is kept as it is: it goes into every snapshot."""
+
+
 class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream; `step` is the number of steps made.
 
@@ -105,8 +110,9 @@ class Batches:
         self.workers = workers
         self.device = device or torch.device("cpu")
         self.step = 0
-        # What two nodes must have alike beyond the length, where the data set can tell it.
-        self.fingerprint = str(getattr(dataset, "fingerprint", ""))
+        # What nodes, and runs over one state, must have alike beyond the length, where the data set can tell it.
+        said = str(getattr(dataset, "fingerprint", ""))
+        self.fingerprint = said if len(said) <= WORDS else blake3(said.encode()).hexdigest()
         self._source: Source = (Numbered if numbered else Streamed)(dataset, self.order, self.share)
         self._keyed = Keyed(seed, lent=True)
         self._cursors: dict[int, Cursor] = {}

@@ -33,7 +33,7 @@ def load(
 
     StateError for state of other batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
     """
-    facts = restoring.check_facts(decision, batches.order)
+    facts = restoring.check_facts(decision, batches.order, batches.fingerprint)
     saved = {offer.spec.key: offer.spec for offer in decision.offers}
     create_optimizer_state(model, optimizer, saved.values())
     room = Room([*held_by_model(model), *held_by_optimizer(model, optimizer)])
@@ -55,6 +55,7 @@ def facts(
         "step": batches.step,
         "cursor": None if cursor is None else written.encode(asdict(cursor), "the data set's cursor"),
         "order": to_json(batches.order),
+        "data": batches.fingerprint,
         "optimizer_groups": written.optimizer_groups(optimizer),
         "schedule": written.schedule_state(schedule),
         "ledger": to_json(ledger),

@@ -148,10 +148,11 @@ def decide(tiers: Tiers, servers: Sequence[str], at: StoreAt | None, specs: Iter
     return saved or Decision(source=NONE)
 
 
-def check_facts(decision: Decision, order: Order) -> Mapping[str, Any]:
+def check_facts(decision: Decision, order: Order, data: str = "") -> Mapping[str, Any]:
     """Return a decision's facts; StateError when its samples were counted in another order than this script's.
 
-    The micro-batch may differ: it changes the bits, not which samples are consumed.
+    The micro-batch may differ: it changes the bits, not which samples are consumed. data: the data set's own
+    fingerprint; one that has none is taken on trust.
     """
     facts = decision.facts
     if facts is None:
@@ -169,6 +170,13 @@ def check_facts(decision: Decision, order: Order) -> Mapping[str, Any]:
                 "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
                 "new run"
             )
+    then = facts.get("data", "")
+    if then and data and then != data:
+        raise StateError(
+            f"the state of step {decision.step} was trained on the data set {then} and run.batches now has {data}: its "
+            "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
+            "run"
+        )
     return facts
 
 

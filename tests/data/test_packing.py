@@ -135,3 +135,14 @@ def test_what_cannot_be_packed_is_named() -> None:
 
 
 PINNED = [[5, 2, 4], [0, 1], [3]]
+
+
+def test_a_long_fingerprint_is_kept_as_its_digest() -> None:
+    """A thousand files have a long name together; it goes into every snapshot."""
+
+    class Many(list[tuple[torch.Tensor, torch.Tensor]]):
+        fingerprint = "some-file.bin " * 1000
+
+    pair = (torch.zeros(1), torch.zeros(1))
+    kept = Batches(Many([pair, pair]), global_batch=2, micro_batch=1, seed=0).fingerprint
+    assert len(kept) == 64

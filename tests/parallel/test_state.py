@@ -244,6 +244,16 @@ def test_a_state_of_other_samples_is_refused() -> None:
         restoring.check_facts(restoring.Decision(source="store", step=2), order)
 
 
+def test_state_of_another_data_set_is_refused() -> None:
+    """As many windows of other files are not the samples that were counted; who cannot tell is trusted."""
+    order = Order(length=10, global_batch=4, micro_batch=2, seed=1)
+    decision = restoring.Decision(source="store", step=2, facts={"order": to_json(order), "data": "old.bin"})
+    with pytest.raises(StateError, match=r"data set old\.bin and run\.batches now has new\.bin"):
+        restoring.check_facts(decision, order, "new.bin")
+    restoring.check_facts(decision, order, "old.bin")
+    restoring.check_facts(decision, order)
+
+
 def test_calls_in_the_wrong_order_say_what_is_missing() -> None:
     """main's mistakes are told by the call that finds them."""
 
