@@ -64,6 +64,12 @@ FOUND = {
         12.500 pause n2 for 0.2
         12.800 revoke n3
     """,
+    # All others were told to leave and went on for want of better; it had lost its lease just then.
+    "a lease lost while the others must leave": """
+        job seed=26589 members=4 minimum=1 maximum=4 multiple_of=1 beside=1
+        2.900 drain n1,n2,n3 for 7.6
+        3.400 revoke n1,n3,n4
+    """,
     # A member came of whose name no incarnation was left that is not out.
     "no incarnation is left": """
         job seed=3339 members=3 minimum=3 maximum=4 multiple_of=1 beside=1

@@ -61,7 +61,8 @@ def crowd(view: View, roll: Roll, without: set[str], places: set[str], *, draini
         elif view.active(id) and draining and not roll.kept_out(id):
             last.append(id)
     missing = {
-        id: Present(record=MemberRecord(node=node), order=0) for id, node in _unsure(view, roll, without, places)
+        id: Present(record=MemberRecord(node=node), order=0)
+        for id, node in _unsure(view, roll, without, places, [*roll.eligible, *last])
     }
     ids = [*sorted([*fit, *missing], key=order), *sorted(last, key=order)]
     return Crowd(
@@ -70,10 +71,12 @@ def crowd(view: View, roll: Roll, without: set[str], places: set[str], *, draini
     )
 
 
-def _unsure(view: View, roll: Roll, without: set[str], places: set[str]) -> Iterator[tuple[str, Node]]:
-    """Return active nodes without a lease that may go on, beside those of whom it is known that they do."""
+def _unsure(
+    view: View, roll: Roll, without: set[str], places: set[str], known: list[str]
+) -> Iterator[tuple[str, Node]]:
+    """Return active nodes without a lease that may go on, beside those of whom it is `known` that they can."""
     world = view.world
-    if not any(view.active(id) for id in roll.eligible):
+    if not any(view.active(id) for id in known):
         return
     accused = {other for id in roll.reports.accusing if id not in without for other in roll.reports[id].silent}
     for id in roll.missing:
