@@ -41,6 +41,7 @@ from elastic3d.parallel.refusals import look_at_model
 from elastic3d.parallel.squares import places, squares
 from elastic3d.parallel.state import held_by_model
 from elastic3d.parallel.tensor.cutting import boundary, cut_layers
+from elastic3d.parallel.tensor.proof import prove as prove_parts
 from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
 from elastic3d.planner import schedules
@@ -192,6 +193,8 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
     layers = experts.find(model, plan.experts).values() if plan.experts is not None else ()
     scheme = take(model, plan.tensor, 1)
     example = batches.example()[0]
+    if scheme is not None:
+        prove_parts(model, plan.blocks, example, scheme)
     if plan.blocks is not None:
         blocks = len(stages.find_blocks(model, plan.blocks))
         tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))

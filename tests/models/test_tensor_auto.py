@@ -4,7 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+from elastic3d.parallel.initial import outline
+from elastic3d.parallel.tensor.foreign import own_plan
+from elastic3d.parallel.tensor.proof import prove
+from elastic3d.parallel.tensor.styles import scheme_of
 from elastic3d.values import Layout
 from tests.models import tensor_mains
 from tests.parallel.worlds import Orders, run_world
@@ -32,3 +39,19 @@ def test_a_models_own_plan_trains_as_one_rank_does(main: Callable[..., Any], oth
     assert parted[1] == pytest.approx(losses, abs=1e-5)
     assert parted[2] == pytest.approx(norms, abs=1e-5)
     assert result(main, other) == parted
+
+
+def even_neox() -> nn.Module:
+    """Makes queries, keys and values in one layer, head by head."""
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**tensor_mains.EVEN))
+
+
+@pytest.mark.parametrize(
+    ("family", "path"),
+    [(tensor_mains.llama, "model.layers"), (tensor_mains.qwen3, "model.layers"), (even_neox, "gpt_neox.layers")],
+)
+def test_a_models_own_plan_is_proved_before_anything_is_cut(family: Callable[[], nn.Module], path: str) -> None:
+    """Its blocks run by themselves, with the positions, masks and grouped heads the model makes."""
+    model = outline(family)
+    scheme = scheme_of(model, own_plan(model))
+    assert prove(model, path, torch.zeros(2, 40, dtype=torch.int64), scheme) == (f"{path}.0",)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import pytest
 import torch
 from torch import nn
@@ -9,9 +11,10 @@ from elastic3d.parallel.initial import outline
 from elastic3d.parallel.squares import places
 from elastic3d.parallel.tensor.cutting import boundary
 from elastic3d.parallel.tensor.foreign import own_plan
+from elastic3d.parallel.tensor.proof import prove
 from elastic3d.parallel.tensor.styles import Style, scheme_of
 from elastic3d.parallel.tensor.taking import take
-from tests.parallel.tensors import SEQUENCE, WHOLE, Decoder
+from tests.parallel.tensors import LENGTH, SEQUENCE, WHOLE, Block, Decoder
 
 
 def test_a_plan_says_what_is_cut_and_by_what() -> None:
@@ -98,3 +101,87 @@ def test_stages_hand_on_parts_of_the_sequence() -> None:
 def test_rows_that_are_cut_have_a_place_for_each_rank() -> None:
     """Cut along dim 0 a row is whole on one rank; along another it has as many parts as ranks."""
     assert places([("a", 3), ("b", 4), ("c", 5)], {"a": 1, "b": 0}, 2) == (("a", 6), ("b", 4), ("c", 5))
+
+
+class Fused(Block):
+    """Makes queries, keys and values in one layer, one after the other in its output."""
+
+    def __init__(self, width: int, heads: int, *, by_head: bool = False) -> None:
+        super().__init__(width, heads, 0.0)
+        self.qkv, self.by_head = nn.Linear(width, 3 * width), by_head
+        del self.q, self.k, self.v
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.qkv(self.norm1(x))
+        if self.by_head:
+            q, k, v = made.view(*x.shape[:2], -1, 3 * self.size).transpose(1, 2).chunk(3, dim=-1)
+        else:
+            q, k, v = (self._heads(one) for one in made.chunk(3, dim=-1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Counted(Block):
+    """Makes as many heads of a part of the features as of all of them."""
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0], x.shape[1], self.num_heads, -1).transpose(1, 2)
+
+
+class Sized(Block):
+    """Takes sizes from the whole."""
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0], x.shape[1], self.num_heads, self.size).transpose(1, 2)
+
+
+CUTS = {"blocks.*.out": "row", "blocks.*.up": "column", "blocks.*.down": "row"}
+APART = {**CUTS, "blocks.*.[qkv]": "column"}
+TOGETHER = {**CUTS, "blocks.*.qkv": "column"}
+
+
+def proved(block: Callable[[], nn.Module], plan: Mapping[str, str]) -> None:
+    def build() -> nn.Module:
+        model = Decoder(0.1)
+        model.blocks = nn.ModuleList(block() for _ in range(2))
+        return model
+
+    model = outline(build)
+    example = torch.zeros(3, LENGTH, dtype=torch.int64)
+    assert prove(model, "blocks", example, scheme_of(model, plan)) == ("blocks.0",)
+
+
+@pytest.mark.parametrize("plan", [WHOLE, SEQUENCE, APART])
+def test_a_block_that_can_be_computed_in_parts_is_proved(plan: Mapping[str, str]) -> None:
+    """With norms of heads, biases, and activations cut along the sequence elsewhere."""
+    proved(lambda: Block(16, 4, 0.5), plan)
+
+
+def test_one_layer_for_queries_keys_and_values_is_refused_unless_its_heads_are_whole() -> None:
+    """Shapes fit either way: cut in two, one has queries and half the keys, the other the rest."""
+    with pytest.raises(ModelError, match=r"block 'blocks.0' gives another result when it is computed in 2 parts"):
+        proved(lambda: Fused(16, 4), TOGETHER)
+    proved(lambda: Fused(16, 4, by_head=True), TOGETHER)
+
+
+def test_heads_by_their_number_are_refused() -> None:
+    """Of half the features they would be as many, but smaller; where their size is fixed too, nothing fits."""
+
+    def counted() -> nn.Module:
+        block = Counted(16, 4, 0.0)
+        block.q_norm = nn.Identity()
+        return block
+
+    with pytest.raises(ModelError, match=r"block 'blocks.0' gives another result.*not by their number"):
+        proved(counted, APART)
+    with pytest.raises(ModelError, match=r"block 'blocks.0' cannot be computed in 2 parts.*not by their number"):
+        proved(lambda: Sized(16, 4, 0.0), APART)
+
+
+def test_a_row_without_its_column_is_refused() -> None:
+    """It would get all features where it has weights for a part."""
+    with pytest.raises(ModelError, match=r"cannot be computed in 2 parts, as tensor= has it for 'down'"):
+        proved(lambda: Block(16, 4, 0.0), {"blocks.*.down": "row"})
+    proved(lambda: Block(16, 4, 0.0), {"blocks.*.down": "row-split"})
+    proved(lambda: Block(16, 4, 0.0), {"blocks.*.down": "column-gathered"})

@@ -11,7 +11,7 @@
 
 `column` cuts a module's output features and `row` its input features, so that what lies between the two is computed on
 a part of the features, such as some of the heads of attention. The code between them must take sizes from what it is
-given: heads by `view(batch, length, -1, head_size)`, never by their number.
+given: heads by `view(batch, length, -1, head_size)`, never by their number. `proof` tries that.
 
 A plan with `sequence` or `split` in it is *sequence parallel*: outside of `column` and `row` activations are cut along
 dim 1, the sequence, whose length tp must divide. Without it they are whole on each rank.
