@@ -140,12 +140,6 @@ class Holdings:
             self._safe = mark
             self._sweep()
 
-    def settled(self, generation: int) -> None:
-        """Drop everything older than `generation`, for a slot without a trainer in it."""
-        if generation > self._generation:
-            self._generation, self._safe, self._held = generation, None, -1
-            self._sweep()
-
     # Replication.
 
     def next_to_replicate(self) -> Mark | None:

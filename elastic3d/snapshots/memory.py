@@ -164,13 +164,6 @@ class SnapshotMemory:
             self._replicas.settled(mark.generation)
             self._forget()
 
-    def settled(self, generation: int) -> None:
-        """Drop what is older than `generation`."""
-        with self._changed:
-            self._holdings.settled(generation)
-            self._replicas.settled(generation)
-            self._forget()
-
     # The replicator.
 
     def wait_for_work(self, timeout: float) -> Replication | None:

@@ -94,8 +94,6 @@ class SlotServer:
                 slot.set_buddy(frame["address"])
             case "set_generation":
                 slot.set_generation(frame["number"])
-            case "settled":
-                slot.settled(frame["generation"])
             case "unpin":
                 slot.unpin(frame["step"])
             case other:
@@ -205,10 +203,6 @@ class RemoteSlot:
     def set_generation(self, number: int) -> None:
         """Refuse replicas of any older generation from now on."""
         self._call("set_generation", number=number)
-
-    def settled(self, generation: int) -> None:
-        """Drop what is older than `generation`."""
-        self._call("settled", generation=generation)
 
     def unpin(self, step: int) -> None:
         """Let go of a snapshot taken for a checkpoint without writing it."""

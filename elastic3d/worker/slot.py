@@ -91,13 +91,6 @@ class Slot(Protocol):
         """Refuse replicas of any older generation from now on. Never goes back."""
         ...
 
-    def settled(self, generation: int) -> None:
-        """Drop what is older than `generation`: it has a safe step of its own.
-
-        A slot with a trainer finds out by itself; for spares, whose memory would stay full.
-        """
-        ...
-
     def pieces(self, step: int) -> AbstractContextManager[PinnedSnapshot]:
         """Pin the newest home snapshot of `step` while the context is open; StateError if it is not held.
 
@@ -193,11 +186,6 @@ class LocalSlot:
     def set_generation(self, number: int) -> None:
         """Refuse replicas of any older generation from now on."""
         self._memory.set_generation(number)
-
-    def settled(self, generation: int) -> None:
-        """Drop what is older than `generation`."""
-        self._memory.settled(generation)
-        self._loop.post(self._loop.grant)
 
     @contextlib.contextmanager
     def pieces(self, step: int) -> Iterator[PinnedSnapshot]:

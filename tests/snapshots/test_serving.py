@@ -215,7 +215,7 @@ def test_a_new_generation_keeps_what_it_restored_from(place: Callable[[int], Pla
     for one in (home, buddy):
         one.begin(2, Mark(1, 1))
         assert [i.step for i in inventories([one.address], "run")] == [1]
-    buddy.memory.settled(2)
+    buddy.memory.safe(Mark(2, 1))
     assert inventories([buddy.address], "run") == []
 
 
