@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,9 @@ from elastic3d.values import to_json
 
 if TYPE_CHECKING:
     from elastic3d.calibration.measuring import Wish
+
+BUSY = 0.3
+"""Part of the cores that others may use before what is measured is doubted."""
 
 
 def calibrate(
@@ -102,6 +106,8 @@ def calibrate(
         script=tuple(script or ()),
         limit=patience,
     )
+    if kind == "cpu" and (warning := busy(os.getloadavg()[0], len(os.sched_getaffinity(0)))):
+        print(warning, file=sys.stderr)
     start = SYSTEM.monotonic()
     try:
         with Console(stderr=True).status("measuring") as status:
@@ -123,6 +129,16 @@ def calibrate(
     _tell(found, as_json)
     if not as_json:
         print(f"saved to {output}; use it with elastic3d plan --calibration {output}")
+
+
+def busy(load: float, cores: int) -> str:
+    """Return a warning if `load`, the processes that ran at a time in the last minute, leaves too few of the cores."""
+    if load <= cores * BUSY:
+        return ""
+    return (
+        f"elastic3d: this machine is busy (load {load:.1f} on {cores} cores), so that what is measured will be too "
+        "slow; measure again when it is idle"
+    )
 
 
 def _companion() -> bool:

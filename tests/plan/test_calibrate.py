@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from elastic3d.calibration.record import load
 from elastic3d.cli import application
+from elastic3d.cli.calibrate import busy
 from elastic3d.errors import ConfigurationError, UsageError
 
 pytestmark = pytest.mark.gloo
@@ -137,3 +138,9 @@ def test_a_wrong_call_is_refused_before_anything_is_measured(arguments: tuple[st
     assert result.exception.exit_code == 2
     with pytest.raises(type(result.exception), match=rf"(?s){words}"):
         raise result.exception
+
+
+def test_a_busy_machine_is_said_to_be_busy() -> None:
+    """A little of one core is what a desktop does; half of all is a neighbour's job."""
+    assert busy(0.5, 2) == ""
+    assert "load 1.0 on 2 cores" in busy(1.0, 2)
