@@ -70,6 +70,17 @@ FOUND = {
         2.900 drain n1,n2,n3 for 7.6
         3.400 revoke n1,n3,n4
     """,
+    # Etcd was away while it was waited for to register, and for the only one left of the generation.
+    "waiting for an orphan while etcd is away": """
+        job seed=40471 members=7 minimum=3 maximum=6 multiple_of=2 beside=0
+        2.200 drain n6 for 5
+        2.200 pause n4 for 7.6
+        3.307 kill n1,n4,n5,n7
+        3.311 etcd-stop for 4.3
+        3.400 vanish n2
+        8.200 start n1,n4,n5,n7
+        8.400 etcd-away for 5
+    """,
     # A member came of whose name no incarnation was left that is not out.
     "no incarnation is left": """
         job seed=3339 members=3 minimum=3 maximum=4 multiple_of=1 beside=1

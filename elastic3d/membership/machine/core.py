@@ -145,12 +145,14 @@ class Core:
             case e.EtcdBack():
                 if self._lost_since is not None:
                     self.view.wait_longer(now - self._lost_since, now)
-                self._lost_since = self._lead.interrupted = None
+                    self._lead.wait_longer(now - self._lost_since, now)
+                self._lost_since = None
             case e.EtcdImpaired():
                 self._hindered = bool(event.reason)
                 if not self._hindered and self.view.roll is not None:
                     # Whoever lost its lease could not register either: it has time to from now on.
                     self.view.roll.wait_anew(now)
+                    self._lead.wait_longer(float("inf"), now)
                     self._lead.leading = now
             case e.WriteDone() if event.write is self._busy:
                 self._busy = None

@@ -52,6 +52,17 @@ class Lead:
         self.attempt += 1
         return self.attempt
 
+    def wait_longer(self, seconds: float, now: float) -> None:
+        """Nobody could write for so long: that time does not count for what others were waited for to register or say.
+
+        Why trainers stopped they have the whole time to say again: who saw a death may have been the one that waited.
+        """
+        self.interrupted = None
+        for name in ("below", "unplanned", "orphan", "proposed"):
+            since = getattr(self, name)
+            if since is not None:
+                setattr(self, name, min(now, since + seconds))
+
     def turn_to(self, revision: int) -> None:
         """Forget what was waited for in an earlier generation; `revision` is the record's."""
         if revision != self._sealed:

@@ -33,31 +33,25 @@ def decide(
     """Return the leader's next writes, none when all is as it should be. The roll is there and listed.
 
     At most one of them is fenced, the last, and that only if `ready`. hindered: etcd takes no writes, so that who is
-    not registered may be unable to.
+    not registered, or says nothing, may be unable to.
     """
     roll = view.roll
     assert roll is not None
     if view.end is not None:
         return []
     lead.turn_to(view.generation_revision)
+    if hindered:
+        lead.wait_longer(float("inf"), alarm.now)
     dead, writes = judge(view, roll, policy, lead.silence, alarm)
     lost = dead if hindered else expired(view, roll, policy, lead, alarm) | dead
     writes += funerals(view, roll, lead, lost, alarm)
     count(view, lead, lost)
-    fenced = _fenced(view, roll, policy, planner, lead, lost, alarm, hindered=hindered) if ready else None
+    fenced = _fenced(view, roll, policy, planner, lead, lost, alarm) if ready else None
     return [*writes, fenced] if fenced is not None else writes
 
 
 def _fenced(
-    view: View,
-    roll: Roll,
-    policy: Policy,
-    planner: Planner,
-    lead: Lead,
-    lost: dict[str, str],
-    alarm: Alarm,
-    *,
-    hindered: bool,
+    view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, lost: dict[str, str], alarm: Alarm
 ) -> acts.Fenced | None:
     current = view.generation
     # Without nodes it is what an earlier job under this id left: its number, to go on from.
@@ -68,7 +62,7 @@ def _fenced(
     finished = len(roll.reports.who("finished", current.key))
     if finished == len(current.nodes):
         return acts.PutEnd(end=End(failed=False), token=view.token)
-    why = urgent(view, roll, policy, lead, lost, alarm, hindered=hindered)
+    why = urgent(view, roll, policy, lead, lost, alarm)
     if why is not None:
         blame(view, policy, lead, why)
         return _reform(view, roll, policy, planner, lead, why, lost, alarm)

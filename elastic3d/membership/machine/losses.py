@@ -57,13 +57,8 @@ def expired(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) ->
     return found
 
 
-def urgent(
-    view: View, roll: Roll, policy: Policy, lead: Lead, lost: dict[str, str], alarm: Alarm, *, hindered: bool
-) -> Urgent | None:
-    """Return why the sealed generation must end at once, None if it need not. `lost`: dead, tombs under way.
-
-    hindered: etcd takes no writes, so that who knows why trainers stopped cannot say it.
-    """
+def urgent(view: View, roll: Roll, policy: Policy, lead: Lead, lost: dict[str, str], alarm: Alarm) -> Urgent | None:
+    """Return why the sealed generation must end at once, None if it need not. `lost`: dead, tombs under way."""
     current, world = view.generation, view.world
     assert current is not None
     assert world is not None
@@ -88,7 +83,7 @@ def urgent(
             return Urgent(cause=cause, detail=detail if field == "error" else f"{name}: {detail}", culprit=culprit)
     if roll.reports.who("left", key) and view.proposal is None:
         return Urgent(cause=Cause.DEATH, detail="the others had left for a membership that lost a node")
-    if hindered or not roll.reports.who("interrupted", key):
+    if not roll.reports.who("interrupted", key):
         lead.interrupted = None
         return None
     lead.interrupted = alarm.now if lead.interrupted is None else lead.interrupted
