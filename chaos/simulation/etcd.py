@@ -222,12 +222,12 @@ class Watch:
 class Client:
     """What a member's process holds of etcd: whether it reaches it, through which member, and its watches."""
 
-    __slots__ = ("closed", "lag", "reaches", "server", "watches")
+    __slots__ = ("asleep", "closed", "lag", "reaches", "server", "watches")
 
     def __init__(self, server: int) -> None:
         self.server = server
         self.reaches = True
-        self.closed = False
+        self.asleep = self.closed = False
         self.lag = 0.0
         self.watches: dict[str, Watch] = {}
 
@@ -294,7 +294,8 @@ class Etcd:
         self.loop.later(self.random.uniform(*self.speeds.travel), self._answer, client, answer, result)
 
     def _answer(self, client: Client, answer: Callable[[Answer | None], None], result: Answer) -> None:
-        if self._reached(client):
+        # What comes while a process is stopped waits in its socket.
+        if self._reached(client) or client.asleep:
             answer(result)
         else:
             self.loop.later(1.0, answer, None)

@@ -303,10 +303,12 @@ class Member:
 
     # Whether etcd is reached.
 
-    def reach(self) -> None:
+    def reach(self, within: float = 0.5) -> None:
         """Find out, a moment later, what has become of the way to etcd."""
         self._contact += 1
         reaches = self.world.etcd.up and not self.cuts and self.state is State.RUNNING
+        if self.cuts or not self.world.etcd.up:
+            self.client.asleep = False
         if not reaches:
             if self.client.reaches:
                 self.client.reaches = False
@@ -315,7 +317,7 @@ class Member:
                 delay = self.world.random.uniform(0.05, 0.6) if not self.world.etcd.up else 3.0
                 self.world.loop.later(delay, self._lost, self._contact)
         else:
-            self.world.loop.later(self.world.random.uniform(0.0, 0.5), self._back, self._contact)
+            self.world.loop.later(self.world.random.uniform(0.0, within), self._back, self._contact)
 
     def _reach(self) -> None:
         self.client.reaches = self.world.etcd.up and not self.cuts
@@ -375,6 +377,7 @@ class Member:
     def pause(self) -> None:
         """Stop the process where it is."""
         if self.state is State.RUNNING:
+            self.client.asleep = self.client.reaches
             self.state = State.PAUSED
             self.reach()
             self.world.network.changed(self)
@@ -393,7 +396,9 @@ class Member:
         asleep, self._asleep = self._asleep, []
         for write, answer in asleep:
             self._answered(write, answer)
-        self.reach()
+        # A connection that nobody broke is there still.
+        self.reach(0.01 if self.client.asleep else 0.5)
+        self.client.asleep = False
         self.world.network.changed(self)
         self._pump()
 
