@@ -39,16 +39,19 @@ def faults(*texts: str) -> list[Fault]:
 
 
 HISTORIES = {
-    "nothing happens": [],
-    "a node is killed": ["1@8"],
     "the leader's node is killed": ["leader@8"],
-    "the node with stage 0 is killed": ["stage0@8"],
     "killed at the first step": ["2@1"],
-    "killed at the last step but one": ["3@23"],
     "a second kill during the first recovery": ["1@8", "2@g2"],
-    "a kill, then a join": ["1@6", "@12"],
     "a join nobody made room for": ["@8"],
     "a kill and a join at one step": ["3@10", "@10"],
+}
+
+MORE = {
+    "nothing happens": [],
+    "a node is killed": ["1@8"],
+    "the node with stage 0 is killed": ["stage0@8"],
+    "killed at the last step but one": ["3@23"],
+    "a kill, then a join": ["1@6", "@12"],
     "two kills one after the other": ["0@6", "stage0@14"],
 }
 
@@ -62,7 +65,13 @@ def held(outcome: Outcome, undisturbed: Outcome) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES.keys())
+@pytest.mark.parametrize(
+    "history",
+    [
+        *(pytest.param(history, id=name) for name, history in HISTORIES.items()),
+        *(pytest.param(history, id=name, marks=pytest.mark.slow) for name, history in MORE.items()),
+    ],
+)
 def test_any_history_ends_with_the_same_bits(
     history: list[str], job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
 ) -> None:
@@ -113,7 +122,9 @@ def test_losing_a_zone_costs_no_checkpoint(job_etcd: EtcdServer, quiet: Quiet, t
     assert (set(last.nodes), last.restored_from) == ({"node2", "node3"}, "memory")
 
 
-@pytest.mark.parametrize("layout", [Layout(pp=1), Layout(pp=2, zero=2), Layout(pp=4)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(Layout(pp=1), marks=pytest.mark.slow), Layout(pp=2, zero=2), Layout(pp=4)], ids=str
+)
 def test_any_layout_ends_with_the_same_bits(layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """A fixed layout, a death in it, and the planner's own choice: one digest."""
     setting = dataclasses.replace(SMALL, layout=layout)
@@ -135,14 +146,14 @@ def own_etcd() -> Iterator[EtcdServer]:
         yield server
 
 
-ETCD_FAULTS: dict[str, Fault] = {
-    "stopped for 5 s, past every lease": EtcdPause(seconds=5.0, when=When(step=8)),
-    "killed and started again": EtcdRestart(seconds=0.5, when=When(step=8)),
-    "away for 5 s": EtcdRestart(seconds=5.0, when=When(step=8)),
-}
+ETCD_FAULTS = [
+    pytest.param(EtcdPause(seconds=5.0, when=When(step=8)), id="stopped for 5 s, past every lease"),
+    pytest.param(EtcdRestart(seconds=0.5, when=When(step=8)), id="killed and started again", marks=pytest.mark.slow),
+    pytest.param(EtcdRestart(seconds=5.0, when=When(step=8)), id="away for 5 s", marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize("fault", ETCD_FAULTS.values(), ids=ETCD_FAULTS.keys())
+@pytest.mark.parametrize("fault", ETCD_FAULTS)
 def test_losing_etcd_is_not_losing_the_job(fault: Fault, own_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Training goes on without etcd, and no generation changes, even when every lease has run out meanwhile."""
     # Long enough that the job still trains when etcd is back.

@@ -38,7 +38,7 @@ def drained(setting: Setting, fault: Fault, etcd: EtcdServer, quiet: Quiet, work
     return gone
 
 
-@pytest.mark.parametrize("node", ["node1", "leader", "stage0"])
+@pytest.mark.parametrize("node", ["leader", *(pytest.param(n, marks=pytest.mark.slow) for n in ("node1", "stage0"))])
 def test_an_operators_drain_repeats_no_step(node: str, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Whoever it is, the node leaves at a step boundary; its torchrun ends with 0, and the others go on from memory."""
     gone = drained(LONG, Drain(node=node, when=When(step=8)), job_etcd, quiet, tmp_path)
@@ -57,6 +57,7 @@ def test_sigterm_drains_the_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: P
     assert drained(LONG, Terminate(node="node2", when=When(step=8)), job_etcd, quiet, tmp_path) == "node2"
 
 
+@pytest.mark.slow
 def test_sigterm_to_a_node_with_two_slots_is_one_notice(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Every keeper of the node gets the signal."""
     setting = dataclasses.replace(LONG, nodes=3, slots=2)
@@ -146,7 +147,7 @@ def launch(etcd: EtcdServer, name: str, slots: int) -> Launch:
     )
 
 
-@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("slot", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_keeper_killed_takes_its_sibling_along_at_once(slot: int, job_etcd: EtcdServer, tmp_path: Path) -> None:
     """torchrun sends the sibling SIGTERM, which is no notice: nothing of the node is to be saved any more."""
     with Cluster(launch(job_etcd, f"sibling-{slot}", 2), tmp_path) as cluster:
@@ -160,7 +161,7 @@ def test_a_keeper_killed_takes_its_sibling_along_at_once(slot: int, job_etcd: Et
         assert not cluster.leftovers()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_a_second_signal_ends_the_node_at_once(number: signal.Signals, job_etcd: EtcdServer, tmp_path: Path) -> None:
     """As a person expects of a second Ctrl-C."""
     with Cluster(launch(job_etcd, f"twice-{number}", 1), tmp_path) as cluster:
