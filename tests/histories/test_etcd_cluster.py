@@ -13,7 +13,7 @@ from chaos.play import play
 from chaos.scenario import EtcdPause, EtcdRestart, Fault, When
 from elastic3d.etcd import EtcdClient
 from tests.histories.conftest import Quiet
-from tests.histories.test_histories import SMALL, held
+from tests.histories.test_histories import LONG, held
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
@@ -81,13 +81,12 @@ def test_etcd_loses_members(members: int, fault: Fault, cluster: EtcdCluster, qu
     assert cluster.certificates is not None
     secret = tmp_path / "password"
     secret.write_text("secret\n")
-    setting = dataclasses.replace(SMALL, nodes=3, steps=200)
     conf = {"ca": str(cluster.certificates.ca), "user": "root", "password_file": str(secret)}
     outcome = play(
-        dataclasses.replace(setting, conf=conf),
+        dataclasses.replace(LONG, nodes=3, conf=conf),
         [fault],
         etcd=Part(cluster, members),
         workdir=tmp_path / "job",
     )
-    held(outcome, quiet(setting))
+    held(outcome, quiet(LONG))
     assert [view.cause for view in outcome.picture.generations] == ["start"]

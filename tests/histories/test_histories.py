@@ -31,6 +31,8 @@ SMALL = Setting(
     options=("--checkpoint-every=4",),
     patience=120.0,
 )
+# What is prepared beside a running generation, or what outlasts an outage, must find the job training still.
+LONG = dataclasses.replace(SMALL, steps=80)
 
 
 def faults(*texts: str) -> list[Fault]:
@@ -96,9 +98,7 @@ def test_one_death_costs_one_step_at_most(job_etcd: EtcdServer, quiet: Quiet, tm
 
 def test_a_join_costs_no_step(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """A planned change happens at a step boundary, and the fresh node takes part."""
-    setting = dataclasses.replace(SMALL, steps=60)
-    asked = faults("1@6", "@12")
-    outcome = held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
+    outcome = held(play(LONG, faults("1@6", "@12"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(LONG))
     last = outcome.picture.generations[-1]
     assert (last.cause, last.steps_repeated, last.restored_from) == ("join", 0, "memory")
     assert "node4" in last.nodes
@@ -156,7 +156,5 @@ ETCD_FAULTS = [
 @pytest.mark.parametrize("fault", ETCD_FAULTS)
 def test_losing_etcd_is_not_losing_the_job(fault: Fault, own_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Training goes on without etcd, and no generation changes, even when every lease has run out meanwhile."""
-    # Long enough that the job still trains when etcd is back.
-    setting = dataclasses.replace(SMALL, steps=200)
-    outcome = held(play(setting, [fault], etcd=own_etcd, workdir=tmp_path / "job"), quiet(setting))
+    outcome = held(play(LONG, [fault], etcd=own_etcd, workdir=tmp_path / "job"), quiet(LONG))
     assert [view.cause for view in outcome.picture.generations] == ["start"]

@@ -19,12 +19,10 @@ from chaos.processes import leashed, send, wait_until
 from chaos.scenario import Announce, Continue, Drain, Fault, Flap, Stop, Terminate, When, node_name
 from elastic3d.clock import SYSTEM
 from tests.histories.conftest import Quiet
-from tests.histories.test_histories import SMALL, held
+from tests.histories.test_histories import LONG, SMALL, held
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
-# A drain's generation is prepared beside the running one: the job must still train when that is done.
-LONG = dataclasses.replace(SMALL, steps=80)
 SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
 
 
@@ -176,9 +174,8 @@ def test_a_second_signal_ends_the_node_at_once(number: signal.Signals, job_etcd:
 
 def test_a_stopped_node_is_left_behind_and_comes_back(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Nobody waits for it; when it wakes it finds itself out, kills its trainers and joins as a newcomer."""
-    setting = dataclasses.replace(SMALL, steps=150)
-    asked = [Stop(node="node1", when=When(step=8)), Continue(node="node1", when=When(step=20))]
-    outcome = held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
+    asked = [Stop(node="node1", when=When(step=8)), Continue(node="node1", when=When(step=12))]
+    outcome = held(play(LONG, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(LONG))
     generations = outcome.picture.generations
     assert [view.cause for view in generations[:2]] == ["start", "death"], generations
     assert "node1" not in generations[1].nodes
