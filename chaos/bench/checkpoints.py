@@ -1,7 +1,8 @@
 """Saving, loading and resharding a state of Adam beside torch's DCP, torch_checkpointing and the bare disk.
 
-Every contender runs in fresh processes, on the same bytes, in turns; figures of one table are of one run. Peers that
-are not part of torch are installed into a temporary folder that only their own processes import from.
+Every contender runs in fresh processes, on the same bytes; figures of one table are of one run. Saves and loads take
+turns, for a disk that has just been written to is slow for whoever comes next. Peers that are not part of torch are
+installed into a temporary folder that only their own processes import from.
 """
 
 from __future__ import annotations
@@ -85,22 +86,16 @@ def measure(
             say(f"{job.task} {job.world} {name}: {outcome.reason if isinstance(outcome, Failed) else 'done'}")
             return outcome
 
+        job = Job(rank=0, world=RANKS, meeting="", place="", task="save", repeats=repeats, tensors=TENSORS, rows=rows)
+        once = replace(job, repeats=1)
+        for _ in range(repeats):
+            for name in CONTENDERS:
+                with _place(base) as place:
+                    _add(results.local, name, run(name, replace(once, place=place)))
+                    if name in MOVABLE:
+                        fewer = replace(once, task="load", place=place, world=FEWER, saved_by=RANKS, changes=1)
+                        _add(results.resharded, name, run(name, fewer))
         for name in CONTENDERS:
-            with _place(base) as place:
-                job = Job(
-                    rank=0,
-                    world=RANKS,
-                    meeting="",
-                    place=place,
-                    task="save",
-                    repeats=repeats,
-                    tensors=TENSORS,
-                    rows=rows,
-                )
-                results.local[name] = run(name, job)
-                if name in MOVABLE:
-                    fewer = replace(job, task="load", world=FEWER, saved_by=RANKS, changes=repeats)
-                    results.resharded[name] = run(name, fewer)
             if name != "raw":
                 with _place(base) as place:
                     results.beside[name] = run(name, replace(job, task="beside", place=place))
@@ -110,10 +105,23 @@ def measure(
         with _place(base) as place:
             results.integrity["elastic3d"] = run("elastic3d", replace(job, task="integrity", place=place))
         with _s3() as place:
-            small = replace(job, task="save", rows=max(RANKS, round(rows * REMOTE_SHARE)))
-            for name in (*MOVABLE, "raw"):
-                results.remote[name] = run(name, replace(small, place=f"{place}/{name}"))
+            small = replace(once, rows=max(RANKS, round(rows * REMOTE_SHARE)))
+            for number in range(repeats):
+                for name in (*MOVABLE, "raw"):
+                    _add(results.remote, name, run(name, replace(small, place=f"{place}/{number}-{name}")))
     return results
+
+
+def _add(outcomes: dict[str, Outcome], name: str, turn: Outcome) -> None:
+    """Add what came of one more turn of a contender; one that failed once has failed."""
+    before = outcomes.get(name)
+    if not isinstance(before, Figures) or isinstance(turn, Failed):
+        outcomes[name] = before if isinstance(before, Failed) else turn
+        return
+    before.save += turn.save
+    before.load += turn.load
+    before.memory_save = max(before.memory_save, turn.memory_save)
+    before.memory_load = max(before.memory_load, turn.memory_load)
 
 
 @contextmanager
