@@ -182,7 +182,7 @@ def table(report: Report) -> Table:
     made = Table("layout", "predicted", "measured", "worked", "predicted MiB", "measured MiB", title=title)
     for pair in sorted(report.pairs, key=lambda pair: pair.seconds):
         made.add_row(
-            f"{pair.layout} {pair.layout.schedule or ''}",
+            str(pair.layout),
             f"{pair.predicted_seconds:.3f} s",
             f"{pair.seconds:.3f} s",
             f"{pair.worked:.3f} s",

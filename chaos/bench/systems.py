@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from elastic3d.etcd import EtcdClient
+from elastic3d.rendezvous import restart as _  # noqa: F401  # what its registration imports when a handler is made
 
 RUN_ID = "bench"
 JOIN_SECONDS = 600

@@ -65,6 +65,17 @@ class _Agents:
         for number in numbers:
             self._pipes[number].send(message)
 
+    def all_well(self) -> bool:
+        """Return True while no agent has said anything, which before it is asked can only be that it failed."""
+        for number, pipe in enumerate(self._pipes):
+            if pipe.poll():
+                try:
+                    said = pipe.recv()
+                except EOFError:
+                    said = "died"
+                raise NotFormed(f"agent {number}: {said}")
+        return True
+
     def answers(self, what: str) -> list[Any]:
         """Return everybody's next answer, in order; NotFormed for what an agent failed with, and after the patience."""
         found: dict[int, Any] = {}
@@ -107,7 +118,7 @@ def form(system: System, agents: int, endpoint: str, server: int | None, idle: f
     for number in range(agents - 1):
         crew.tell(0, range(number, number + 1))
         SYSTEM.sleep(PACE)
-    if not wait_until(lambda: system.waiting(endpoint) >= agents - 1, patience, interval=0.25):
+    if not wait_until(lambda: crew.all_well() and system.waiting(endpoint) >= agents - 1, patience, interval=0.25):
         raise NotFormed(f"only {system.waiting(endpoint)} of {agents - 1} agents joined within {patience:g} s")
     SYSTEM.sleep(QUIET)
     began = SYSTEM.monotonic()
