@@ -27,8 +27,9 @@ from elastic3d.worker.process import die_with_parent
 QUIET = 1.0
 """Seconds between the last but one being seen to wait, and the last one's join."""
 
-PACE = 0.05
-"""Seconds between two of the others' joins: c10d and etcd-v2, whose agents all write one record, need them apart."""
+PACE = 0.15
+"""Seconds between two of the others' joins: c10d and etcd-v2, whose agents all write one record, need them apart, and
+two cores do not start more at once."""
 
 AGENT_POLL = 0.1
 """torchrun's own interval between two questions for news."""

@@ -40,6 +40,10 @@ class Breaker:
 
         return sorted(range(len(self._members)), key=rank)
 
+    def alone(self, index: int) -> bool:
+        """Return whether no endpoint but `index` is known to work."""
+        return all(member.failures for other, member in enumerate(self._members) if other != index)
+
     def succeeded(self, index: int) -> None:
         """Take note of an answer: `index` works and is preferred from now on, unless the preferred one works too."""
         self._members[index].failures = 0

@@ -9,6 +9,7 @@ first thing that happens on waking is the loss, and a write under the dead lease
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import deque
@@ -188,7 +189,7 @@ class LeaseKeeper:
         if self._beats is None:
             return None
         waiting = [lease.unanswered[0] for lease in self._leases.values() if lease.unanswered]
-        if waiting and now - min(waiting) >= self._session.timeout:
+        if waiting and now - min(waiting) >= self._session.patience:
             return RpcFailure("DEADLINE_EXCEEDED", "no answer to a keepalive")
         return self._beats.failure
 
@@ -204,7 +205,7 @@ class LeaseKeeper:
         if not self._leases:
             return None
         times = [min(lease.due, lease.deadline) for lease in self._leases.values()]
-        times += [lease.unanswered[0] + self._session.timeout for lease in self._leases.values() if lease.unanswered]
+        times += [lease.unanswered[0] + self._session.patience for lease in self._leases.values() if lease.unanswered]
         return max(0.0, min(times) - now)
 
     def _heard(self, beats: _Beats, answer: Any) -> None:
@@ -212,6 +213,7 @@ class LeaseKeeper:
             if beats is not self._beats:
                 return
             lease = None if answer is None else self._leases.get(answer.ID)
+            sent = -math.inf
             if lease is not None and lease.unanswered:
                 sent = lease.unanswered.popleft()
                 if answer.TTL > 0:
@@ -221,7 +223,10 @@ class LeaseKeeper:
                     lease.lost = Loss.GONE
             if answer is None or (lease is not None and lease.lost is not None):
                 self._changed.notify_all()
-        if answer is not None and self._failures:
+        if answer is None:
+            return
+        self._session.heard(beats.index, sent)
+        if self._failures:
             self._failures = 0
             self._session.succeeded(beats.index)
 

@@ -5,12 +5,17 @@ in each round every endpoint is tried once, best first; between rounds there is 
 budget. What may be sent again is decided by `failures`: a request that can have been applied is surfaced as
 OutcomeUnknown, unless the caller says that applying it twice is the same as once.
 
+A member that lets a try's time pass is not asked again at once in the same way: where no other one works, tries get
+twice as long each time, up to `LONGEST_PATIENCE` times, until answers come promptly again. Without that a thousand
+clients of an etcd that is slow for a moment, each of them dialling anew every second, keep it slow for good.
+
 A password that is refused is an error for good at first. Once etcd has let us in, it means that somebody changed it:
 then etcd is away for us, until the new one is where we are told the password.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -33,6 +38,8 @@ from elastic3d.etcd.transport import Channel, Method, RpcFailure, Stream
 STALE_AFTER = 2
 # Seconds between rounds, at most.
 LONGEST_WAIT = 0.5
+# Of the time for one try, where nobody else can be asked.
+LONGEST_PATIENCE = 8.0
 
 
 class Closable(Protocol):
@@ -79,6 +86,9 @@ class Session:
         self._streams: set[Stream] = set()
         self._attached: list[Closable] = []
         self._deadlines = [0] * len(endpoints)
+        self._heard_at = [-math.inf] * len(endpoints)
+        self._slowness = 1.0
+        self._slowed_at = -math.inf
         self._login: Login | None = None
         if user is not None and password is not None:
             told = password
@@ -166,11 +176,26 @@ class Session:
         with self._lock:
             return self._breaker.order(self.clock.monotonic())
 
+    @property
+    def patience(self) -> float:
+        """Seconds for one try at one member, as things are."""
+        return self.timeout * self._slowness
+
     def succeeded(self, index: int) -> None:
         """Take note that endpoint `index` answered."""
         with self._lock:
             self._breaker.succeeded(index)
             self._deadlines[index] = 0
+
+    def heard(self, index: int, asked: float = -math.inf) -> None:
+        """Take note that endpoint `index` is alive, whatever else is wrong with it, and answers what we `asked`."""
+        self._heard_at[index] = now = self.clock.monotonic()
+        if now - asked < self.patience / 4:
+            self._slowness = max(1.0, self._slowness / 2)
+
+    def heard_at(self, index: int) -> float:
+        """Return the monotonic time of the newest sign of life of endpoint `index`; -inf if there was none."""
+        return self._heard_at[index]
 
     def failed(self, index: int, failure: RpcFailure | None = None) -> None:
         """Take note that endpoint `index` did not answer."""
@@ -181,8 +206,13 @@ class Session:
         with self._lock:
             if outdated and self._channels.get(index) is channel:
                 stale = self._channels.pop(index)
-            self._breaker.failed(index, self.clock.monotonic())
+            now = self.clock.monotonic()
+            self._breaker.failed(index, now)
             if failure is not None and failure.code == "DEADLINE_EXCEEDED":
+                # Several threads that waited for the same slow member are one reason.
+                if self._breaker.alone(index) and now - self._slowed_at >= self.patience:
+                    self._slowed_at = now
+                    self._slowness = min(2 * self._slowness, LONGEST_PATIENCE)
                 self._deadlines[index] += 1
                 if self._deadlines[index] >= STALE_AFTER:
                     self._deadlines[index] = 0
@@ -247,7 +277,8 @@ class Session:
         tries = self.order()
         while tries:
             index = tries.pop(0)
-            timeout = min(self.timeout, deadline - self.clock.monotonic())
+            began = self.clock.monotonic()
+            timeout = min(self.patience, deadline - began)
             if timeout <= 0:
                 break
             try:
@@ -255,6 +286,7 @@ class Session:
             except RpcFailure as failure:
                 last = failure
             else:
+                self.heard(index, began)
                 self.succeeded(index)
                 return answer
             kind = self.kind(last)

@@ -38,7 +38,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
     # By default a member that was away is dialled again only after up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 2500),
     ("grpc.max_reconnect_backoff_ms", 500),
     # A channel of ours is ended with us, and a member's address is not asked of a web proxy.
     ("grpc.use_local_subchannel_pool", 1),

@@ -1,8 +1,10 @@
 """A prefix as a snapshot and all its changes after it, whichever member serves it.
 
-A watch on a stopped member is silent for ever, and gRPC's own keepalive does not notice. So we ask for progress every
-half second, take a member that is silent for 1.5 s for dead, and go on at the next one from the revision after the last
-one seen: no change is lost, none comes twice. Progress answers never move that revision: before etcd 3.4.25 and 3.5.8
+A watch on a stopped member is silent for ever, and gRPC's own keepalive does not notice. So we ask for progress once we
+have heard nothing of the member for a while, take one that gives no answer for dead, and go on at the next one from the
+revision after the last one seen: no change is lost, none comes twice. Answers to others' calls and keepalives of this
+session are signs of life too, which spares an idle process most of its traffic; only a connection that is broken by
+itself is found out more slowly for it. Progress answers never move that revision: before etcd 3.4.25 and 3.5.8
 they may overtake changes (etcd#15220). If etcd has compacted away what we have not seen, the prefix is listed again and
 delivered as a snapshot that is marked as a gap.
 """
@@ -23,9 +25,20 @@ from elastic3d.etcd.operations import KeyValue
 from elastic3d.etcd.session import Session
 from elastic3d.etcd.transport import RpcFailure
 
-PROGRESS = 0.5
-SILENCE = 1.5
+QUIET = 0.8
+"""Seconds without a word from the member, to anybody in this session, until the watch asks it for progress."""
+
+OWN_QUIET = 5.0
+"""Seconds without a word on the watch's own connection until it asks all the same."""
+
+LISTING = 2.0
+"""Seconds a listing may take, at most: closing waits for it."""
+
+UNSERVED = 3.0
+"""Seconds that finding another member may take before it is told that there is none."""
+
 EXPLAIN = 5.0
+"""Seconds between two looks at what people have to mend."""
 
 DELETE = 1
 
@@ -89,7 +102,10 @@ class _Feed:
     """One watch stream: its answers go into `answers`, an RpcFailure last."""
 
     def __init__(self, session: Session, index: int, create: Any, answers: queue.SimpleQueue[Any]) -> None:
+        # Before it is asked: the answer to the creation may be here at once.
+        self.asked = session.clock.monotonic()
         self.heard = -math.inf
+        self._index = index
         self._session = session
         self._answers = answers
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -98,7 +114,13 @@ class _Feed:
         self._thread = threading.Thread(target=self._read, name="etcd-watch-answers", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there was no answer since the last question."""
+        return self.heard < self.asked
+
     def ask_progress(self) -> None:
+        self.asked = self._session.clock.monotonic()
         self._requests.put(messages.new("WatchRequest", progress_request=messages.new("WatchProgressRequest")))
 
     def close(self) -> None:
@@ -110,7 +132,8 @@ class _Feed:
         failure = RpcFailure("UNAVAILABLE", "the server ended the stream")
         try:
             for answer in self._stream:
-                self.heard = self._session.clock.monotonic()
+                self._session.heard(self._index, self.asked if self.waiting else -math.inf)
+                self.heard = self._session.heard_at(self._index)
                 self._answers.put(answer)
         except RpcFailure as error:
             failure = error
@@ -181,8 +204,7 @@ class Watch:
             self._deliver(delivery)
 
     def _list(self) -> None:
-        # A short budget: closing waits for it.
-        kvs, revision = self._client.range(self._prefix, budget=self._session.timeout)
+        kvs, revision = self._client.range(self._prefix, budget=min(self._session.patience, LISTING))
         self._heard = self._clock.monotonic()
         self._revision = revision
         gap, self._listed = self._listed, True
@@ -198,18 +220,21 @@ class Watch:
             return
         feed = _Feed(self._session, index, create, answers)
         try:
-            asked = listening = self._clock.monotonic()
+            listening = -math.inf
             while not self._closed.is_set():
                 now = self._clock.monotonic()
-                # Silence counts only while we listened: a slow delivery is not the member's fault.
-                silent = now - max(feed.heard, listening)
-                if silent >= SILENCE:
-                    raise RpcFailure("DEADLINE_EXCEEDED", f"the watch was silent for {silent:.1f} s")
-                if now - asked >= PROGRESS:
-                    asked = now
-                    feed.ask_progress()
+                if feed.waiting:
+                    # Silence counts only while we listened: a slow delivery is not the member's fault.
+                    due = max(feed.asked, listening) + self._session.patience
+                    if now >= due:
+                        raise RpcFailure("DEADLINE_EXCEEDED", f"the watch was silent for {now - feed.asked:.1f} s")
+                else:
+                    due = min(feed.heard + OWN_QUIET, self._session.heard_at(index) + QUIET)
+                    if now >= due:
+                        feed.ask_progress()
+                        continue
                 try:
-                    answer = answers.get(timeout=max(0.0, min(asked + PROGRESS - now, SILENCE - silent)))
+                    answer = answers.get(timeout=due - now)
                 except queue.Empty:
                     continue
                 if answer is None:
@@ -221,7 +246,7 @@ class Watch:
                 if self._revision is None:
                     return
         finally:
-            self._heard = max(self._heard, feed.heard)
+            self._heard = max(self._heard, feed.heard, self._session.heard_at(index))
             feed.close()
 
     def _take(self, index: int, answer: Any) -> bool:
@@ -270,7 +295,7 @@ class Watch:
         self._failures += 1
         everyone = index is None or self._failures >= len(self._session.endpoints)
         curable = self._session.curable(failure)
-        gone = self._connected is not False and (everyone or now - self._heard >= 2 * SILENCE)
+        gone = self._connected is not False and (everyone or now - self._heard >= UNSERVED)
         # What people have to mend shows only in the tries that follow; finding out what it is takes time.
         if gone or (self._connected is False and curable and now - self._explained_at >= EXPLAIN):
             self._explained_at = now if curable else -math.inf

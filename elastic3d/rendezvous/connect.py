@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from elastic3d.etcd import EtcdClient, Tls
+import sys
+
+from elastic3d.errors import EtcdUnavailable
+from elastic3d.etcd import EtcdClient, Impaired, Tls
 from elastic3d.rendezvous.settings import Settings
 
 
@@ -17,11 +20,27 @@ def client(settings: Settings) -> EtcdClient:
     return EtcdClient(settings.endpoints, user=settings.user or None, password=password, tls=tls)
 
 
-def connect(settings: Settings) -> EtcdClient:
-    """Return a client that has proved etcd is there, new enough, and lets us in; errors say what to do."""
+PATIENCE = 30.0
+"""Seconds an etcd that is not there yet, or has more to do than it can, is waited for by a node that starts."""
+
+
+def connect(settings: Settings, *, patience: float | None = None) -> EtcdClient:
+    """Return a client that has proved etcd is there, new enough, and lets us in; errors say what to do.
+
+    patience: seconds for which no answer is tried again after a first few, 0 for not at all. By default `PATIENCE`, or
+    as long as the job waits for its other nodes if that is shorter.
+    """
+    if patience is None:
+        patience = min(PATIENCE, settings.policy.below_minimum)
     made = client(settings)
     try:
-        made.check(settings.root)
+        try:
+            made.check(settings.root)
+        except EtcdUnavailable as error:
+            if isinstance(error, Impaired) or not patience:
+                raise
+            sys.stderr.write(f"elastic3d: {error}; trying for {patience:g} s more\n")
+            made.check(settings.root, budget=patience)
     except BaseException:
         made.close()
         raise

@@ -40,7 +40,8 @@ def admit(
     checks = (*computed, *run_checks(_works(settings, options, profile)))
     failed = [check for check in checks if not check.ok]
     try:
-        client = connect(settings)
+        # Who is unfit says so without waiting for etcd.
+        client = connect(settings, patience=0.0 if failed else None)
     except EtcdError:
         if not failed:
             raise

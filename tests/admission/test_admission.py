@@ -207,7 +207,7 @@ def test_one_endpoint_of_etcd_is_enough(server: EtcdServer, capsys: pytest.Captu
 
 def test_without_etcd_the_reasons_are_said_all_the_same(tmp_path: Path) -> None:
     """A node that is fit hears of etcd, an unfit one of itself."""
-    told = settings(f"127.0.0.1:{free_port()}")
+    told = settings(f"127.0.0.1:{free_port()}", policy=Policy(below_minimum=1.0))
     with pytest.raises(EtcdUnavailable):
         run(told)
     with pytest.raises(AdmissionFailed, match="devices: none"):

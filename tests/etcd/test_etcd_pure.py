@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic3d.clock import SystemClock
 from elastic3d.errors import ConfigurationError, EtcdRefused, UsageError
 from elastic3d.etcd import Compare, Delete, EtcdClient, Get, LeaseGone, Put, Tls, failures, messages, parse_endpoints
 from elastic3d.etcd.breaker import FIRST_REST, LONGEST_REST, Breaker
@@ -57,6 +58,38 @@ def test_user_without_password_is_refused() -> None:
     """Half of the credentials is a mistake, not a way in."""
     with pytest.raises(ConfigurationError, match="go together"):
         EtcdClient("h", user="root")
+
+
+class Hands(SystemClock):
+    """A clock that is set by hand."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_tries_get_longer_where_nobody_else_can_be_asked() -> None:
+    """Twice for each try's time that passed in vain, however many waited; promptly answered, they get short again."""
+    clock = Hands()
+    late = RpcFailure("DEADLINE_EXCEEDED", "")
+    session = EtcdClient("a:1,b:1", clock=clock).session
+    session.failed(0, late)
+    assert session.patience == 1.0, "the other one may be well"
+    session.failed(1, late)
+    session.failed(0, late)
+    assert session.patience == 2.0
+    for _ in range(5):
+        clock.now += session.patience
+        session.failed(0, late)
+        session.failed(1, RpcFailure("UNAVAILABLE", ""))
+    assert session.patience == 8.0
+    session.heard(1, asked=clock.now - 3.0)
+    session.heard(1)
+    assert session.patience == 8.0, "an answer after 3 s says that it is slow"
+    for _ in range(3):
+        session.heard(1, asked=clock.now - 0.1)
+    assert session.patience == 1.0
 
 
 def test_breaker_stays_with_what_works() -> None:

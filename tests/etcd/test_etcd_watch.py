@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from etcd_helpers import wait_until
+from etcd_helpers import Relay, wait_until
 
 from chaos.etcd import EtcdCluster, EtcdServer
-from elastic3d.etcd import Change, Changes, Connected, Delivery, Disconnected, EtcdClient, Snapshot, Watch
+from elastic3d.etcd import Change, Changes, Connected, Delivery, Disconnected, EtcdClient, LeaseKeeper, Snapshot, Watch
+from elastic3d.etcd import watch as etcd_watch
 
 pytestmark = pytest.mark.etcd
 
@@ -216,6 +217,60 @@ def test_a_stopped_single_server_is_noticed(one_binary: Path) -> None:
             wait_until(lambda: len(seen.of(Connected)) == 2)
             wait_until(lambda: seen.changes)
             assert len(seen.of(Disconnected)) == 1
+
+
+def test_a_watch_beside_a_lease_asks_for_next_to_nothing(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keepalives that are answered are signs of life enough: an idle member costs etcd its keepalives."""
+    asked: list[float] = []
+    ask = etcd_watch._Feed.ask_progress
+
+    def noted(feed: etcd_watch._Feed) -> None:
+        asked.append(time.monotonic())
+        ask(feed)
+
+    monkeypatch.setattr(etcd_watch._Feed, "ask_progress", noted)
+    with watching(client, "k/") as seen:
+        leases = LeaseKeeper(client)
+        lease = leases.grant(2.0)
+        time.sleep(4.0)
+        assert len(asked) <= 2
+        leases.revoke(lease)
+        leases.close()
+        wait_until(lambda: len(asked) > 3, 5.0)
+        assert len(seen.of(Connected)) == 1
+        assert not seen.of(Disconnected)
+
+
+def test_a_connection_that_breaks_by_itself_is_noticed_beside_a_lease(one_binary: Path) -> None:
+    """As when a router forgets it: the lease's goes on, and the watch loses nothing, if some seconds later."""
+    with EtcdServer(binary=one_binary) as server, Relay(server.endpoint) as relay:
+        with EtcdClient(relay.endpoint) as client, watching(client, "k/") as seen:
+            assert relay.connections == 2  # calls go over the first
+            leases = LeaseKeeper(client)
+            lease = leases.grant(2.0)
+            wait_until(lambda: relay.connections == 3)
+            relay.stall(1)
+            client.put("k/1", b"")
+            wait_until(lambda: seen.changes, 15.0)
+            assert lease.held(time.monotonic())
+            leases.close()
+
+
+def test_a_server_that_is_slow_is_not_dialled_to_death(one_binary: Path) -> None:
+    """Mute for ten seconds, it gets a few new connections, not one each second from each of us."""
+    with EtcdServer(binary=one_binary) as server, Relay(server.endpoint) as relay:
+        with EtcdClient(relay.endpoint) as client, watching(client, "k/") as seen:
+            leases = LeaseKeeper(client)
+            leases.grant(4.0)
+            before = relay.connections
+            server.pause()
+            time.sleep(10.0)
+            dialled = relay.connections - before
+            server.resume()
+            client.put("k/1", b"", idempotent=True, budget=20.0)
+            wait_until(lambda: seen.changes)
+            leases.close()
+    assert dialled <= 12
 
 
 def test_compaction_under_a_watch_is_a_marked_gap(binary: Path) -> None:

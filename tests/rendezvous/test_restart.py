@@ -161,7 +161,7 @@ def test_below_the_minimum_and_without_etcd(agents: Agents, tmp_path: Path) -> N
     script.write_text("raise SystemExit('must not run')\n")
     alone = agents.start("alone", str(script), nodes="2", conf="timeout=2")
     agents.endpoint = "127.0.0.1:1"
-    lost = agents.start("lost", str(script))
+    lost = agents.start("lost", str(script), conf="timeout=2")
     wrong = agents.start("wrong", str(script), conf="speed=9")
     assert [agent.wait(90) for agent in (alone, lost, wrong)] == [1, 1, 1]
     assert "the minimum is 2: start more nodes" in alone.text

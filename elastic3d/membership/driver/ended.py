@@ -15,6 +15,9 @@ from elastic3d.values import Generation
 POLL = 0.1
 """Seconds between two looks at who is still there."""
 
+BUDGET = 30.0
+"""Seconds for the first look: where thousands of nodes start at once, etcd has more to do than it can."""
+
 
 def make_room(client: EtcdClient, root: str, lease: float, clock: Clock) -> None:
     """Clear away the job that ended under `root`, if one did and nobody of it is there any more.
@@ -24,7 +27,7 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock) -> None
     """
     patience = clock.monotonic() + lease + 1.0
     while True:
-        end = client.get(root + "board/end")
+        end = client.get(root + "board/end", budget=BUDGET)
         if end is None:
             return
         if not client.exists(root + "roll/members/"):

@@ -1,0 +1,56 @@
+"""A node that starts waits for its etcd, as long as it would wait for the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from chaos.processes import free_port
+from elastic3d.errors import EtcdUnavailable
+from elastic3d.membership.policy import Policy
+from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.settings import Settings
+
+pytestmark = pytest.mark.etcd
+
+
+def settings(endpoint: str, **policy: float) -> Settings:
+    return Settings(
+        endpoints=endpoint,
+        run_id="early",
+        mode="restart",
+        node="me",
+        address="127.0.0.1",
+        policy=Policy(minimum=1, maximum=4, **policy),  # type: ignore[arg-type]
+    )
+
+
+def test_an_etcd_that_answers_late_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Longer than a call's budget, as when a thousand nodes start at once; it says that it is waiting."""
+    with EtcdServer() as server:
+        server.pause()
+        late = threading.Timer(7.0, server.resume)
+        late.start()
+        try:
+            began = time.monotonic()
+            connect(settings(server.endpoint)).close()
+            assert 6.0 < time.monotonic() - began < 15.0
+        finally:
+            late.join()
+    assert "trying for 30 s more" in capsys.readouterr().err
+
+
+def test_an_etcd_that_never_comes_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """After as long as the job waits for other nodes, or at once where that was asked for."""
+    told = settings(f"127.0.0.1:{free_port()}", below_minimum=2.0)
+    began = time.monotonic()
+    with pytest.raises(EtcdUnavailable, match="see that etcd runs"):
+        connect(told)
+    assert 5.0 < time.monotonic() - began < 12.0
+    assert "trying for 2 s more" in capsys.readouterr().err
+    with pytest.raises(EtcdUnavailable):
+        connect(told, patience=0.0)
+    assert "more" not in capsys.readouterr().err
