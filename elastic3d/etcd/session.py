@@ -5,9 +5,9 @@ in each round every endpoint is tried once, best first; between rounds there is 
 budget. What may be sent again is decided by `failures`: a request that can have been applied is surfaced as
 OutcomeUnknown, unless the caller says that applying it twice is the same as once.
 
-A member that lets a try's time pass is not asked again at once in the same way: where no other one works, tries get
-twice as long each time, up to `LONGEST_PATIENCE` times, until answers come promptly again. Without that a thousand
-clients of an etcd that is slow for a moment, each of them dialling anew every second, keep it slow for good.
+Where a try's time passes and no other member is known to work, tries get twice as long each time, until answers come
+promptly again. Without that a thousand clients of an etcd that is slow for a moment, each of them dialling anew every
+second, keep it slow for good.
 
 A password that is refused is an error for good at first. Once etcd has let us in, it means that somebody changed it:
 then etcd is away for us, until the new one is where we are told the password.
@@ -38,7 +38,7 @@ from elastic3d.etcd.transport import Channel, Method, RpcFailure, Stream
 STALE_AFTER = 2
 # Seconds between rounds, at most.
 LONGEST_WAIT = 0.5
-# Of the time for one try, where nobody else can be asked.
+# How many times the time for one try it may become.
 LONGEST_PATIENCE = 8.0
 
 
@@ -188,10 +188,11 @@ class Session:
             self._deadlines[index] = 0
 
     def heard(self, index: int, asked: float = -math.inf) -> None:
-        """Take note that endpoint `index` is alive, whatever else is wrong with it, and answers what we `asked`."""
-        self._heard_at[index] = now = self.clock.monotonic()
-        if now - asked < self.patience / 4:
-            self._slowness = max(1.0, self._slowness / 2)
+        """Take note that endpoint `index` is alive, whatever else is wrong with it, and answers what we asked then."""
+        with self._lock:
+            self._heard_at[index] = now = self.clock.monotonic()
+            if now - asked < self.patience / 4:
+                self._slowness = max(1.0, self._slowness / 2)
 
     def heard_at(self, index: int) -> float:
         """Return the monotonic time of the newest sign of life of endpoint `index`; -inf if there was none."""

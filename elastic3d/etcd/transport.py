@@ -36,7 +36,8 @@ HAS_LEADER: Metadata = (("hasleader", "true"),)
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A listing of thousands of members is larger than gRPC's 4 MB.
     ("grpc.max_receive_message_length", -1),
-    # By default a member that was away is dialled again only after up to two minutes.
+    # By default a member that was away is dialled again only after up to two minutes. `min` is in truth the time that a
+    # dial has: room for one lost packet, and for a busy machine.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2500),
     ("grpc.max_reconnect_backoff_ms", 500),

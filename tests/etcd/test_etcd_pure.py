@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic3d.clock import SystemClock
 from elastic3d.errors import ConfigurationError, EtcdRefused, UsageError
 from elastic3d.etcd import Compare, Delete, EtcdClient, Get, LeaseGone, Put, Tls, failures, messages, parse_endpoints
 from elastic3d.etcd.breaker import FIRST_REST, LONGEST_REST, Breaker
@@ -18,6 +17,7 @@ from elastic3d.etcd.codec import Codec
 from elastic3d.etcd.diagnosis import require_version
 from elastic3d.etcd.failures import Kind
 from elastic3d.etcd.transport import RpcFailure
+from tests.clocks import HandClock
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,9 @@ def test_user_without_password_is_refused() -> None:
         EtcdClient("h", user="root")
 
 
-class Hands(SystemClock):
-    """A clock that is set by hand."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 def test_tries_get_longer_where_nobody_else_can_be_asked() -> None:
     """Twice for each try's time that passed in vain, however many waited; promptly answered, they get short again."""
-    clock = Hands()
+    clock = HandClock()
     late = RpcFailure("DEADLINE_EXCEEDED", "")
     session = EtcdClient("a:1,b:1", clock=clock).session
     session.failed(0, late)

@@ -1,4 +1,4 @@
-"""What tests listen with: a clock that is set by hand, and an ear for what a watcher tells."""
+"""What tests listen with: an ear for what a watcher tells."""
 
 from __future__ import annotations
 
@@ -6,22 +6,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from elastic3d.clock import SystemClock
 from elastic3d.notices import Notice, Watcher
 from elastic3d.notices.source import Source
-
-
-class HandClock(SystemClock):
-    """The wall clock and the monotonic clock stand still until they are set."""
-
-    def __init__(self, wall: float) -> None:
-        self.now, self.at = 100.0, wall
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.at
 
 
 class Ear:

@@ -6,8 +6,8 @@ import pytest
 
 from elastic3d.notices import Kind, Notice, aws
 from elastic3d.notices.metadata import Unheard
+from tests.clocks import HandClock
 from tests.notices.clouds import Aws, Reply
-from tests.notices.ear import HandClock
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
 

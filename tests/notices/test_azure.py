@@ -9,8 +9,9 @@ import pytest
 
 from elastic3d.notices import Kind, azure
 from elastic3d.notices.metadata import Unheard
+from tests.clocks import HandClock
 from tests.notices.clouds import Azure, Reply
-from tests.notices.ear import HandClock, listening
+from tests.notices.ear import listening
 
 NOW = 1_474_309_757.0  # Mon, 19 Sep 2016 18:29:17 GMT
 SOON = "Mon, 19 Sep 2016 18:29:47 GMT"

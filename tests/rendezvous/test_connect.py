@@ -17,14 +17,14 @@ from elastic3d.rendezvous.settings import Settings
 pytestmark = pytest.mark.etcd
 
 
-def settings(endpoint: str, **policy: float) -> Settings:
+def settings(endpoint: str, below_minimum: float = 600.0) -> Settings:
     return Settings(
         endpoints=endpoint,
         run_id="early",
         mode="restart",
         node="me",
         address="127.0.0.1",
-        policy=Policy(minimum=1, maximum=4, **policy),  # type: ignore[arg-type]
+        policy=Policy(minimum=1, maximum=4, below_minimum=below_minimum),
     )
 
 
