@@ -65,7 +65,7 @@ def demo(
         str | None, typer.Option(metavar="pp=2", help="Fix axes of the mesh; what is not given is planned.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where checkpoints go; default: a temp folder.")
+        str | None, typer.Option(metavar="URL", help="Where checkpoints go, a URL or a folder; default: a temp folder.")
     ] = None,
     etcd: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="An etcd to use; default: one of the demo's own.")
@@ -94,7 +94,7 @@ def demo(
             steps=steps,
             seed=seed,
             layout=Layout.parse(layout) if layout else None,
-            store=store,
+            store=store_url(store) if store else None,
         )
         faults: list[Fault] = [
             *map(parse_kill, kill or ()),
@@ -108,6 +108,11 @@ def demo(
         print(f"elastic3d: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
     raise typer.Exit(0 if kept else 1)
+
+
+def store_url(text: str) -> str:
+    """Return the URL of a store; a path is of this folder, whatever folder the nodes run in."""
+    return text if "://" in text else Path(text).absolute().as_uri()
 
 
 def _demonstrate(
