@@ -62,7 +62,7 @@ class Member:
         self._heard_at = world.loop.now
         self._processor = 0.0
         self._rolls = 0
-        self._asleep: list[tuple[acts.Write, Answer | None]] = []
+        self._asleep: list[tuple[acts.Write, Answer | None, int]] = []
         world.network.add(self)
 
     @property
@@ -264,13 +264,13 @@ class Member:
         if deaf:
             self.deaf = self.noticed = False
         transaction = transactions.transaction(ROOT, self.record.node, write, lease)
-        self.world.etcd.send(self.client, transaction, lambda answer: self._answered(write, answer), lost=deaf)
+        self.world.etcd.send(self.client, transaction, lambda answer: self._answered(write, answer, lease), lost=deaf)
 
-    def _answered(self, write: acts.Write, answer: Answer | None) -> None:
+    def _answered(self, write: acts.Write, answer: Answer | None, lease: int = 0) -> None:
         if not self.alive:
             return
         if self.state is State.PAUSED:
-            self._asleep.append((write, answer))
+            self._asleep.append((write, answer, lease))
             return
         fenced = isinstance(write, acts.Fenced)
         if answer is None and not fenced:
@@ -284,7 +284,9 @@ class Member:
         self._writes.popleft()
         self._busy = False
         ok = answer is not None and answer[0]
-        if ok:
+        # Under a lease whose end was told already, nothing stands.
+        over = transactions.own_lease(write) and (self._lease is None or self._lease.id != lease)
+        if ok and not over:
             assert answer is not None
             for event in transactions.told(self.record.node, write, answer[1]):
                 self.tell(event)
@@ -394,8 +396,8 @@ class Member:
             self._turning = True
             self.world.loop.later(0.0002, self._turn)
         asleep, self._asleep = self._asleep, []
-        for write, answer in asleep:
-            self._answered(write, answer)
+        for write, answer, under in asleep:
+            self._answered(write, answer, under)
         # A connection that nobody broke is there still.
         self.reach(0.01 if self.client.asleep else 0.5)
         self.client.asleep = False

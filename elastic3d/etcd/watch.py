@@ -293,7 +293,9 @@ class Watch:
             self._session.failed(index, failure)
         now = self._clock.monotonic()
         self._failures += 1
-        everyone = index is None or self._failures >= len(self._session.endpoints)
+        # What a token from before says nobody has to know: what the login says shows in the next try.
+        tried = kind is not failures.Kind.TOKEN and self._failures >= len(self._session.endpoints)
+        everyone = index is None or tried
         curable = self._session.curable(failure)
         gone = self._connected is not False and (everyone or now - self._heard >= UNSERVED)
         # What people have to mend shows only in the tries that follow; finding out what it is takes time.

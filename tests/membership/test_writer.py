@@ -163,6 +163,40 @@ def test_nothing_is_written_over_the_own_tomb(desk: Desk) -> None:
     assert desk.told.empty()
 
 
+def test_nobody_is_buried_as_missing_who_is_registered(desk: Desk) -> None:
+    """Etcd decides, not the watch, which may lag; once the key is gone, the same burial stands."""
+    desk.register()
+    bury = acts.Bury(id="a@1", tomb=Tomb(incarnation="1", how=Out.DEAD), missing=True)
+    desk.write(bury)
+    assert desk.next() == e.WriteDone(write=bury, ok=False)
+    assert desk.there() == {"roll/members/a@1", "roll/reports/a@1"}
+    desk.other.delete(f"{desk.root}roll/members/a@1")
+    desk.write(bury)
+    assert [type(desk.next()) for _event in range(2)] == [e.TombPut, e.MemberGone]
+    assert desk.next() == e.WriteDone(write=bury, ok=True)
+
+
+def test_registered_is_not_told_after_the_end_of_the_lease(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is stopped while it registers wakes to both: its lease is over, and its key was written."""
+    honest, left = desk.client.txn, [lambda: desk.other.revoke(*desk.new_leases())]
+
+    def late(*conditions: object, **rest: object) -> object:
+        """Let the lease end, and its keeper find out, before the answer to the first write is heard."""
+        answer = honest(*conditions, **rest)  # type: ignore[arg-type]
+        while left:
+            left.pop()()
+            wait(lambda: not desk.told.empty(), 3)
+        return answer
+
+    monkeypatch.setattr(desk.client, "txn", late)
+    desk.write(acts.PutMember(record=MemberRecord(node=desk.me)))
+    desk.writer.flush(5)
+    assert desk.next() == e.Unregistered()
+    assert desk.told.empty()
+    desk.register()
+    assert desk.there() == {"roll/members/a@1", "roll/reports/a@1"}
+
+
 @pytest.mark.parametrize("who", ["keepalive", "write"])
 def test_a_lease_revoked_by_hand_is_told_once(desk: Desk, who: str) -> None:
     """By the next keepalive, or earlier by a write that fails under it and is written again under a new one."""
@@ -196,6 +230,17 @@ def test_a_key_deleted_by_hand_is_found_by_the_pulse(etcd: EtcdServer) -> None:
             desk.register()
     finally:
         desk.close()
+
+
+def test_what_people_have_to_mend_is_told_again_after_something_else(desk: Desk) -> None:
+    """What was told last is what stands; the same twice in a row is told once."""
+    for reason in ("a wrong password", "a wrong password"):
+        desk.writer.impaired(reason)
+    desk.writer.away("connection refused")
+    for reason in ("a wrong password", "", ""):
+        desk.writer.impaired(reason)
+    told = [desk.told.get_nowait() for _ in range(desk.told.qsize())]
+    assert told == [e.EtcdImpaired(reason=reason) for reason in ("a wrong password", "a wrong password", "")]
 
 
 def test_without_etcd_it_neither_loses_nor_hangs(etcd: EtcdServer) -> None:

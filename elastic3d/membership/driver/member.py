@@ -247,6 +247,7 @@ class Member:
                 self._writer.impaired(news.reason)
             case etcd_watch.Disconnected() if tier is e.Tier.BOARD:
                 self._there, self._away = False, True
+                self._writer.away(news.reason)
                 self._heard(False)
                 put(e.EtcdLost(since=news.since, reason=news.reason))
             case etcd_watch.Ended():

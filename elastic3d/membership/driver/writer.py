@@ -62,7 +62,7 @@ class Writer:
         self._changed = threading.Condition()
         self._closed = False
         self._registered = self._reported = 0
-        self._impaired = ""
+        self._impaired = self._told = ""
         self._pulse_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="elastic3d-member-writes", daemon=True)
 
@@ -169,8 +169,14 @@ class Writer:
         """Tell of what people have to mend, once, and with "" when they have. From any thread."""
         with self._changed:
             known, self._impaired = self._impaired, reason
-        if reason != known:
+            told, self._told = self._told, reason
+        if reason != known or (reason and reason != told):
             self._tell(e.EtcdImpaired(reason=reason))
+
+    def away(self, reason: str) -> None:
+        """Take note that people were told `reason` meanwhile: what they have to mend is told again after it."""
+        with self._changed:
+            self._told = reason
 
     def _send(self, action: acts.Write) -> bool:
         lease = 0
@@ -183,15 +189,22 @@ class Writer:
         idempotent = not isinstance(action, acts.Fenced)
         result = self._client.txn(made.conditions, made.operations, idempotent=idempotent, budget=BUDGET)
         if result.succeeded:
-            if isinstance(action, acts.PutMember):
-                self._begin_pulses(result.revision)
-            elif isinstance(action, acts.PutReport):
-                self._reported = result.revision
-            for event in transactions.told(self._me, action, result.revision):
-                self._tell(event)
+            self._succeeded(action, result.revision, lease)
         elif lease and not transactions.own_lease(action):
             self._client.revoke(lease, budget=BUDGET)
         return result.succeeded
+
+    def _succeeded(self, action: acts.Write, revision: int, lease: int) -> None:
+        """Tell what a write changed, unless it was told already that the lease which it stands under is over."""
+        with self._changed:
+            if transactions.own_lease(action) and (self._lease is None or self._lease.id != lease):
+                return
+            if isinstance(action, acts.PutMember):
+                self._begin_pulses(revision)
+            elif isinstance(action, acts.PutReport):
+                self._reported = revision
+            for event in transactions.told(self._me, action, revision):
+                self._tell(event)
 
     def _own_lease(self) -> int:
         if self._lease is None or self._lease.lost is not None:
@@ -216,10 +229,9 @@ class Writer:
 
     def _begin_pulses(self, registered: int) -> None:
         spread = zlib.crc32(self._me.id.encode(errors="surrogatepass")) / 2**32
-        with self._changed:
-            self._registered = registered
-            if self._pulse_at is None:
-                self._pulse_at = self._clock.monotonic() + FIRST_PULSE * spread * self._period()
+        self._registered = registered
+        if self._pulse_at is None:
+            self._pulse_at = self._clock.monotonic() + FIRST_PULSE * spread * self._period()
 
     def _beat(self) -> None:
         with self._changed:
