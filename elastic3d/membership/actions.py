@@ -37,10 +37,14 @@ class PutReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bury:
-    """Delete the keys of this incarnation and put up its tomb, unless one stands already."""
+    """Delete the keys of this incarnation and put up its tomb, unless one stands already.
+
+    missing: nor while it is registered, for that it is not is all that is held against it. Etcd knows; a watch may lag.
+    """
 
     id: str
     tomb: Tomb
+    missing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

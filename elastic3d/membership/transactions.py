@@ -64,8 +64,9 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0) -> Tran
             return _made(_not_buried(root, me), Put(key, encode(action.report), lease))
         case acts.Bury():
             # Who is out is out for the first reason: a port that refuses after a clean leave makes no death of it.
+            keys = (f"{root}board/tombs/{action.id}", *((f"{root}roll/members/{action.id}",) * action.missing))
             return _made(
-                (Compare.absent(f"{root}board/tombs/{action.id}"),),
+                tuple(map(Compare.absent, keys)),
                 Delete(f"{root}roll/members/{action.id}"),
                 Delete(f"{root}roll/reports/{action.id}"),
                 Delete(f"{root}pulses/{action.id}"),

@@ -5,16 +5,24 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic3d.membership.machine.suspicion import REACH, cuts_of, suspects
+from elastic3d.membership.driver.links import FRESH, INTERVAL
+from elastic3d.membership.machine.silence import PROVEN
+from elastic3d.membership.machine.suspicion import REACH, cuts_of, made, suspects
 
 IDS = [f"n{at:02d}" for at in range(12)]
 
 
-def lost(size: int, silent: set[tuple[str, str]], active: set[str], judge: str) -> dict[str, bool]:
+def lost(
+    size: int,
+    silent: set[tuple[str, str]],
+    active: set[str],
+    judge: str,
+    fresh: frozenset[tuple[str, str]] = frozenset(),
+) -> dict[str, bool]:
     """Return whom the judge's side has lost, and whether that is sure."""
     ids = IDS[:size]
     index = {id: at for at, id in enumerate(ids)}
-    found = suspects(ids, cuts_of(ids, index, silent), dict.fromkeys(active, 0), judge)
+    found = suspects(ids, cuts_of(ids, index, silent), dict.fromkeys(active, 0), judge, fresh)
     return {one.id: one.sure for one in found}
 
 
@@ -77,3 +85,49 @@ def test_spares_do_not_outvote_the_active() -> None:
     said = {(one, other) for one in IDS[:3] for other in IDS[3:8]}
     assert lost(8, said, set(IDS[:3]), IDS[0]) == dict.fromkeys(IDS[3:8], True)
     assert lost(8, said, set(IDS[:3]), IDS[4]) == {}
+
+
+SAID = st.sets(st.tuples(st.sampled_from(IDS), st.sampled_from(IDS)), max_size=60)
+
+
+@given(st.integers(2, 12), SAID, SAID, st.data())
+def test_whoever_is_sure_is_right_whatever_is_not_known_yet(
+    size: int, said: set[tuple[str, str]], young: set[tuple[str, str]], data: st.DataObject
+) -> None:
+    """Young connections may be cut, any of them: then too its side is main, and the other side is the lost one."""
+    ids = IDS[:size]
+    active = data.draw(st.sets(st.sampled_from(ids), min_size=1))
+    fresh = frozenset(pair for pair in young if set(pair) <= set(ids))
+    cut = data.draw(st.sets(st.sampled_from(sorted(fresh)))) if fresh else set()
+    for judge in ids:
+        sure = {id for id, sure in lost(size, said, active, judge, fresh).items() if sure}
+        known = lost(size, said | cut, active, judge)
+        assert sure <= {id for id, sure in lost(size, said, active, judge).items() if sure}
+        assert sure <= set(known)
+        assert not any(judge in lost(size, said | cut, active, id) for id in sure)
+
+
+def test_those_cut_off_are_not_main_for_standing_side_by_side() -> None:
+    """Three members that nobody hears became neighbours a moment ago: they are no majority of five."""
+    heard, cut = IDS[:2], IDS[2:5]
+    said = {(one, other) for one in heard for other in cut} | {(other, one) for one in heard for other in cut}
+    young = frozenset((one, other) for one in cut for other in cut)
+    assert lost(5, said, set(IDS[:5]), cut[0]) == dict.fromkeys(heard, True)
+    assert not any(lost(5, said, set(IDS[:5]), cut[0], young).values())
+
+
+@given(st.lists(st.sampled_from(IDS), unique=True, min_size=1), st.lists(st.sampled_from(IDS), unique=True))
+def test_what_the_ring_has_made_is_what_it_had_not(now: list[str], before: list[str]) -> None:
+    """Connections of the ring now are made, or there before; of the same ring none is made, of a first one all are."""
+    index = {id: at for at, id in enumerate(before)}
+    old = cuts_of(before, index, {(one, other) for one in before for other in before})
+    all_now = cuts_of(now, {id: at for at, id in enumerate(now)}, {(one, other) for one in now for other in now})
+    fresh = made(now, index)
+    both_ways = fresh | {(other, one) for one, other in fresh}
+    assert both_ways == all_now - old
+    assert made(before, index) == frozenset()
+
+
+def test_a_connection_is_proven_only_when_its_silence_would_have_been_told() -> None:
+    """The first beat may take its time, and a report its way."""
+    assert PROVEN >= FRESH + INTERVAL

@@ -16,7 +16,6 @@ from elastic3d.membership import transactions
 from elastic3d.membership.machine import leader, silence
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.core import Core
-from elastic3d.membership.machine.lead import Lead
 from elastic3d.membership.machine.reports import Reports
 from elastic3d.membership.machine.roll import Roll
 from elastic3d.membership.machine.suspicion import Cut, Suspect
@@ -48,20 +47,23 @@ def drop_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 def compare_wall_clocks(patch: pytest.MonkeyPatch) -> None:
     """A report carries its writer's own time, and who wrote none for long, by the leader's clock, is dead."""
-    hear, expired = Reports.hear, leader.expired
+    hear, judge = Reports.hear, leader.judge
 
     def stamped(self: Reports, id: str, report: Report, now: float) -> bool:
         stamps = self.__dict__.setdefault("stamps", {})
         stamps[id] = now + crc32(id.encode()) % 120 - 60
         return hear(self, id, report, now)
 
-    def stale(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> dict[str, str]:
+    def stale(
+        view: View, roll: Roll, policy: Policy, kept: silence.Silence, alarm: Alarm
+    ) -> tuple[dict[str, str], list[acts.Write]]:
         stamps = roll.reports.__dict__.get("stamps", {})
         late = {id: "its report is old" for id in roll.members if stamps.get(id, alarm.now) < alarm.now - 30.0}
-        return expired(view, roll, policy, lead, alarm) | late
+        dead, doubts = judge(view, roll, policy, kept, alarm)
+        return dead | late, doubts
 
     patch.setattr(Reports, "hear", stamped)
-    patch.setattr(leader, "expired", stale)
+    patch.setattr(leader, "judge", stale)
 
 
 def forget_the_relist(patch: pytest.MonkeyPatch) -> None:
@@ -102,7 +104,9 @@ def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
     """Whoever judges takes its own side for the main one, however few they are."""
     honest = silence.suspects
 
-    def partial(ids: Sequence[str], cuts: frozenset[Cut], active: dict[str, int], judge: str) -> tuple[Suspect, ...]:
+    def partial(
+        ids: Sequence[str], cuts: frozenset[Cut], active: dict[str, int], judge: str, *_: object
+    ) -> tuple[Suspect, ...]:
         return honest(ids, cuts, {judge: 0}, judge)
 
     patch.setattr(silence, "suspects", partial)

@@ -89,6 +89,71 @@ FOUND = {
         16.600 pause leader for 3.4
         17.000 drain n2,n3,n4 for 10.1
     """,
+    # Its key stood again for seconds when the leader, whose watch lagged, buried it for being missing.
+    "registered again, and the leader's watch lags": """
+        job seed=92814 members=5 minimum=2 maximum=5 multiple_of=1 beside=1
+        2.600 lose n4 for 0.5
+        3.600 isolate n3,n4 for 4.5
+        3.600 start n6
+        8.600 etcd-slow for 4
+        8.800 revoke n6
+        12.200 lag leader for 3
+    """,
+    # Three that heard nobody became neighbours, had not missed each other yet, and held themselves for the majority.
+    "those cut off stand side by side": """
+        job seed=95205 members=7 minimum=1 maximum=8 multiple_of=1 beside=1
+        2.600 cut n2 for 6.7
+        2.700 deafen n4,n5 for 5.8
+        7.200 kill n6,n7
+    """,
+    # While connections healed one by one, a wrong side was the larger one for some milliseconds.
+    "a majority of a moment": """
+        job seed=73810 members=5 minimum=1 maximum=8 multiple_of=1 beside=1
+        2.600 start n7
+        3.600 vanish n4
+        11.600 cut n1,n2,n7 for 5.2
+        12.700 start n4,n8
+    """,
+    # It woke to the end of its lease, and only then to the answer that it was registered: nobody took it in any more.
+    "stopped while it registers": """
+        job seed=95753 members=3 minimum=2 maximum=4 multiple_of=1 beside=1
+        6.206 start n4
+        6.211 pause n4 for 5.2
+    """,
+    # The same, by a lease that etcd took long to write under.
+    "stopped while it registers, and etcd is slow": """
+        job seed=98726 members=3 minimum=1 maximum=8 multiple_of=1 beside=1
+        2.800 kill n3
+        6.800 isolate leader for 4.7
+        11.300 etcd-slow for 4.5
+        15.200 pause n2 for 5.5
+    """,
+    # The question took nearly two seconds to be written, and the answer was given only one.
+    "an answer as slow as the question": """
+        job seed=99037 members=2 minimum=1 maximum=4 multiple_of=1 beside=1
+        2.700 pause leader for 2
+        2.700 etcd-slow for 4.2
+    """,
+    # All had lost their leases; the first to come back was cut off, led, and its word alone counted against the others.
+    "the only one that is registered": """
+        job seed=99906 members=6 minimum=1 maximum=6 multiple_of=1 beside=1
+        2.400 isolate leader for 0.3
+        6.800 pause n3 for 0.2
+        7.800 etcd-stop for 6.9
+        7.800 mute n2 for 0.6
+        12.400 start n7
+        12.700 kill n6
+        13.200 cut n2 for 2.8
+    """,
+    # The same, with leases that somebody revoked.
+    "leases revoked, and a leader that is deaf": """
+        job seed=113300 members=4 minimum=2 maximum=5 multiple_of=1 beside=1
+        3.500 etcd-elect for 1.4
+        3.500 fault n3
+        3.600 revoke n1,n2
+        3.600 deafen n3 for 1.8
+        4.100 revoke n4
+    """,
 }
 
 

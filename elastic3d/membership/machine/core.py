@@ -107,6 +107,7 @@ class Core:
             self._hear(event, actions, now)
             if self.exited:
                 return actions
+        self._silence.follow(self.view, now)
         if self.leads and self._led != self.view.token:
             self._led = self.view.token
             self._lead = Lead(buried=self._buried, leading=now, attempt=self.view.token, silence=self._silence)
@@ -157,6 +158,10 @@ class Core:
             case e.WriteDone() if event.write is self._busy:
                 self._busy = None
                 self._retry_at = now if event.ok else now + RETRY
+            case e.WriteDone(write=acts.Bury(missing=True, id=id), ok=False):
+                self._buried.pop(id, None)
+                if self.view.roll is not None:
+                    self.view.roll.wait_for(id, now)
             case e.PeerHeard():
                 self._neighbours.hear(event)
             case e.PeerRefused():

@@ -36,7 +36,8 @@ def crowd(view: View, roll: Roll, without: set[str], places: set[str], *, draini
 
     Left out are the ids `without`; members at `places` are kept out as if they were in quarantine. draining: nodes that
     are to leave, and are active still, may go on if they must. An active node that has lost its lease is there until
-    its time is over, or its neighbours call it silent: whatever else happened, to lose a lease is not to be dead.
+    its time is over, or two neighbours call it silent and none hears it: whatever else happened, to lose a lease is
+    not to be dead.
     """
     world = view.world
 
@@ -84,7 +85,9 @@ def _unsure(
             continue
         if id in accused:
             near = [n for n in view.ring.around(id, view.tombs) if n in roll.members and n not in without]
-            if not any(report is not None and id not in report.silent for report in map(roll.reports.get, near)):
+            hears = [id not in report.silent for report in map(roll.reports.get, near) if report is not None]
+            # One member alone may be the one that is cut off.
+            if len(hears) >= 2 and not any(hears):
                 continue
         node = world.nodes[id]
         if node.place not in places and node.place not in roll.quarantines and node.name not in roll.drains:

@@ -14,8 +14,13 @@ TOGETHER = 100
 """How many dead that are registered no more get tombs; for a whole zone, being in no generation has to do."""
 
 
-def funerals(view: View, roll: Roll, lead: Lead, lost: dict[str, str], alarm: Alarm) -> list[acts.Write]:
-    """Return the tombs to put up now, each once, the leader's own last."""
+def funerals(
+    view: View, roll: Roll, lead: Lead, lost: dict[str, str], missing: dict[str, str], alarm: Alarm
+) -> list[acts.Write]:
+    """Return the tombs to put up now, each once, the leader's own last.
+
+    lost: who is dead, missing: who is held for dead for not being registered, each with the evidence.
+    """
     me = view.me.node
     wanted: list[tuple[str, Tomb]] = []
     for id, detail in roll.refused.items():
@@ -24,8 +29,8 @@ def funerals(view: View, roll: Roll, lead: Lead, lost: dict[str, str], alarm: Al
         name = id.partition("@")[0]
         detail = f"another process registered as node {name}; if both live, give every node a name of its own"
         wanted.append((id, _tomb(id, Out.REPLACED, detail, me.name)))
-    few = len(lost) <= TOGETHER
-    for id, detail in lost.items():
+    few = len({**lost, **missing}) <= TOGETHER
+    for id, detail in {**missing, **lost}.items():
         if few or id in roll.members:
             wanted.append((id, _tomb(id, Out.DEAD, detail, me.name)))
     for id, one in roll.draining.items():
@@ -40,7 +45,7 @@ def funerals(view: View, roll: Roll, lead: Lead, lost: dict[str, str], alarm: Al
             lead.buried[id] = None
             if tomb.how is Out.LEFT:
                 lead.drained[id.partition("@")[0]] = None
-            writes.append(acts.Bury(id=id, tomb=tomb))
+            writes.append(acts.Bury(id=id, tomb=tomb, missing=id in missing and id not in lost))
     return writes
 
 

@@ -15,7 +15,7 @@ from elastic3d.membership.machine import drains, forming
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.chores import chore
 from elastic3d.membership.machine.forming import Planner
-from elastic3d.membership.machine.funerals import funerals
+from elastic3d.membership.machine.funerals import TOGETHER, funerals
 from elastic3d.membership.machine.lead import Lead
 from elastic3d.membership.machine.losses import Urgent, blame, calm, condemned, count, expired, storm, urgent
 from elastic3d.membership.machine.planned import planned, spent
@@ -43,8 +43,10 @@ def decide(
     if hindered:
         lead.wait_longer(float("inf"), alarm.now)
     dead, writes = judge(view, roll, policy, lead.silence, alarm)
-    lost = dead if hindered else expired(view, roll, policy, lead, alarm) | dead
-    writes += funerals(view, roll, lead, lost, alarm)
+    missing = {} if hindered else expired(view, roll, policy, lead, alarm)
+    # Who is missing is lost once etcd has taken the tomb. Too many of them get none.
+    lost = dead if len(missing) <= TOGETHER else missing | dead
+    writes += funerals(view, roll, lead, lost, missing, alarm)
     count(view, lead, lost)
     fenced = _fenced(view, roll, policy, planner, lead, lost, alarm) if ready else None
     return [*writes, fenced] if fenced is not None else writes

@@ -196,6 +196,11 @@ class Roll:
         """Nobody could register until now: who is missing is so since now."""
         self.missing = dict.fromkeys(self.missing, now)
 
+    def wait_for(self, id: str, now: float) -> None:
+        """A member is not missing, as etcd knows: the news of it is on its way, and late if it takes long from now."""
+        if id in self.missing:
+            self.missing[id] = now
+
     def wait_longer(self, seconds: float, now: float) -> None:
         """Etcd was away for so long: that time does not count."""
         self.missing = {id: min(now, since + seconds) for id, since in self.missing.items()}

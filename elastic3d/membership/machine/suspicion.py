@@ -6,7 +6,8 @@ other; whoever stands outside it is cut off, and every connection between the tw
 the border who say so themselves are enough to know it (`sure`): a single member's word cuts none but its own
 connections, so that the one whose ears are broken isolates nobody but itself, and two members that are cut off together
 can confirm nothing about those they lost. The word of who stands apart is no witness against it: it may have lost its
-neighbours because they died. With one witness, or with no main at all (two nodes, two halves), nobody can tell from the
+neighbours because they died. A connection that the ring has made just now holds nothing together yet: nobody could
+have missed it. With one witness, or with no main at all (two nodes, two halves), nobody can tell from the
 ring who is at fault: then the silent are asked through etcd.
 """
 
@@ -26,12 +27,14 @@ Cut = tuple[str, str]
 class Suspect:
     """A member that stands apart from the judge's side, and who there says that it or its companions are silent.
 
+    main: the judge's side is main, whatever else may be cut without anybody knowing. sure: and two of it say so.
     more: others of that side stand at the border, who may say so soon. asked: it is a neighbour of the judge's side
     itself, so that its own silence is witnessed.
     """
 
     id: str
     witnesses: tuple[str, ...]
+    main: bool
     sure: bool
     more: bool
     asked: bool
@@ -41,31 +44,45 @@ def cuts_of(ids: Sequence[str], index: dict[str, int], silent: Iterable[Cut]) ->
     """Return which of the pairs (who says so, about whom) are about connections of the ring."""
     found = set()
     for one, other in silent:
-        if one in index and other in index and one != other:
-            apart = (index[one] - index[other]) % len(ids)
-            if min(apart, len(ids) - apart) <= REACH:
-                found.add((one, other))
+        known = one in index and other in index and one != other
+        if known and _apart(index[one], index[other], len(ids)) <= REACH:
+            found.add((one, other))
     return frozenset(found)
 
 
-def suspects(ids: Sequence[str], cuts: frozenset[Cut], active: dict[str, int], judge: str) -> tuple[Suspect, ...]:
+def made(ids: Sequence[str], before: dict[str, int]) -> frozenset[Cut]:
+    """Return the connections of the ring `ids` that are none of the ring `before`, which is given by its index."""
+    found = set()
+    for at, id in enumerate(ids):
+        for step in range(1, min(REACH, len(ids) - 1) + 1):
+            other = ids[(at + step) % len(ids)]
+            if not (id in before and other in before and _apart(before[id], before[other], len(before)) <= REACH):
+                found.add((id, other))
+    return frozenset(found)
+
+
+def suspects(
+    ids: Sequence[str], cuts: frozenset[Cut], active: dict[str, int], judge: str, fresh: frozenset[Cut] = frozenset()
+) -> tuple[Suspect, ...]:
     """Return whom the judge's side has lost, in ring order: nobody, where the judge does not stand in main.
 
-    `ids` is the ring without those that are out.
+    `ids` is the ring without those that are out; `fresh` are connections of it that may be cut without anybody knowing.
     """
     if not cuts or judge not in ids:
         return ()
     parts = _components(ids, cuts)
     if len(set(parts)) == 1:
         return ()
-    weight: dict[int, int] = {}
-    for id, part in zip(ids, parts, strict=True):
-        weight[part] = weight.get(part, 0) + (id in active)
-    mine = parts[ids.index(judge)]
-    heaviest = max(weight.values())
-    if weight[mine] < heaviest:
+    at = ids.index(judge)
+    mine, weight = parts[at], _weights(ids, parts, active)
+    others = max(w for part, w in weight.items() if part != mine)
+    if weight[mine] < others:
         return ()
-    strict = sum(w == heaviest for w in weight.values()) == 1
+    strict = weight[mine] > others
+    proven = _components(ids, cuts | fresh) if fresh else parts
+    safe = _weights(ids, proven, active)[proven[at]]
+    certain = strict and safe > max(others, weight[mine] - safe)
+    ours = proven[at]
     border: dict[int, set[int]] = {}
     near: dict[int, set[int]] = {}
     asked: set[int] = set()
@@ -82,13 +99,26 @@ def suspects(ids: Sequence[str], cuts: frozenset[Cut], active: dict[str, int], j
         Suspect(
             id=id,
             witnesses=tuple(ids[w] for w in sorted(border.get(parts[at], ()))),
-            sure=strict and len(border.get(parts[at], ())) >= 2,
+            main=certain,
+            sure=certain and sum(proven[w] == ours for w in border.get(parts[at], ())) >= 2,
             more=strict and len(near.get(parts[at], ())) >= 2,
             asked=at in asked,
         )
         for at, id in enumerate(ids)
         if parts[at] != mine and (strict or parts[at] in near)
     )
+
+
+def _apart(one: int, other: int, size: int) -> int:
+    apart = (one - other) % size
+    return min(apart, size - apart)
+
+
+def _weights(ids: Sequence[str], parts: list[int], active: dict[str, int]) -> dict[int, int]:
+    weight: dict[int, int] = {}
+    for id, part in zip(ids, parts, strict=True):
+        weight[part] = weight.get(part, 0) + (id in active)
+    return weight
 
 
 def _components(ids: Sequence[str], cuts: frozenset[Cut]) -> list[int]:
