@@ -13,11 +13,15 @@ from dataclasses import dataclass
 FIRST_REST = 0.5
 LONGEST_REST = 8.0
 
+ELECTION = 3.0
+"""Seconds for which a member that answers, but has no leader, is asked before those that do not answer."""
+
 
 @dataclass(slots=True)
 class _Member:
     failures: int = 0
     rested: float = 0.0
+    electing: float | None = None
 
 
 class Breaker:
@@ -29,14 +33,16 @@ class Breaker:
         self._preferred = preferred
 
     def order(self, now: float) -> list[int]:
-        """Return all endpoints, best first: working, rested, resting."""
+        """Return all endpoints, best first: working, without a leader, rested, resting."""
 
         def rank(index: int) -> tuple[int, float, int]:
             member = self._members[index]
             turn = (index - self._preferred) % len(self._members)
             if member.failures == 0:
                 return 0, 0.0, turn
-            return (1 if member.rested <= now else 2), member.rested, turn
+            if member.electing is not None and now < member.electing + ELECTION:
+                return 1, member.rested, turn
+            return (2 if member.rested <= now else 3), member.rested, turn
 
         return sorted(range(len(self._members)), key=rank)
 
@@ -47,12 +53,17 @@ class Breaker:
     def succeeded(self, index: int) -> None:
         """Take note of an answer: `index` works and is preferred from now on, unless the preferred one works too."""
         self._members[index].failures = 0
+        self._members[index].electing = None
         if self._members[self._preferred].failures:
             self._preferred = index
 
-    def failed(self, index: int, now: float) -> None:
-        """Take note of a failure: `index` rests, longer each time in a row."""
+    def failed(self, index: int, now: float, *, electing: bool = False) -> None:
+        """Take note of a failure: `index` rests, longer each time in a row. electing: it answers, without a leader."""
         member = self._members[index]
+        if not electing:
+            member.electing = None
+        elif member.electing is None:
+            member.electing = now
         rest = min(FIRST_REST * 2**member.failures, LONGEST_REST)
         # Many threads may fail on the same outage: only what fails after a rest counts as another failure.
         if member.failures == 0 or now >= member.rested:

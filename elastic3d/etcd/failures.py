@@ -40,10 +40,11 @@ class Kind(StrEnum):
     FINAL = "final"  # etcd answered no: the same request gets the same answer
 
 
+_NO_LEADER = "etcdserver: no leader"
 # Refused before the request is proposed to the cluster.
 _NOT_APPLIED = (
     "failed to connect to all addresses",
-    "etcdserver: no leader",
+    _NO_LEADER,
     "etcdserver: not capable",
     "etcdserver: too many requests",
     "etcdserver: rpc not supported for learner",
@@ -76,6 +77,11 @@ def kind(failure: RpcFailure) -> Kind:
 def about_us(failure: RpcFailure) -> bool:
     """Return whether etcd does not know us: a wrong password or none, or a user that is gone."""
     return any(text in failure.detail for text in (*_WRONG, _NO_NAME)) or failure.code == "UNAUTHENTICATED"
+
+
+def electing(failure: RpcFailure) -> bool:
+    """Return whether the member is there and has no leader to follow: for a second or two, unless a quorum is lost."""
+    return _NO_LEADER in failure.detail
 
 
 def later(failure: RpcFailure) -> Impaired:

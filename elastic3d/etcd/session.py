@@ -208,7 +208,7 @@ class Session:
             if outdated and self._channels.get(index) is channel:
                 stale = self._channels.pop(index)
             now = self.clock.monotonic()
-            self._breaker.failed(index, now)
+            self._breaker.failed(index, now, electing=failure is not None and failures.electing(failure))
             if failure is not None and failure.code == "DEADLINE_EXCEEDED":
                 # Several threads that waited for the same slow member are one reason.
                 if self._breaker.alone(index) and now - self._slowed_at >= self.patience:

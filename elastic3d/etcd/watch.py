@@ -78,7 +78,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
-    """No member serves us: none at all, or none for 3 s. since: monotonic time at which we last heard of one.
+    """No member serves us: none answers, or none has served for 3 s. since: monotonic time of the last word of one.
 
     Told again, without a Connected between, when it turns out that somebody must mend what `reason` says. Moving from
     one member to the next without delay is not told.
@@ -293,9 +293,9 @@ class Watch:
             self._session.failed(index, failure)
         now = self._clock.monotonic()
         self._failures += 1
-        # What a token from before says nobody has to know: what the login says shows in the next try.
-        tried = kind is not failures.Kind.TOKEN and self._failures >= len(self._session.endpoints)
-        everyone = index is None or tried
+        # A token from before and an election are over in a moment, or show as something else.
+        passing = kind is failures.Kind.TOKEN or failures.electing(failure)
+        everyone = index is None or (self._failures >= len(self._session.endpoints) and not passing)
         curable = self._session.curable(failure)
         gone = self._connected is not False and (everyone or now - self._heard >= UNSERVED)
         # What people have to mend shows only in the tries that follow; finding out what it is takes time.

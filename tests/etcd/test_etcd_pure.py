@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elastic3d.errors import ConfigurationError, EtcdRefused, UsageError
 from elastic3d.etcd import Compare, Delete, EtcdClient, Get, LeaseGone, Put, Tls, failures, messages, parse_endpoints
-from elastic3d.etcd.breaker import FIRST_REST, LONGEST_REST, Breaker
+from elastic3d.etcd.breaker import ELECTION, FIRST_REST, LONGEST_REST, Breaker
 from elastic3d.etcd.codec import Codec
 from elastic3d.etcd.diagnosis import require_version
 from elastic3d.etcd.failures import Kind
@@ -103,6 +103,18 @@ def test_breaker_with_everybody_failed_tries_the_longest_rested_first() -> None:
     assert breaker.order(0.2) == [0, 1]
     breaker.failed(0, FIRST_REST)  # tried again, failed again: rests twice as long
     assert breaker.order(FIRST_REST + 0.2) == [1, 0]
+
+
+def test_breaker_asks_an_electing_member_before_a_silent_one() -> None:
+    """However long they rest, and for the time of an election only: it may be cut off from all others."""
+    breaker = Breaker(2, preferred=0)
+    breaker.failed(0, 0.0)
+    for at in (0.1, 0.6, 2.0):
+        breaker.failed(1, at, electing=True)
+        assert breaker.order(at)[0] == 1
+    assert breaker.order(0.1 + ELECTION)[0] == 0
+    breaker.succeeded(1)
+    assert breaker.order(4.0)[0] == 1
 
 
 def test_breaker_counts_an_outage_once_for_all_threads() -> None:

@@ -182,6 +182,31 @@ def test_no_change_is_lost_when_the_watched_member_stops(one_binary: Path, fault
             assert not seen.of(Disconnected), "moving to the next member is not a disconnection"
 
 
+def test_an_election_is_no_disconnection(one_binary: Path) -> None:
+    """The leader, which serves the watch, is silent, and the others have none just then."""
+    quick = ("--heartbeat-interval=100", "--election-timeout=500")
+    with EtcdCluster(5, binary=one_binary, options=quick) as cluster:
+        leader = cluster.leader()
+        two, three, *late = (member for member in cluster.members if member is not leader)
+        with EtcdClient(leader.endpoint) as client:
+            client.put("k/0", b"")
+        endpoints = [leader.endpoint, two.endpoint, three.endpoint]
+        with EtcdClient(endpoints) as client:
+            first = client.session.order().index(0)
+        endpoints = endpoints[first:] + endpoints[:first]
+        with EtcdClient(endpoints) as client, watching(client, "k/") as seen:
+            wait_until(lambda: seen.of(Connected))
+            assert [event.endpoint for event in seen.of(Connected) if isinstance(event, Connected)] == [leader.endpoint]
+            for member in (leader, *late):
+                member.pause()
+            time.sleep(2.1)
+            for member in late:
+                member.resume()
+            client.put("k/1", b"", idempotent=True, budget=20.0)
+            wait_until(lambda: seen.changes, 15.0)
+            assert not seen.of(Disconnected)
+
+
 def test_a_single_server_comes_back(binary: Path) -> None:
     """Killed and restarted on its data: the watch says so, both ways, and goes on with what it missed."""
     with EtcdServer(binary=binary) as server, EtcdClient(server.endpoints) as client:

@@ -134,6 +134,12 @@ FOUND = {
         2.700 pause leader for 2
         2.700 etcd-slow for 4.2
     """,
+    # It was heard all the time, and asked all the same; its answer waited behind another slow write.
+    "asked, though it is heard": """
+        job seed=28732 members=2 minimum=1 maximum=4 multiple_of=1 beside=1
+        2.100 etcd-slow for 4.4
+        2.800 pause leader for 2
+    """,
     # All had lost their leases; the first to come back was cut off, led, and its word alone counted against the others.
     "the only one that is registered": """
         job seed=99906 members=6 minimum=1 maximum=6 multiple_of=1 beside=1

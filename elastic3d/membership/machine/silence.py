@@ -2,8 +2,8 @@
 
 A silence that two members of main tell of (`suspicion`) must last for `Policy.confirm`. Otherwise the silent member is
 asked by a doubt on the board, which it answers in its report: unanswered for `Policy.doubt`, and for as long as the
-question took to get there, it is dead. If it answers,
-both sides live and cannot reach each other; after lease and grace the leader's side wins.
+question took to get there, it is dead. If it answers, both sides live and cannot reach each other; after lease and
+grace the leader's side wins. Whom nobody calls silent lives, and is not asked.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def judge(
         if only and id != only and not suspect.sure:
             continue
         names = ", ".join(w.partition("@")[0] for w in suspect.witnesses[:NAMED])
-        evidence = f"cut off from {names}" if names else "apart by its own word alone"
+        evidence = f"cut off from {names}" if names else "its neighbours hear it, and it does not hear them"
         if suspect.sure:
             if alarm.due(silence.main[id] + policy.confirm):
                 dead[id] = evidence
@@ -138,6 +138,9 @@ def judge(
                 dead[id] = f"{evidence}, and no answer through etcd"
             else:
                 silence.pending = True
+        elif not names:
+            if not only and alarm.due(since + policy.lease + policy.grace):
+                dead[id] = f"{evidence}; the leader's side goes on"
         elif not suspect.asked:
             if not only and alarm.due(since + policy.lease + policy.grace):
                 dead[id] = f"on a side that is {evidence}"
