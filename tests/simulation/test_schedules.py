@@ -134,6 +134,18 @@ FOUND = {
         2.700 pause leader for 2
         2.700 etcd-slow for 4.2
     """,
+    # Its lease ended after its successor had registered, and then nobody knew any more that it was replaced.
+    "replaced, and then without a lease": """
+        job seed=70159 members=5 minimum=2 maximum=8 multiple_of=1 beside=1
+        2.400 leave n3
+        11.700 fault n2
+        13.000 etcd-away for 0.7
+        13.800 vanish n5
+        14.700 start n5
+        14.728 etcd-stop for 7.8
+        15.200 kill leader
+        17.626 unanswered n1,n5
+    """,
     # It was heard all the time, and asked all the same; its answer waited behind another slow write.
     "asked, though it is heard": """
         job seed=28732 members=2 minimum=1 maximum=4 multiple_of=1 beside=1

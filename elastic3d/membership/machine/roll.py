@@ -243,6 +243,7 @@ class Roll:
         if present is not None:
             discard(self._by_name, present.node.name, id)
             discard(self._by_place, present.node.place, id)
+            self._find_twins(present.node)
         if self._board.active(id) and id not in self._board.tombs:
             self.missing.setdefault(id, now)
         if id != self._me.node.id:
