@@ -151,6 +151,8 @@ def _demonstrate(
                 console.print(f"\n[bold]The end of {name}'s log[/]")
                 console.print(log, markup=False, highlight=False)
         console.print(f"[bold]Plot[/]     {out / 'loss.svg'}")
+        if setting.store is not None:
+            console.print(f"[bold]Store[/]    {outcome.store.removeprefix('file://')}", highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps(document(outcome, verdict)))
     return verdict.kept

@@ -128,7 +128,8 @@ class Outcome:
     """What came of a history.
 
     killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: why it
-    was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
+    was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have. store: where its
+    checkpoints are, a URL.
     """
 
     setting: Setting
@@ -142,6 +143,7 @@ class Outcome:
     dismissed: tuple[str, ...] = ()
     failure: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
+    store: str = ""
 
 
 Watcher = Callable[[Picture], None]
@@ -183,6 +185,7 @@ def play(
                 for node in player.cluster.nodes
                 if not node.killed and (node.alive or node.process.returncode)
             },
+            store=player.store,
         )
 
 
@@ -212,14 +215,14 @@ class _Player:
         self._labels = {node_name(number): labels for number, labels in enumerate(setting.labels)}
         self._clouds = {fault.node: MetadataServer() for fault in faults if isinstance(fault, Announce)}
         run_id = f"{name}-{uuid.uuid4().hex[:8]}"
-        store = f"{setting.store.rstrip('/')}/{run_id}" if setting.store else (workdir / "store").as_uri()
+        self.store = f"{setting.store.rstrip('/')}/{run_id}" if setting.store else (workdir / "store").as_uri()
         low, high = bounds(faults, setting.nodes)
         self.cluster = Cluster(
             Launch(
                 run_id=run_id,
                 endpoint=etcd.endpoint,
                 script=setting.script,
-                script_args=setting.arguments(store=store, events=events, out=self._out),
+                script_args=setting.arguments(store=self.store, events=events, out=self._out),
                 min_nodes=low,
                 max_nodes=high,
                 slots=setting.slots,
