@@ -128,8 +128,8 @@ class Outcome:
     """What came of a history.
 
     killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: why it
-    was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have. store: where its
-    checkpoints are, a URL.
+    was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
+    store: the URL of its checkpoints.
     """
 
     setting: Setting
