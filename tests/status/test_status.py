@@ -148,6 +148,19 @@ def test_figures_come_from_the_running_generation() -> None:
     assert stands(Scene(keys=without)).step == -1
 
 
+def test_a_spare_that_leads_tells_of_the_checkpoints() -> None:
+    """It commits them, active or not; its step and snapshot are nobody's."""
+    scene = scenes.training()
+    for name in "abcd":
+        scene.put(f"pulses/{name}@1", scenes.pulse(checkpoint_step=-1, verified_step=-1))
+    scene.put(f"pulses/{scenes.E.id}", scenes.pulse(9999, state="spare"))
+    told = stands(scene)
+    assert told.step == 1240
+    assert told.checkpoint is not None
+    assert told.verified is not None
+    assert (told.checkpoint.step, told.verified.step) == (1200, 1190)
+
+
 def test_a_mesh_names_who_stands_where() -> None:
     """Rows are stages, columns replicas, in rank order; one of several slots stands at several places."""
     four = stands(scenes.training()).generation

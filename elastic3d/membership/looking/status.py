@@ -154,8 +154,10 @@ def status(run_id: str, found: Found, *, revision: int, remaining: Mapping[int, 
     nodes = rows.all()
     minimum = max((record.minimum for record in found.members.values()), default=0)
     state, detail = _job(found, nodes, minimum)
-    figures = [node.pulse for node in nodes if node.pulse is not None and node.role is Role.ACTIVE]
-    current = [pulse for pulse in figures if generation is not None and pulse.generation == generation.number]
+    active = [node.pulse for node in nodes if node.pulse is not None and node.role is Role.ACTIVE]
+    current = [pulse for pulse in active if generation is not None and pulse.generation == generation.number]
+    # Whoever leads commits the checkpoints, a spare too.
+    told = [node.pulse for node in nodes if node.pulse is not None]
     newest = max(current, key=lambda pulse: pulse.step, default=None)
     preparing = found.proposal.generation if found.proposal is not None and found.end is None else None
     return Status(
@@ -170,8 +172,8 @@ def status(run_id: str, found: Found, *, revision: int, remaining: Mapping[int, 
         step=newest.step if newest is not None else -1,
         step_seconds=newest.step_seconds if newest is not None else 0.0,
         snapshot=_snapshot(current),
-        checkpoint=_newest([(p.checkpoint_step, p.checkpoint_age, p.every) for p in figures]),
-        verified=_newest([(p.verified_step, p.verified_age, p.every) for p in figures]),
+        checkpoint=_newest([(p.checkpoint_step, p.checkpoint_age, p.every) for p in told]),
+        verified=_newest([(p.verified_step, p.verified_age, p.every) for p in told]),
         minimum=minimum,
         maximum=max((record.maximum for record in found.members.values()), default=0),
         problems=tuple(found.problems),
