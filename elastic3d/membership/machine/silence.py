@@ -64,14 +64,7 @@ class Silence:
         out = frozenset(id for id in view.tombs if id in ring.index)
         ids, index = _closed(ring, out)
         cuts = cuts_of(ids, index, silent)
-        # What the ring was when those connections were made that are proven by now.
-        oldest, since = self._rings[0]
-        before = oldest if alarm.due(since + PROVEN) else None
-        gone = frozenset(
-            id
-            for id, at in view.tombs_at.items()
-            if before is not None and id in before.index and alarm.due(at + PROVEN)
-        )
+        before, gone = self._proven(view, alarm)
         key = (ring, before, out, gone, cuts)
         if self._key is None or self._key[0] is not ring or self._key[1] is not before or self._key[2:] != key[2:]:
             world = view.world
@@ -80,9 +73,16 @@ class Silence:
                 fresh = made(ids, {} if before is None else _closed(before, gone)[1])
             self._found = suspects(ids, cuts, world.index if world is not None else {}, me, fresh)
             self._key = key
-        if len(self._rings) > 1:
-            alarm.due(self._rings[1][1] + PROVEN)
         return self._found
+
+    def _proven(self, view: View, alarm: Alarm) -> tuple[Ring | None, frozenset[str]]:
+        """Return the ring whose connections are proven by now, None if none is, and who was out of it by then."""
+        (ring, since), *later = self._rings
+        if later:
+            alarm.due(later[0][1] + PROVEN)
+        if not alarm.due(since + PROVEN):
+            return None, frozenset()
+        return ring, frozenset(id for id, at in view.tombs_at.items() if id in ring.index and alarm.due(at + PROVEN))
 
     def took(self, id: str, mark: str, seen: float) -> float:
         """Return the seconds in which this question came to be `seen`: the answer may take as long. Others' took 0."""

@@ -73,16 +73,16 @@ def suspects(
     parts = _components(ids, cuts)
     if len(set(parts)) == 1:
         return ()
-    at = ids.index(judge)
-    mine, weight = parts[at], _weights(ids, parts, active)
+    here = ids.index(judge)
+    mine, weight = parts[here], _weights(ids, parts, active)
     others = max(w for part, w in weight.items() if part != mine)
     if weight[mine] < others:
         return ()
     strict = weight[mine] > others
     proven = _components(ids, cuts | fresh) if fresh else parts
-    safe = _weights(ids, proven, active)[proven[at]]
+    ours = proven[here]
+    safe = _weights(ids, proven, active)[ours]
     certain = strict and safe > max(others, weight[mine] - safe)
-    ours = proven[at]
     border: dict[int, set[int]] = {}
     near: dict[int, set[int]] = {}
     asked: set[int] = set()
