@@ -37,6 +37,9 @@ LISTING = 2.0
 UNSERVED = 3.0
 """Seconds that finding another member may take before it is told that there is none."""
 
+ELECTION = 0.5
+"""Seconds for which members may have no leader before it is told that nobody serves us."""
+
 EXPLAIN = 5.0
 """Seconds between two looks at what people have to mend."""
 
@@ -164,6 +167,7 @@ class Watch:
         self._refusals = 0
         self._reason = ""
         self._explained_at = -math.inf
+        self._electing: float | None = None
         self._session.ensure_usable()
         self._session.attach(self)
         self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
@@ -258,6 +262,7 @@ class Watch:
             self._refused(answer.cancel_reason)
         if answer.created:
             self._failures = self._refusals = 0
+            self._electing = None
             self._session.succeeded(index)
             if not self._connected:
                 self._connected = True
@@ -293,8 +298,12 @@ class Watch:
             self._session.failed(index, failure)
         now = self._clock.monotonic()
         self._failures += 1
+        if not failures.electing(failure):
+            self._electing = None
+        elif self._electing is None:
+            self._electing = now
         # A token from before and an election are over in a moment, or show as something else.
-        passing = kind is failures.Kind.TOKEN or failures.electing(failure)
+        passing = kind is failures.Kind.TOKEN or (self._electing is not None and now < self._electing + ELECTION)
         everyone = index is None or (self._failures >= len(self._session.endpoints) and not passing)
         curable = self._session.curable(failure)
         gone = self._connected is not False and (everyone or now - self._heard >= UNSERVED)

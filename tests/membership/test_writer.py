@@ -194,6 +194,7 @@ def test_registered_is_not_told_after_the_end_of_the_lease(desk: Desk, monkeypat
     assert desk.next() == e.Unregistered()
     assert desk.told.empty()
     desk.register()
+    desk.writer.flush(3)
     assert desk.there() == {"roll/members/a@1", "roll/reports/a@1"}
 
 
