@@ -177,6 +177,26 @@ def cuts(
         best = moved
 
 
+def even_share(
+    costs: Sequence[float], layout: Layout, *, first: float = 0.0, last: float = 0.0, speeds: Sequence[float] = ()
+) -> float:
+    """Return what part of the time with runs of equal length is left at best, whatever the cuts: 1 where none gains.
+
+    The arguments are those of `cuts`. The bound is the mean of what the slowest stage, or rank, has.
+    """
+    bounds = (0, *even_cuts(len(costs), layout.stages), len(costs))
+    whole, single, ranks = 0.0, 0.0, [0.0] * layout.pp
+    for stage in range(layout.stages):
+        ends = (first if stage == 0 else 0.0) + (last if stage == layout.stages - 1 else 0.0)
+        work = sum(costs[bounds[stage] : bounds[stage + 1]]) + ends
+        rank = rank_of_stage(layout, stage)
+        whole += work
+        single = max(single, work / (speeds[rank] if speeds else 1.0))
+        ranks[rank] += work / (speeds[rank] if speeds else 1.0)
+    fastest = sum(speeds) if speeds else float(layout.pp)
+    return min(whole / (fastest * layout.virtual) / single, whole / fastest / max(ranks))
+
+
 def _balanced(stages: int, blocks: int, weight: Weight) -> tuple[int, ...]:
     """Return the cuts whose heaviest stage is lightest; among those, by preference, of like weights."""
     found: list[tuple[float, float, tuple[int, ...]] | None]

@@ -10,12 +10,12 @@ from elastic3d.planner.legality import unfit
 from elastic3d.planner.memory import memory
 from elastic3d.planner.options import Cluster, options
 from elastic3d.planner.ranking import Candidate, Ranking, Rejected
-from elastic3d.planner.schedules import cuts
+from elastic3d.planner.schedules import cuts, even_share
 from elastic3d.planner.time import seconds
 from elastic3d.values import Layout, ModelProfile
 
-BALANCED = 4
-"""Layouts at the top of the ranking whose stages are cut anew by cost."""
+BALANCED = 64
+"""Layouts whose stages are cut anew by cost, at most: those that this can make the fastest, most promising first."""
 
 
 def rank(
@@ -37,11 +37,17 @@ def rank(
         elif judged.nodes == nodes or judged.out_of_memory:
             rejected.append(judged)
     found.sort(key=_order)
-    balanced = [
-        better
-        for one in found[:BALANCED]
-        if (better := _balanced(one, cluster, profile, costs, speeds)) is not None and not request.cuts
-    ]
+    balanced: list[Candidate] = []
+    if found and not request.cuts:
+        fastest = found[0].seconds
+        hopes = sorted((_hope(one, cluster, profile, costs, speeds), at) for at, one in enumerate(found))
+        for hope, at in hopes[:BALANCED]:
+            if hope >= fastest:
+                break
+            better = _balanced(found[at], cluster, profile, costs, speeds)
+            if better is not None:
+                balanced.append(better)
+                fastest = min(fastest, better.seconds)
     return Ranking(ranking=tuple(sorted([*found, *balanced], key=_order)), rejected=tuple(rejected))
 
 
@@ -96,20 +102,34 @@ def _balanced(
     one: Candidate, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]
 ) -> Candidate | None:
     """Return the candidate with stages cut by cost instead of evenly, where that is faster and fits."""
-    if one.layout.pp == 1 or profile.blocks > 256:
+    if _whole(one.layout, profile):
         return None
-    fixed = 3 * costs.forward * costs.device.flops * one.layout.tp / max(1, profile.blocks // one.layout.stages)
-    found = cuts(
-        [3 * profile.block.flops + fixed] * profile.blocks,
-        one.layout,
-        first=3 * profile.first.flops,
-        last=3 * profile.last.flops,
-        speeds=stage_speeds(one.layout, cluster.slots, speeds),
-    )
+    first, last, blocks = _work(one.layout, profile, costs)
+    there = stage_speeds(one.layout, cluster.slots, speeds)
+    found = cuts(blocks, one.layout, first=first, last=last, speeds=there)
     if not found:
         return None
     better = judge(replace(one.layout, cuts=found), cluster, profile, costs, speeds)
     return better if isinstance(better, Candidate) and better.seconds < one.seconds else None
+
+
+def _hope(one: Candidate, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]) -> float:
+    """Return the seconds below which no cut can bring the candidate."""
+    if _whole(one.layout, profile):
+        return one.seconds
+    first, last, blocks = _work(one.layout, profile, costs)
+    there = stage_speeds(one.layout, cluster.slots, speeds)
+    return one.seconds * even_share(blocks, one.layout, first=first, last=last, speeds=there)
+
+
+def _whole(layout: Layout, profile: ModelProfile) -> bool:
+    return layout.pp == 1 or profile.blocks > 256
+
+
+def _work(layout: Layout, profile: ModelProfile, costs: Costs) -> tuple[float, float, list[float]]:
+    """Return the work of a micro-batch: before the blocks, after them, and of each block."""
+    fixed = 3 * costs.forward * costs.device.flops * layout.tp / max(1, profile.blocks // layout.stages)
+    return 3 * profile.first.flops, 3 * profile.last.flops, [3 * profile.block.flops + fixed] * profile.blocks
 
 
 def _order(one: Candidate) -> tuple[float, int, int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic3d.errors import LayoutError
@@ -50,6 +50,8 @@ def test_only_what_works_is_ranked(cluster: tuple[int, int], model, memory: int)
 
 @settings(deadline=None, max_examples=40)
 @given(CLUSTERS, MODELS, MEMORIES)
+# With faster links the layout that cuts make the fastest is not among the first while its stages are even.
+@example((3, 2), profile(blocks=8, micro_batches=5, heads=2), 512 * MIB)
 def test_better_machines_do_no_worse(cluster: tuple[int, int], model, memory: int) -> None:  # type: ignore[no-untyped-def]
     """More memory, faster devices, faster links, one more node: the best layout is as fast or faster."""
     nodes, slots = cluster
@@ -60,7 +62,7 @@ def test_better_machines_do_no_worse(cluster: tuple[int, int], model, memory: in
         rank(nodes + 1, slots, model, FREE, costs(memory=memory)),
     ):
         assert best(better) <= plain * (1 + 1e-9)
-    # Cuts are made for the best few, so a faster device may leave another few.
+    # Cuts balance the time of another device, and gain a little less.
     assert best(rank(nodes, slots, model, FREE, costs(memory=memory, flops=2e12))) <= plain * 1.01
 
 
