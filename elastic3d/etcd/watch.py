@@ -37,7 +37,7 @@ LISTING = 2.0
 UNSERVED = 3.0
 """Seconds that finding another member may take before it is told that there is none."""
 
-ELECTION = 0.5
+ELECTION = 1.5
 """Seconds for which members may have no leader before it is told that nobody serves us."""
 
 EXPLAIN = 5.0
