@@ -162,11 +162,7 @@ def cuts(
 
     def judge(found: tuple[int, ...]) -> tuple[float, float]:
         bounds = (0, *found, blocks)
-        single = [weight(stage, bounds[stage], bounds[stage + 1]) for stage in range(stages)]
-        ranks = [0.0] * layout.pp
-        for stage, rank in enumerate(of_rank):
-            ranks[rank] += single[stage]
-        return max(ranks), max(single)
+        return _slowest([weight(stage, bounds[stage], bounds[stage + 1]) for stage in range(stages)], of_rank)
 
     even = even_cuts(blocks, stages)
     best = min((even, _balanced(stages, blocks, weight)), key=judge)
@@ -185,16 +181,22 @@ def even_share(
     The arguments are those of `cuts`. The bound is the mean of what the slowest stage, or rank, has.
     """
     bounds = (0, *even_cuts(len(costs), layout.stages), len(costs))
-    whole, single, ranks = 0.0, 0.0, [0.0] * layout.pp
-    for stage in range(layout.stages):
-        ends = (first if stage == 0 else 0.0) + (last if stage == layout.stages - 1 else 0.0)
-        work = sum(costs[bounds[stage] : bounds[stage + 1]]) + ends
-        rank = rank_of_stage(layout, stage)
-        whole += work
-        single = max(single, work / (speeds[rank] if speeds else 1.0))
-        ranks[rank] += work / (speeds[rank] if speeds else 1.0)
-    fastest = sum(speeds) if speeds else float(layout.pp)
-    return min(whole / (fastest * layout.virtual) / single, whole / fastest / max(ranks))
+    work = [sum(costs[start:stop]) for start, stop in pairwise(bounds)]
+    work[0] += first
+    work[-1] += last
+    of_rank = [rank_of_stage(layout, stage) for stage in range(layout.stages)]
+    speed = speeds or (1.0,) * layout.pp
+    rank, single = _slowest([each / speed[of] for each, of in zip(work, of_rank, strict=True)], of_rank)
+    mean = sum(work) / sum(speed)
+    return min(mean / layout.virtual / single, mean / rank)
+
+
+def _slowest(single: Sequence[float], of_rank: Sequence[int]) -> tuple[float, float]:
+    """Return the times of the slowest rank and of the slowest stage, from those of the stages."""
+    ranks = [0.0] * (max(of_rank) + 1)
+    for rank, time in zip(of_rank, single, strict=True):
+        ranks[rank] += time
+    return max(ranks), max(single)
 
 
 def _balanced(stages: int, blocks: int, weight: Weight) -> tuple[int, ...]:
