@@ -13,8 +13,9 @@ from dataclasses import dataclass
 FIRST_REST = 0.5
 LONGEST_REST = 8.0
 
-ELECTION = 3.0
-"""Seconds for which a member that answers, but has no leader, is asked before those that do not answer."""
+ELECTION = 1.5
+"""Seconds that an election is given: a member without a leader is asked before those that do not answer, and nobody
+is told yet that etcd serves no more."""
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from elastic3d.errors import EtcdError, EtcdUnavailable, UsageError
 from elastic3d.etcd import failures, messages, transport
+from elastic3d.etcd.breaker import ELECTION
 from elastic3d.etcd.client import EtcdClient
 from elastic3d.etcd.operations import KeyValue
 from elastic3d.etcd.session import Session
@@ -36,9 +37,6 @@ LISTING = 2.0
 
 UNSERVED = 3.0
 """Seconds that finding another member may take before it is told that there is none."""
-
-ELECTION = 1.5
-"""Seconds for which members may have no leader before it is told that nobody serves us."""
 
 EXPLAIN = 5.0
 """Seconds between two looks at what people have to mend."""

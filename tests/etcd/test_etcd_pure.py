@@ -109,7 +109,7 @@ def test_breaker_asks_an_electing_member_before_a_silent_one() -> None:
     """However long they rest, and for the time of an election only: it may be cut off from all others."""
     breaker = Breaker(2, preferred=0)
     breaker.failed(0, 0.0)
-    for at in (0.1, 0.6, 2.0):
+    for at in (0.1, 0.6, ELECTION):
         breaker.failed(1, at, electing=True)
         assert breaker.order(at)[0] == 1
     assert breaker.order(0.1 + ELECTION)[0] == 0

@@ -15,6 +15,7 @@ from etcd_helpers import Relay, wait_until
 from chaos.etcd import EtcdCluster, EtcdServer
 from elastic3d.etcd import Change, Changes, Connected, Delivery, Disconnected, EtcdClient, LeaseKeeper, Snapshot, Watch
 from elastic3d.etcd import watch as etcd_watch
+from elastic3d.etcd.breaker import ELECTION
 
 pytestmark = pytest.mark.etcd
 
@@ -204,7 +205,7 @@ def test_an_election_is_no_disconnection(one_binary: Path) -> None:
             (lost,) = seen.of(Disconnected)
             assert isinstance(lost, Disconnected)
             # The next member is asked once the leader has been silent for a second after the question.
-            assert now - lost.since >= 1.0 + etcd_watch.ELECTION
+            assert now - lost.since >= 1.0 + ELECTION
             for member in late:
                 member.resume()
             client.put("k/1", b"", idempotent=True, budget=20.0)
