@@ -150,8 +150,11 @@ class Port(Protocol):
         """End this trainer because a collective failed: another rank is gone, or this one cannot reach it."""
         ...
 
-    def done(self, digest: str | None) -> NoReturn:
-        """End this trainer because `main` returned; digest: of the final state, None where it was not asked for."""
+    def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
+        """End this trainer because `main` returned; digest: of the final state, None where it was not asked for.
+
+        unsaved: the step of the last snapshot, which goes to the store before the run is over; -1 where it need not.
+        """
         ...
 
     def failed(self, error: BaseException) -> NoReturn:

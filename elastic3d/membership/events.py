@@ -370,6 +370,14 @@ class Saved:
     saved: SavedStep
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A save that this leader had committed is a checkpoint, or with an error never will be."""
+
+    saved: SavedStep
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
     """This node leaves the job now, with whatever its trainers are doing."""
@@ -420,6 +428,7 @@ Event = (
     | Interrupted
     | Progress
     | Saved
+    | Settled
     | LeaveAsked
     | Noticed
     | Broken

@@ -38,6 +38,7 @@ from elastic3d.parallel.numerics.objective import UserLoss, objective
 from elastic3d.parallel.numerics.precision import Precision
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.numerics.update import finite, update
+from elastic3d.parallel.reduction.units import reshard
 from elastic3d.parallel.refusals import look_at_optimizer
 from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
@@ -68,6 +69,7 @@ class Run:
         self._scale = LossScale.of(Precision.FP32)
         self._since = 0.0
         self._saved_step, self._saved_at = 0, self._clock.monotonic()
+        self._stored_step = 0
         torch.set_num_threads(self._assignment.threads)
         torch.use_deterministic_algorithms(True)
 
@@ -231,6 +233,8 @@ class Run:
         assembly.experts.settle(optimizer)
         self._port.restored(decision.source, decision.step, decision.generation)
         self._saved_step, self._saved_at = batches.step, self._clock.monotonic()
+        if decision.source == restoring.STORE:
+            self._stored_step = batches.step
         if decision.source != restoring.NONE:
             self._snapshot(checkpoint=False, wait=False)
         self._since = self._clock.monotonic()
@@ -306,6 +310,17 @@ class Run:
         assembly = self._made()
         with self._peers():
             return state_digest(assembly.mesh, assembly.model, self._optimizer)
+
+    def finish(self) -> int:
+        """Take a snapshot of the state that `main` left, for the store; return its step, -1 where none has to go there.
+
+        Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
+        """
+        if self._assignment.store is None or self.steps <= self._stored_step:
+            return -1
+        reshard(self._made().model)
+        self._snapshot(checkpoint=False, wait=True)
+        return self.steps
 
     def _made(self) -> Assembly:
         if self._assembly is None:

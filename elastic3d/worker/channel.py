@@ -84,9 +84,10 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Trainer, last message: main returned."""
+    """Trainer, last message: main returned. unsaved: the step that goes to the store yet, -1 for none."""
 
     digest: str | None
+    unsaved: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

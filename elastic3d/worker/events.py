@@ -115,7 +115,8 @@ class TrainerExited:
 
     step: the last step it committed or left at, -1 for none. code: exit code, or minus the signal's number.
     digest: of the final state, where kind is `done` and it was computed. fault: where kind is `user_error` or
-    `peer_lost`. detail: one line for people.
+    `peer_lost`. unsaved: where kind is `done`, the step that goes to the store yet, -1 for none. detail: one line for
+    people.
     """
 
     slot: int
@@ -125,6 +126,7 @@ class TrainerExited:
     code: int
     digest: str | None = None
     fault: TrainerFault | None = None
+    unsaved: int = -1
     detail: str = ""
 
 

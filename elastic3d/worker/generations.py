@@ -26,7 +26,9 @@ TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.Trainer
 
 
 class Generations:
-    """Worlds by their generation's key. running: the generation that was told to go last. finished: `main` returned.
+    """Worlds by their generation's key. running: the generation that was told to go last.
+
+    finished: `main` returned, and what it left is in the store where there is one (`Ending`).
 
     tell: what the membership hears.
     """
@@ -143,11 +145,12 @@ class Generations:
 
     def _exited(self, event: w.TrainerExited, key: str, world: World, rank: int) -> None:
         world.ended[event.slot] = event.step
+        world.failed |= event.kind not in (w.ExitKind.DONE, w.ExitKind.LEFT)
         match event.kind:
             case w.ExitKind.DONE:
-                if world.over:
-                    self.finished = True
-                    self._tell(m.Finished(key=key))
+                world.unsaved = max(world.unsaved, event.unsaved)
+                if world.over and not world.failed:
+                    world.returned_at = self._clock.monotonic()
             case w.ExitKind.LEFT:
                 world.leaving_since = self._clock.monotonic()
             case w.ExitKind.STOPPED:
@@ -165,5 +168,5 @@ class Generations:
                 if not world.stopping:
                     self._tell(m.Faulted(key=key, detail=detail))
                 self.stop(key)
-        if world.over and world.leaving_since is None:
+        if world.over and world.leaving_since is None and world.returned_at is None:
             self.worlds.pop(key, None)

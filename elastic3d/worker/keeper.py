@@ -33,6 +33,7 @@ from elastic3d.values import Slot as Place
 from elastic3d.worker import events as w
 from elastic3d.worker.admit import admit
 from elastic3d.worker.checkpoints import Checkpoints
+from elastic3d.worker.ending import Ending
 from elastic3d.worker.figures import Figures
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
@@ -137,7 +138,9 @@ class Keeper:
                 self._inbox.put,
                 journal=self._journal,
                 figures=self._figures,
+                settled=lambda saved, error: self._tell(m.Settled(saved=saved, error=error)),
             )
+        self._ending = Ending(self._generations, self._checkpoints, self._tell)
         self._leaving = Leaving(
             self._generations,
             self._checkpoints,
@@ -222,7 +225,8 @@ class Keeper:
     def _next(self) -> object:
         """Return the next thing to handle; None when only time has passed while this node or its trainers leave."""
         try:
-            return self._inbox.get(timeout=self._leaving.pause)
+            pauses = [pause for pause in (self._leaving.pause, self._ending.pause) if pause is not None]
+            return self._inbox.get(timeout=min(pauses, default=None))
         except queue.Empty:
             return None
 
@@ -263,6 +267,7 @@ class Keeper:
             case _:
                 self._handle_slot(event)
         self._leaving.look()
+        self._ending.look()
 
     def _handle_slot(self, event: object) -> None:
         match event:
@@ -272,6 +277,7 @@ class Keeper:
                 assert self._checkpoints is not None
                 step = event.saved.step if isinstance(event, Written) else event.step
                 self._leaving.flushed(event.slot, step)
+                self._ending.heard(event)
                 saved = self._checkpoints.heard(event)
                 if saved is not None:
                     self._tell(m.Saved(saved=saved))

@@ -376,6 +376,7 @@ class SlotLoop:
                 code=code,
                 digest=trainer.last.digest if isinstance(trainer.last, channel.Finished) else None,
                 fault=trainer.last.fault if isinstance(trainer.last, channel.Faulted) else None,
+                unsaved=trainer.last.unsaved if isinstance(trainer.last, channel.Finished) else -1,
                 detail=detail or f"the trainer of rank {trainer.assignment.rank} {describe_exit(code)}",
             )
         )

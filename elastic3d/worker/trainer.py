@@ -142,10 +142,10 @@ class ChannelPort:
         self._say(channel.Faulted(peer=True, fault=_fault(error)))
         process.leave(ExitCode.PEER_LOST)
 
-    def done(self, digest: str | None) -> NoReturn:
+    def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
         """End this trainer because main returned."""
         self.finish_copy()
-        self._say(channel.Finished(digest=digest))
+        self._say(channel.Finished(digest=digest, unsaved=unsaved))
         process.leave(ExitCode.DONE)
 
     def failed(self, error: BaseException) -> NoReturn:

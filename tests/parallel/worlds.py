@@ -126,7 +126,7 @@ class Host(Alone):
     def peer_lost(self, error: BaseException) -> NoReturn:
         raise Ended("peer lost", str(error))
 
-    def done(self, digest: str | None) -> NoReturn:
+    def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
         raise Ended("done")
 
     def failed(self, error: BaseException) -> NoReturn:

@@ -193,6 +193,8 @@ class Core:
                     self.report = replace(self.report, step=event.step)
             case e.Saved():
                 self.report = replace(self.report, saved=event.saved)
+            case e.Settled():
+                self._commits.settled(self._lead, event)
             case e.Noticed():
                 self.report = replace(self.report, notice=event.notice)
                 self._drain(actions, event.notice.seconds, event.notice.detail or event.notice.kind)
@@ -302,7 +304,7 @@ class Core:
             elif leader in dead:
                 self._bury(leader, dead[leader], actions)
             return
-        self._commits.follow(self.view, actions)
+        self._commits.follow(self.view, self._lead, actions)
         writes = decide(
             self.view, self.policy, self._planner, self._lead, self._alarm, ready=ready, hindered=self._hindered
         )

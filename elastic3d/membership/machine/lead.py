@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from elastic3d.membership.machine.silence import Silence
+from elastic3d.membership.records import SavedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Lead:
     since when somebody waits for a planned change. considered: the roll's version of which no planned change came.
     lost_at: when the first loss of the sealed generation was seen. losses: still to be
     counted; counted: all that are or were among them. drained: names buried because they were told to leave.
+    committing: the newest save that the store was asked to commit and has not answered for; uncommitted: why the newest
+    one that it answered for is no checkpoint, "" where it is one. ended: since when `main` has returned everywhere.
     """
 
     buried: dict[str, None]
@@ -35,8 +38,11 @@ class Lead:
     proposed: float | None = None
     waiting: float | None = None
     lost_at: float | None = None
+    ended: float | None = None
     not_before: float = 0.0
     considered: int = -1
+    committing: SavedStep | None = None
+    uncommitted: str = ""
     silence: Silence = field(default_factory=Silence)
     losses: list[Loss] = field(default_factory=list)
     counted: dict[str, None] = field(default_factory=dict)
@@ -68,4 +74,4 @@ class Lead:
         if revision != self._sealed:
             self._sealed = revision
             self.below = self.unplanned = self.orphan = self.interrupted = None
-            self.proposed = self.waiting = self.lost_at = None
+            self.proposed = self.waiting = self.lost_at = self.ended = None
