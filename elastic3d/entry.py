@@ -51,6 +51,8 @@ def run(
     cache: str | os.PathLike[str] | None = None,
     cache_limit: int | str = "100GB",
     calibration: str | os.PathLike[str] | None = None,
+    restore: str = "latest",
+    fresh: bool = False,
 ) -> None:
     """Train `main` on whatever nodes are there.
 
@@ -65,6 +67,11 @@ def run(
     checkpoint counts as verified: "off", "sample" or "all". max_bandwidth: what a node may write, such as "200MB/s".
     key: file with the key that encrypts everything. register: "etcd" for a store without conditional writes.
     cache: folder on local disk for tiles read from the store, at most cache_limit of them.
+
+    restore: the checkpoint to go on from when no node has the state in memory: "latest", "verified", or a tag, step or
+    name. The first two fall back to an older one where theirs is damaged; any other is where this run begins, and is
+    left behind once the run has checkpoints of its own. fresh: begin at step 0 though steps were made before and
+    nothing is left of them, which is an error without it.
 
     calibration: file of `elastic3d calibrate`, made on a machine like these: layouts are then chosen by predicted time.
 
@@ -91,6 +98,8 @@ def run(
         events=_path(events) or None,
         snapshot_every=snapshot_every,
         threads=threads,
+        restore=restore,
+        fresh=fresh,
         costs=load(_path(calibration), device=DEVICE).costs() if calibration is not None else None,
     )
     settings = from_environment()

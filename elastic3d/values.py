@@ -261,7 +261,8 @@ class Generation:
     Rank r of the world is slot r % slots of active node r // slots. `attempt` tells proposals of one number apart.
     `job` is the digest of the model and batches all nodes must share. `tries` counts generations in a row that ended by
     the user's error or a dying trainer without a step of progress beyond `tried_at`. `spent` is the level of the
-    budget of re-formings, which drains with time. `storm` counts generations in a row that a loss ended soon.
+    budget of re-formings, which drains with time. `storm` counts generations in a row that a loss ended soon. `reached`
+    is a step that was safe in memory, 0 while none was: not the newest one, but never below the first.
     """
 
     number: int
@@ -277,6 +278,7 @@ class Generation:
     tried_at: int = -1
     spent: float = 0.0
     storm: int = 0
+    reached: int = 0
 
     @property
     def world(self) -> int:

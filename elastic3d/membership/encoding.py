@@ -85,6 +85,7 @@ def write_generation(generation: Generation) -> dict[str, Any]:
         "tried_at": generation.tried_at,
         "spent": generation.spent,
         "storm": generation.storm,
+        "reached": generation.reached,
     }
 
 
@@ -121,6 +122,7 @@ _PLAIN: dict[str, type] = {
     "tried_at": int,
     "spent": float,
     "storm": int,
+    "reached": int,
 }
 
 

@@ -357,10 +357,14 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A step was committed. `etcd_away`: in its vote every member had lost etcd."""
+    """A step was committed. `etcd_away`: in its vote every member had lost etcd.
+
+    safe: the newest step that all ranks hold at home and at their buddies, -1 for none.
+    """
 
     step: int
     etcd_away: bool
+    safe: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

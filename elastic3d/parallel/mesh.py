@@ -70,6 +70,14 @@ class Mesh:
         dist.all_reduce(votes)
         return votes.cpu()
 
+    def highest(self, number: int) -> int:
+        """Return the highest of all ranks' numbers, on every rank."""
+        if self.layout.world == 1:
+            return number
+        numbers = torch.tensor([number], dtype=torch.int64, device=self.device)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        return int(numbers)
+
     def broadcast(self, data: bytes | None) -> bytes:
         """Return rank 0's bytes on every rank; the others give None."""
         if self.layout.world == 1:

@@ -73,7 +73,9 @@ class Alone:
         """Keep the record."""
         self.records.append(record)
 
-    def restored(self, source: str, step: int, generation: int) -> None:
+    def restored(
+        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
+    ) -> None:
         """Do nothing."""
 
     def leave(self, step: int) -> NoReturn:

@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import structlog
 import torch
 from torch import nn
 
+from checkpointing.errors import MissingTile
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
@@ -47,6 +49,8 @@ from elastic3d.port import Flags, Go, Port, StepRecord
 from elastic3d.training import loading, restoring
 from elastic3d.training.loss import Loss
 from elastic3d.values import Layout
+
+log = structlog.get_logger()
 
 
 class Run:
@@ -225,13 +229,15 @@ class Run:
         with self._peers():
             assembly.prepare(batches)
             go = self._port.await_go()
-            decision = self._decide(assembly, go)
-        if decision.source != restoring.NONE:
-            sources = self._tiers.sources(decision, self._assignment.store)
-            self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
-            self._scale = self._scale.restored(decision.facts or {})
+        decision = self._load(assembly, go, optimizer, schedule, batches)
         assembly.experts.settle(optimizer)
-        self._port.restored(decision.source, decision.step, decision.generation)
+        self._port.restored(
+            decision.source,
+            decision.step,
+            decision.generation,
+            detail=decision.detail,
+            damaged=decision.damaged,
+        )
         self._saved_step, self._saved_at = batches.step, self._clock.monotonic()
         if decision.source == restoring.STORE:
             self._stored_step = batches.step
@@ -354,17 +360,59 @@ class Run:
                 "planned from; run the same script with the same arguments on every node"
             )
 
-    def _decide(self, assembly: Assembly, go: Go) -> restoring.Decision:
+    def _load(
+        self, assembly: Assembly, go: Go, optimizer: torch.optim.Optimizer, schedule: Any, batches: Batches
+    ) -> restoring.Decision:
+        """Bring the decided state into this rank, on all ranks the same; return the decision.
+
+        Whether a checkpoint's tiles are whole shows when they are read. Where any rank finds one that is damaged, all
+        go back to an older checkpoint.
+        """
+        damaged: tuple[str, ...] = ()
+        while True:
+            with self._peers():
+                decision = self._decide(assembly, go, damaged)
+            missing: MissingTile | None = None
+            if decision.source != restoring.NONE:
+                sources = self._tiers.sources(decision, self._assignment.store, self.rank)
+                try:
+                    self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
+                except MissingTile as error:
+                    if decision.source != restoring.STORE or not error.damaged:
+                        raise
+                    missing = error
+                self._scale = self._scale.restored(decision.facts or {})
+            with self._peers():
+                found_damaged = decision.source == restoring.STORE and assembly.mesh.highest(missing is not None) > 0
+            if not found_damaged:
+                return decision
+            log.warning(
+                "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
+            )
+            damaged = (*damaged, decision.checkpoint)
+
+    def _decide(self, assembly: Assembly, go: Go, damaged: tuple[str, ...]) -> restoring.Decision:
+        given = self._assignment
+        newest = assembly.mesh.highest(go.newest)
         decided = None
         if self.rank == 0:
-            store = self._assignment.store
-            decided = restoring.dump(restoring.decide(self._tiers, go.servers, store, assembly.specs))
+            known = restoring.Known(
+                generation=given.generation,
+                newest=newest,
+                reached=go.reached,
+                fresh=given.fresh,
+                wanted=given.restore,
+                damaged=damaged,
+            )
+            decided = restoring.dump(restoring.decide(self._tiers, go.servers, given.store, assembly.specs, known))
         return restoring.load(assembly.mesh.broadcast(decided))
 
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
         tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)
         assert self._optimizer is not None
         facts = loading.facts(self._ready_batches(), self._optimizer, self._schedule, self._ledger, self._scale)
+        if self._assignment.restore not in restoring.MOVING:
+            facts[restoring.BEGUN_FROM] = self._assignment.restore
         self._port.snapshot(self.steps, tiles, facts, checkpoint=checkpoint, wait=wait)
 
     def _vote(

@@ -39,11 +39,16 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRestored:
-    """Trainer: the state is loaded, from `source`; what it came from must be kept for now."""
+    """Trainer: the state is loaded, from `source`; what it came from must be kept for now.
+
+    detail: what a person should know of it. damaged: checkpoints that were passed over.
+    """
 
     source: str
     step: int
     generation: int
+    detail: str = ""
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from checkpointing import Store
 from elastic3d.clock import SYSTEM, Clock
@@ -44,7 +44,7 @@ class Checkpoints:
         self._slots, self._journal, self._figures, self._clock = slots, journal, figures, clock
         self._leads = False
         self._written: dict[int, SavedStep] = {}
-        writer = Writer(store, saving, len(slots))
+        self._writer = writer = Writer(store, saving, len(slots))
         self._housekeeper = Housekeeper(store, saving, self._kept, clock=clock)
         self._committer = Committer(store, self._committed, clock=clock)
         self._uploaders = [Uploader(slot, writer.write, tell, patience=self._patience, rest=rest) for slot in slots]
@@ -69,6 +69,10 @@ class Checkpoints:
         """Begin anew under another incarnation."""
         self._leads = False
         self._written.clear()
+
+    def distrust(self, damaged: Collection[str]) -> None:
+        """Build no checkpoint on these, which were found damaged."""
+        self._writer.distrust(damaged)
 
     # Snapshots.
 

@@ -67,13 +67,18 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A trainer has its state. source: "none", "memory" or "store"; of which step and generation."""
+    """A trainer has its state. source: "none", "memory" or "store"; of which step and generation.
+
+    detail: what a person should know of it. damaged: checkpoints that were passed over.
+    """
 
     slot: int
     trainer: int
     source: str
     step: int
     generation: int
+    detail: str = ""
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

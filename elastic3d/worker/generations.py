@@ -77,7 +77,7 @@ class Generations:
             slot.set_generation(generation.number)
         self.keep_with(buddy if buddy.id != me.id else None)
         for slot in self._slots:
-            slot.go(world.trainers[slot.index], Go(servers=servers))
+            slot.go(world.trainers[slot.index], Go(servers=servers, reached=generation.reached))
 
     def keep_with(self, buddy: Node | None) -> None:
         """Have the snapshots copied to `buddy` from now on, those included that only another has."""
@@ -136,7 +136,10 @@ class Generations:
             case w.StepCommitted() if event.slot == 0:
                 record = event.record
                 self._figures.stepped(record, self._clock.monotonic())
-                self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere))
+                # Without snapshots nothing is ever held: what was made counts, for beginning anew loses it all.
+                kept = self._options.snapshot_every > 0 or self._options.store is not None
+                safe = record.safe_step if kept else record.step
+                self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
             case w.TrainerExited():
                 self._exited(event, key, world, rank)
             case _:

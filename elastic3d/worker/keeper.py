@@ -290,6 +290,8 @@ class Keeper:
             case w.SnapshotHeld():
                 self._generations.held(event)
             case w.Started() | w.Prepared() | w.Restored() | w.StepCommitted() | w.TrainerExited():
+                if isinstance(event, w.Restored) and event.damaged and self._checkpoints is not None:
+                    self._checkpoints.distrust(event.damaged)
                 self._generations.heard(event)
             case _:
                 pass

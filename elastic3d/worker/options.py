@@ -52,7 +52,8 @@ class Options:
     """store: where checkpoints go, None for nowhere. layout: axes to fix. events: folder for event files.
 
     snapshot_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations. costs: what the
-    planner predicts with when this node leads, None to choose layouts by shape alone.
+    planner predicts with when this node leads, None to choose layouts by shape alone. restore: the checkpoint to go on
+    from where no state is in memory. fresh: beginning at step 0 is meant, though steps were made before and are lost.
     """
 
     store: StoreAt | None = None
@@ -62,10 +63,21 @@ class Options:
     snapshot_every: int = 1
     threads: int = 1
     costs: Costs | None = None
+    restore: str = "latest"
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("snapshot_every", 0), ("threads", 1)):
             _whole(getattr(self, name), name, least)
+        if not isinstance(self.fresh, bool):
+            raise UsageError(f"elastic3d.run(fresh={self.fresh!r}): give True or False")
+        if not isinstance(self.restore, str) or not self.restore or not self.restore.isprintable():
+            raise UsageError(
+                f"elastic3d.run(restore={self.restore!r}): give 'latest', 'verified', or a tag, step or name of a "
+                "checkpoint, as `elastic3d ckpt ls` shows them"
+            )
+        if self.restore != "latest" and self.store is None:
+            raise UsageError(f"elastic3d.run(restore={self.restore!r}): there is no store; give store= too")
         if self.layout is not None and not isinstance(self.layout, Layout):
             raise UsageError(f"elastic3d.run(layout={self.layout!r}): give an elastic3d.Layout, e.g. Layout(pp=2)")
 

@@ -86,4 +86,6 @@ def assignment(
         checkpoint_seconds=options.saving.every.seconds if options.store else 0.0,
         seed_digest=generation.job if generation is not None else "",
         places=places,
+        restore=options.restore,
+        fresh=options.fresh,
     )

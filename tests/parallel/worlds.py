@@ -117,7 +117,9 @@ class Host(Alone):
             file = self.orders.keep / f"{step}.{self.assignment.generation}.{self.assignment.rank}"
             file.write_bytes(pickle.dumps((facts, content)))
 
-    def restored(self, source: str, step: int, generation: int) -> None:
+    def restored(
+        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
+    ) -> None:
         self.report.restored = (source, step, generation)
 
     def leave(self, step: int) -> NoReturn:

@@ -122,11 +122,17 @@ class Core:
             self._govern(actions, now)
         elif self._lost_since is not None:
             self._endure(actions)
-        # Steps alone are not worth a write each: they travel with the next one.
-        if self.report != self._told and replace(self.report, step=self._told.step) != self._told:
+        # Steps alone are not worth a write each: they travel with the next one. That there is a safe one is.
+        first = self.report.safe > 0 and self._told.safe == 0 and self._first_rank()
+        if first or replace(self.report, step=self._told.step, safe=self._told.safe) != self._told:
             self._told = self.report
             actions.append(acts.PutReport(report=self.report))
         return actions
+
+    def _first_rank(self) -> bool:
+        """Return whether this node holds rank 0, and says for all what all know."""
+        world = self.view.world
+        return world is not None and world.index.get(self._id) == 0
 
     def _hear(self, event: e.Event, actions: list[acts.Action], now: float) -> None:
         """Take in what concerns this member alone."""
@@ -191,6 +197,8 @@ class Core:
                     self._outvoted_since = now
                 if event.step > self.report.step:
                     self.report = replace(self.report, step=event.step)
+                if event.safe > self.report.safe:
+                    self.report = replace(self.report, safe=event.safe)
             case e.Saved():
                 self.report = replace(self.report, saved=event.saved)
             case e.Settled():

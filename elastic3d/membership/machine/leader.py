@@ -75,7 +75,20 @@ def _fenced(
     lead.below = lead.orphan = None
     if finished:
         return acts.Withdraw(token=view.token) if view.proposal else None
-    return planned(view, roll, policy, planner, lead, alarm) or chore(view, roll, policy, lead, alarm)
+    return (
+        _reached(view, roll)
+        or planned(view, roll, policy, planner, lead, alarm)
+        or chore(view, roll, policy, lead, alarm)
+    )
+
+
+def _reached(view: View, roll: Roll) -> acts.Fenced | None:
+    """Put into the record, once for the job, that a step was safe: whoever leads later begins at step 0 no more."""
+    current, safe = view.generation, roll.reports.safe()
+    assert current is not None
+    if current.reached or not safe or view.proposal is not None:
+        return None
+    return acts.Mend(generation=replace(current, reached=safe), token=view.token, previous=view.generation_revision)
 
 
 def _over(view: View, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
