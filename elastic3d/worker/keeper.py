@@ -38,6 +38,7 @@ from elastic3d.worker.figures import Figures
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.leaving import Leaving
+from elastic3d.worker.meeting import Meeting
 from elastic3d.worker.options import Options
 from elastic3d.worker.slot import Slot
 from elastic3d.worker.uploader import WriteFailed, Written
@@ -113,11 +114,9 @@ class Keeper:
     # Taking part.
 
     def _take_part(self, profile: ModelProfile, store: Store | None, floor: int) -> None:
-        from torch._C._distributed_c10d import TCPStore
-
         client = connect(self._settings)
         links = Links(self._settings.address, lambda event: self._hear_peer(event))
-        meeting = TCPStore(self._settings.address, 0, is_master=True, wait_for_workers=False, use_libuv=True)
+        self._meeting = meeting = Meeting(self._settings.address)
         node = Node(
             name=self._settings.node,
             incarnation=secrets.token_hex(6),
@@ -171,7 +170,7 @@ class Keeper:
             if self._checkpoints is not None:
                 self._checkpoints.close_committer(self._close_patience())
             client.close()
-            del meeting
+            meeting.close()
         self._end()
 
     def _join(self, client: EtcdClient, links: Links, record: MemberRecord, *, again: bool = False) -> None:
@@ -237,6 +236,7 @@ class Keeper:
             case acts.Go():
                 if self._checkpoints is not None:
                     self._checkpoints.begin()
+                self._meeting.forget(before=event.generation.number)
                 self._generations.go(event.generation, self._node)
             case acts.AskLeave():
                 self._leaving.ask_leave(event.key)
