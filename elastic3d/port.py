@@ -63,12 +63,14 @@ class Go:
     """Leave to start: the "host:port" of every keeper's tile server, of active nodes and spares.
 
     newest: the newest step this slot has heard of from its trainers of any generation, -1 for none. reached: a step
-    that was safe in memory, as the sealed record says, 0 for none.
+    that was safe in memory, as the sealed record says, 0 for none. failed_after: the step after which the user's code
+    raised, which is what this generation is for; -1 where it is for something else.
     """
 
     servers: tuple[str, ...]
     newest: int = -1
     reached: int = 0
+    failed_after: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

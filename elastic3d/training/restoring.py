@@ -96,7 +96,7 @@ class Known:
     keeper of its nodes has heard of, -1 where none has heard of any. reached: a step that was safe in memory, as the
     membership's record says, 0 for none. fresh: the user accepts to begin at step 0 though there was one. wanted: which
     checkpoint, "latest", "verified" or what `checkpointing.resolve_name` takes. damaged: names of checkpoints that were
-    found damaged while they were read.
+    found damaged while they were read. failed_after: the step after which the user's code raised, -1 where it did not.
     """
 
     generation: int
@@ -105,6 +105,7 @@ class Known:
     fresh: bool = False
     wanted: str = "latest"
     damaged: tuple[str, ...] = ()
+    failed_after: int = -1
 
 
 @runtime_checkable
@@ -164,7 +165,9 @@ def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec], known:
     """Return the inventories of the newest (step, generation) that is whole, None when none is.
 
     Whole: every tensor of the model, and every further one that any of the inventories names, is covered. What the
-    membership cannot have seen does not count (`believed`).
+    membership cannot have seen does not count (`believed`). After an error of the user's code the state right behind it
+    is taken only if there is no older one: from there on, what raised (an evaluation after the step, say) would not be
+    done again but skipped, and the job would end as if all were well.
     """
     wanted = {spec.key: spec for spec in specs}
     found: dict[tuple[int, int], list[Inventory]] = {}
@@ -173,10 +176,13 @@ def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec], known:
             log.warning("snapshot.unbelieved", step=inventory.step, made_in=inventory.generation, newest=known.newest)
             continue
         found.setdefault((inventory.step, inventory.generation), []).append(inventory)
+    behind: list[Inventory] | None = None
     for moment in sorted(found, reverse=True):
         if _whole(found[moment], wanted):
-            return found[moment]
-    return None
+            if moment[0] != known.failed_after:
+                return found[moment]
+            behind = behind or found[moment]
+    return behind
 
 
 def _whole(inventories: Sequence[Inventory], wanted: Mapping[str, TensorSpec]) -> bool:

@@ -403,6 +403,7 @@ class Run:
                 fresh=given.fresh,
                 wanted=given.restore,
                 damaged=damaged,
+                failed_after=go.failed_after,
             )
             decided = restoring.dump(restoring.decide(self._tiers, go.servers, given.store, assembly.specs, known))
         return restoring.load(assembly.mesh.broadcast(decided))

@@ -13,7 +13,7 @@ from elastic3d.membership import events as m
 from elastic3d.membership import topology
 from elastic3d.port import Go
 from elastic3d.rendezvous.settings import Settings
-from elastic3d.values import Generation, Node
+from elastic3d.values import Cause, Generation, Node
 from elastic3d.worker import events as w
 from elastic3d.worker.failure import words
 from elastic3d.worker.figures import Figures
@@ -76,8 +76,10 @@ class Generations:
         for slot in self._slots:
             slot.set_generation(generation.number)
         self.keep_with(buddy if buddy.id != me.id else None)
+        failed_after = generation.tried_at if generation.cause is Cause.ERROR else -1
+        go = Go(servers=servers, reached=generation.reached, failed_after=failed_after)
         for slot in self._slots:
-            slot.go(world.trainers[slot.index], Go(servers=servers, reached=generation.reached))
+            slot.go(world.trainers[slot.index], go)
 
     def keep_with(self, buddy: Node | None) -> None:
         """Have the snapshots copied to `buddy` from now on, those included that only another has."""

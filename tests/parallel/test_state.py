@@ -223,6 +223,16 @@ def test_what_the_membership_cannot_have_seen_is_not_believed(step: int, generat
     assert restoring.choose([forged], [W], known) is None
 
 
+def test_what_raised_after_a_step_is_done_again_and_not_skipped() -> None:
+    """The state right behind an error is passed over for an older one, as long as nobody has come further."""
+    before, behind, further = (Stock(step=step, generation=1, tiles=[rows(W, 0, 4)]) for step in (6, 7, 8))
+    failed = restoring.Known(generation=2, newest=7, failed_after=7)
+    assert restoring.choose([before, behind], [W], failed) == [before]
+    assert restoring.choose([behind], [W], failed) == [behind]
+    assert restoring.choose([before, behind, further], [W], failed) == [further]
+    assert restoring.choose([before, behind], [W], replace(failed, failed_after=-1)) == [behind]
+
+
 def test_a_snapshot_may_be_a_little_ahead_of_what_keepers_heard_of() -> None:
     """A rank that died had made the step already; and where no keeper trained before, its word is all there is."""
     ahead = Stock(step=500, generation=2, tiles=[rows(W, 0, 4)])
