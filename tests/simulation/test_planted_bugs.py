@@ -22,6 +22,7 @@ from elastic3d.membership.machine.suspicion import Cut, Suspect
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Report
+from elastic3d.values import Generation
 
 MOST = 400
 """Schedules in which a planted bug has to show itself."""
@@ -112,6 +113,16 @@ def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(silence, "suspects", partial)
 
 
+def forget_what_was_reached(patch: pytest.MonkeyPatch) -> None:
+    """A generation's record says only what its own leader has seen, not what the record before it said."""
+    honest = leader.forming.seal
+
+    def forgetful(view: View, generation: Generation) -> acts.Seal:
+        return honest(view, replace(generation, reached=0))
+
+    patch.setattr(leader.forming, "seal", forgetful)
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
@@ -121,6 +132,7 @@ def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
         (accept_stale_acknowledgements, "had not"),
         (take_a_lost_lease_for_death, "without cause|nothing had been done"),
         (let_the_cut_off_confirm_each_other, "without cause|nothing had been done"),
+        (forget_what_was_reached, "forgets that step"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
