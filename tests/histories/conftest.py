@@ -1,4 +1,4 @@
-"""One etcd and one undisturbed run per job for all histories: they are compared, so they can be shared."""
+"""What all histories share: one etcd, one undisturbed run per job to compare with, one process that forks agents."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from chaos.cluster import started_by
 from chaos.etcd import EtcdServer
 from chaos.play import Outcome, Setting, play
+from chaos.preloaded import PreloadedServer
 
 Quiet = Callable[[Setting], Outcome]
+
+
+@pytest.fixture(autouse=True)
+def agents(preloaded: PreloadedServer) -> Iterator[None]:
+    """Fork the agents of these tests, unless a test says otherwise."""
+    with started_by(preloaded):
+        yield
 
 
 @pytest.fixture(scope="session")
