@@ -71,7 +71,8 @@ class GenerationView:
     caused it to the commit of that step. steps_repeated: steps made before it that it made again. planned_repeats:
     those of them that the generation just before it had made, all of whose trainers left at a step boundary, while
     nothing was done to the job that could take them. pause: how much longer than an ordinary step the gap between the
-    last step before it and its first one was, None for the first generation. restored_from: "none", "memory", "store" or "".
+    last step before it and its first one was, None for the first generation. restored_from: "none", "memory", "store"
+    or "".
     """
 
     number: int
