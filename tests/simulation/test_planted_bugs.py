@@ -22,6 +22,7 @@ from elastic3d.membership.machine.suspicion import Cut, Suspect
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Report
+from elastic3d.worker import departure
 
 MOST = 400
 """Schedules in which a planted bug has to show itself."""
@@ -112,6 +113,11 @@ def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(silence, "suspects", partial)
 
 
+def leave_without_refuge(patch: pytest.MonkeyPatch) -> None:
+    """A node that leaves with its buddy, or has none, keeps its snapshots to itself."""
+    patch.setattr(departure, "refuge", lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
@@ -121,6 +127,7 @@ def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
         (accept_stale_acknowledgements, "had not"),
         (take_a_lost_lease_for_death, "without cause|nothing had been done"),
         (let_the_cut_off_confirm_each_other, "without cause|nothing had been done"),
+        (leave_without_refuge, "was planned, and goes back"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
