@@ -15,7 +15,7 @@ from elastic3d.worker import events as w
 SAID = (
     *("admission.failed", "generation.sealed", "member.fenced", "node.draining", "node.leaving", "peer.lost"),
     *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended"),
-    *("checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
+    *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
 )
 """Events a person reading torchrun's output wants to see."""
 
