@@ -260,7 +260,8 @@ class Generation:
 
     Rank r of the world is slot r % slots of active node r // slots. `attempt` tells proposals of one number apart.
     `job` is the digest of the model and batches all nodes must share. `tries` counts generations in a row that ended by
-    the user's error or a dying trainer without a step of progress beyond `tried_at`. `spent` is the level of the
+    the user's error or a dying trainer without a step of progress beyond `tried_at`; `raised` are the ids of the nodes
+    whose code raised in them. `spent` is the level of the
     budget of re-formings, which drains with time. `storm` counts generations in a row that a loss ended soon.
     """
 
@@ -275,6 +276,7 @@ class Generation:
     job: str = ""
     tries: int = 0
     tried_at: int = -1
+    raised: tuple[str, ...] = ()
     spent: float = 0.0
     storm: int = 0
 

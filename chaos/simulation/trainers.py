@@ -86,6 +86,8 @@ class Trainers:
         if group.running == len(generation.nodes) and not group.stepping:
             group.stepping = True
             self.loop.later(self.step, self._step, group)
+        if member.raises:
+            self.loop.later(self.step / 2, self._raise, member, group)
 
     def leave(self, key: str) -> None:
         """Ask for the next boundary."""
@@ -133,6 +135,15 @@ class Trainers:
                 return True
         return False
 
+    def _raise(self, member: Member, group: _Group) -> None:
+        if group.phase[member.id] is not Phase.RUNNING:
+            return
+        if member.state is State.PAUSED:
+            self.loop.later(HUNG, self._raise, member, group)
+            return
+        self.stop(member, group.generation.key)
+        member.tell(e.Faulted(key=group.generation.key, detail="the code of this node alone", error=True))
+
     def _interrupted(self, member: Member, group: _Group) -> None:
         if group.phase[member.id] is Phase.RUNNING:
             group.phase[member.id] = Phase.OVER
@@ -144,6 +155,8 @@ class Trainers:
         members = list(group.members.values())
         if not self._together(members):
             self.loop.later(HUNG, self._step, group)
+            return
+        if any(member.raises for member in members):
             return
         self.committed += 1
         step, key = self.committed, group.generation.key

@@ -14,6 +14,9 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > stop b | wake b                all its processes are stopped, and go on
     > leave b                        it goes in good order, and its process ends
     > fault b | error b              a trainer dies | the user's code raises
+    > final b                        the user's code raises what trying again cannot mend
+    > lost b                         its trainers lose a peer, and stop
+    > unprepared b                   the user's code raises while it prepares for what is proposed
     > finish                         every running trainer's main returns
     > notice b 25                    its cloud says that it has 25 seconds left
     > drain b 60 | undrain b         an operator wants it gone within 60 seconds | takes it back
@@ -150,11 +153,22 @@ class Story:
             case "leave":
                 for name in words:
                     self.to(name, e.LeaveAsked())
-            case "fault" | "error":
+            case "fault" | "error" | "final":
                 for name in words:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
-                    self.to(name, e.Faulted(key=key, detail="the trainer's own words", error=verb == "error"))
+                    error, final = verb != "fault", verb == "final"
+                    self.to(name, e.Faulted(key=key, detail="the trainer's own words", error=error, final=final))
+            case "lost":
+                for name in words:
+                    key = self.cores[name].running.key
+                    self.trainers[name][key] = "dead"
+                    self.to(name, e.Interrupted(key=key))
+            case "unprepared":
+                for name in words:
+                    key = self.cores[name].view.coming.key
+                    self.trainers[name][key] = "dead"
+                    self.to(name, e.Faulted(key=key, detail="the trainer's own words", error=True))
             case "finish":
                 for name, core in list(self.cores.items()):
                     if core.running:

@@ -178,7 +178,7 @@ class Core:
             case e.Faulted() if trainers.phase(event.key) is not None and self.report.error != event.key:
                 trainers.over(event.key)
                 if event.error:
-                    self.report = replace(self.report, error=event.key, detail=event.detail)
+                    self.report = replace(self.report, error=event.key, detail=event.detail, final=event.final)
                 else:
                     self.report = replace(self.report, fault=event.key, detail=event.detail)
             case e.Interrupted() if trainers.phase(event.key) is not None:
