@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Flags, Go, Port, StepRecord
-from elastic3d.training import loading, restoring
+from elastic3d.training import identity, loading, restoring
 from elastic3d.training.loss import Loss
 from elastic3d.values import Layout
 
@@ -218,7 +219,9 @@ class Run:
             raise UsageError("run.restore needs the model of run.shard and the batches of run.batches")
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
         if self.measuring:
-            self._port.measured(measure(self._plan, model, batches))
+            profile = measure(self._plan, model, batches)
+            script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
+            self._port.measured(replace(profile, script=script, schedule=planned))
         self._optimizer, self._schedule = optimizer, schedule
         assembly = self._made()
         self._check_profile(assembly, batches)

@@ -6,7 +6,8 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > layout pp=4                    the same
     > restart-mode                   the same: without elastic3d.run
     > start a b c                    nodes come, in this order
-    > stranger x                     a node comes that runs another script
+    > stranger x                     a node comes that runs another model
+    > script x                       a node comes that runs another script with the same model
     > garbage x                      somebody writes nonsense under a member key
     > twin b                         a second process comes under the name of a living node
     > kill b                         its keeper dies; the watchers' connections are refused
@@ -124,6 +125,10 @@ class Story:
                     self.start(name)
             case "stranger":
                 mine, self.profile = self.profile, replace(PROFILE, digest="another")
+                self.start(words[0])
+                self.profile = mine
+            case "script":
+                mine, self.profile = self.profile, replace(PROFILE, script="another")
                 self.start(words[0])
                 self.profile = mine
             case "garbage":

@@ -272,7 +272,7 @@ class Core:
     def _govern(self, actions: list[acts.Action], now: float) -> None:
         """Campaign when nobody leads, judge a silent leader, decide when this member leads; a stranger does nothing."""
         current, mine = self.view.generation, self.record.profile
-        if current is not None and current.nodes and mine is not None and current.job != mine.digest:
+        if current is not None and current.nodes and mine is not None and current.job != mine.job:
             return
         contends = not self.leads and bool(self.view.leader_id) and self.view.leader_id in self.report.silent
         self._watch_roll(actions, self.leads or contends)
