@@ -70,7 +70,7 @@ def test_too_few_nodes_for_too_long(job_etcd: EtcdServer, tmp_path: Path) -> Non
 
 
 def test_the_users_own_error_ends_the_job_with_its_traceback(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """Raised on every try: all agents exit with torchrun's own code, the trainer's traceback and rank are shown once."""
+    """Raised on every try: all agents exit with torchrun's own code, its traceback and rank are shown once."""
     codes, said = start(tmp_path, job_etcd.endpoint, ["raise", "9"], nodes=2, minimum=2)
     assert codes == {1}
     assert "the user's own mistake" in said
