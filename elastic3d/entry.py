@@ -17,6 +17,7 @@ from elastic3d.errors import ConfigurationError
 from elastic3d.port import Port
 from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.training import Run, run_alone, train
+from elastic3d.training.identity import script_digest
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import Layout
 from elastic3d.worker.failure import guarded
@@ -77,6 +78,7 @@ def run(
     def enter(port: Port) -> None:
         train(main, port, tiers=KeepersAndStore(port.assignment.run_id))
 
+    script_digest()  # of what runs: whoever is forked from here has it
     serve_role(enter)
     answer_if_asked(main)
     options = Options(

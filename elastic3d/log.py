@@ -44,6 +44,8 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "user_error",
         # "stopped" (by its keeper), "signal" or "template" (it fell).
         "trainer.started": ("pid",),
+        # The script raised `error`. `final`: trying again cannot mend it.
+        "script.raised": ("error", "traceback", "final"),
         "trainer.exited": ("pid", "kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps the state has behind it. Events under
         # `generation` g are about the state that generation starts from.

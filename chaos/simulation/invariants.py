@@ -61,6 +61,7 @@ class Checker(Observer):
     _troubled: dict[str, None] = field(default_factory=dict)
     _died: dict[str, tuple[float, str]] = field(default_factory=dict)
     _errors: int = 0
+    _broken: dict[str, None] = field(default_factory=dict)
 
     def violated(self, text: str) -> None:
         """Keep a violation."""
@@ -209,11 +210,21 @@ class Checker(Observer):
                     for member in self._at(change.event.name):
                         self.ail(member.id, "drained")
                 case e.EndPut():
-                    if change.event.end.failed and not self._errors:
+                    if change.event.end.failed and not self._errors and not self._all_broken():
                         self.violated(f"the job was ended without cause: {change.event.end.detail}")
 
     def _at(self, place: str) -> list[Member]:
         return [member for member in self.world.alive() if member.record.node.place == place]
+
+    def broken(self, member: Member) -> None:
+        """Take note that this node's code raises wherever it trains: it may be put out, and never ends the job."""
+        self._broken[member.id] = None
+        self.ail(member.id, "its code raises")
+
+    def _all_broken(self) -> bool:
+        """Return whether too few nodes are there whose code does not raise, or several are whose code does."""
+        sound = [member for member in self.world.alive() if member.id not in self._broken]
+        return len(self._broken) > 1 or not self.world.policy.beside or not self.world.policy.allowed(len(sound))
 
     def erred(self) -> None:
         """Take note of an error of the user's code, or a fault: enough of them may end the job."""

@@ -101,6 +101,8 @@ class Trainers:
             group.stepping = True
             self._restore(member, generation)
             self.loop.later(self.step, self._step, group)
+        if member.raises:
+            self.loop.later(self.step / 2, self._raise, member, group)
 
     def _restore(self, member: Member, generation: Generation) -> None:
         """Go on from the newest step that is whole in the memory of who is there."""
@@ -162,6 +164,15 @@ class Trainers:
                 return True
         return False
 
+    def _raise(self, member: Member, group: _Group) -> None:
+        if group.phase[member.id] is not Phase.RUNNING:
+            return
+        if member.state is State.PAUSED:
+            self.loop.later(HUNG, self._raise, member, group)
+            return
+        self.stop(member, group.generation.key)
+        member.tell(e.Faulted(key=group.generation.key, detail="the code of this node alone", error=True))
+
     def _interrupted(self, member: Member, group: _Group) -> None:
         if group.phase[member.id] is Phase.RUNNING:
             group.phase[member.id] = Phase.OVER
@@ -173,6 +184,8 @@ class Trainers:
         members = list(group.members.values())
         if not self._together(members):
             self.loop.later(HUNG, self._step, group)
+            return
+        if any(member.raises for member in members):
             return
         self.committed += 1
         step, key = self.committed, group.generation.key

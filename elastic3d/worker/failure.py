@@ -11,13 +11,17 @@ from collections.abc import Callable
 from elastic3d.errors import Elastic3dError
 from elastic3d.worker.events import TrainerExited
 
+TRACEBACK = "Traceback (most recent call last):"
+"""How a traceback begins."""
+
 
 def record(error: BaseException) -> None:
     """Write the error, with the trainer's traceback, where torchrun looks for it, and say it on stderr."""
     text = str(error)
-    sys.stderr.write(f"elastic3d: {text}\n")
-    sys.stderr.flush()
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    # torchrun shows what its file says when it ends: a traceback is read once.
+    sys.stderr.write(f"elastic3d: {text.partition(TRACEBACK)[0].rstrip() if path else text}\n")
+    sys.stderr.flush()
     if path:
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
         message = {"message": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}", "extraInfo": extra}
@@ -27,6 +31,14 @@ def record(error: BaseException) -> None:
                 json.dump({"message": message}, file)
         except OSError as problem:
             sys.stderr.write(f"elastic3d: torchrun's error file {path} could not be written: {problem}\n")
+
+
+def ended(detail: str, raised: str) -> str:
+    """Return why the job ended, with the traceback only on the node where it was raised; `raised`: what was here."""
+    first, traceback, _ = detail.partition(TRACEBACK)
+    if not traceback or (raised and raised in detail):
+        return detail
+    return f"{first.rstrip()} (the traceback is in the output of that node)"
 
 
 def words(event: TrainerExited, node: str, rank: int) -> str:

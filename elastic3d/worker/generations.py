@@ -5,7 +5,6 @@ The membership decides what ought to run, and hears what became of it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 
 from elastic3d.clock import SYSTEM, Clock
@@ -28,8 +27,8 @@ TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.Trainer
 class Generations:
     """Worlds by their generation's key. running: the generation that was told to go last. finished: `main` returned.
 
-    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave. tell: what
-    the membership hears.
+    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave. raised: what
+    the script raised here last, with its traceback. tell: what the membership hears.
     """
 
     def __init__(
@@ -50,6 +49,7 @@ class Generations:
         self.buddy: Node | None = None
         self.own_buddy: Node | None = None
         self.finished = False
+        self.raised = ""
 
     def prepare(self, generation: Generation, me: Node) -> None:
         """Fork the trainers of a generation; they build everything and wait."""
@@ -159,9 +159,18 @@ class Generations:
                 self._tell(m.Interrupted(key=key))
                 self.stop(key)
             case w.ExitKind.USER_ERROR:
-                said = words(event, self._settings.node, rank)
-                sys.stderr.write(f"elastic3d: {said}\n")
-                self._tell(m.Faulted(key=key, detail=said, error=True))
+                said = self.raised = words(event, self._settings.node, rank)
+                fault = event.fault
+                final = fault is not None and fault.final
+                self._journal.emit(
+                    "script.raised",
+                    error=said.partition("\n")[0],
+                    traceback=fault.traceback if fault is not None else None,
+                    final=final,
+                    generation=world.generation.number,
+                    rank=rank,
+                )
+                self._tell(m.Faulted(key=key, detail=said, error=True, final=final))
                 self.stop(key)
             case _:
                 detail = f"trainer of rank {rank} ended by {event.kind}: {event.detail or event.code}"

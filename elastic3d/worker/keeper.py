@@ -34,6 +34,7 @@ from elastic3d.values import Slot as Place
 from elastic3d.worker import events as w
 from elastic3d.worker.admit import admit
 from elastic3d.worker.checkpoints import Checkpoints
+from elastic3d.worker.failure import ended
 from elastic3d.worker.figures import Figures
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
@@ -220,7 +221,7 @@ class Keeper:
         self._journal.emit("job.ended", kind=kind, error=self._exit.detail or None)
         self._journal.close()
         if self._exit.failed:
-            raise JobEnded(self._exit.detail)
+            raise JobEnded(ended(self._exit.detail, self._generations.raised))
 
     # What happens.
 

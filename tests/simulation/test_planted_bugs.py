@@ -16,6 +16,7 @@ from elastic3d.membership import transactions
 from elastic3d.membership.machine import leader, silence
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.core import Core
+from elastic3d.membership.machine.raising import Raising
 from elastic3d.membership.machine.reports import Reports
 from elastic3d.membership.machine.roll import Roll
 from elastic3d.membership.machine.suspicion import Cut, Suspect
@@ -118,6 +119,11 @@ def leave_without_refuge(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(departure, "refuge", lambda *_: None)
 
 
+def let_one_node_end_the_job(patch: pytest.MonkeyPatch) -> None:
+    """Whose code raised is not asked: so many tries without progress, and the job is over for everybody."""
+    patch.setattr(leader, "raising", lambda *_: Raising())
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
@@ -128,6 +134,7 @@ def leave_without_refuge(patch: pytest.MonkeyPatch) -> None:
         (take_a_lost_lease_for_death, "without cause|nothing had been done"),
         (let_the_cut_off_confirm_each_other, "without cause|nothing had been done"),
         (leave_without_refuge, "was planned, and goes back"),
+        (let_one_node_end_the_job, "the job was ended without cause"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
