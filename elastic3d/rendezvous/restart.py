@@ -25,6 +25,7 @@ from typing import cast
 from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from elastic3d import output
 from elastic3d.errors import Elastic3dError, JobEnded
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import actions as acts
@@ -156,6 +157,7 @@ class RestartHandler(RendezvousHandler):
 
     def _join(self) -> None:
         settings = self._settings
+        output.unblock()
         token = secrets.token_hex(8)
         os.environ[VARIABLE] = token
         subprocess.Popen(

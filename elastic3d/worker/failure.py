@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 
+from elastic3d import output
 from elastic3d.errors import Elastic3dError
 from elastic3d.worker.events import TrainerExited
+
+FLUSH_PATIENCE = 2.0
+"""Seconds that the last words of a process have to be written."""
 
 
 def record(error: BaseException) -> None:
     """Write the error, with the trainer's traceback, where torchrun looks for it, and say it on stderr."""
     text = str(error)
-    sys.stderr.write(f"elastic3d: {text}\n")
-    sys.stderr.flush()
+    output.say(text)
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
@@ -26,7 +28,8 @@ def record(error: BaseException) -> None:
             with open(path, "w") as file:
                 json.dump({"message": message}, file)
         except OSError as problem:
-            sys.stderr.write(f"elastic3d: torchrun's error file {path} could not be written: {problem}\n")
+            output.say(f"torchrun's error file {path} could not be written: {problem}")
+    output.flush(FLUSH_PATIENCE)
 
 
 def words(event: TrainerExited, node: str, rank: int) -> str:

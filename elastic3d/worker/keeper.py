@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from checkpointing import Store
-from elastic3d import notices
+from elastic3d import notices, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
@@ -63,7 +63,8 @@ class Keeper:
 
     def __init__(self, settings: Settings, options: Options, slots: Sequence[Slot], inbox: Inbox) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
-        self._journal = Journal(options.events, settings.run_id, settings.node)
+        self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
+        threads.report_to(self._journal.thread_failed)
         self._figures = Figures()
         self._generations = Generations(
             settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
@@ -283,8 +284,12 @@ class Keeper:
                     self._slots[event.slot].unpin(event.step)
             case w.SnapshotHeld():
                 self._generations.held(event)
+            case w.BuddyUnreachable():
+                self._generations.unreachable(event, self._node)
             case w.Started() | w.Prepared() | w.Restored() | w.StepCommitted() | w.TrainerExited():
                 self._generations.heard(event)
+                if isinstance(event, w.StepCommitted):
+                    self._generations.look_after_snapshots(self._node)
             case _:
                 pass
 

@@ -13,9 +13,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from elastic3d.clock import SYSTEM
+from elastic3d.log import said
 from elastic3d.worker import process, spawn, template
 from elastic3d.worker.spawn import Script
 from elastic3d.worker.template import Packet, TrainerMain
@@ -23,7 +22,7 @@ from elastic3d.worker.template import Packet, TrainerMain
 _ANSWER_SECONDS = 10.0
 _STARTS = 3
 
-log = structlog.get_logger()
+log = said()
 
 
 class TemplateLost(Exception):

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
+from elastic3d import output
 from elastic3d.clock import SYSTEM
 from elastic3d.values import from_json, to_json
 from elastic3d.worker import process
@@ -152,6 +153,7 @@ def serve(control: socket.socket, trainer_main: TrainerMain, keeper: int) -> NoR
 
 def run_trainer_main(trainer_main: TrainerMain, spec: str, descriptors: tuple[int, ...]) -> NoReturn:
     """Run `trainer_main` in a fresh child; nothing it raises gets past here."""
+    output.survive_readers()
     try:
         trainer_main(spec, descriptors)
     except BaseException:  # noqa: BLE001 - the edge of a process: the stack below belongs to the template or the script
