@@ -16,6 +16,7 @@ from elastic3d.calibration.asked import answer_if_asked
 from elastic3d.calibration.record import load
 from elastic3d.errors import ConfigurationError
 from elastic3d.port import Port
+from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.training import Run, run_alone, train
 from elastic3d.training.tiers import KeepersAndStore
@@ -23,7 +24,7 @@ from elastic3d.values import Layout
 from elastic3d.worker.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.keeper import Keeper
 from elastic3d.worker.options import Options, saving, store_at
-from elastic3d.worker.process import die_with_parent
+from elastic3d.worker.process import ExitCode, die_with_agent
 from elastic3d.worker.quantities import size
 from elastic3d.worker.remote import RemoteSlot, SlotServer
 from elastic3d.worker.slot import LocalSlot, Slot, serve_role
@@ -118,13 +119,16 @@ def _path(given: str | os.PathLike[str] | None) -> str:
 
 def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -> None:
     """Be one slot's keeper until the node's part in the job is over."""
-    die_with_parent(os.getppid())
+    identity = os.environ.get(agent.VARIABLE, "")
+    die_with_agent(identity)
     output.survive_readers()
     local_rank, slots = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     inbox: Inbox = queue.SimpleQueue()
     # The template is forked here, before this process has any thread.
     mine = LocalSlot(index=local_rank, run_id=settings.run_id, host=settings.address, entry=enter, events=inbox)
     output.unblock()
+    if identity and agent.pid_of(identity) != os.getppid():
+        agent.end_with(identity, lambda: os._exit(ExitCode.ORPHANED))
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def name(index: int) -> str:
