@@ -118,10 +118,11 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def fork_template(trainer_main: TrainerMain) -> tuple[int, socket.socket]:
+def fork_template(trainer_main: TrainerMain, others: Sequence[socket.socket] = ()) -> tuple[int, socket.socket]:
     """Fork a template from this process; return its pid and the keeper's end of its socket.
 
-    Called on the keeper's main thread before there is another one (`process.fork_hazard` says None).
+    others: the keeper's ends of other templates' sockets, of which this one keeps no copy. Called on the keeper's main
+    thread before there is another one (`process.fork_hazard` says None).
     """
     keeper = os.getpid()
     ours, theirs = socket_pair()
@@ -133,7 +134,8 @@ def fork_template(trainer_main: TrainerMain) -> tuple[int, socket.socket]:
         return pid, ours
     try:
         os.setsid()
-        ours.close()
+        for end in (ours, *others):
+            end.close()
         serve(theirs, trainer_main, keeper)
     finally:
         os._exit(1)
