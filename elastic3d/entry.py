@@ -6,6 +6,7 @@ others serve it. A process a keeper started anew becomes its template. Started b
 
 from __future__ import annotations
 
+import hashlib
 import os
 import queue
 from collections.abc import Callable
@@ -129,10 +130,12 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -
     output.unblock()
     if identity and agent.pid_of(identity) != os.getppid():
         agent.end_with(identity, lambda: os._exit(ExitCode.ORPHANED))
+    # Names of sockets are there for everybody to read.
+    prefix = hashlib.sha256(os.environ[TOKEN].encode()).hexdigest()[:24]
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def name(index: int) -> str:
-        return f"elastic3d-{os.environ[TOKEN]}-{restarts}-{index}"
+        return f"elastic3d-{prefix}-{restarts}-{index}"
 
     try:
         if local_rank:

@@ -152,7 +152,7 @@ class Keeper:
             watcher = notices.watch(self._settings.notices, self._inbox.put)
             while self._exit is None:
                 self._handle(self._next())
-                if self._exit is not None and self._exit.rejoin and not self._leaving.told:
+                if self._exit is not None and self._exit.rejoin:
                     self._rejoin(client, links, record)
             if watcher is not None and not self._exit.failed:
                 watcher.acknowledge()
@@ -246,7 +246,7 @@ class Keeper:
                 if self._checkpoints is not None:
                     self._checkpoints.commit(event.saved, event.number)
             case acts.Exit():
-                self._exit = event
+                self._exit = self._leaving.ended(event)
             case acts.Draining():
                 self._leaving.drain(event.seconds, event.detail)
             case notices.Notice():
