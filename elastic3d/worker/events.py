@@ -114,6 +114,16 @@ class SnapshotHeld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuddyUnreachable:
+    """No snapshot could be sent to the buddy at `address` for `seconds`; `error` is how the last try ended."""
+
+    slot: int
+    address: str
+    seconds: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerExited:
     """A trainer and its whole process group are dead and reaped; the last event of that trainer.
 
@@ -156,6 +166,13 @@ class SlotSignalled:
     number: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotAlive:
+    """The slot's companion keeper answers: it was asked whether it is there."""
+
+    slot: int
+
+
 SlotEvent = (
     Measured
     | Started
@@ -164,6 +181,8 @@ SlotEvent = (
     | StepCommitted
     | SnapshotTaken
     | SnapshotHeld
+    | BuddyUnreachable
+    | SlotAlive
     | TrainerExited
     | TemplateDied
     | SlotLost

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from checkpointing import Store
 from checkpointing.stores.retrying import Trouble
-from elastic3d import notices
+from elastic3d import notices, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
@@ -65,7 +65,8 @@ class Keeper:
 
     def __init__(self, settings: Settings, options: Options, slots: Sequence[Slot], inbox: Inbox) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
-        self._journal = Journal(options.events, settings.run_id, settings.node)
+        self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
+        threads.report_to(self._journal.thread_failed)
         self._figures = Figures()
         self._generations = Generations(
             settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
@@ -157,7 +158,7 @@ class Keeper:
             watcher = notices.watch(self._settings.notices, self._inbox.put)
             while self._exit is None:
                 self._handle(self._next())
-                if self._exit is not None and self._exit.rejoin and not self._leaving.told:
+                if self._exit is not None and self._exit.rejoin:
                     self._rejoin(client, links, record)
             if watcher is not None and not self._exit.failed:
                 watcher.acknowledge()
@@ -251,7 +252,7 @@ class Keeper:
                 if self._checkpoints is not None:
                     self._checkpoints.commit(event.saved, event.number)
             case acts.Exit():
-                self._exit = event
+                self._exit = self._leaving.ended(event)
             case acts.Draining():
                 self._leaving.drain(event.seconds, event.detail)
             case notices.Notice():
@@ -289,8 +290,12 @@ class Keeper:
                     self._slots[event.slot].unpin(event.step)
             case w.SnapshotHeld():
                 self._generations.held(event)
+            case w.BuddyUnreachable():
+                self._generations.unreachable(event, self._node)
             case w.Started() | w.Prepared() | w.Restored() | w.StepCommitted() | w.TrainerExited():
                 self._generations.heard(event)
+                if isinstance(event, w.StepCommitted):
+                    self._generations.look_after_snapshots(self._node)
             case _:
                 pass
 

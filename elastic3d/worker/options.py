@@ -10,11 +10,13 @@ from typing import Any
 from checkpointing.keeping.collecting import GRACE
 from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError
+from elastic3d.log import LIMIT
 from elastic3d.planner.costs import Costs
 from elastic3d.values import Layout, StoreAt
 from elastic3d.worker.quantities import Every, every, rate, seconds, size
 
 TEN_STEPS = Every(steps=10)
+LEAST_EVENTS = 1 << 20
 CODECS = ("raw", "planes", "xor", "auto")
 
 
@@ -50,7 +52,8 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """store: where checkpoints go, None for nowhere. layout: axes to fix. events: folder for event files.
+    """store: where checkpoints go, None for nowhere. layout: axes to fix. events: folder for event files, of which a
+    node keeps `events_limit` bytes.
 
     snapshot_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations. costs: what the
     planner predicts with when this node leads, None to choose layouts by shape alone.
@@ -60,6 +63,7 @@ class Options:
     saving: Saving = Saving()
     layout: Layout | None = None
     events: str | None = None
+    events_limit: int = LIMIT
     snapshot_every: int = 1
     threads: int = 1
     costs: Costs | None = None
@@ -67,6 +71,11 @@ class Options:
     def __post_init__(self) -> None:
         for name, least in (("snapshot_every", 0), ("threads", 1)):
             _whole(getattr(self, name), name, least)
+        if self.events_limit < LEAST_EVENTS:
+            raise UsageError(
+                f"elastic3d.run(events_limit=...): give at least {LEAST_EVENTS >> 20} MiB, which hold some minutes of "
+                f"events; got {self.events_limit} bytes"
+            )
         if self.layout is not None and not isinstance(self.layout, Layout):
             raise UsageError(f"elastic3d.run(layout={self.layout!r}): give an elastic3d.Layout, e.g. Layout(pp=2)")
 
