@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elastic3d.etcd import EtcdClient
+from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.settings import VARIABLE, Settings
 
@@ -41,6 +42,7 @@ class ResidentHandler(RendezvousHandler):
         client.close()
         os.environ[VARIABLE] = self._settings.to_environment()
         os.environ[TOKEN] = secrets.token_hex(8)
+        os.environ[agent.VARIABLE] = agent.identity(os.getpid())
         # A template is safe to fork only if no thread pool was ever started; trainers set their own thread count.
         os.environ["OMP_NUM_THREADS"] = "1"
         # torch.cuda.is_available() would otherwise initialise CUDA, which no fork survives.

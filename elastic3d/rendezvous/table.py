@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 
 POLL = 0.1
@@ -61,8 +62,7 @@ class Table:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._serve, name="elastic3d-table", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._serve, name="elastic3d-table", edge=threads.Edge.AGAIN)
 
     def forget(self, root: str, before: int) -> None:
         """Have what lies under `root` for generations before this one deleted: nobody asks for it any more.

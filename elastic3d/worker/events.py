@@ -28,11 +28,15 @@ class ExitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFault:
-    """An exception that travelled: its class, its message and its formatted traceback."""
+    """An exception that travelled: its class, its message and its formatted traceback.
+
+    final: it is bound to be raised again, however often it is tried.
+    """
 
     kind: str
     message: str
     traceback: str
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +119,16 @@ class SnapshotHeld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuddyUnreachable:
+    """No snapshot could be sent to the buddy at `address` for `seconds`; `error` is how the last try ended."""
+
+    slot: int
+    address: str
+    seconds: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerExited:
     """A trainer and its whole process group are dead and reaped; the last event of that trainer.
 
@@ -159,6 +173,13 @@ class SlotSignalled:
     number: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotAlive:
+    """The slot's companion keeper answers: it was asked whether it is there."""
+
+    slot: int
+
+
 SlotEvent = (
     Measured
     | Started
@@ -167,6 +188,8 @@ SlotEvent = (
     | StepCommitted
     | SnapshotTaken
     | SnapshotHeld
+    | BuddyUnreachable
+    | SlotAlive
     | TrainerExited
     | TemplateDied
     | SlotLost

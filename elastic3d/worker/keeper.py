@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from checkpointing import Store
-from elastic3d import notices
+from checkpointing.stores.retrying import Trouble
+from elastic3d import notices, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
@@ -34,6 +35,7 @@ from elastic3d.worker import events as w
 from elastic3d.worker.admit import admit
 from elastic3d.worker.checkpoints import Checkpoints
 from elastic3d.worker.ending import Ending
+from elastic3d.worker.failure import ended
 from elastic3d.worker.figures import Figures
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
@@ -65,7 +67,8 @@ class Keeper:
 
     def __init__(self, settings: Settings, options: Options, slots: Sequence[Slot], inbox: Inbox) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
-        self._journal = Journal(options.events, settings.run_id, settings.node)
+        self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
+        threads.report_to(self._journal.thread_failed)
         self._figures = Figures()
         self._generations = Generations(
             settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
@@ -83,10 +86,14 @@ class Keeper:
         if at is not None and at.register:
             register = EtcdRegister(connect(self._settings), self._settings.prefix, at.url)
         try:
-            self._warm_up(*(open_checked(at, register) if at is not None else (None, 0)))
+            self._warm_up(*(open_checked(at, register, self._waiting) if at is not None else (None, 0)))
         finally:
             if register is not None:
                 register.close()
+
+    def _waiting(self, trouble: Trouble) -> None:
+        """Say that the store is waited for; on the thread that waits."""
+        self._journal.emit("store.waiting", error=trouble.error, tries=trouble.tries, seconds=trouble.seconds)
 
     def _warm_up(self, store: Store | None, floor: int) -> None:
         places = len(self._slots) if self._settings.admission else 0
@@ -153,7 +160,7 @@ class Keeper:
             watcher = notices.watch(self._settings.notices, self._inbox.put)
             while self._exit is None:
                 self._handle(self._next())
-                if self._exit is not None and self._exit.rejoin and not self._leaving.told:
+                if self._exit is not None and self._exit.rejoin:
                     self._rejoin(client, links, record)
             if watcher is not None and not self._exit.failed:
                 watcher.acknowledge()
@@ -217,7 +224,7 @@ class Keeper:
         self._journal.emit("job.ended", kind=kind, error=self._exit.detail or None)
         self._journal.close()
         if self._exit.failed:
-            raise JobEnded(self._exit.detail)
+            raise JobEnded(ended(self._exit.detail, self._generations.raised))
 
     # What happens.
 
@@ -249,7 +256,7 @@ class Keeper:
                 if self._checkpoints is not None:
                     self._checkpoints.commit(event.saved, event.number)
             case acts.Exit():
-                self._exit = event
+                self._exit = self._leaving.ended(event)
             case acts.Draining():
                 self._leaving.drain(event.seconds, event.detail)
             case notices.Notice():
@@ -289,10 +296,14 @@ class Keeper:
                     self._slots[event.slot].unpin(event.step)
             case w.SnapshotHeld():
                 self._generations.held(event)
+            case w.BuddyUnreachable():
+                self._generations.unreachable(event, self._node)
             case w.Started() | w.Prepared() | w.Restored() | w.StepCommitted() | w.TrainerExited():
                 if isinstance(event, w.Restored) and event.damaged and self._checkpoints is not None:
                     self._checkpoints.distrust(event.damaged)
                 self._generations.heard(event)
+                if isinstance(event, w.StepCommitted):
+                    self._generations.look_after_snapshots(self._node)
             case _:
                 pass
 

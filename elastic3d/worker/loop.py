@@ -16,8 +16,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
+from elastic3d.log import said
 from elastic3d.port import Assignment, Flags, Go
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.holdings import Mark
@@ -32,7 +31,7 @@ from elastic3d.worker.supervisor import TemplateLost, TemplateSupervisor, descri
 _CLEAN_SECONDS = 0.02
 _WATCH_SECONDS = 1.0
 
-log = structlog.get_logger()
+log = said()
 
 
 @dataclass(slots=True)
@@ -155,6 +154,10 @@ class SlotLoop:
         if trainer is not None and trainer.assignment.generation == mark.generation:
             self._send(trainer, channel.Held(step=mark.step))
         self._tell(events.SnapshotHeld(slot=self._index, generation=mark.generation, step=mark.step))
+
+    def unreachable(self, address: str, seconds: float, error: str) -> None:
+        """Tell that nothing can be sent to the buddy."""
+        self._tell(events.BuddyUnreachable(slot=self._index, address=address, seconds=seconds, error=error))
 
     def end(self) -> None:
         """Kill and reap everything; the loop returns."""

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import queue
 import socket
-import threading
 
-import structlog
-
-log = structlog.get_logger()
+from elastic3d import threads
 
 
 class Meeting:
@@ -35,8 +32,8 @@ class Meeting:
             master_listen_fd=listener.detach(),
         )
         self._over: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="elastic3d-meeting", daemon=True)
-        self._thread.start()
+        # What stays behind costs memory only.
+        self._thread = threads.start(self._run, name="elastic3d-meeting", edge=threads.Edge.AGAIN)
 
     def forget(self, before: int) -> None:
         """Have the keys of all generations before this one deleted, soon: their groups are no more."""
@@ -55,10 +52,7 @@ class Meeting:
 
     def _run(self) -> None:
         while (before := self._over.get()) is not None:
-            try:
-                self._delete(before)
-            except Exception as error:  # noqa: BLE001 - the edge of a thread: what stays behind costs memory only
-                log.warning("meeting.unswept", before=before, error=str(error))
+            self._delete(before)
 
     def _delete(self, before: int) -> None:
         store = self._store

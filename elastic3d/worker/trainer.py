@@ -16,7 +16,9 @@ import structlog
 import torch
 import torch.distributed as dist
 
+from elastic3d import threads
 from elastic3d.admission.devices import DEVICE, check_devices
+from elastic3d.errors import Elastic3dError
 from elastic3d.port import Assignment, Flags, Go, Port, StepRecord
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
@@ -56,7 +58,7 @@ class ChannelPort:
         self._flags = Flags(leave=False, etcd_away=False)
         self._held = -1
         self._credits: list[int] = []
-        threading.Thread(target=self._listen, name="keeper", daemon=True).start()
+        threads.start(self._listen, name="keeper")
 
     def measured(self, profile: ModelProfile) -> NoReturn:
         """Report the profile of a measuring trainer, and the node's devices if they are to be checked, and end it."""
@@ -212,6 +214,7 @@ def _fault(error: BaseException) -> TrainerFault:
         kind=type(error).__name__,
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
+        final=isinstance(error, Elastic3dError) and error.final,
     )
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -362,3 +362,25 @@ def test_lost_peers_are_known_by_their_cause() -> None:
     assert is_lost_peer(torch.distributed.DistNetworkError("timed out"))
     assert not is_lost_peer(RuntimeError("shapes cannot be multiplied"))
     assert not is_lost_peer(ValueError("gloo/"))
+
+
+def test_a_users_words_are_no_lost_peer() -> None:
+    """An error that Python code raised is its own, whatever it says; one of C++ is known by its words."""
+
+    def raised(call: Callable[[], object]) -> RuntimeError:
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        return caught.value
+
+    def users() -> None:
+        raise RuntimeError("the label server: Connection reset by peer")
+
+    def again() -> None:
+        raise RuntimeError("a batch could not be made") from raised(users)
+
+    # Any function of C++ whose message can be chosen.
+    native = raised(lambda: torch.ones(1).to("Connection closed by peer"))
+    assert "Connection closed by peer" in str(native)
+    assert is_lost_peer(native)
+    assert not is_lost_peer(raised(users))
+    assert not is_lost_peer(raised(again))
