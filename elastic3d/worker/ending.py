@@ -16,9 +16,8 @@ from elastic3d.worker.uploader import WriteFailed, Written
 from elastic3d.worker.world import World
 
 END_PATIENCE = 240.0
-"""Seconds that writing the last step is tried, which is twice what one write takes that the store keeps waiting; then it
-is a failure, and the generation's next try has them
-again."""
+"""Seconds that writing the last step is tried: twice what one write takes that the store keeps waiting. Then it is a
+failure, and the generation's next try has them again."""
 
 
 class Ending:
