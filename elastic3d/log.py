@@ -51,6 +51,8 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "user_error",
         # "stopped" (by its keeper), "signal" or "template" (it fell).
         "trainer.started": ("pid",),
+        # The script raised `error`. `final`: trying again cannot mend it.
+        "script.raised": ("error", "traceback", "final"),
         "trainer.exited": ("pid", "kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps the state has behind it. Events under
         # `generation` g are about the state that generation starts from.
@@ -70,6 +72,9 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "checkpoint.committed": ("step",),
         # Training goes on. `age` is that of the newest checkpoint this node has committed, in seconds.
         "checkpoint.failed": ("step", "error", "age"),
+        # The store is busy or away: an operation was tried `tries` times in `seconds`, and is tried on, for as long as
+        # `patience=` says. At most one each half minute.
+        "store.waiting": ("error", "tries", "seconds"),
         # What failed before works again.
         "checkpoint.mended": ("step",),
         # It was read back: `kind` is how much of it, "sample" or "all".

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from chaos.preloaded import PreloadedServer
 from chaos.processes import Found, marked, wait_until
 from elastic3d import threads
 from elastic3d.threads import ThreadFailure
@@ -42,6 +43,13 @@ def reported() -> Iterator[queue.SimpleQueue[ThreadFailure]]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-displays", action="store_true", help="write what the displays show now")
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[PreloadedServer]:
+    """Run one process that forks torchrun agents and their workers: each would import torch anew otherwise."""
+    with PreloadedServer() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -341,11 +341,15 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted:
-    """An own trainer died (`error=False`) or the user's code raised (`error=True`)."""
+    """An own trainer died (`error=False`) or the user's code raised (`error=True`).
+
+    final: trying again cannot mend it.
+    """
 
     key: str
     detail: str
     error: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from checkpointing.format.tiles import Box, TensorSpec, uncovered
 from checkpointing.reading.sources import Offered, TileSource
 from elastic3d.data import Order
-from elastic3d.errors import StateError
+from elastic3d.errors import StateUnfit
 from elastic3d.values import StoreAt, from_json
 
 MEMORY, STORE, NONE = "memory", "store", "none"
@@ -149,14 +149,14 @@ def decide(tiers: Tiers, servers: Sequence[str], at: StoreAt | None, specs: Iter
 
 
 def check_facts(decision: Decision, order: Order, data: str = "") -> Mapping[str, Any]:
-    """Return a decision's facts; StateError when its samples were counted in another order than this script's.
+    """Return a decision's facts; StateUnfit when its samples were counted in another order than this script's.
 
     The micro-batch may differ: it changes the bits, not which samples are consumed. data: the data set's own
     fingerprint; one that has none is taken on trust.
     """
     facts = decision.facts
     if facts is None:
-        raise StateError(
+        raise StateUnfit(
             f"the state of step {decision.step} has no facts beside its tensors; it was not saved by a run"
         )
     saved = from_json(Order, facts["order"])
@@ -165,14 +165,14 @@ def check_facts(decision: Decision, order: Order, data: str = "") -> Mapping[str
         if name == "global_batch":
             then, now = saved.taken(decision.step), order.taken(decision.step)
         if then != now:
-            raise StateError(
+            raise StateUnfit(
                 f"the state of step {decision.step} was trained with {name}={then} and run.batches now has {now}: its "
                 "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
                 "new run"
             )
     then = facts.get("data", "")
     if then and data and then != data:
-        raise StateError(
+        raise StateUnfit(
             f"the state of step {decision.step} was trained on the data set {then} and run.batches now has {data}: its "
             "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
             "run"

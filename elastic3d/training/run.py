@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.parallel import vote
 from elastic3d.parallel.assembly import Assembly, Plan, measure
 from elastic3d.parallel.digest import state_digest
-from elastic3d.parallel.initial import WHOLE_BELOW, outline
+from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
 from elastic3d.parallel.lost import is_lost_peer
 from elastic3d.parallel.mesh import Mesh, join_world
 from elastic3d.parallel.numerics.choices import Numerics
@@ -43,7 +44,7 @@ from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Flags, Go, Port, StepRecord
-from elastic3d.training import loading, restoring
+from elastic3d.training import identity, loading, restoring, starting
 from elastic3d.training.loss import Loss
 from elastic3d.values import Layout
 
@@ -132,8 +133,8 @@ class Run:
         in the backward pass: "none", "full" for all of it, "selective" for all but products with weights and fused
         attention; bits stay the same. experts: path of layers of experts, such as
         "blocks.*.mlp.experts", that are spread over the data-parallel ranks; outside the promise of equal bits.
-        whole_below: bytes of parameters from which on the model is no longer built whole in each process. ModelError
-        for a model that cannot be taken.
+        whole_below: bytes of parameters from which on the model is no longer built whole in each process; such a model
+        cannot be loaded by `build`. ModelError for a model that cannot be taken.
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
@@ -151,6 +152,8 @@ class Run:
         self._scale = LossScale.of(self._plan.numerics.precision)
         if self.measuring:
             self._model = outline(build)
+            if nbytes(self._model) > whole_below:
+                skeleton(build)  # for what it refuses, before anybody joins
             take(self._model, tensor, 1)
             return self._model
         with self._peers():
@@ -216,7 +219,9 @@ class Run:
             raise UsageError("run.restore needs the model of run.shard and the batches of run.batches")
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
         if self.measuring:
-            self._port.measured(measure(self._plan, model, batches))
+            profile = measure(self._plan, model, batches)
+            script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
+            self._port.measured(replace(profile, script=script, schedule=planned))
         self._optimizer, self._schedule = optimizer, schedule
         assembly = self._made()
         self._check_profile(assembly, batches)
@@ -344,7 +349,7 @@ class Run:
         if self.rank == 0:
             store = self._assignment.store
             decided = restoring.dump(restoring.decide(self._tiers, go.servers, store, assembly.specs))
-        return restoring.load(assembly.mesh.broadcast(decided))
+        return starting.from_the_start(restoring.load(assembly.mesh.broadcast(decided)))
 
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
         tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)

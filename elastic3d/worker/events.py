@@ -28,11 +28,15 @@ class ExitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFault:
-    """An exception that travelled: its class, its message and its formatted traceback."""
+    """An exception that travelled: its class, its message and its formatted traceback.
+
+    final: it is bound to be raised again, however often it is tried.
+    """
 
     kind: str
     message: str
     traceback: str
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

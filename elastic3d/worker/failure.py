@@ -14,12 +14,16 @@ from elastic3d.worker.events import TrainerExited
 FLUSH_PATIENCE = 2.0
 """Seconds that the last words of a process have to be written."""
 
+TRACEBACK = "Traceback (most recent call last):"
+"""How a traceback begins."""
+
 
 def record(error: BaseException) -> None:
     """Write the error, with the trainer's traceback, where torchrun looks for it, and say it on stderr."""
     text = str(error)
-    output.say(text)
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    # torchrun shows what its file says when it ends: a traceback is read once.
+    output.say(text.partition(TRACEBACK)[0].rstrip() if path else text)
     if path:
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
         message = {"message": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}", "extraInfo": extra}
@@ -30,6 +34,14 @@ def record(error: BaseException) -> None:
         except OSError as problem:
             output.say(f"torchrun's error file {path} could not be written: {problem}")
     output.flush(FLUSH_PATIENCE)
+
+
+def ended(detail: str, raised: str) -> str:
+    """Return why the job ended, with the traceback only on the node where it was raised; `raised`: what was here."""
+    first, traceback, _ = detail.partition(TRACEBACK)
+    if not traceback or (raised and raised in detail):
+        return detail
+    return f"{first.rstrip()} (the traceback is in the output of that node)"
 
 
 def words(event: TrainerExited, node: str, rank: int) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from elastic3d import output
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import events as m
 from elastic3d.membership import topology
@@ -32,7 +31,8 @@ TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.Trainer
 class Generations:
     """Worlds by their generation's key. running: the generation that was told to go last. finished: `main` returned.
 
-    tell: what the membership hears.
+    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave. raised:
+    what the script raised here last, with its traceback. tell: what the membership hears.
     """
 
     def __init__(
@@ -51,10 +51,12 @@ class Generations:
         self.worlds: dict[str, World] = {}
         self.running: Generation | None = None
         self.buddy: Node | None = None
+        self.own_buddy: Node | None = None
         self.finished = False
         self._out_of_reach: dict[str, float] = {}
         self._safe_step: SafeStep | None = None
         self._stale_told: float | None = None
+        self.raised = ""
 
     def prepare(self, generation: Generation, me: Node) -> None:
         """Fork the trainers of a generation; they build everything and wait."""
@@ -80,7 +82,8 @@ class Generations:
         self._fresh()
         for slot in self._slots:
             slot.set_generation(generation.number)
-        self.keep_with(self._buddy_of(me))
+        self.own_buddy = self._buddy_of(me)
+        self.keep_with(self.own_buddy)
         for slot in self._slots:
             slot.go(world.trainers[slot.index], Go(servers=servers))
 
@@ -121,6 +124,7 @@ class Generations:
         if buddy != former:
             names = [node.name if node is not None else None for node in (buddy, former)]
             self._journal.emit("buddy.changed", buddy=names[0], former=names[1], detail=why)
+            self.own_buddy = buddy
             self.keep_with(buddy)
 
     def _address_of(self, buddy: Node, slot: int) -> str:
@@ -237,9 +241,18 @@ class Generations:
                 self._tell(m.Interrupted(key=key))
                 self.stop(key)
             case w.ExitKind.USER_ERROR:
-                said = words(event, self._settings.node, rank)
-                output.say(said)
-                self._tell(m.Faulted(key=key, detail=said, error=True))
+                said = self.raised = words(event, self._settings.node, rank)
+                fault = event.fault
+                final = fault is not None and fault.final
+                self._journal.emit(
+                    "script.raised",
+                    error=said.partition("\n")[0],
+                    traceback=fault.traceback if fault is not None else None,
+                    final=final,
+                    generation=world.generation.number,
+                    rank=rank,
+                )
+                self._tell(m.Faulted(key=key, detail=said, error=True, final=final))
                 self.stop(key)
             case _:
                 detail = f"trainer of rank {rank} ended by {event.kind}: {event.detail or event.code}"

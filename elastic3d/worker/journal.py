@@ -13,10 +13,11 @@ from elastic3d.values import Generation
 from elastic3d.worker import events as w
 
 SAID = (
-    *("admission.failed", "generation.sealed", "member.fenced", "node.draining", "node.leaving", "peer.lost"),
+    *("admission.failed", "script.raised", "generation.sealed", "member.fenced"),
+    *("node.draining", "node.leaving", "peer.lost"),
     *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended"),
     *("snapshot.stale", "snapshot.fresh", "buddy.changed"),
-    *("checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
+    *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
 )
 """Events a person reading torchrun's output wants to see."""
 
@@ -39,7 +40,11 @@ class Journal:
         again = self._failing and name == "checkpoint.failed"
         self._failing = (self._failing or name == "checkpoint.failed") and name != "checkpoint.mended"
         if name in SAID and not again:
-            words = " ".join(f"{key}={value}" for key, value in fields.items() if value not in (None, "", []))
+            words = " ".join(
+                f"{key}={_line(value)}"
+                for key, value in fields.items()
+                if value not in (None, "", []) and key != "traceback"
+            )
             output.say(f"{name} {words}")
 
     def thread_failed(self, failure: threads.ThreadFailure) -> None:
@@ -120,6 +125,11 @@ class Journal:
                 log.emit("trainer.exited", kind=str(event.kind), step=event.step, error=error)
             case _:
                 pass
+
+
+def _line(value: object) -> str:
+    """Return a value's first line: the rest is in the event file, and a traceback is shown once, at the end."""
+    return str(value).partition("\n")[0]
 
 
 def _shown(generation: Generation) -> dict[str, object]:

@@ -8,11 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from checkpointing.keeping.collecting import GRACE
+from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError
 from elastic3d.log import LIMIT
 from elastic3d.planner.costs import Costs
 from elastic3d.values import Layout, StoreAt
-from elastic3d.worker.quantities import Every, every, rate, size
+from elastic3d.worker.quantities import Every, every, rate, seconds, size
 
 TEN_STEPS = Every(steps=10)
 LEAST_EVENTS = 1 << 20
@@ -79,7 +80,15 @@ class Options:
             raise UsageError(f"elastic3d.run(layout={self.layout!r}): give an elastic3d.Layout, e.g. Layout(pp=2)")
 
 
-def store_at(url: str | None, *, key: str, register: str, cache: str, cache_limit: int | str) -> StoreAt | None:
+def store_at(
+    url: str | None,
+    *,
+    key: str,
+    register: str,
+    cache: str,
+    cache_limit: int | str,
+    patience: float | str = PATIENCE,
+) -> StoreAt | None:
     """Return where the checkpoints are; UsageError for what makes no sense."""
     if url is None:
         for name, value in (("key", key), ("register", register), ("cache", cache)):
@@ -91,7 +100,14 @@ def store_at(url: str | None, *, key: str, register: str, cache: str, cache_limi
     if register not in ("", "etcd"):
         raise UsageError(f"elastic3d.run(register={register!r}): give 'etcd', or leave it out")
     limit = size(cache_limit, "elastic3d.run: cache_limit")
-    return StoreAt(url=url, key=key, register=register, cache=cache, cache_bytes=limit if cache else 0)
+    return StoreAt(
+        url=url,
+        key=key,
+        register=register,
+        cache=cache,
+        cache_bytes=limit if cache else 0,
+        patience=seconds(patience, "elastic3d.run: patience"),
+    )
 
 
 def saving(

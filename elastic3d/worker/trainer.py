@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from elastic3d import threads
 from elastic3d.admission.devices import DEVICE, check_devices
+from elastic3d.errors import Elastic3dError
 from elastic3d.port import Assignment, Flags, Go, Port, StepRecord
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
@@ -210,6 +211,7 @@ def _fault(error: BaseException) -> TrainerFault:
         kind=type(error).__name__,
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
+        final=isinstance(error, Elastic3dError) and error.final,
     )
 
 

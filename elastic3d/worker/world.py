@@ -79,6 +79,6 @@ def assignment(
         snapshot_every=options.snapshot_every,
         checkpoint_every=options.saving.every.steps if options.store else 0,
         checkpoint_seconds=options.saving.every.seconds if options.store else 0.0,
-        seed_digest=generation.job if generation is not None else "",
+        seed_digest=generation.job.partition(" ")[0] if generation is not None else "",
         places=places,
     )

@@ -178,7 +178,7 @@ class Core:
             case e.Faulted() if trainers.phase(event.key) is not None and self.report.error != event.key:
                 trainers.over(event.key)
                 if event.error:
-                    self.report = replace(self.report, error=event.key, detail=event.detail)
+                    self.report = replace(self.report, error=event.key, detail=event.detail, final=event.final)
                 else:
                     self.report = replace(self.report, fault=event.key, detail=event.detail)
             case e.Interrupted() if trainers.phase(event.key) is not None:
@@ -272,7 +272,7 @@ class Core:
     def _govern(self, actions: list[acts.Action], now: float) -> None:
         """Campaign when nobody leads, judge a silent leader, decide when this member leads; a stranger does nothing."""
         current, mine = self.view.generation, self.record.profile
-        if current is not None and current.nodes and mine is not None and current.job != mine.digest:
+        if current is not None and current.nodes and mine is not None and current.job != mine.job:
             return
         contends = not self.leads and bool(self.view.leader_id) and self.view.leader_id in self.report.silent
         self._watch_roll(actions, self.leads or contends)

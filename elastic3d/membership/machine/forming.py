@@ -107,7 +107,7 @@ def form(view: View, me: MemberRecord, policy: Policy, planner: Planner, there: 
         spares=tuple(p.node for p in (*there.candidates[used:], *there.others)),
         layout=layout,
         leader=me.node.name,
-        job=me.profile.digest if me.profile else "",
+        job=me.profile.job if me.profile else "",
     )
 
 

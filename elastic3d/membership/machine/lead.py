@@ -21,7 +21,8 @@ class Lead:
 
     leading: since when it leads without a gap in what it hears. proposed: since when the proposal stands. waiting:
     since when somebody waits for a planned change. considered: the roll's version of which no planned change came.
-    lost_at: when the first loss of the sealed generation was seen. losses: still to be
+    lost_at: when the first loss of the sealed generation was seen. raised: since when somebody's code is known to have
+    raised where, so far, no other's did. losses: still to be
     counted; counted: all that are or were among them. drained: names buried because they were told to leave.
     """
 
@@ -35,6 +36,7 @@ class Lead:
     proposed: float | None = None
     waiting: float | None = None
     lost_at: float | None = None
+    raised: float | None = None
     not_before: float = 0.0
     considered: int = -1
     silence: Silence = field(default_factory=Silence)
@@ -58,7 +60,7 @@ class Lead:
         Why trainers stopped they have the whole time to say again: who saw a death may have been the one that waited.
         """
         self.interrupted = None
-        for name in ("below", "unplanned", "orphan", "proposed"):
+        for name in ("below", "unplanned", "orphan", "proposed", "raised"):
             since = getattr(self, name)
             if since is not None:
                 setattr(self, name, min(now, since + seconds))
@@ -68,4 +70,4 @@ class Lead:
         if revision != self._sealed:
             self._sealed = revision
             self.below = self.unplanned = self.orphan = self.interrupted = None
-            self.proposed = self.waiting = self.lost_at = None
+            self.proposed = self.waiting = self.lost_at = self.raised = None
