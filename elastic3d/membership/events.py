@@ -258,12 +258,17 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """All of one tier, read at one revision: at the start, or after a gap in its watch."""
+    """All of one tier, read at one revision: at the start, or after a gap in its watch.
+
+    rolled_back: etcd lost what it had told before, having come back empty or from a backup; revisions known from before
+    mean nothing any more.
+    """
 
     tier: Tier
     items: tuple[OfRoll | OfBoard, ...]
     revision: int
     gap: bool = True
+    rolled_back: bool = False
 
 
 # What the own adapters say.

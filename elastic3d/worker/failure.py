@@ -11,11 +11,11 @@ from elastic3d import output
 from elastic3d.errors import Elastic3dError
 from elastic3d.worker.events import TrainerExited
 
-FLUSH_PATIENCE = 2.0
-"""Seconds that the last words of a process have to be written."""
-
 TRACEBACK = "Traceback (most recent call last):"
 """How a traceback begins."""
+
+FLUSH_PATIENCE = 2.0
+"""Seconds that the last words of a process have to be written."""
 
 
 def record(error: BaseException) -> None:

@@ -31,8 +31,8 @@ TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.Trainer
 class Generations:
     """Worlds by their generation's key. running: the generation that was told to go last. finished: `main` returned.
 
-    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave. raised:
-    what the script raised here last, with its traceback. tell: what the membership hears.
+    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave.
+    raised: what the script raised here last, with its traceback. tell: what the membership hears.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Generations:
         self.buddy: Node | None = None
         self.own_buddy: Node | None = None
         self.finished = False
+        self.raised = ""
         self._out_of_reach: dict[str, float] = {}
         self._safe_step: SafeStep | None = None
         self._stale_told: float | None = None
-        self.raised = ""
 
     def prepare(self, generation: Generation, me: Node) -> None:
         """Fork the trainers of a generation; they build everything and wait."""

@@ -15,7 +15,7 @@ from elastic3d.worker import events as w
 SAID = (
     *("admission.failed", "script.raised", "generation.sealed", "member.fenced"),
     *("node.draining", "node.leaving", "peer.lost"),
-    *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended"),
+    *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended", "etcd.rolled_back"),
     *("snapshot.stale", "snapshot.fresh", "buddy.changed"),
     *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
 )
@@ -72,6 +72,8 @@ class Journal:
 
     def noted(self, event: m.Event) -> None:
         """Write what the watch says of generations, once each, and how etcd is."""
+        if isinstance(event, m.Listed) and event.rolled_back and event.tier is m.Tier.BOARD:
+            self.emit("etcd.rolled_back", revision=event.revision)
         for item in event.items if isinstance(event, m.Listed) else (event,):
             match item:
                 case m.GenerationPut() if item.generation.key != self._sealed and item.generation.nodes:

@@ -8,7 +8,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import Claim, MemberRecord, Out, Report, Tomb, decode
+from elastic3d.membership.records import Claim, End, MemberRecord, Out, Report, Tomb, decode
 from elastic3d.membership.transactions import transaction
 from elastic3d.planner import Plan
 from elastic3d.values import Cause, Generation, Layout, Node
@@ -149,3 +149,51 @@ def test_an_idle_member_asks_for_no_tick() -> None:
     story = Story()
     story.tell("> start a b c\n> run 5")
     assert [core.alarm(story.now) for core in story.cores.values()] == [None, None, None]
+
+
+def rolled_back(*items: e.OfBoard) -> e.Listed:
+    return e.Listed(tier=e.Tier.BOARD, items=items, revision=3, gap=True, rolled_back=True)
+
+
+def test_an_emptied_etcd_gets_the_job_again_from_who_knows_it() -> None:
+    """All register anew, whoever leads writes the generation there, and news of low revisions counts."""
+    core = member("a")
+    told = core.handle([rolled_back()], 1.0)
+    assert {acts.PutMember, acts.PutReport} <= {type(action) for action in told}
+    told = core.handle([e.Registered(revision=4)], 1.1)
+    assert acts.Campaign(expected=0) in told
+    claim = Claim(name="a", incarnation="a1")
+    core.handle([e.LeaderPut(claim=claim, revision=5), e.WriteDone(write=told[-1], ok=True)], 1.2)  # type: ignore[arg-type]
+    told = core.handle([e.Listed(tier=e.Tier.ROLL, items=(), revision=5, gap=True, rolled_back=True)], 1.3)
+    assert [action for action in told if isinstance(action, acts.Mend)] == [
+        acts.Mend(generation=core.view.generation, token=5, previous=0)  # type: ignore[arg-type]
+    ]
+
+
+def test_an_older_generation_of_a_backup_is_not_gone_back_to() -> None:
+    """Its record is spoiled and its end was an earlier job's; who leads writes the newer one over it."""
+    core = member("a")
+    older = Generation(number=0, attempt=1, cause=Cause.START, nodes=())
+    items = (
+        e.LeaderPut(claim=Claim(name="a", incarnation="a1"), revision=1),
+        e.GenerationPut(generation=older, revision=2),
+        e.EndPut(end=End(failed=True), revision=2),
+    )
+    told = core.handle([rolled_back(*items)], 1.0)
+    assert not core.exited
+    assert core.view.generation.number == 1  # type: ignore[union-attr]
+    told = core.handle([e.Registered(revision=4)], 1.1)
+    mend = [action for action in told if isinstance(action, acts.Mend)]
+    assert [(action.generation.number, action.previous) for action in mend] == [(1, 2)]
+
+
+def test_who_knows_more_than_the_others_after_a_roll_back_comes_anew() -> None:
+    """The others never heard of the newest generation: its member is none of theirs any more, and joins them again."""
+    core = member("b")
+    newer = Generation(number=2, attempt=2, cause=Cause.JOIN, nodes=tuple(NODES))
+    core.handle([e.GenerationPut(generation=newer, revision=12)], 1.0)
+    core.handle([rolled_back()], 2.0)
+    older = Generation(number=1, attempt=1, cause=Cause.START, nodes=tuple(NODES))
+    told = core.handle([e.GenerationPut(generation=older, revision=4)], 2.1)
+    exits = [action for action in told if isinstance(action, acts.Exit)]
+    assert [action.rejoin for action in exits] == [True]

@@ -8,6 +8,7 @@ from zlib import crc32
 
 import pytest
 
+from chaos.simulation.etcd import Etcd
 from chaos.simulation.run import Outcome, play
 from chaos.simulation.schedule import draw
 from elastic3d.membership import actions as acts
@@ -124,6 +125,22 @@ def let_one_node_end_the_job(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leader, "raising", lambda *_: Raising())
 
 
+def resume_in_whatever_history(patch: pytest.MonkeyPatch) -> None:
+    """A watch goes on from the revision that it knows, at an etcd that came back empty or from a backup too."""
+    patch.setattr(Etcd, "rolled_back", lambda self, watch: False)
+
+
+def believe_old_revisions(patch: pytest.MonkeyPatch) -> None:
+    """A listing of a rolled back etcd is taken in, and all that its members write there is older than what is known."""
+    honest = Core.handle
+
+    def stubborn(self: Core, events: Sequence[e.Event], now: float) -> list[acts.Action]:
+        known = [replace(event, rolled_back=False) if isinstance(event, e.Listed) else event for event in events]
+        return honest(self, known, now)
+
+    patch.setattr(Core, "handle", stubborn)
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
@@ -132,6 +149,8 @@ def let_one_node_end_the_job(patch: pytest.MonkeyPatch) -> None:
         (forget_the_relist, ""),
         (accept_stale_acknowledgements, "had not"),
         (take_a_lost_lease_for_death, "without cause|nothing had been done"),
+        (resume_in_whatever_history, ""),
+        (believe_old_revisions, ""),
         (let_the_cut_off_confirm_each_other, "without cause|nothing had been done"),
         (leave_without_refuge, "was planned, and goes back"),
         (let_one_node_end_the_job, "the job was ended without cause"),

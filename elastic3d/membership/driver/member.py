@@ -234,15 +234,18 @@ class Member:
                         put(said)
                     elif said is not None:
                         items.append(said)
-                put(e.Listed(tier=tier, items=tuple(items), revision=news.revision, gap=news.gap))
+                told = e.Listed(
+                    tier=tier, items=tuple(items), revision=news.revision, gap=news.gap, rolled_back=news.rolled_back
+                )
+                put(told)
             case etcd_watch.Changes():
                 for change in news.changes:
                     if change.kv is not None:
-                        told = reading.read(self._root, change.kv)
+                        said = reading.read(self._root, change.kv)
                     else:
-                        told = reading.gone(self._root, change.key, change.revision)
-                    if told is not None:
-                        put(told)
+                        said = reading.gone(self._root, change.key, change.revision)
+                    if said is not None:
+                        put(said)
             case etcd_watch.Connected() if tier is e.Tier.BOARD:
                 self._there, self._away = True, False
                 self._writer.impaired("")

@@ -74,7 +74,7 @@ class Core:
         self._lost_since: float | None = None
         self._outvoted_since: float | None = None
         self._vacant_since: float | None = None
-        self._active_in = 0
+        self._active_in = self._newest = 0
         self._draining = self._hindered = False
         self._led = 0
         self._commits = Commits()
@@ -104,13 +104,19 @@ class Core:
             self.view.apply(event, now)
             if isinstance(event, e.Listed) and event.gap:
                 self._lead.leading = now
+                if event.rolled_back and event.tier is e.Tier.BOARD:
+                    # The own keys may be older ones now, or gone although their lease is kept.
+                    self._registered = self._registering = False
+                    self._registered_at = 0
             self._hear(event, actions, now)
             if self.exited:
                 return actions
         self._silence.follow(self.view, now)
         if self.leads and self._led != self.view.token:
             self._led = self.view.token
-            self._lead = Lead(buried=self._buried, leading=now, attempt=self.view.token, silence=self._silence)
+            # A rolled back etcd counts its revisions anew, and attempts never repeat.
+            attempt = max(self.view.token, self.view.forgotten)
+            self._lead = Lead(buried=self._buried, leading=now, attempt=attempt, silence=self._silence)
             self._busy, self._commits = None, Commits()
         if self.view.listed and self._lost_since is None:
             self._take_part(actions)
@@ -243,7 +249,17 @@ class Core:
         if view.end is not None:
             self._exit(actions, "the job is over", acts.Exit(failed=view.end.failed, detail=view.end.detail))
             return
+        if current is not None and current.number < self._newest:
+            detail = f"etcd lost generation {self._newest}, and the others went on from {current.number}"
+            self._exit(actions, "etcd was rolled back", acts.Exit(failed=True, detail=detail, rejoin=True))
+            return
+        if view.outdated is not None and not self.leads and view.leader is not None:
+            detail = "etcd was rolled back to an older generation, and nobody wrote this node's there again"
+            if self._alarm.due(view.outdated + 2 * self.policy.lease + self.policy.grace):
+                self._exit(actions, "etcd was rolled back", acts.Exit(failed=True, detail=detail, rejoin=True))
+                return
         if current is not None and current.nodes:
+            self._newest = current.number
             world = world_of(current)
             if self._id in world.index:
                 self._active_in = current.number
@@ -287,6 +303,9 @@ class Core:
                 self._campaign(actions, self.view.token)
             return
         self._vacant_since = None
+        if ready and self._registered and not self.leads and self.view.led_by_newcomer:
+            self._campaign(actions, self.view.token)
+            return
         roll = self.view.roll
         if roll is None or not roll.listed or not self._registered:
             return
