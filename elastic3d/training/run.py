@@ -39,7 +39,7 @@ from elastic3d.parallel.numerics.objective import UserLoss, objective
 from elastic3d.parallel.numerics.precision import Precision
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.numerics.update import finite, update
-from elastic3d.parallel.refusals import look_at_optimizer
+from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters
 from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.planner.schedules import stages_of_rank
@@ -217,6 +217,7 @@ class Run:
         """
         if self._plan is None or model is not self._model or batches is not self._batches:
             raise UsageError("run.restore needs the model of run.shard and the batches of run.batches")
+        look_at_parameters(model, optimizer)
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
         if self.measuring:
             profile = measure(self._plan, model, batches)
@@ -230,6 +231,7 @@ class Run:
             go = self._port.await_go()
             decision = self._decide(assembly, go)
         if decision.source != restoring.NONE:
+            loading.check_model(decision, assembly.specs)
             sources = self._tiers.sources(decision, self._assignment.store)
             self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
             self._scale = self._scale.restored(decision.facts or {})
