@@ -38,6 +38,11 @@ def judge(outcome: Outcome, quiet: Outcome | None = None) -> Verdict:
         broken.append(f"the job ended after step {picture.step} of {setting.steps}")
     if outcome.digest is None:
         broken.append("the job left no digest")
+    broken += [
+        f"generation {view.number} ({view.cause}) was planned, and repeated {view.planned_repeats} step(s)"
+        for view in picture.generations
+        if view.planned_repeats
+    ]
     broken += [f"step {step} was done again with other bits" for step in picture.conflicts]
     if samples.missing or samples.repeated:
         broken.append(f"{samples.missing} samples missing, {samples.repeated} repeated")

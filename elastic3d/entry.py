@@ -52,6 +52,7 @@ def run(
     register: str = "",
     cache: str | os.PathLike[str] | None = None,
     cache_limit: int | str = "100GB",
+    patience: float | str = "2m",
     calibration: str | os.PathLike[str] | None = None,
 ) -> None:
     """Train `main` on whatever nodes are there.
@@ -66,7 +67,8 @@ def run(
     steps as well. codec: "raw", "planes", "xor" or "auto", which measures. verify: how much is read back before a
     checkpoint counts as verified: "off", "sample" or "all". max_bandwidth: what a node may write, such as "200MB/s".
     key: file with the key that encrypts everything. register: "etcd" for a store without conditional writes.
-    cache: folder on local disk for tiles read from the store, at most cache_limit of them.
+    cache: folder on local disk for tiles read from the store, at most cache_limit of them. patience: how long what a
+    busy or unreachable store refuses is tried again, in seconds or as "2m"; training goes on meanwhile.
 
     calibration: file of `elastic3d calibrate`, made on a machine like these: layouts are then chosen by predicted time.
 
@@ -81,7 +83,14 @@ def run(
     serve_role(enter)
     answer_if_asked(main)
     options = Options(
-        store=store_at(store, key=_path(key), register=register, cache=_path(cache), cache_limit=cache_limit),
+        store=store_at(
+            store,
+            key=_path(key),
+            register=register,
+            cache=_path(cache),
+            cache_limit=cache_limit,
+            patience=patience,
+        ),
         saving=saving(
             due=every,
             codec=codec,

@@ -59,6 +59,9 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "checkpoint.committed": ("step",),
         # Training goes on. `age` is that of the newest checkpoint this node has committed, in seconds.
         "checkpoint.failed": ("step", "error", "age"),
+        # The store is busy or away: an operation was tried `tries` times in `seconds`, and is tried on, for as long as
+        # `patience=` says. At most one each half minute.
+        "store.waiting": ("error", "tries", "seconds"),
         # What failed before works again.
         "checkpoint.mended": ("step",),
         # It was read back: `kind` is how much of it, "sample" or "all".

@@ -252,7 +252,8 @@ class StoreAt:
 
     url: path or URL. key: file with the key that encrypts them, "" for none. register: "etcd" where refs are decided in
     etcd, for a store that has no conditional writes; "" where the store decides. cache: folder on local disk that keeps
-    tiles read from the store for all processes of the node, "" for none; cache_bytes: its limit.
+    tiles read from the store for all processes of the node, "" for none; cache_bytes: its limit. patience: seconds for
+    which an operation is tried again while a store over a network is busy or away.
     """
 
     url: str
@@ -260,6 +261,7 @@ class StoreAt:
     register: str = ""
     cache: str = ""
     cache_bytes: int = 0
+    patience: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

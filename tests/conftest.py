@@ -13,6 +13,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from chaos.preloaded import PreloadedServer
 from chaos.processes import Found, marked, wait_until
 
 GRACE = 5.0
@@ -30,6 +31,13 @@ settings.load_profile("elastic3d")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-displays", action="store_true", help="write what the displays show now")
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[PreloadedServer]:
+    """Run one process that forks torchrun agents and their workers: each would import torch anew otherwise."""
+    with PreloadedServer() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

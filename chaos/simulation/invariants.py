@@ -23,6 +23,12 @@ FELT = SILENCE - INTERVAL - 0.05
 MOMENT = 2 * INTERVAL
 """Seconds between two silences in which nothing need have been heard."""
 
+PLANNED = (Cause.JOIN, Cause.DRAIN, Cause.QUARANTINE)
+"""Causes of a change that everybody leaves for at a step boundary."""
+
+ORDERLY = ("drained", "kept out", "it went")
+"""What happens to a node that is told to leave, and takes no step from anybody."""
+
 SILENCING = ("cut off", "stopped", "stopped for a moment")
 """What makes a process silent, and is felt by nobody if it is over soon enough."""
 
@@ -323,6 +329,29 @@ class Checker(Observer):
         holder = self._running.setdefault((formed.key, rank), member.id)
         if holder != member.id:
             self.violated(f"rank {rank} of {formed.key} is held by {holder} and {member.id}")
+
+    def restored(self, generation: Generation, before: int, step: int) -> None:
+        """All trainers of a generation go on behind a step: after a planned change, behind the newest that was made."""
+        sealed, world = list(self._sealed.values()), self.world
+        at = next((at for at, one in enumerate(sealed) if one.key == generation.key), 0)
+        if not at or generation.cause not in PLANNED or not world.policy.beside or step >= before:
+            return
+        left = sealed[at - 1]
+        if not world.trainers.left_safely(left.key, left.nodes):
+            return
+        nodes = (*left.nodes, *generation.nodes, *generation.spares)
+        if not any(self._harmed(node.id) for node in nodes):
+            self.violated(
+                f"{generation.key} ({generation.cause}: {generation.detail}) was planned, and goes back from step "
+                f"{before} to step {step}"
+            )
+
+    def _harmed(self, id: str) -> bool:
+        """Return whether anything but leaving as told has been done to this process lately."""
+        lately = self.world.loop.now - self.bound()
+        return any(
+            each.why not in ORDERLY and (each.until is None or each.until >= lately) for each in self.unwell.get(id, ())
+        )
 
     def _rest(self, member: Member, key: str) -> None:
         """Take note that a member's trainers of a generation do not run any more."""

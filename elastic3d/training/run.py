@@ -44,7 +44,7 @@ from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Flags, Go, Port, StepRecord
-from elastic3d.training import identity, loading, restoring
+from elastic3d.training import identity, loading, restoring, starting
 from elastic3d.training.loss import Loss
 from elastic3d.values import Layout
 
@@ -351,7 +351,7 @@ class Run:
         if self.rank == 0:
             store = self._assignment.store
             decided = restoring.dump(restoring.decide(self._tiers, go.servers, store, assembly.specs))
-        return restoring.load(assembly.mesh.broadcast(decided))
+        return starting.from_the_start(restoring.load(assembly.mesh.broadcast(decided)))
 
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
         tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)

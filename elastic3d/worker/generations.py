@@ -27,7 +27,8 @@ TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.Trainer
 class Generations:
     """Worlds by their generation's key. running: the generation that was told to go last. finished: `main` returned.
 
-    raised: what the script raised here last, with its traceback. tell: what the membership hears.
+    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave. raised: what
+    the script raised here last, with its traceback. tell: what the membership hears.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Generations:
         self.worlds: dict[str, World] = {}
         self.running: Generation | None = None
         self.buddy: Node | None = None
+        self.own_buddy: Node | None = None
         self.finished = False
         self.raised = ""
 
@@ -73,7 +75,8 @@ class Generations:
         self.running = generation
         for slot in self._slots:
             slot.set_generation(generation.number)
-        self.keep_with(buddy if buddy.id != me.id else None)
+        self.own_buddy = buddy if buddy.id != me.id else None
+        self.keep_with(self.own_buddy)
         for slot in self._slots:
             slot.go(world.trainers[slot.index], Go(servers=servers))
 

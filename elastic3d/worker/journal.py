@@ -16,7 +16,7 @@ SAID = (
     *("admission.failed", "script.raised", "generation.sealed", "member.fenced"),
     *("node.draining", "node.leaving", "peer.lost"),
     *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended"),
-    *("checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
+    *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
 )
 """Events a person reading torchrun's output wants to see."""
 

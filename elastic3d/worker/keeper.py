@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from checkpointing import Store
+from checkpointing.stores.retrying import Trouble
 from elastic3d import notices
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
@@ -82,10 +83,14 @@ class Keeper:
         if at is not None and at.register:
             register = EtcdRegister(connect(self._settings), self._settings.prefix, at.url)
         try:
-            self._warm_up(*(open_checked(at, register) if at is not None else (None, 0)))
+            self._warm_up(*(open_checked(at, register, self._waiting) if at is not None else (None, 0)))
         finally:
             if register is not None:
                 register.close()
+
+    def _waiting(self, trouble: Trouble) -> None:
+        """Say that the store is waited for; on the thread that waits."""
+        self._journal.emit("store.waiting", error=trouble.error, tries=trouble.tries, seconds=trouble.seconds)
 
     def _warm_up(self, store: Store | None, floor: int) -> None:
         places = len(self._slots) if self._settings.admission else 0

@@ -21,6 +21,9 @@ HELD_PATIENCE = 2.0
 """Seconds a planned change waits for the last snapshot to be at the buddy, on a node that stays."""
 LAST_PATIENCE = 10.0
 """The same for one that nobody takes over from memory, and that is written to the store."""
+GOING_PATIENCE = 60.0
+"""The same on a node that is to leave and was not told by when: it holds what is copied alone, and who told it to leave
+lets it go when its time is over."""
 CLOSE_PATIENCE = 10.0
 """Seconds that writes to the store have to end when a node that is in no hurry leaves."""
 
@@ -90,12 +93,20 @@ class Leaving:
     # Bringing to safety what only this node holds.
 
     def take_refuge(self, me: Node) -> None:
-        """Have the snapshots copied to a node that stays, where this one leaves together with its buddy."""
-        running = self._generations.running
-        if self.proposed is not None and running is not None:
-            refuge = departure.refuge(me, self._generations.buddy, running, self.proposed)
+        """Have the snapshots copied to a node that stays, where this one leaves with its buddy, or without one.
+
+        A membership that was given up leaves them where they were before it: who was to come may be dead.
+        """
+        generations = self._generations
+        running = generations.running
+        if running is None:
+            return
+        if self.proposed is not None:
+            refuge = departure.refuge(me, generations.buddy, running, self.proposed)
             if refuge is not None:
-                self._generations.keep_with(refuge)
+                generations.keep_with(refuge)
+        elif generations.buddy != generations.own_buddy and generations.trainers(running.key):
+            generations.keep_with(generations.own_buddy)
 
     def ask_leave(self, key: str) -> None:
         """Have the trainers of a generation leave at a step boundary."""
@@ -120,7 +131,8 @@ class Leaving:
                 continue
             if world.last and not world.flushing:
                 self._flush(world)
-            patience = LAST_PATIENCE if world.last or self._departure.told else HELD_PATIENCE
+            going = GOING_PATIENCE if self._departure.told else HELD_PATIENCE
+            patience = LAST_PATIENCE if world.last else going
             if world.left_safely() or now > self._departure.waits_until(world.leaving_since, patience):
                 del self._generations.worlds[key]
                 self._tell(m.Left(key=key, step=world.step))

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.keeping.collecting import GRACE
+from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError
 from elastic3d.planner.costs import Costs
 from elastic3d.values import Layout, StoreAt
-from elastic3d.worker.quantities import Every, every, rate, size
+from elastic3d.worker.quantities import Every, every, rate, seconds, size
 
 TEN_STEPS = Every(steps=10)
 CODECS = ("raw", "planes", "xor", "auto")
@@ -73,7 +74,13 @@ class Options:
 
 
 def store_at(
-    url: str | os.PathLike[str] | None, *, key: str, register: str, cache: str, cache_limit: int | str
+    url: str | os.PathLike[str] | None,
+    *,
+    key: str,
+    register: str,
+    cache: str,
+    cache_limit: int | str,
+    patience: float | str = PATIENCE,
 ) -> StoreAt | None:
     """Return where the checkpoints are, a path as an absolute one; UsageError for what makes no sense."""
     if url is None:
@@ -90,7 +97,14 @@ def store_at(
     if register not in ("", "etcd"):
         raise UsageError(f"elastic3d.run(register={register!r}): give 'etcd', or leave it out")
     limit = size(cache_limit, "elastic3d.run: cache_limit")
-    return StoreAt(url=given, key=key, register=register, cache=cache, cache_bytes=limit if cache else 0)
+    return StoreAt(
+        url=given,
+        key=key,
+        register=register,
+        cache=cache,
+        cache_bytes=limit if cache else 0,
+        patience=seconds(patience, "elastic3d.run: patience"),
+    )
 
 
 def saving(

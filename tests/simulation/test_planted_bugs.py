@@ -23,6 +23,7 @@ from elastic3d.membership.machine.suspicion import Cut, Suspect
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Report
+from elastic3d.worker import departure
 
 MOST = 400
 """Schedules in which a planted bug has to show itself."""
@@ -113,6 +114,11 @@ def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(silence, "suspects", partial)
 
 
+def leave_without_refuge(patch: pytest.MonkeyPatch) -> None:
+    """A node that leaves with its buddy, or has none, keeps its snapshots to itself."""
+    patch.setattr(departure, "refuge", lambda *_: None)
+
+
 def let_one_node_end_the_job(patch: pytest.MonkeyPatch) -> None:
     """Whose code raised is not asked: so many tries without progress, and the job is over for everybody."""
     patch.setattr(leader, "raising", lambda *_: Raising())
@@ -127,6 +133,7 @@ def let_one_node_end_the_job(patch: pytest.MonkeyPatch) -> None:
         (accept_stale_acknowledgements, "had not"),
         (take_a_lost_lease_for_death, "without cause|nothing had been done"),
         (let_the_cut_off_confirm_each_other, "without cause|nothing had been done"),
+        (leave_without_refuge, "was planned, and goes back"),
         (let_one_node_end_the_job, "the job was ended without cause"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
