@@ -27,8 +27,8 @@ TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.Trainer
 class Generations:
     """Worlds by their generation's key. running: the generation that was told to go last. finished: `main` returned.
 
-    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave. raised: what
-    the script raised here last, with its traceback. tell: what the membership hears.
+    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave. raised:
+    what the script raised here last, with its traceback. tell: what the membership hears.
     """
 
     def __init__(
