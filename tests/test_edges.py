@@ -9,7 +9,8 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +25,9 @@ from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.writer import Writer
 from elastic3d.membership.records import MemberRecord, Pulse, Report
+from elastic3d.notices.notice import Kind, Notice
+from elastic3d.notices.source import Look, Source
+from elastic3d.notices.watcher import Watcher
 from elastic3d.rendezvous.table import Table
 from elastic3d.snapshots.client import inventories
 from elastic3d.snapshots.holdings import Mark
@@ -190,6 +194,18 @@ def test_what_a_companion_says(reported: Reported) -> None:
     failure = reported.get(timeout=30)
     assert (failure.thread, failure.edge) == ("remote-slot-1", Edge.ALONE)
     made.get(timeout=30).close()
+
+
+def test_the_listener_for_spot_notices(reported: Reported) -> None:
+    """It goes on asking."""
+    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    notice = Notice(kind=Kind.AWS, action="terminate", seconds=120.0, detail="spot")
+    look = once(lambda: Look(notices={"a": notice}, pause=60.0))
+    source = SimpleNamespace(name="cloud", look=look, close=lambda: None)
+    watcher = Watcher([cast(Source, source)], told.put)
+    failed(reported, "elastic3d-notices-0", Edge.AGAIN)
+    assert told.get(timeout=30) == notice
+    watcher.close()
 
 
 # Against a real etcd.

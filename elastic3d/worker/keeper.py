@@ -193,8 +193,8 @@ class Keeper:
             heard=lambda there: self._inbox.put(EtcdHeard(there)),
             noted=self._noted,
         )
-        self._member.start(links, again=again)
-        self._journal.emit("member.joined", incarnation=record.node.incarnation)
+        if self._member.start(links, again=again, end_seen=self._settings.end_seen):
+            self._journal.emit("member.joined", incarnation=record.node.incarnation)
 
     def _rejoin(self, client: EtcdClient, links: Links, record: MemberRecord) -> None:
         """Come back as a newcomer after the others put this node out; what the slots hold in memory stays."""

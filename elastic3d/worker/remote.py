@@ -293,7 +293,9 @@ class RemoteSlot:
             # A call that waits for a companion which takes nothing in is no reason to wait here.
             if self._lock.acquire(timeout=INTERVAL):
                 try:
-                    _send(self._connection, {"call": "ping"})
+                    self._connection.send(_PING, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    pass  # what it has not read yet is question enough
                 except OSError:
                     return  # the reader tells
                 finally:
@@ -358,9 +360,16 @@ def _accept(listener: socket.socket) -> socket.socket:
         connection.close()
 
 
-def _send(connection: socket.socket, frame: dict[str, Any]) -> None:
+def _frame(frame: dict[str, Any]) -> bytes:
     body = json.dumps(frame, separators=(",", ":")).encode()
-    connection.sendall(_LENGTH.pack(len(body)) + body)
+    return _LENGTH.pack(len(body)) + body
+
+
+_PING = _frame({"call": "ping"})
+
+
+def _send(connection: socket.socket, frame: dict[str, Any]) -> None:
+    connection.sendall(_frame(frame))
 
 
 def _receive(connection: socket.socket) -> dict[str, Any] | None:

@@ -145,6 +145,7 @@ def serve(control: socket.socket, trainer_main: TrainerMain, keeper: int) -> NoR
     """Be the template until the keeper's end of `control` closes. keeper: the pid of the parent."""
     process.die_with_parent(keeper)
     process.adopt_orphans()
+    output.survive_readers()
     try:
         _Template(control, trainer_main).loop()
     except Exception:  # noqa: BLE001 - the edge of a process: whatever it is, say it and end

@@ -88,10 +88,11 @@ class Member:
         """The incarnation this is."""
         return self._core.record.node
 
-    def start(self, links: Links, *, again: bool = False) -> None:
+    def start(self, links: Links, *, again: bool = False, end_seen: int | None = None) -> bool:
         """Join. A job that ended under this id makes room for a new one as soon as its last member is gone.
 
-        again: rejoin the job that this process took part in, whatever became of it.
+        again: rejoin the job that this process took part in, whatever became of it. end_seen: see `make_room`. Returns
+        False where the job that this node was started for is over: it does not join, and hears `Exit`.
         """
         # A full collection visits all that torch's modules are made of, 0.3 s of computing in which every thread stands
         # still: on a busy machine long enough for the neighbours to take this node for dead.
@@ -99,12 +100,17 @@ class Member:
         self._links = links
         links.speak_for(self.node.id)
         if not again:
-            make_room(self._client, self._root, self._policy.lease, self._clock)
+            end = make_room(self._client, self._root, self._policy.lease, self._clock, end_seen)
+            if end is not None:
+                detail = "the job ended before this node joined it" + (f": {end.detail}" if end.detail else "")
+                self._act(acts.Exit(failed=end.failed, detail=detail))
+                return False
         self._thread = threads.start(
             self._decide, name="elastic3d-member", edge=threads.Edge.ALONE, failed=self._broken
         )
         self._writer.start()
         self._board = self._watch("board/", e.Tier.BOARD, BOARD)
+        return True
 
     def tell(self, event: e.Event) -> None:
         """Tell the core what happened here."""
