@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import queue
+import sys
 from collections.abc import Callable
 
 from elastic3d import output
@@ -40,7 +41,7 @@ COMPANION_PATIENCE = 120.0
 def run(
     main: Callable[[Run], None],
     *,
-    store: str | None = None,
+    store: str | os.PathLike[str] | None = None,
     layout: Layout | None = None,
     events: str | os.PathLike[str] | None = None,
     events_limit: int | str = "1GB",
@@ -58,6 +59,8 @@ def run(
     cache_limit: int | str = "100GB",
     patience: float | str = "2m",
     calibration: str | os.PathLike[str] | None = None,
+    restore: str = "latest",
+    fresh: bool = False,
 ) -> None:
     """Train `main` on whatever nodes are there.
 
@@ -74,6 +77,11 @@ def run(
     key: file with the key that encrypts everything. register: "etcd" for a store without conditional writes.
     cache: folder on local disk for tiles read from the store, at most cache_limit of them. patience: how long what a
     busy or unreachable store refuses is tried again, in seconds or as "2m"; training goes on meanwhile.
+
+    restore: the checkpoint to go on from when no node has the state in memory: "latest", "verified", or a tag, step or
+    name. The first two fall back to an older one where theirs is damaged; any other is where this run begins, and is
+    left behind once the run has checkpoints of its own. fresh: begin at step 0 though steps were made before and
+    nothing is left of them, which is an error without it.
 
     calibration: file of `elastic3d calibrate`, made on a machine like these: layouts are then chosen by predicted time.
 
@@ -109,6 +117,8 @@ def run(
         events_limit=size(events_limit, "elastic3d.run: events_limit"),
         snapshot_every=snapshot_every,
         threads=threads,
+        restore=restore,
+        fresh=fresh,
         costs=load(_path(calibration), device=DEVICE).costs() if calibration is not None else None,
     )
     settings = from_environment()
@@ -122,7 +132,17 @@ def run(
             "add --rdzv-backend=etcd --rdzv-conf=mode=resident to torchrun's options"
         )
     else:
+        sys.stderr.write(f"elastic3d: {_by_hand(options)}\n")
         run_alone(main)
+
+
+def _by_hand(options: Options) -> str:
+    """Say what a script that was started by hand does without."""
+    without = f"no checkpoints are written to or read from {options.store.url}, and " if options.store else ""
+    return (
+        f"started by hand, so this process trains alone: {without}nothing is kept when it ends. For a job, on one node "
+        "or many, start it with torchrun --rdzv-backend=etcd --rdzv-conf=mode=resident"
+    )
 
 
 def _path(given: str | os.PathLike[str] | None) -> str:

@@ -57,8 +57,9 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "script.raised": ("error", "traceback", "final"),
         "trainer.exited": ("pid", "kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps the state has behind it. Events under
-        # `generation` g are about the state that generation starts from.
-        "state.restored": ("source", "step", "seconds"),
+        # `generation` g are about the state that generation starts from. `detail` is there where a person should know
+        # more: steps that are lost or done again beyond what a death costs, checkpoints that are damaged.
+        "state.restored": ("source", "step", "seconds", "detail"),
         # Written by the slot that holds rank 0 only. `step` counts the updates made, this one included. `samples` is
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
         "step.committed": ("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),

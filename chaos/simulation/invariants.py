@@ -6,7 +6,7 @@ that what members may conclude. Its words for a violation are meant to be read b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chaos.simulation.etcd import ROOT, Change
 from chaos.simulation.node import Member
@@ -268,6 +268,11 @@ class Checker(Observer):
             self._sealed, self._ranks, self._running = {}, {}, {}
         self._forgotten = False
         before, self._current = self._current, formed
+        if before is not None and formed.reached < before.reached:
+            self.violated(f"generation {formed.key} forgets that step {before.reached} was safe")
+        if before is not None and replace(before, reached=formed.reached) == formed:
+            # The same membership, with what has become known of it.
+            return
         self.seals += 1
         world = self.world
         if formed.number <= self._number:

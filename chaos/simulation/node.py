@@ -159,6 +159,7 @@ class Member:
                 world.checkpoints.fence(action.number)
             case acts.Commit():
                 world.checkpoints.commit(action.number, action.saved.step)
+                self.tell(e.Settled(saved=action.saved))
             case acts.Draining():
                 pass
             case acts.LetGo():

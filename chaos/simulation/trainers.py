@@ -208,7 +208,7 @@ class Trainers:
             made = group.generation
             saved = SavedStep(step=step, made_in=made.number, attempt=made.attempt, world=made.world)
         for member in members:
-            member.tell(e.Progress(step=step, etcd_away=away))
+            member.tell(e.Progress(step=step, etcd_away=away, safe=step))
             if saved is not None:
                 member.tell(e.Saved(saved=saved))
         group.steps += 1

@@ -4,7 +4,7 @@
     LeaseKeeper   keeps leases alive and says when one is lost
     Watch         a prefix as a snapshot and all its changes after it, whichever member serves it
 
-Not fork-safe: open it after a fork, never before.
+Not fork-safe: open it after a fork, never before. A child of a process that has used one is refused, at once.
 """
 
 from elastic3d.etcd.client import EtcdClient

@@ -366,10 +366,14 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A step was committed. `etcd_away`: in its vote every member had lost etcd."""
+    """A step was committed. `etcd_away`: in its vote every member had lost etcd.
+
+    safe: the newest step that all ranks hold at home and at their buddies, -1 for none.
+    """
 
     step: int
     etcd_away: bool
+    safe: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,6 +381,14 @@ class Saved:
     """All own slots wrote their tiles of this step to the store."""
 
     saved: SavedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A save that this leader had committed is a checkpoint, or with an error never will be."""
+
+    saved: SavedStep
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +441,7 @@ Event = (
     | Interrupted
     | Progress
     | Saved
+    | Settled
     | LeaveAsked
     | Noticed
     | Broken

@@ -111,7 +111,10 @@ class RestartHandler(RendezvousHandler):
                 self._member.tell(m.Finished(key=generation.key))
 
         first = generation.nodes[0]
-        seat = Seat(first.address, first.store_port, f"{self._settings.run_id}/{generation.key}/", over)
+        root = f"{self._settings.run_id}/"
+        if self._table is not None:
+            self._table.forget(root, generation.number)
+        seat = Seat(first.address, first.store_port, f"{root}{generation.key}/", over)
         store = GenerationStore(seat, position, len(generation.nodes), finished)
         # torch only calls its methods, and an own Store class would be called through C++, deaf to signals.
         as_torchs = cast(Store, store)

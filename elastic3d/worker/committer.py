@@ -46,6 +46,13 @@ class CommitFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitNeedless:
+    """A save, or one that comes after it, was a committed checkpoint already."""
+
+    saved: SavedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What the store held when it was fenced: steps of `latest` and `verified`, -1 for none, and their ages in seconds.
 
@@ -58,7 +65,7 @@ class Found:
     verified_age: float | None
 
 
-Told = CommitDone | CommitFailed | Found
+Told = CommitDone | CommitFailed | CommitNeedless | Found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,7 +149,9 @@ class Committer:
         now = self._clock.monotonic()
         if saved is None:
             self._fence = _Task(number=number, since=now)
-        elif saved not in self._done:
+        elif saved in self._done:
+            self._told(CommitNeedless(saved=saved))
+        else:
             self._saves[saved] = _Task(number=number, since=now)
 
     def _tasks(self) -> list[_Task]:
@@ -178,6 +187,7 @@ class Committer:
                 self._later(task)
         except Superseded:
             del self._saves[saved]
+            self._told(CommitNeedless(saved=saved))
         except Fenced as error:
             # A newer leader commits what is there.
             self._say(task, saved, str(error), again=False, deposed=True)

@@ -71,13 +71,18 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A trainer has its state. source: "none", "memory" or "store"; of which step and generation."""
+    """A trainer has its state. source: "none", "memory" or "store"; of which step and generation.
+
+    detail: what a person should know of it. damaged: checkpoints that were passed over.
+    """
 
     slot: int
     trainer: int
     source: str
     step: int
     generation: int
+    detail: str = ""
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +134,8 @@ class TrainerExited:
 
     step: the last step it committed or left at, -1 for none. code: exit code, or minus the signal's number.
     digest: of the final state, where kind is `done` and it was computed. fault: where kind is `user_error` or
-    `peer_lost`. detail: one line for people.
+    `peer_lost`. unsaved: where kind is `done`, the step that goes to the store yet, -1 for none. detail: one line for
+    people.
     """
 
     slot: int
@@ -139,6 +145,7 @@ class TrainerExited:
     code: int
     digest: str | None = None
     fault: TrainerFault | None = None
+    unsaved: int = -1
     detail: str = ""
 
 

@@ -12,7 +12,7 @@ from elastic3d.membership import events as m
 from elastic3d.membership import topology
 from elastic3d.port import Go
 from elastic3d.rendezvous.settings import Settings
-from elastic3d.values import Generation, Node
+from elastic3d.values import Cause, Generation, Node
 from elastic3d.worker import events as w
 from elastic3d.worker.failure import words
 from elastic3d.worker.figures import Figures
@@ -32,7 +32,9 @@ TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.Trainer
 
 
 class Generations:
-    """Worlds by their generation's key. running: the generation that was told to go last. finished: `main` returned.
+    """Worlds by their generation's key. running: the generation that was told to go last.
+
+    finished: `main` returned, and what it left is in the store where there is one (`Ending`).
 
     buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave.
     raised: what the script raised here last, with its traceback. tell: what the membership hears.
@@ -89,8 +91,10 @@ class Generations:
             slot.set_generation(generation.number)
         self.own_buddy = self._buddy_of(me)
         self.keep_with(self.own_buddy)
+        failed_after = generation.tried_at if generation.cause is Cause.ERROR else -1
+        go = Go(servers=servers, reached=generation.reached, failed_after=failed_after)
         for slot in self._slots:
-            slot.go(world.trainers[slot.index], Go(servers=servers))
+            slot.go(world.trainers[slot.index], go)
 
     def keep_with(self, buddy: Node | None) -> None:
         """Have the snapshots copied to `buddy` from now on, those included that only another has."""
@@ -223,7 +227,10 @@ class Generations:
                 self._figures.stepped(record, now)
                 if self._safe_step is not None:
                     self._safe_step.stepped(record.step, record.safe_step, now)
-                self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere))
+                # Without snapshots nothing is ever held: what was made counts, for beginning anew loses it all.
+                kept = self._options.snapshot_every > 0 or self._options.store is not None
+                safe = record.safe_step if kept else record.step
+                self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
             case w.Restored() if event.slot == 0:
                 now = self._clock.monotonic()
                 self._safe_step = SafeStep(every=self._options.snapshot_every, start=event.step, now=now)
@@ -235,11 +242,12 @@ class Generations:
 
     def _exited(self, event: w.TrainerExited, key: str, world: World, rank: int) -> None:
         world.ended[event.slot] = event.step
+        world.failed |= event.kind not in (w.ExitKind.DONE, w.ExitKind.LEFT)
         match event.kind:
             case w.ExitKind.DONE:
-                if world.over:
-                    self.finished = True
-                    self._tell(m.Finished(key=key))
+                world.unsaved = max(world.unsaved, event.unsaved)
+                if world.over and not world.failed:
+                    world.returned_at = self._clock.monotonic()
             case w.ExitKind.LEFT:
                 world.leaving_since = self._clock.monotonic()
             case w.ExitKind.STOPPED:
@@ -266,5 +274,5 @@ class Generations:
                 if not world.stopping:
                     self._tell(m.Faulted(key=key, detail=detail))
                 self.stop(key)
-        if world.over and world.leaving_since is None:
+        if world.over and world.leaving_since is None and world.returned_at is None:
             self.worlds.pop(key, None)

@@ -106,7 +106,10 @@ class Journal:
             case w.Started():
                 log.emit("trainer.started", pid=event.pid)
             case w.Restored():
-                log.emit("state.restored", source=event.source, step=event.step)
+                detail = event.detail or None
+                log.emit("state.restored", source=event.source, step=event.step, detail=detail)
+                if detail and rank == 0:
+                    output.say(f"state.restored source={event.source} step={event.step} {detail}")
             case w.StepCommitted() if rank == 0:
                 record = event.record
                 log.emit(

@@ -34,11 +34,13 @@ from elastic3d.values import Slot as Place
 from elastic3d.worker import events as w
 from elastic3d.worker.admit import admit
 from elastic3d.worker.checkpoints import Checkpoints
+from elastic3d.worker.ending import Ending
 from elastic3d.worker.failure import ended
 from elastic3d.worker.figures import Figures
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.leaving import Leaving
+from elastic3d.worker.meeting import Meeting
 from elastic3d.worker.options import Options
 from elastic3d.worker.slot import Slot
 from elastic3d.worker.uploader import WriteFailed, Written
@@ -119,11 +121,9 @@ class Keeper:
     # Taking part.
 
     def _take_part(self, profile: ModelProfile, store: Store | None, floor: int) -> None:
-        from torch._C._distributed_c10d import TCPStore
-
         client = connect(self._settings)
         links = Links(self._settings.address, lambda event: self._hear_peer(event))
-        meeting = TCPStore(self._settings.address, 0, is_master=True, wait_for_workers=False, use_libuv=True)
+        self._meeting = meeting = Meeting(self._settings.address)
         node = Node(
             name=self._settings.node,
             incarnation=secrets.token_hex(6),
@@ -144,7 +144,9 @@ class Keeper:
                 self._inbox.put,
                 journal=self._journal,
                 figures=self._figures,
+                settled=lambda saved, error: self._tell(m.Settled(saved=saved, error=error)),
             )
+        self._ending = Ending(self._generations, self._checkpoints, self._tell)
         self._leaving = Leaving(
             self._generations,
             self._checkpoints,
@@ -175,7 +177,7 @@ class Keeper:
             if self._checkpoints is not None:
                 self._checkpoints.close_committer(self._close_patience())
             client.close()
-            del meeting
+            meeting.close()
         self._end()
 
     def _join(self, client: EtcdClient, links: Links, record: MemberRecord, *, again: bool = False) -> None:
@@ -229,7 +231,8 @@ class Keeper:
     def _next(self) -> object:
         """Return the next thing to handle; None when only time has passed while this node or its trainers leave."""
         try:
-            return self._inbox.get(timeout=self._leaving.pause)
+            pauses = [pause for pause in (self._leaving.pause, self._ending.pause) if pause is not None]
+            return self._inbox.get(timeout=min(pauses, default=None))
         except queue.Empty:
             return None
 
@@ -240,6 +243,7 @@ class Keeper:
             case acts.Go():
                 if self._checkpoints is not None:
                     self._checkpoints.begin()
+                self._meeting.forget(before=event.generation.number)
                 self._generations.go(event.generation, self._node)
             case acts.AskLeave():
                 self._leaving.ask_leave(event.key)
@@ -270,6 +274,7 @@ class Keeper:
             case _:
                 self._handle_slot(event)
         self._leaving.look()
+        self._ending.look()
 
     def _handle_slot(self, event: object) -> None:
         match event:
@@ -279,6 +284,7 @@ class Keeper:
                 assert self._checkpoints is not None
                 step = event.saved.step if isinstance(event, Written) else event.step
                 self._leaving.flushed(event.slot, step)
+                self._ending.heard(event)
                 saved = self._checkpoints.heard(event)
                 if saved is not None:
                     self._tell(m.Saved(saved=saved))
@@ -293,6 +299,8 @@ class Keeper:
             case w.BuddyUnreachable():
                 self._generations.unreachable(event, self._node)
             case w.Started() | w.Prepared() | w.Restored() | w.StepCommitted() | w.TrainerExited():
+                if isinstance(event, w.Restored) and event.damaged and self._checkpoints is not None:
+                    self._checkpoints.distrust(event.damaged)
                 self._generations.heard(event)
                 if isinstance(event, w.StepCommitted):
                     self._generations.look_after_snapshots(self._node)

@@ -127,7 +127,7 @@ class Leaving:
     def flushed(self, slot: int, step: int) -> None:
         """Take note that a slot's part of a step is in the store, or will not be."""
         for world in self._generations.worlds.values():
-            if world.flushing and world.step == step:
+            if world.leaving_since is not None and world.flushing and world.step == step:
                 world.flushed.add(slot)
 
     def look(self) -> None:

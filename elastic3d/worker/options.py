@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from checkpointing.keeping.collecting import GRACE
@@ -56,7 +58,8 @@ class Options:
     node keeps `events_limit` bytes.
 
     snapshot_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations. costs: what the
-    planner predicts with when this node leads, None to choose layouts by shape alone.
+    planner predicts with when this node leads, None to choose layouts by shape alone. restore: the checkpoint to go on
+    from where no state is in memory. fresh: beginning at step 0 is meant, though steps were made before and are lost.
     """
 
     store: StoreAt | None = None
@@ -67,10 +70,21 @@ class Options:
     snapshot_every: int = 1
     threads: int = 1
     costs: Costs | None = None
+    restore: str = "latest"
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("snapshot_every", 0), ("threads", 1)):
             _whole(getattr(self, name), name, least)
+        if not isinstance(self.fresh, bool):
+            raise UsageError(f"elastic3d.run(fresh={self.fresh!r}): give True or False")
+        if not isinstance(self.restore, str) or not self.restore or not self.restore.isprintable():
+            raise UsageError(
+                f"elastic3d.run(restore={self.restore!r}): give 'latest', 'verified', or a tag, step or name of a "
+                "checkpoint, as `elastic3d ckpt ls` shows them"
+            )
+        if self.restore != "latest" and self.store is None:
+            raise UsageError(f"elastic3d.run(restore={self.restore!r}): there is no store; give store= too")
         if self.events_limit < LEAST_EVENTS:
             raise UsageError(
                 f"elastic3d.run(events_limit=...): give at least {LEAST_EVENTS >> 20} MiB, which hold some minutes of "
@@ -81,7 +95,7 @@ class Options:
 
 
 def store_at(
-    url: str | None,
+    url: str | os.PathLike[str] | None,
     *,
     key: str,
     register: str,
@@ -89,19 +103,23 @@ def store_at(
     cache_limit: int | str,
     patience: float | str = PATIENCE,
 ) -> StoreAt | None:
-    """Return where the checkpoints are; UsageError for what makes no sense."""
+    """Return where the checkpoints are, a path as an absolute one; UsageError for what makes no sense."""
     if url is None:
         for name, value in (("key", key), ("register", register), ("cache", cache)):
             if value:
                 raise UsageError(f"elastic3d.run({name}={value!r}): there is no store; give store= too")
         return None
-    if not isinstance(url, str) or not re.match(r"^([a-z0-9+]+://|/|\.)", url):
-        raise UsageError(f"elastic3d.run(store={url!r}): give a URL such as s3://bucket/run, or a path")
+    given = os.fspath(url) if isinstance(url, str | os.PathLike) else b""
+    if not isinstance(given, str) or not given.strip() or (given is url and not re.search(r"[/~.]", given)):
+        # A name alone may be a bucket whose s3:// was forgotten.
+        raise UsageError(f"elastic3d.run(store={url!r}): give a URL such as s3://bucket/run, or a path such as ./run")
+    if not re.match(r"^[a-z0-9+]+://", given):
+        given = str(Path(given).expanduser().absolute())
     if register not in ("", "etcd"):
         raise UsageError(f"elastic3d.run(register={register!r}): give 'etcd', or leave it out")
     limit = size(cache_limit, "elastic3d.run: cache_limit")
     return StoreAt(
-        url=url,
+        url=given,
         key=key,
         register=register,
         cache=cache,

@@ -103,9 +103,12 @@ class Uploader:
         else:
             self._put(step, generation, last=False)
 
-    def flush(self, step: int, generation: Generation) -> None:
-        """Write the snapshot of `step`, the last there will be, whatever is being written now."""
-        if self._offered != (step, generation.key):
+    def flush(self, step: int, generation: Generation, *, again: bool = False) -> None:
+        """Write the snapshot of `step`, the last there will be, whatever is being written now.
+
+        again: also where it was written, or tried, before.
+        """
+        if again or self._offered != (step, generation.key):
             self._put(step, generation, last=True)
 
     def settled(self, saved: SavedStep) -> None:
