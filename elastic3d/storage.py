@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from checkpointing import Store, open_store, read_latest
 from checkpointing.errors import CheckpointError, StoreUnfit
+from checkpointing.stores.address import redacted
 from checkpointing.stores.keys import Key
 from checkpointing.stores.register import Register
 from elastic3d.errors import ConfigurationError
@@ -20,15 +21,18 @@ def open_to_read(at: StoreAt) -> Store:
 
 
 def open_checked(at: StoreAt, register: Register | None) -> tuple[Store, int]:
-    """Return the store and the newest generation it knows; ConfigurationError where it cannot be used."""
+    """Return the store and the newest generation it knows.
+
+    ConfigurationError, without the URL's secrets, where it cannot be used.
+    """
     try:
         store = open_store(at.url, key=_key(at), register=register)
         latest = read_latest(store)
     except StoreUnfit as error:
         hint = "" if at.register else ". Where a store cannot write on conditions, register='etcd' lets etcd decide"
-        raise ConfigurationError(f"store={at.url!r} cannot be used: {error}{hint}") from error
+        raise ConfigurationError(f"store={redacted(at.url)!r} cannot be used: {error}{hint}") from error
     except (CheckpointError, OSError) as error:
-        raise ConfigurationError(f"store={at.url!r} cannot be used: {error}") from error
+        raise ConfigurationError(f"store={redacted(at.url)!r} cannot be used: {error}") from error
     return store, latest.generation if latest is not None else 0
 
 

@@ -11,6 +11,7 @@ from checkpointing.errors import CheckpointError, StoreUnfit
 from checkpointing.reading.packs import PackSource
 from checkpointing.reading.sources import TileSource
 from checkpointing.reading.tier import DiskTier
+from checkpointing.stores.address import redacted
 from elastic3d.errors import StateError
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
 from elastic3d.storage import open_to_read
@@ -42,8 +43,8 @@ class KeepersAndStore:
             found = open_checkpoint(store, ref)
         except (CheckpointError, OSError) as error:
             raise StateError(
-                f"the newest checkpoint under {at.url} cannot be read: {error}. "
-                f"`elastic3d ckpt verify {at.url}` says more"
+                f"the newest checkpoint under {redacted(at.url)} cannot be read: {error}. "
+                f"`elastic3d ckpt verify {redacted(at.url)}` says more"
             ) from error
         return restoring.Decision(
             source=restoring.STORE,

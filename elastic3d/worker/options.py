@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from checkpointing.keeping.collecting import GRACE
+from checkpointing.stores.address import redacted
 from elastic3d.errors import UsageError
 from elastic3d.planner.costs import Costs
 from elastic3d.values import Layout, StoreAt
@@ -78,7 +79,7 @@ def store_at(url: str | None, *, key: str, register: str, cache: str, cache_limi
                 raise UsageError(f"elastic3d.run({name}={value!r}): there is no store; give store= too")
         return None
     if not isinstance(url, str) or not re.match(r"^([a-z0-9+]+://|/|\.)", url):
-        raise UsageError(f"elastic3d.run(store={url!r}): give a URL such as s3://bucket/run, or a path")
+        raise UsageError(f"elastic3d.run(store={redacted(str(url))!r}): give a URL such as s3://bucket/run, or a path")
     if register not in ("", "etcd"):
         raise UsageError(f"elastic3d.run(register={register!r}): give 'etcd', or leave it out")
     limit = size(cache_limit, "elastic3d.run: cache_limit")

@@ -101,3 +101,13 @@ def test_nothing_committed_is_nothing(tmp_path: Path) -> None:
     at = StoreAt(url=str(tmp_path / "store"))
     open_store(at.url)
     assert restoring.decide(KeepersAndStore("run"), (), at, [SPEC]).source == restoring.NONE
+
+
+def test_no_secret_of_a_store_url_is_repeated(tmp_path: Path) -> None:
+    """What cannot be opened is named without the user's name, the password and what follows a question mark."""
+    at = StoreAt(url="nothing://me:hidden@host/run?token=hidden", key="")
+    for fails, error in ((lambda: open_checked(at, None), ConfigurationError), (lambda: restore(at), StateError)):
+        with pytest.raises(error) as raised:
+            fails()
+        assert "host/run" in str(raised.value)
+        assert "hidden" not in str(raised.value)
