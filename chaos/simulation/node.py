@@ -49,7 +49,7 @@ class Member:
         self.started = world.loop.now
         self.etcd_lost = False
         self.exit: acts.Exit | None = None
-        self.deaf = self.noticed = False
+        self.deaf = self.noticed = self.raises = False
         self.cuts = 0
         self._inbox: list[e.Event] = []
         self._turning = False
@@ -159,6 +159,7 @@ class Member:
                 world.checkpoints.fence(action.number)
             case acts.Commit():
                 world.checkpoints.commit(action.number, action.saved.step)
+                self.tell(e.Settled(saved=action.saved))
             case acts.Draining():
                 pass
             case acts.LetGo():

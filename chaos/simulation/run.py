@@ -181,6 +181,14 @@ def _do_to(world: World, checker: Checker, command: Command, host: int) -> None:
     if command.do is Do.START:
         world.start(host)
         return
+    if command.do is Do.BROKEN:
+        if member is None:
+            world.start(host)
+            newcomer = world.member(host)
+            assert newcomer is not None
+            newcomer.raises = True
+            checker.broken(newcomer)
+        return
     if command.do is Do.DRAIN:
         world.drain(host, seconds)
         return

@@ -27,6 +27,7 @@ class Do(StrEnum):
     """What can be done to a job."""
 
     START = "start"  # a node comes; under the name of a dead one, its machine is back
+    BROKEN = "broken"  # a node comes whose code raises wherever it trains
     KILL = "kill"  # its process dies, its host refuses
     VANISH = "vanish"  # its host dies
     PAUSE = "pause"  # its process is stopped, and goes on
@@ -149,7 +150,7 @@ _WEIGHTS = {
     Do.START: 8, Do.KILL: 6, Do.VANISH: 6, Do.PAUSE: 10, Do.LEAVE: 2, Do.NOTICE: 3, Do.DRAIN: 3, Do.QUARANTINE: 2,
     Do.FAULT: 4, Do.ERROR: 1, Do.CUT: 7, Do.MUTE: 3, Do.DEAFEN: 3, Do.ISOLATE: 4, Do.LOSE: 4, Do.LAG: 3,
     Do.UNANSWERED: 3, Do.REVOKE: 2, Do.ETCD_AWAY: 4, Do.ETCD_STOP: 3, Do.ETCD_ELECT: 3, Do.ETCD_SLOW: 2, Do.COMPACT: 5,
-    Do.FINISH: 0,
+    Do.FINISH: 0, Do.BROKEN: 3,
 }  # fmt: skip
 
 
@@ -173,13 +174,13 @@ def draw(seed: int) -> Schedule:
     for _ in range(random.randint(4, 13)):
         do = random.choices(verbs, weights)[0]
         nodes: tuple[int, ...] = ()
-        if do is Do.START and (newest < 9 and random.random() < 0.6):
+        if do in (Do.START, Do.BROKEN) and (newest < 9 and random.random() < 0.6):
             newest += 1
             nodes = (newest,)
         elif do not in NOBODYS:
             count = 1 if random.random() < 0.65 else random.randint(1, max(1, newest // 2 + 1))
             nodes = tuple(sorted(random.sample(range(1, newest + 1), min(count, newest))))
-            if count == 1 and do is not Do.START and random.random() < 0.3:
+            if count == 1 and do not in (Do.START, Do.BROKEN) and random.random() < 0.3:
                 nodes = (LEADER,)
         commands.append(Command(at=round(at, 3), do=do, nodes=nodes, seconds=_seconds(do, random)))
         # Most commands follow closely, to meet what the one before them began.

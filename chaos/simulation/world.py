@@ -58,6 +58,9 @@ class Observer:
     def acted(self, member: Member, action: acts.Action) -> None:
         """A core did something."""
 
+    def restored(self, generation: Generation, before: int, step: int) -> None:
+        """All trainers of a generation go on behind `step`; the newest step made until then is `before`."""
+
 
 class World:
     """Everything of one simulated job. Hosts are numbered from 1; a host runs one process at a time."""
@@ -71,7 +74,7 @@ class World:
         self.network = Network(self.loop, Random(f"network {seed}"))
         self.trainers = Trainers(
             self.loop, Random(f"trainers {seed}"), self.network, build=setting.build, step=setting.step,
-            steps=setting.steps,
+            steps=setting.steps, restored=self._restored,
         )  # fmt: skip
         self.checkpoints = Checkpoints(self.loop, Random(f"checkpoints {seed}"))
         self.members: dict[int, Member] = {}
@@ -147,13 +150,19 @@ class World:
 
     def _rejoin(self, member: Member) -> None:
         if self.members[member.host] is member and not self.ended:
-            self.start(member.host)
+            again = self.start(member.host)
+            if again is not None:
+                self.trainers.snapshots.inherited(member.id, again.id)
 
     def acted(self, member: Member, action: acts.Action) -> None:
         """Take note of what a core does, before it is done."""
         self._note(member, action)
         for observer in self.observers:
             observer.acted(member, action)
+
+    def _restored(self, generation: Generation, before: int, step: int) -> None:
+        for observer in self.observers:
+            observer.restored(generation, before, step)
 
     # Etcd.
 

@@ -117,7 +117,9 @@ class JobOptions:
         password = self.password()
         if password is not None:
             endpoints = parse_endpoints(self.endpoint, tls=self.tls() is not None)
-            sys.stderr.write(password_warning(self.user, endpoints))
+            warning = password_warning(self.user, endpoints)
+            if warning:
+                print(f"elastic3d: {warning}", file=sys.stderr)
         with EtcdClient(self.endpoint, user=self.user or None, password=password, tls=self.tls()) as client:
             client.check(f"{self.path}/{self.id}/" if self.id else f"{self.path}/")
             yield client, job(client, self.path, self.id)

@@ -52,8 +52,8 @@ def password_warning(user: str, endpoints: Sequence[Endpoint]) -> str:
     if not readable:
         return ""
     return (
-        f"elastic3d: the password of etcd's user {user} goes unencrypted to {readable}, where everybody on the way can "
-        "read it; let etcd serve TLS and give its authority (ca), or write https:// before the endpoints\n"
+        f"the password of etcd's user {user} goes unencrypted to {readable}, where everybody on the way can "
+        "read it; let etcd serve TLS and give its authority (ca), or write https:// before the endpoints"
     )
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from elastic3d import threads
 from elastic3d.errors import EtcdError, EtcdUnavailable, UsageError
 from elastic3d.etcd import failures, messages, transport
 from elastic3d.etcd.breaker import ELECTION
@@ -109,8 +110,9 @@ class _Feed:
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._requests.put(messages.new("WatchRequest", create_request=create))
         self._stream = session.open(transport.WATCH, iter(self._requests.get, None), index)
-        self._thread = threading.Thread(target=self._read, name="etcd-watch-answers", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(
+            self._read, name="etcd-watch-answers", edge=threads.Edge.ALONE, failed=self._broken
+        )
 
     @property
     def waiting(self) -> bool:
@@ -136,6 +138,10 @@ class _Feed:
         except RpcFailure as error:
             failure = error
         self._answers.put(failure)
+
+    def _broken(self, error: BaseException) -> None:
+        """End the stream: the watch goes on with another."""
+        self._answers.put(RpcFailure("INTERNAL", f"an answer could not be taken: {error!r}"))
 
 
 class Watch:
@@ -167,8 +173,7 @@ class Watch:
         self._electing: float | None = None
         self._session.ensure_usable()
         self._session.attach(self)
-        self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name="etcd-watch", edge=threads.Edge.ALONE, failed=self._broken)
 
     def close(self, *, wait: bool = True) -> None:
         """End the watch; nothing is delivered once this returns. May be called twice, and from a delivery.
@@ -199,6 +204,10 @@ class Watch:
         except UsageError:
             if not self._session.closed:
                 raise
+
+    def _broken(self, error: BaseException) -> None:
+        """Tell that nothing will be delivered any more: a watch that is silent for ever must not look alive."""
+        self._tell(Ended(error=EtcdError(f"the watch of {self._prefix} failed; start this node again: {error!r}")))
 
     def _tell(self, delivery: Delivery) -> None:
         if not self._closed.is_set():

@@ -346,11 +346,15 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted:
-    """An own trainer died (`error=False`) or the user's code raised (`error=True`)."""
+    """An own trainer died (`error=False`) or the user's code raised (`error=True`).
+
+    final: trying again cannot mend it.
+    """
 
     key: str
     detail: str
     error: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,10 +366,14 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A step was committed. `etcd_away`: in its vote every member had lost etcd."""
+    """A step was committed. `etcd_away`: in its vote every member had lost etcd.
+
+    safe: the newest step that all ranks hold at home and at their buddies, -1 for none.
+    """
 
     step: int
     etcd_away: bool
+    safe: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +381,14 @@ class Saved:
     """All own slots wrote their tiles of this step to the store."""
 
     saved: SavedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A save that this leader had committed is a checkpoint, or with an error never will be."""
+
+    saved: SavedStep
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +441,7 @@ Event = (
     | Interrupted
     | Progress
     | Saved
+    | Settled
     | LeaveAsked
     | Noticed
     | Broken

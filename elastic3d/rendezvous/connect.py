@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
+from elastic3d import output
 from elastic3d.errors import EtcdUnavailable
 from elastic3d.etcd import EtcdClient, Impaired, Tls, parse_endpoints, password_warning
 from elastic3d.rendezvous.settings import Settings
@@ -17,7 +16,9 @@ def client(settings: Settings) -> EtcdClient:
         # Read each time etcd asks, so that the password can be changed while the job runs; now, to tell what is wrong.
         password = settings.password
         password()
-        sys.stderr.write(password_warning(settings.user, parse_endpoints(settings.endpoints, tls=tls is not None)))
+        warning = password_warning(settings.user, parse_endpoints(settings.endpoints, tls=tls is not None))
+        if warning:
+            output.say(warning)
     return EtcdClient(settings.endpoints, user=settings.user or None, password=password, tls=tls)
 
 
@@ -40,7 +41,7 @@ def connect(settings: Settings, *, patience: float | None = None) -> EtcdClient:
         except EtcdUnavailable as error:
             if isinstance(error, Impaired) or not patience:
                 raise
-            sys.stderr.write(f"elastic3d: {error}; trying for {patience:g} s more\n")
+            output.say(f"{error}; trying for {patience:g} s more")
             made.check(settings.root, budget=patience)
     except BaseException:
         made.close()

@@ -10,12 +10,12 @@ import json
 import os
 import re
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic3d import output
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership.policy import Policy
 from elastic3d.notices import options as notice_options
@@ -55,7 +55,8 @@ class Settings:
     home: the machine a scheduler or a label names, where `node` is made up anew at each start: quarantine knows it by
     that. "": by `node`.
     labels: where the node stands, by level of membership/topology.py. admission: whether it checks itself first.
-    drain: seconds that the node takes at most to leave after SIGTERM or SIGINT.
+    drain: seconds that the node takes at most to leave after SIGTERM or SIGINT. end_seen: what `end_seen` of
+    membership/driver/ended.py returned when the agent was started, None where it was not asked.
     """
 
     endpoints: str
@@ -75,6 +76,7 @@ class Settings:
     labels: dict[str, str] = field(default_factory=dict)
     admission: bool = True
     drain: float = 25.0
+    end_seen: int | None = None
     notices: notice_options.Options = field(default_factory=notice_options.Options)
 
     @property
@@ -108,7 +110,7 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
     given = {str(k): str(v) for k, v in parameters.config.items() if v is not None}
     conf, endpoint, told = torch_options.translated(given, (parameters.endpoint or "").strip())
     for line in told:
-        sys.stderr.write(line + "\n")
+        output.say(line)
     unknown = sorted(set(conf) - set(KNOWN))
     if unknown:
         raise ConfigurationError(f"--rdzv-conf has unknown key(s) {', '.join(unknown)}; known are {', '.join(KNOWN)}")
@@ -154,6 +156,7 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
         labels=labels_of(conf.get("labels", ""), os.environ, socket.gethostname(), read_file),
         admission=admission == "on",
         drain=_drain(conf),
+        end_seen=None,
         notices=notice_options.from_conf(conf),
         **{name: conf.get(name, "") for name in ("user", "password_file", "ca", "cert", "key", "gate")},
     )

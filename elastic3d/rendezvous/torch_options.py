@@ -53,9 +53,7 @@ def translated(conf: Mapping[str, str], endpoint: str) -> tuple[dict[str, str], 
             raise ConfigurationError(f"--rdzv-conf: {own} and {theirs} are the same setting; give one of them")
         ours[own] = conf[theirs]
     told = [
-        f"elastic3d: --rdzv-conf={key}={conf[key]} has no effect here: {why}"
-        for key, why in WITHOUT_USE.items()
-        if key in conf
+        f"--rdzv-conf={key}={conf[key]} has no effect here: {why}" for key, why in WITHOUT_USE.items() if key in conf
     ]
     return ours, _with_protocol(conf.get("protocol"), endpoint), told
 

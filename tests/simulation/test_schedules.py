@@ -193,6 +193,12 @@ FOUND = {
         3.600 deafen n3 for 1.8
         4.100 revoke n4
     """,
+    # It had no buddy to leave its snapshots with, and was gone before the newcomer could have fetched them.
+    "the only node leaves": """
+        job seed=1 members=1 minimum=1 maximum=4 multiple_of=1 beside=1
+        3.000 start n2
+        3.100 drain n1 for 20
+    """,
 }
 
 

@@ -128,11 +128,17 @@ class Core:
             self._govern(actions, now)
         elif self._lost_since is not None:
             self._endure(actions)
-        # Steps alone are not worth a write each: they travel with the next one.
-        if self.report != self._told and replace(self.report, step=self._told.step) != self._told:
+        # Steps alone are not worth a write each: they travel with the next one. That there is a safe one is.
+        first = self.report.safe > 0 and self._told.safe == 0 and self._first_rank()
+        if first or replace(self.report, step=self._told.step, safe=self._told.safe) != self._told:
             self._told = self.report
             actions.append(acts.PutReport(report=self.report))
         return actions
+
+    def _first_rank(self) -> bool:
+        """Return whether this node holds rank 0, and says for all what all know."""
+        world = self.view.world
+        return world is not None and world.index.get(self._id) == 0
 
     def _hear(self, event: e.Event, actions: list[acts.Action], now: float) -> None:
         """Take in what concerns this member alone."""
@@ -184,7 +190,7 @@ class Core:
             case e.Faulted() if trainers.phase(event.key) is not None and self.report.error != event.key:
                 trainers.over(event.key)
                 if event.error:
-                    self.report = replace(self.report, error=event.key, detail=event.detail)
+                    self.report = replace(self.report, error=event.key, detail=event.detail, final=event.final)
                 else:
                     self.report = replace(self.report, fault=event.key, detail=event.detail)
             case e.Interrupted() if trainers.phase(event.key) is not None:
@@ -197,8 +203,12 @@ class Core:
                     self._outvoted_since = now
                 if event.step > self.report.step:
                     self.report = replace(self.report, step=event.step)
+                if event.safe > self.report.safe:
+                    self.report = replace(self.report, safe=event.safe)
             case e.Saved():
                 self.report = replace(self.report, saved=event.saved)
+            case e.Settled():
+                self._commits.settled(self._lead, event)
             case e.Noticed():
                 self.report = replace(self.report, notice=event.notice)
                 self._drain(actions, event.notice.seconds, event.notice.detail or event.notice.kind)
@@ -288,7 +298,7 @@ class Core:
     def _govern(self, actions: list[acts.Action], now: float) -> None:
         """Campaign when nobody leads, judge a silent leader, decide when this member leads; a stranger does nothing."""
         current, mine = self.view.generation, self.record.profile
-        if current is not None and current.nodes and mine is not None and current.job != mine.digest:
+        if current is not None and current.nodes and mine is not None and current.job != mine.job:
             return
         contends = not self.leads and bool(self.view.leader_id) and self.view.leader_id in self.report.silent
         self._watch_roll(actions, self.leads or contends)
@@ -321,7 +331,7 @@ class Core:
             elif leader in dead:
                 self._bury(leader, dead[leader], actions)
             return
-        self._commits.follow(self.view, actions)
+        self._commits.follow(self.view, self._lead, actions)
         writes = decide(
             self.view, self.policy, self._planner, self._lead, self._alarm, ready=ready, hindered=self._hindered
         )

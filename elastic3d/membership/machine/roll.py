@@ -343,6 +343,13 @@ def refusal(theirs: MemberRecord, mine: MemberRecord) -> str:
             "this node's model, batch sizes or seed differ from those of the job that runs under this run id: "
             "start it with the same script and arguments, or choose another --rdzv-id"
         )
+    if mine.profile is not None and theirs.profile is not None:
+        for field, what in (("script", "script"), ("schedule", "optimizer or learning-rate schedule")):
+            if getattr(mine.profile, field) != getattr(theirs.profile, field):
+                return (
+                    f"this node's {what} differs from that of the job that runs under this run id: start it with the "
+                    "same file and arguments, or choose another --rdzv-id"
+                )
     return ""
 
 

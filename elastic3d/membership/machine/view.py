@@ -154,7 +154,8 @@ class View:
             case e.Garbage():
                 self.garbage[event.key] = event.revision
             case e.GenerationPut() if self._newer("generation", event.revision):
-                mended = self.generation == event.generation
+                # Its record may be put again with what was found out meanwhile.
+                mended = self.generation is not None and self.generation.key == event.generation.key
                 self.generation, self.generation_revision = event.generation, event.revision
                 self.spoiled, self.outdated = False, None
                 if not mended:
