@@ -115,3 +115,13 @@ def test_each_rank_begins_with_another_keeper() -> None:
     tiers = KeepersAndStore("run")
     orders = ["".join(name[0] for name in tiers.sources(decision, None, rank)) for rank in range(4)]
     assert orders == ["abc", "bca", "cab", "abc"]
+
+
+def test_no_secret_of_a_store_url_is_repeated(tmp_path: Path) -> None:
+    """What cannot be opened is named without the user's name, the password and what follows a question mark."""
+    at = StoreAt(url="nothing://me:hidden@host/run?token=hidden", key="")
+    for fails, error in ((lambda: open_checked(at, None), ConfigurationError), (lambda: restore(at), StateError)):
+        with pytest.raises(error) as raised:
+            fails()
+        assert "host/run" in str(raised.value)
+        assert "hidden" not in str(raised.value)
