@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import queue
 from collections.abc import Callable
+from pathlib import Path
 
 from elastic3d.admission.devices import DEVICE
+from elastic3d.admission.host import available_memory
 from elastic3d.calibration.asked import answer_if_asked
 from elastic3d.calibration.record import load
 from elastic3d.errors import ConfigurationError
@@ -18,12 +20,13 @@ from elastic3d.port import Port
 from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.training import Run, run_alone, train
 from elastic3d.training.tiers import KeepersAndStore
+from elastic3d.trust.listening import raise_file_limit
 from elastic3d.values import Layout
 from elastic3d.worker.failure import guarded
 from elastic3d.worker.keeper import Keeper
 from elastic3d.worker.options import Options, saving, store_at
 from elastic3d.worker.process import die_with_parent
-from elastic3d.worker.remote import RemoteSlot, SlotServer
+from elastic3d.worker.remote import RemoteSlot, SlotServer, private_name
 from elastic3d.worker.slot import LocalSlot, Slot, serve_role
 from elastic3d.worker.warming import Inbox
 
@@ -73,7 +76,7 @@ def run(
     """
 
     def enter(port: Port) -> None:
-        train(main, port, tiers=KeepersAndStore(port.assignment.run_id))
+        train(main, port, tiers=KeepersAndStore(port.assignment.credentials))
 
     serve_role(enter)
     answer_if_asked(main)
@@ -114,14 +117,21 @@ def _path(given: str | os.PathLike[str] | None) -> str:
 def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -> None:
     """Be one slot's keeper until the node's part in the job is over."""
     die_with_parent(os.getppid())
+    raise_file_limit()
     local_rank, slots = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     inbox: Inbox = queue.SimpleQueue()
     # The template is forked here, before this process has any thread.
-    mine = LocalSlot(index=local_rank, run_id=settings.run_id, host=settings.address, entry=enter, events=inbox)
+    mine = LocalSlot(
+        index=local_rank,
+        host=settings.address,
+        entry=enter,
+        events=inbox,
+        replica_bytes=available_memory(lambda path: Path(path).read_text()) // slots,
+    )
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def name(index: int) -> str:
-        return f"elastic3d-{os.environ[TOKEN]}-{restarts}-{index}"
+        return private_name(os.environ[TOKEN], restarts, index)
 
     try:
         if local_rank:

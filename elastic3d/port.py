@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Layout, ModelProfile, StoreAt
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Assignment:
     snapshot_every, checkpoint_every: in steps, 0 for never. checkpoint_seconds: at least so long between the beginnings
     of two checkpoints, 0.0 where steps decide. seed_digest: the profile digest the leader planned from, ""
     where nobody has planned. places: of a measuring trainer, how many device places of its node to check before it
-    ends, 0 for none.
+    ends, 0 for none. credentials: what it shows to the tile servers of the run; None while measuring.
     """
 
     run_id: str
@@ -53,6 +54,7 @@ class Assignment:
     seed_digest: str = ""
     places: int = 0
     checkpoint_seconds: float = 0.0
+    credentials: Credentials | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ class ResidentHandler(RendezvousHandler):
         client: EtcdClient = connect(self._settings)
         client.close()
         os.environ[VARIABLE] = self._settings.to_environment()
-        os.environ[TOKEN] = secrets.token_hex(8)
+        os.environ[TOKEN] = secrets.token_hex(16)
         # A template is safe to fork only if no thread pool was ever started; trainers set their own thread count.
         os.environ["OMP_NUM_THREADS"] = "1"
         # torch.cuda.is_available() would otherwise initialise CUDA, which no fork survives.

@@ -38,6 +38,9 @@ from elastic3d.rendezvous.guard import VARIABLE
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.rendezvous.store import GenerationStore
 from elastic3d.rendezvous.table import GenerationOver, Seat, Table
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.listening import Refusal, raise_file_limit
+from elastic3d.trust.secret import obtain
 from elastic3d.values import Generation, Layout, Node
 
 END_PATIENCE = 30.0
@@ -53,6 +56,7 @@ class RestartHandler(RendezvousHandler):
         self._member: Member | None = None
         self._links: Links | None = None
         self._table: Table | None = None
+        self._credentials: Credentials | None = None
         self._node: Node | None = None
         self._lock = threading.Lock()
         self._waiting = self._changed = self._closed = False
@@ -109,7 +113,9 @@ class RestartHandler(RendezvousHandler):
                 self._member.tell(m.Finished(key=generation.key))
 
         first = generation.nodes[0]
-        seat = Seat(first.address, first.store_port, f"{self._settings.run_id}/{generation.key}/", over)
+        assert self._credentials is not None
+        prefix = f"{self._settings.run_id}/{generation.key}/"
+        seat = Seat(first.address, first.store_port, prefix, over, self._credentials, refused=_say)
         store = GenerationStore(seat, position, len(generation.nodes), finished)
         # torch only calls its methods, and an own Store class would be called through C++, deaf to signals.
         as_torchs = cast(Store, store)
@@ -164,9 +170,17 @@ class RestartHandler(RendezvousHandler):
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        raise_file_limit()
         self._client = connect(settings)
-        self._links = Links(settings.address, lambda event: self._member.tell(event) if self._member else None)
-        self._table = Table(settings.address)
+        secret = obtain(self._client, settings.root)
+        self._credentials = Credentials(secret=secret, id=settings.node)
+        self._links = Links(
+            settings.address,
+            lambda event: self._member.tell(event) if self._member else None,
+            secret=secret,
+            refused=_say,
+        )
+        self._table = Table(settings.address, self._credentials, refused=_say)
         node = Node(
             name=settings.node,
             incarnation=secrets.token_hex(6),
@@ -260,6 +274,11 @@ class RestartHandler(RendezvousHandler):
                 client.close()
             except Elastic3dError:
                 pass
+
+
+def _say(refusal: Refusal) -> None:
+    """Say where people look who was shown out."""
+    sys.stderr.write(f"elastic3d: peer.refused {refusal}\n")
 
 
 def _no_plan(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from elastic3d.admission.check import Check
 from elastic3d.port import StepRecord
+from elastic3d.trust.listening import Refusal
 from elastic3d.values import ModelProfile
 
 
@@ -152,6 +153,14 @@ class SlotSignalled:
     number: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRefused:
+    """Somebody was shown out at one of the slot's ports; see `trust.listening.Refusal`."""
+
+    slot: int
+    refusal: Refusal
+
+
 SlotEvent = (
     Measured
     | Started
@@ -164,4 +173,5 @@ SlotEvent = (
     | TemplateDied
     | SlotLost
     | SlotSignalled
+    | PeerRefused
 )

@@ -13,6 +13,7 @@ from elastic3d.membership import events as m
 from elastic3d.membership import topology
 from elastic3d.port import Go
 from elastic3d.rendezvous.settings import Settings
+from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Generation, Node
 from elastic3d.worker import events as w
 from elastic3d.worker.failure import words
@@ -28,7 +29,7 @@ TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.Trainer
 class Generations:
     """Worlds by their generation's key. running: the generation that was told to go last. finished: `main` returned.
 
-    tell: what the membership hears.
+    tell: what the membership hears. credentials: what the node's processes show to those of the others, once it joined.
     """
 
     def __init__(
@@ -48,6 +49,19 @@ class Generations:
         self.running: Generation | None = None
         self.buddy: Node | None = None
         self.finished = False
+        self.credentials: Credentials | None = None
+
+    def show(self, credentials: Credentials) -> None:
+        """Have the slots, and the trainers to come, show these credentials, and take others of the same run."""
+        self.credentials = credentials
+        for slot in self._slots:
+            slot.set_credentials(credentials)
+
+    def sealed(self, generation: Generation) -> None:
+        """Take replicas of a generation from those of whom its record says that they are theirs."""
+        ranks = tuple(node.id for node in generation.nodes for _ in node.slots)
+        for slot in self._slots:
+            slot.sealed(generation.number, ranks)
 
     def prepare(self, generation: Generation, me: Node) -> None:
         """Fork the trainers of a generation; they build everything and wait."""
@@ -56,7 +70,14 @@ class Generations:
         trainers = {}
         for slot in self._slots:
             rank = first + slot.index
-            told = assignment(self._settings, self._options, slot=slot.index, rank=rank, generation=generation)
+            told = assignment(
+                self._settings,
+                self._options,
+                slot=slot.index,
+                rank=rank,
+                generation=generation,
+                credentials=self.credentials,
+            )
             trainers[slot.index] = slot.prepare(told)
         self.worlds[generation.key] = World(generation=generation, first_rank=first, trainers=trainers)
 
@@ -71,6 +92,7 @@ class Generations:
         at = next(i for i, node in enumerate(generation.nodes) if node.name == me.name)
         buddy = generation.nodes[topology.buddies(generation.nodes)[at]]
         self.running = generation
+        self.sealed(generation)
         for slot in self._slots:
             slot.set_generation(generation.number)
         self.keep_with(buddy if buddy.id != me.id else None)

@@ -14,6 +14,7 @@ from elastic3d.worker import events as w
 
 SAID = (
     *("admission.failed", "generation.sealed", "member.fenced", "node.draining", "node.leaving", "peer.lost"),
+    "peer.refused",
     *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended"),
     *("checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
 )

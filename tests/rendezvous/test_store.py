@@ -17,11 +17,16 @@ from torch.distributed.elastic.utils.store import barrier
 
 from elastic3d.rendezvous.store import GenerationStore
 from elastic3d.rendezvous.table import GenerationOver, Seat
+from elastic3d.trust.credentials import Credentials
+
+CREDENTIALS = Credentials(secret="5e" * 32, id="a@1")
 
 SERVER = """\
 import sys
 from elastic3d.rendezvous.table import Table
-print(Table("127.0.0.1").port, flush=True)
+from elastic3d.trust.credentials import Credentials
+table = Table("127.0.0.1", Credentials(secret=sys.argv[1], id="a@1"), refused=lambda one: print(one, flush=True))
+print(table.port, flush=True)
 sys.stdin.read()
 """
 
@@ -31,7 +36,7 @@ class Meeting:
 
     def __init__(self) -> None:
         self.server = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", SERVER, CREDENTIALS.secret], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self.server.stdout is not None
         self.port = int(self.server.stdout.readline())
@@ -40,7 +45,7 @@ class Meeting:
         self.seats: list[Seat] = []
 
     def agent(self, rank: int, *, admitted: bool = True) -> GenerationStore:
-        self.seats.append(Seat("127.0.0.1", self.port, "1.1/", lambda: self.is_over))
+        self.seats.append(Seat("127.0.0.1", self.port, "1.1/", lambda: self.is_over, CREDENTIALS))
         store = GenerationStore(self.seats[-1], rank, 2, lambda: self.finished.append(rank))
         if admitted:
             store.admit()

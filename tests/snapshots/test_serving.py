@@ -21,8 +21,14 @@ from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
 from elastic3d.snapshots.replicate import Replicator
 from elastic3d.snapshots.server import TileServer
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.listening import Refusal
 
 SHAPE = (1200, 1024)
+SECRET = "5e" * 32
+READER = Credentials(secret=SECRET, id="9@1")
+STRANGER = Credentials(secret="a1" * 32, id="0@1")
+REPLICA_BYTES = 64 << 20
 
 
 class Place:
@@ -30,18 +36,23 @@ class Place:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.memory = SnapshotMemory()
-        self.server = TileServer(self.memory, host="127.0.0.1", run_id="run")
+        self.credentials = Credentials(secret=SECRET, id=f"{rank}@1")
+        self.refused: list[Refusal] = []
+        self.memory = SnapshotMemory(replica_bytes=REPLICA_BYTES)
+        self.server = TileServer(self.memory, host="127.0.0.1", refused=self.refused.append)
         self.address = f"127.0.0.1:{self.server.port}"
         self.held: list[Mark] = []
         self.digested: list[Mark] = []
         self.replicator = Replicator(
-            self.memory, run_id="run", digested=self.digested.append, ended=lambda m, new: new and self.held.append(m)
+            self.memory, digested=self.digested.append, ended=lambda m, new: new and self.held.append(m)
         )
+        self.server.set_credentials(self.credentials)
+        self.replicator.set_credentials(self.credentials)
         self.credits: list[int] = []
 
     def begin(self, generation: int, base: Mark | None = None) -> None:
         """Be in a generation."""
+        self.server.sealed(generation, ("0@1", "1@1"))
         self.memory.set_generation(generation)
         self.memory.restored(generation, base)
 
@@ -97,8 +108,8 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
 
 def fetch(server: str, rank: int, *, prefetch: bool = True) -> dict[str, bytes]:
     """Fetch a rank's newest snapshot from one server, each tile verified, joined by key."""
-    newest = max((i for i in inventories([server], "run") if i.rank == rank), key=lambda i: (i.generation, i.step))
-    source = PeerSource(server, "run")
+    newest = max((i for i in inventories([server], READER) if i.rank == rank), key=lambda i: (i.generation, i.step))
+    source = PeerSource(server, READER)
     offers = newest.offers()
     if prefetch:
         source.prefetch(offers)
@@ -119,7 +130,7 @@ def test_a_snapshot_is_fetched_from_home_and_from_the_buddy(place: Callable[[int
     home.replicator.set_buddy(buddy.address)
     data = home.write(Mark(1, 7))
     assert eventually(lambda: home.held == [Mark(1, 7)])
-    at_home, at_buddy = inventories([home.address, buddy.address], "run")
+    at_home, at_buddy = inventories([home.address, buddy.address], READER)
     assert (at_home.step, at_home.generation, at_home.rank, at_home.world) == (7, 1, 0, 2)
     assert at_home.facts == at_buddy.facts == {"step": 7}
     assert [t.digest for t in at_home.tiles] == [t.digest for t in at_buddy.tiles]
@@ -152,10 +163,10 @@ def test_a_buddy_that_is_gone_delays_what_is_held_until_another_comes(place: Cal
     home.write(Mark(1, 2))
     assert eventually(lambda: home.digested == [Mark(1, 1)])
     assert home.held == []
-    assert len(inventories([home.address], "run")) == 2
+    assert len(inventories([home.address], READER)) == 2
     home.replicator.set_buddy(other.address)
     assert eventually(lambda: home.held == [Mark(1, 1), Mark(1, 2)])
-    assert len(inventories([other.address], "run")) == 2
+    assert len(inventories([other.address], READER)) == 2
 
 
 def test_replicas_of_a_stale_generation_are_refused(place: Callable[[int], Place]) -> None:
@@ -168,7 +179,7 @@ def test_replicas_of_a_stale_generation_are_refused(place: Callable[[int], Place
     assert eventually(lambda: home.digested)
     time.sleep(0.1)
     assert home.held == []
-    assert inventories([buddy.address], "run") == []
+    assert inventories([buddy.address], READER) == []
 
 
 def test_a_byte_that_changed_at_home_shows_at_the_receiver(place: Callable[[int], Place]) -> None:
@@ -185,7 +196,7 @@ def test_a_byte_that_changed_at_home_shows_at_the_receiver(place: Callable[[int]
     with pytest.raises(AssertionError):
         fetch(home.address, 0)
     time.sleep(0.5)
-    assert inventories([buddy.address], "run") == []
+    assert inventories([buddy.address], READER) == []
 
 
 def test_what_is_dropped_at_home_is_dropped_at_the_buddy(place: Callable[[int], Place]) -> None:
@@ -198,8 +209,8 @@ def test_what_is_dropped_at_home_is_dropped_at_the_buddy(place: Callable[[int], 
         home.write(Mark(1, step))
         assert eventually(lambda step=step: home.held[-1:] == [Mark(1, step)])
         home.memory.safe(Mark(1, step))
-    assert {i.step for i in inventories([home.address], "run")} == {11}
-    assert {i.step for i in inventories([buddy.address], "run")} <= {10, 11}
+    assert {i.step for i in inventories([home.address], READER)} == {11}
+    assert {i.step for i in inventories([buddy.address], READER)} <= {10, 11}
     assert len(buddy.memory._other_arenas) <= 3
 
 
@@ -214,9 +225,9 @@ def test_a_new_generation_keeps_what_it_restored_from(place: Callable[[int], Pla
     assert eventually(lambda: home.held == [Mark(1, 1), Mark(1, 2)])
     for one in (home, buddy):
         one.begin(2, Mark(1, 1))
-        assert [i.step for i in inventories([one.address], "run")] == [1]
+        assert [i.step for i in inventories([one.address], READER)] == [1]
     buddy.memory.safe(Mark(2, 1))
-    assert inventories([buddy.address], "run") == []
+    assert inventories([buddy.address], READER) == []
 
 
 def test_an_inventory_waits_for_digests(place: Callable[[int], Place]) -> None:
@@ -225,7 +236,7 @@ def test_an_inventory_waits_for_digests(place: Callable[[int], Place]) -> None:
     home.begin(1)
     for step in range(1, 4):
         home.write(Mark(1, step))
-        assert max(i.step for i in inventories([home.address], "run")) == step
+        assert max(i.step for i in inventories([home.address], READER)) == step
 
 
 def test_servers_of_another_run_do_not_answer(place: Callable[[int], Place]) -> None:
@@ -233,15 +244,15 @@ def test_servers_of_another_run_do_not_answer(place: Callable[[int], Place]) -> 
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
-    assert inventories([home.address], "another") == []
-    assert len(inventories([home.address])) == 1
+    assert inventories([home.address], STRANGER) == []
+    assert len(inventories([home.address], READER)) == 1
 
 
 def test_dead_and_silent_servers_hold_nothing_and_hang_nobody(
     place: Callable[[int], Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One refuses, one accepts and says nothing, one lives: the answer of the one that lives comes in time."""
-    monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(wire, "ANSWER_SECONDS", 0.5)
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
@@ -249,7 +260,7 @@ def test_dead_and_silent_servers_hold_nothing_and_hang_nobody(
         refused = f"127.0.0.1:{refusing.getsockname()[1]}"
         refusing.close()
         begun = time.monotonic()
-        found = inventories([f"127.0.0.1:{silent.getsockname()[1]}", refused, home.address], "run")
+        found = inventories([f"127.0.0.1:{silent.getsockname()[1]}", refused, home.address], READER)
         assert [i.server for i in found] == [home.address]
         assert time.monotonic() - begun < 3.0
 
@@ -259,9 +270,9 @@ def test_a_source_that_failed_is_not_asked_again(place: Callable[[int], Place]) 
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
-    (inventory,) = inventories([home.address], "run")
+    (inventory,) = inventories([home.address], READER)
     home.close()
-    source = PeerSource(home.address, "run")
+    source = PeerSource(home.address, READER)
     source.prefetch(inventory.offers())
     begun = time.monotonic()
     for offer in inventory.offers() * 100:
@@ -275,13 +286,13 @@ def test_a_tile_that_was_let_go_is_an_error_of_that_tile(place: Callable[[int], 
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
-    (old,) = inventories([home.address], "run")
+    (old,) = inventories([home.address], READER)
     home.write(Mark(1, 2))
     home.memory.safe(Mark(1, 2))
-    source = PeerSource(home.address, "run")
+    source = PeerSource(home.address, READER)
     with pytest.raises(SourceError, match="let go of step 1"):
         source.fetch(old.offers()[0])
-    (new,) = inventories([home.address], "run")
+    (new,) = inventories([home.address], READER)
     assert len(source.fetch(new.offers()[0])) == new.tiles[0].nbytes
     source.close()
 
@@ -299,11 +310,11 @@ def test_nonsense_does_not_hurt_the_server(place: Callable[[int], Place]) -> Non
         {"op": "what"},
         {"op": "replicate"},
     ):
-        with wire.connect(home.address, None) as connection:
-            wire.send(connection, request)
-            answer = wire.receive(connection)
+        with wire.connect(home.address, READER) as connection:
+            connection.send(request)
+            answer = connection.receive()
             assert "error" in answer or answer == {"sizes": [-1]}
-    assert len(inventories([home.address], "run")) == 1
+    assert len(inventories([home.address], READER)) == 1
 
 
 def test_many_fetch_at_once(place: Callable[[int], Place]) -> None:
@@ -326,7 +337,7 @@ def test_an_address_is_read_strictly() -> None:
     assert wire.parse_address("[::1]:80") == ("::1", 80)
     with pytest.raises(ValueError, match="host:port"):
         wire.parse_address("nowhere")
-    assert client.inventories([]) == []
+    assert client.inventories([], READER) == []
 
 
 def test_a_bad_copy_at_home_is_replaced_by_the_buddys(place: Callable[[int], Place]) -> None:
@@ -340,8 +351,8 @@ def test_a_bad_copy_at_home_is_replaced_by_the_buddys(place: Callable[[int], Pla
     stored = home.memory.find(1, 1, 0)
     assert stored is not None
     stored.data[100] ^= 1
-    found = inventories([home.address, buddy.address], "run")
-    sources = {server: PeerSource(server, "run") for server in (home.address, buddy.address)}
+    found = inventories([home.address, buddy.address], READER)
+    sources = {server: PeerSource(server, READER) for server in (home.address, buddy.address)}
     wanted = [(entry.spec, entry.box) for entry in stored.table.entries]
     filled = {spec.key: bytearray(box.numel * spec.itemsize) for spec, box in wanted}
     resolved = resolve(
