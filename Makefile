@@ -1,42 +1,85 @@
-# Each target sets everything up by itself: a virtual environment in .venv, once per change of what it is made from.
+# Each target sets up what it needs by itself: a virtual environment in .venv, once per change of what it is made from.
 # Needs Python 3.11 or later, pip, gcc and git; no root, no GPU.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+TO_RUN := $(VENV)/.ready-to-run
+TO_DEVELOP := $(VENV)/.ready-to-develop
+# Tests wait more than they compute: two more of them at a time than there are cores. Those of a file share what they
+# set up, and run one after another.
+PYTEST := $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(($$(nproc) + 2))) --dist=loadfile
 
-.PHONY: demo test slow bench lint format clean
+.PHONY: demo test check slow bench lint format lock lock-check clean
 
 # A node is killed at step 20, a fresh one joins at step 40; then the same seed runs undisturbed, to compare the bits.
-demo: $(READY)
+demo: $(TO_RUN)
 	$(BIN)/elastic3d demo --kill 1@20 --join @40
 
-test: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+# The core promises, on real parts.
+test: $(TO_DEVELOP)
+	$(PYTEST) -m "not slow and not long"
 
-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+# What test leaves out: more layouts, more histories, more ways to fail.
+check: $(TO_DEVELOP)
+	$(PYTEST) -m "long and not slow"
 
-bench: $(READY)
+# Hours, and thousands of cases.
+slow: $(TO_DEVELOP)
+	$(PYTEST) -m slow
+
+bench: $(TO_DEVELOP)
 	$(BIN)/python -m chaos.bench
 
-lint: $(READY)
+lint: $(TO_DEVELOP) lock-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(TO_DEVELOP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The locks, with every version and hash. `make lock UPGRADE=--upgrade` takes the newest versions.
+COMPILE = $(BIN)/uv pip compile --quiet pyproject.toml requirements/torch.in --universal --python-version 3.11 \
+	--constraint constraints.txt --override requirements/without-torch.txt --generate-hashes --no-annotate \
+	--custom-compile-command "make lock" $(UPGRADE)
+
+lock: $(TO_DEVELOP)
+	$(COMPILE) --extra dev --output-file requirements/dev.txt
+	$(COMPILE) --extra demo --constraint requirements/dev.txt --output-file requirements/demo.txt
+
+# A lock is current when making it again, from the versions it has, changes nothing.
+lock-check: $(TO_DEVELOP)
+	@for name in dev demo; do \
+		cp requirements/$$name.txt $(VENV)/$$name.txt && \
+		$(COMPILE) --extra $$name --constraint requirements/dev.txt --output-file $(VENV)/$$name.txt && \
+		cmp requirements/$$name.txt $(VENV)/$$name.txt || \
+		{ echo "make: requirements/$$name.txt is not what pyproject.toml asks for; run: make lock" >&2; exit 1; }; \
+	done
 
 clean:
 	rm -rf $(VENV) demo-out build dist *.egg-info .mypy_cache .ruff_cache .hypothesis
 
-$(READY): pyproject.toml constraints.txt
+# Everything but torch comes from a lock, so that nothing is resolved: by uv, which is fetched if it is not there, or by
+# pip where it cannot be. torch comes from pip, which knows the indexes and the builds at hand; one that is there stays.
+define install
 	@test -n "$(PYTHON)" || { echo "make: no python3 on PATH; install Python 3.11 or set PYTHON=..." >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# torch first and by itself, so that pip takes the build at hand; resolved with all the rest it may take another.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing $< into $(VENV)"
+	@uv=$$(command -v uv) || { $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv \
+		&& uv=$(BIN)/uv; } || uv=; \
+	test -n "$$uv" && "$$uv" pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r $< || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $<
+	@$(BIN)/python -c "import importlib.metadata as m; m.version('torch')" 2>/dev/null || { echo "installing torch" && \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+endef
+
+$(TO_RUN): requirements/demo.txt constraints.txt pyproject.toml
+	$(install)
+
+$(TO_DEVELOP): requirements/dev.txt constraints.txt pyproject.toml
+	$(install)
+	@touch $(TO_RUN)

@@ -12,6 +12,8 @@ dies with the process that holds the cluster. Leaving the `with` block ends ever
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import signal
@@ -19,11 +21,12 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from chaos.processes import MARK, Found, children, descendants, end_all, leashed, marked, send, wait_until
 from chaos.scenario import Part
@@ -79,7 +82,7 @@ class AgentNode:
     """
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: AgentProcess
     log: Path
     gate: Path | None
     temp: Path
@@ -114,11 +117,80 @@ class AgentNode:
             case Part.KEEPERS:
                 return keepers
             case Part.TEMPLATES:
-                return templates
+                # Each keeper has a second one in reserve, which has no trainers.
+                return [template for template in templates if children(template)] or templates
             case Part.TRAINERS:
                 return trainers
             case None:
                 return [self.pid, *descendants(self.pid)]
+
+
+class AgentProcess(Protocol):
+    """An agent's process: what is used of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int:
+        """Its pid; nobody else's until it is reaped."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code that `poll` or `wait` found."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code once it has ended."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        ...
+
+
+class Starter(Protocol):
+    """How an agent is started."""
+
+    def __call__(
+        self, command: Sequence[str], environment: Mapping[str, str], output: io.BufferedWriter, /
+    ) -> AgentProcess:
+        """Start `command`, a torchrun's, in a session of its own, to die with the calling thread."""
+        ...
+
+
+def start_fresh(
+    command: Sequence[str], environment: Mapping[str, str], output: io.BufferedWriter
+) -> subprocess.Popen[bytes]:
+    """Start an agent as a person would: an interpreter that imports everything."""
+    return subprocess.Popen(
+        leashed(command),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        # A session of its own: Ctrl-C reaches the holder of the cluster, who then ends the agents.
+        start_new_session=True,
+        env=environment,
+    )
+
+
+_starter: ContextVar[Starter] = ContextVar("starter", default=start_fresh)
+
+
+@contextlib.contextmanager
+def started_by(starter: Starter) -> Iterator[None]:
+    """Have every cluster within the block start its agents by `starter`."""
+    token = _starter.set(starter)
+    try:
+        yield
+    finally:
+        _starter.reset(token)
 
 
 class Cluster:
@@ -161,15 +233,8 @@ class Cluster:
             conf["gate"] = str(gate)
         log = folder / "agent.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                leashed(self.launch.command(conf, folder / "torchrun")),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # A session of its own: Ctrl-C reaches the holder of the cluster, who then ends the agents.
-                start_new_session=True,
-                env={**os.environ, **self.launch.environment, MARK: self.mark, "TMPDIR": str(temp)},
-            )
+            environment = {**os.environ, **self.launch.environment, MARK: self.mark, "TMPDIR": str(temp)}
+            process = _starter.get()(self.launch.command(conf, folder / "torchrun"), environment, output)
         node = AgentNode(name=name, process=process, log=log, gate=gate, temp=temp, life=life)
         self._nodes[name] = node
         return node

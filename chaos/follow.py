@@ -17,6 +17,12 @@ from typing import Any
 _ERRORS = ("user_error", "error")
 _FAULTS = (*_ERRORS, "signal", "template", "peer_lost")
 
+# Changes of membership that everybody leaves for at a step boundary, what brings them about, and for how many seconds
+# before them something else that was done to the job may be what took their steps.
+_PLANNED = ("join", "drain", "quarantine")
+_ORDERLY = ("drain", "sigterm", "notice", "join", "start")
+_LATELY = 10.0
+
 # What is done on purpose to a node that leaves, and to one that comes.
 _TAKES = ("kill", "drain", "sigterm", "notice", "stop")
 _BRINGS = ("join", "cont", "start")
@@ -62,8 +68,11 @@ class GenerationView:
     """One sealed generation and what came of it.
 
     first_step: the first step it committed, None while there is none. seconds_to_first_step: from the event that
-    caused it to the commit of that step. pause: how much longer than an ordinary step the gap between the last step
-    before it and its first one was, None for the first generation. restored_from: "none", "memory", "store" or "".
+    caused it to the commit of that step. steps_repeated: steps made before it that it made again. planned_repeats:
+    those of them that the generation just before it had made, all of whose trainers left at a step boundary, while
+    nothing was done to the job that could take them. pause: how much longer than an ordinary step the gap between the
+    last step before it and its first one was, None for the first generation. restored_from: "none", "memory", "store"
+    or "".
     """
 
     number: int
@@ -78,6 +87,7 @@ class GenerationView:
     first_step: int | None
     last_step: int | None
     steps_repeated: int
+    planned_repeats: int
     seconds_to_first_step: float | None
     pause: float | None
 
@@ -270,11 +280,27 @@ def _generations(
                 first_step=first.number if first else None,
                 last_step=max((step.number for step in own), default=None),
                 steps_repeated=max(0, newest + 1 - first.number) if first else 0,
+                planned_repeats=_planned_repeats(views[-1], event, first, events, injections) if views and first else 0,
                 seconds_to_first_step=first.at - cause_at if first else None,
                 pause=max(0.0, first.at - last - _ordinary(own or before)) if first and last is not None else None,
             )
         )
     return tuple(views)
+
+
+def _planned_repeats(
+    before: GenerationView, sealed: Event, first: Step, events: Sequence[Event], injections: Sequence[Injection]
+) -> int:
+    if before.last_step is None or sealed.fields["cause"] not in _PLANNED:
+        return 0
+    exits = [event for event in events if event.name == "trainer.exited" and event.generation == before.number]
+    left = [event for event in exits if event.fields.get("kind") == "left"]
+    if len(left) != len(exits) or {event.node for event in left} != {*before.nodes}:
+        return 0
+    asked = min(event.at for event in left) - _LATELY
+    if any(one.kind not in _ORDERLY and asked <= one.at <= first.at for one in injections):
+        return 0
+    return max(0, before.last_step + 1 - first.number)
 
 
 def _cause_at(

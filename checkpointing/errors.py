@@ -6,6 +6,7 @@ Every error says what happened, whether trying again helps, and what the person 
       StoreError            the store did not do what was asked
         StoreNotFound       the object is not there; trying again does not help
         StoreDenied         credentials are missing, wrong, expired, or may not do this
+        StoreUnreachable    nobody answered at its address
         StoreFull           there is no room; free some, or give another place
         Miswritten          the store holds other bytes than were sent; trying again writes them again
         StoreUnfit          the place cannot hold checkpoints at all (URL, permissions, conditional writes)
@@ -60,6 +61,13 @@ class StoreDenied(StoreError):
     """Credentials are missing, wrong, expired, or do not allow this; trying again helps once that has changed."""
 
     transient = False
+
+
+class StoreUnreachable(StoreError):
+    """Nobody answered at the store's address: the network or the server is away, or the address is wrong.
+
+    Trying again helps in the first two cases.
+    """
 
 
 class StoreFull(StoreError):
@@ -142,7 +150,15 @@ class NoCheckpoint(RestoreError):
 
 
 class MissingTile(RestoreError):
-    """No source has a good copy of a region of a tensor."""
+    """No source has a good copy of a region of a tensor.
+
+    damaged: every copy on offer was looked at and found bad, so that trying again does not help; otherwise one of them
+    could not be reached.
+    """
+
+    def __init__(self, message: str, *, damaged: bool = False) -> None:
+        super().__init__(message)
+        self.damaged = damaged
 
 
 class SpecMismatch(RestoreError, ValueError):

@@ -15,6 +15,7 @@ Every error says what happened, whether trying again helps, and what the person 
         AdmissionFailed     this node did not pass its own checks; mend what the message names
         JobUnknown          there is no job under this run id; the message names those that are there (exit 3)
       StateError            state that was asked for is nowhere, or does not fit the model
+        StateUnfit          it does not fit the script; trying again does not help
       TrainingFailed        the user's code raised on every try
 """
 
@@ -25,12 +26,15 @@ class Elastic3dError(Exception):
     """Base of every error elastic3d raises on purpose."""
 
     exit_code = 1
+    final = False
+    """Whether the same code on the same input is bound to raise it again: then nothing is tried again."""
 
 
 class UsageError(Elastic3dError, ValueError):
     """The call or the command line is wrong; trying again does not help."""
 
     exit_code = 2
+    final = True
 
 
 class ModelError(UsageError):
@@ -77,6 +81,12 @@ class JobUnknown(MembershipError):
 
 class StateError(Elastic3dError):
     """State that was asked for is nowhere, or does not fit the model."""
+
+
+class StateUnfit(StateError):
+    """State and script do not go together: one of them has to be changed; trying again does not help."""
+
+    final = True
 
 
 class TrainingFailed(Elastic3dError):

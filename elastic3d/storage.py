@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from checkpointing import Store, open_store, read_latest
 from checkpointing.errors import CheckpointError, StoreUnfit
 from checkpointing.stores.keys import Key
 from checkpointing.stores.register import Register
+from checkpointing.stores.retrying import Trouble
 from elastic3d.errors import ConfigurationError
 from elastic3d.values import StoreAt
 
@@ -16,13 +19,18 @@ def open_to_read(at: StoreAt) -> Store:
     Where refs are decided in a register, it reads those that were published beside them: they are some moments old at
     most, and whatever they name is whole.
     """
-    return open_store(at.url, write=False, key=_key(at))
+    return open_store(at.url, write=False, key=_key(at), patience=at.patience)
 
 
-def open_checked(at: StoreAt, register: Register | None) -> tuple[Store, int]:
-    """Return the store and the newest generation it knows; ConfigurationError where it cannot be used."""
+def open_checked(
+    at: StoreAt, register: Register | None, told: Callable[[Trouble], None] | None = None
+) -> tuple[Store, int]:
+    """Return the store and the newest generation it knows; ConfigurationError where it cannot be used.
+
+    `told` hears, on whatever thread, when the store is waited for.
+    """
     try:
-        store = open_store(at.url, key=_key(at), register=register)
+        store = open_store(at.url, key=_key(at), register=register, patience=at.patience, told=told)
         latest = read_latest(store)
     except StoreUnfit as error:
         hint = "" if at.register else ". Where a store cannot write on conditions, register='etcd' lets etcd decide"

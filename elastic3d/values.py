@@ -166,6 +166,7 @@ class ModelProfile:
     backward use it, of the gradients' sum, of the optimizer's state. recompute: the kind the run uses.
     counts: all numbers of micro-batches a step may have, the smallest of which is micro_batches; () for that one.
     experts: what dp must divide where experts are spread over it; 0 where none are. compress: as in `run.shard`.
+    script, schedule: digests of the script's own file, and of its optimizer and schedule; "" where nobody said.
     """
 
     blocks: int
@@ -189,6 +190,13 @@ class ModelProfile:
     counts: tuple[int, ...] = ()
     experts: int = 0
     compress: str = ""
+    script: str = ""
+    schedule: str = ""
+
+    @property
+    def job(self) -> str:
+        """Return what all nodes of a job have in common, its first word the digest of the model and the batches."""
+        return f"{self.digest} {self.script} {self.schedule}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +252,8 @@ class StoreAt:
 
     url: path or URL. key: file with the key that encrypts them, "" for none. register: "etcd" where refs are decided in
     etcd, for a store that has no conditional writes; "" where the store decides. cache: folder on local disk that keeps
-    tiles read from the store for all processes of the node, "" for none; cache_bytes: its limit.
+    tiles read from the store for all processes of the node, "" for none; cache_bytes: its limit. patience: seconds for
+    which an operation is tried again while a store over a network is busy or away.
     """
 
     url: str
@@ -252,6 +261,7 @@ class StoreAt:
     register: str = ""
     cache: str = ""
     cache_bytes: int = 0
+    patience: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,9 +269,11 @@ class Generation:
     """One sealed (or, with attempt > 0 and under `proposal`, still proposed) membership.
 
     Rank r of the world is slot r % slots of active node r // slots. `attempt` tells proposals of one number apart.
-    `job` is the digest of the model and batches all nodes must share. `tries` counts generations in a row that ended by
-    the user's error or a dying trainer without a step of progress beyond `tried_at`. `spent` is the level of the
-    budget of re-formings, which drains with time. `storm` counts generations in a row that a loss ended soon.
+    `job` is what all nodes must share: `ModelProfile.job`. `tries` counts generations in a row that ended by
+    the user's error or a dying trainer without a step of progress beyond `tried_at`; `raised` are the ids of the nodes
+    whose code raised in them. `spent` is the level of the budget of re-formings, which drains with time. `storm` counts
+    generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while none was: not the
+    newest one, but never below the first.
     """
 
     number: int
@@ -275,8 +287,10 @@ class Generation:
     job: str = ""
     tries: int = 0
     tried_at: int = -1
+    raised: tuple[str, ...] = ()
     spent: float = 0.0
     storm: int = 0
+    reached: int = 0
 
     @property
     def world(self) -> int:

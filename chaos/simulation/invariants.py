@@ -6,7 +6,7 @@ that what members may conclude. Its words for a violation are meant to be read b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chaos.simulation.etcd import ROOT, Change
 from chaos.simulation.node import Member
@@ -22,6 +22,12 @@ FELT = SILENCE - INTERVAL - 0.05
 
 MOMENT = 2 * INTERVAL
 """Seconds between two silences in which nothing need have been heard."""
+
+PLANNED = (Cause.JOIN, Cause.DRAIN, Cause.QUARANTINE)
+"""Causes of a change that everybody leaves for at a step boundary."""
+
+ORDERLY = ("drained", "kept out", "it went")
+"""What happens to a node that is told to leave, and takes no step from anybody."""
 
 SILENCING = ("cut off", "stopped", "stopped for a moment")
 """What makes a process silent, and is felt by nobody if it is over soon enough."""
@@ -55,6 +61,8 @@ class Checker(Observer):
     _troubled: dict[str, None] = field(default_factory=dict)
     _died: dict[str, tuple[float, str]] = field(default_factory=dict)
     _errors: int = 0
+    _broken: dict[str, None] = field(default_factory=dict)
+    _forgotten: bool = False
 
     def violated(self, text: str) -> None:
         """Keep a violation."""
@@ -203,11 +211,37 @@ class Checker(Observer):
                     for member in self._at(change.event.name):
                         self.ail(member.id, "drained")
                 case e.EndPut():
-                    if change.event.end.failed and not self._errors:
+                    if change.event.end.failed and not self._errors and not self._all_broken():
                         self.violated(f"the job was ended without cause: {change.event.end.detail}")
+
+    def rolled_back(self) -> None:
+        """Etcd forgot: what members know of the job is written there again, and counts go on from it.
+
+        Where they do not all know the same, for etcd took a generation with it, any of them may have to come anew.
+        """
+        self._forgotten = True
+        for change in self.world.etcd.store.all_of("roll"):
+            # What an operator wanted then is wanted again.
+            if isinstance(change.event, e.DrainPut | e.QuarantinePut):
+                self.changed([change])
+        known = {view.generation.key if view.generation else "" for view in (m.core.view for m in self.world.alive())}
+        if len(known) > 1:
+            for member in self.world.alive():
+                self.ail(member.id, "etcd lost a generation")
+                self.heal(member.id, "etcd lost a generation")
 
     def _at(self, place: str) -> list[Member]:
         return [member for member in self.world.alive() if member.record.node.place == place]
+
+    def broken(self, member: Member) -> None:
+        """Take note that this node's code raises wherever it trains: it may be put out, and never ends the job."""
+        self._broken[member.id] = None
+        self.ail(member.id, "its code raises")
+
+    def _all_broken(self) -> bool:
+        """Return whether too few nodes are there whose code does not raise, or several are whose code does."""
+        sound = [member for member in self.world.alive() if member.id not in self._broken]
+        return len(self._broken) > 1 or not self.world.policy.beside or not self.world.policy.allowed(len(sound))
 
     def erred(self) -> None:
         """Take note of an error of the user's code, or a fault: enough of them may end the job."""
@@ -223,7 +257,22 @@ class Checker(Observer):
             )
 
     def _seal(self, formed: Generation) -> None:
+        if self._forgotten and self._sealed.get(formed.key) == formed:
+            # Written again, not sealed.
+            self._forgotten = False
+            self._current, self._number = formed, formed.number
+            return
+        if self._forgotten and formed.number <= self._number:
+            # By who came later, and knows of nothing: those who do are newcomers to it.
+            self._current, self._number = None, 0
+            self._sealed, self._ranks, self._running = {}, {}, {}
+        self._forgotten = False
         before, self._current = self._current, formed
+        if before is not None and formed.reached < before.reached:
+            self.violated(f"generation {formed.key} forgets that step {before.reached} was safe")
+        if before is not None and replace(before, reached=formed.reached) == formed:
+            # The same membership, with what has become known of it.
+            return
         self.seals += 1
         world = self.world
         if formed.number <= self._number:
@@ -312,6 +361,29 @@ class Checker(Observer):
         holder = self._running.setdefault((formed.key, rank), member.id)
         if holder != member.id:
             self.violated(f"rank {rank} of {formed.key} is held by {holder} and {member.id}")
+
+    def restored(self, generation: Generation, before: int, step: int) -> None:
+        """All trainers of a generation go on behind a step: after a planned change, behind the newest that was made."""
+        sealed, world = list(self._sealed.values()), self.world
+        at = next((at for at, one in enumerate(sealed) if one.key == generation.key), 0)
+        if not at or generation.cause not in PLANNED or not world.policy.beside or step >= before:
+            return
+        left = sealed[at - 1]
+        if not world.trainers.left_safely(left.key, left.nodes):
+            return
+        nodes = (*left.nodes, *generation.nodes, *generation.spares)
+        if not any(self._harmed(node.id) for node in nodes):
+            self.violated(
+                f"{generation.key} ({generation.cause}: {generation.detail}) was planned, and goes back from step "
+                f"{before} to step {step}"
+            )
+
+    def _harmed(self, id: str) -> bool:
+        """Return whether anything but leaving as told has been done to this process lately."""
+        lately = self.world.loop.now - self.bound()
+        return any(
+            each.why not in ORDERLY and (each.until is None or each.until >= lately) for each in self.unwell.get(id, ())
+        )
 
     def _rest(self, member: Member, key: str) -> None:
         """Take note that a member's trainers of a generation do not run any more."""

@@ -27,6 +27,7 @@ class Do(StrEnum):
     """What can be done to a job."""
 
     START = "start"  # a node comes; under the name of a dead one, its machine is back
+    BROKEN = "broken"  # a node comes whose code raises wherever it trains
     KILL = "kill"  # its process dies, its host refuses
     VANISH = "vanish"  # its host dies
     PAUSE = "pause"  # its process is stopped, and goes on
@@ -48,6 +49,8 @@ class Do(StrEnum):
     ETCD_STOP = "etcd-stop"  # etcd is stopped and wakes: leases ran out meanwhile
     ETCD_ELECT = "etcd-elect"  # etcd changes its leader: nothing is committed meanwhile
     ETCD_SLOW = "etcd-slow"  # commits take up to two seconds
+    ETCD_EMPTY = "etcd-empty"  # etcd is killed and comes back with no data
+    ETCD_RESTORE = "etcd-restore"  # etcd is killed and comes back with what it had a little earlier
     COMPACT = "compact"  # etcd forgets all changes up to now
     FINISH = "finish"  # main returns everywhere
 
@@ -55,7 +58,8 @@ class Do(StrEnum):
 LEADER = 0
 """The number of whoever leads."""
 
-OF_ETCD = (Do.ETCD_AWAY, Do.ETCD_STOP, Do.ETCD_ELECT, Do.ETCD_SLOW)
+ROLLED_BACK = (Do.ETCD_EMPTY, Do.ETCD_RESTORE)
+OF_ETCD = (Do.ETCD_AWAY, Do.ETCD_STOP, Do.ETCD_ELECT, Do.ETCD_SLOW, *ROLLED_BACK)
 LASTING = (
     Do.PAUSE, Do.NOTICE, Do.DRAIN, Do.QUARANTINE, Do.CUT, Do.MUTE, Do.DEAFEN, Do.ISOLATE, Do.LOSE, Do.LAG, *OF_ETCD
 )  # fmt: skip
@@ -146,7 +150,7 @@ _WEIGHTS = {
     Do.START: 8, Do.KILL: 6, Do.VANISH: 6, Do.PAUSE: 10, Do.LEAVE: 2, Do.NOTICE: 3, Do.DRAIN: 3, Do.QUARANTINE: 2,
     Do.FAULT: 4, Do.ERROR: 1, Do.CUT: 7, Do.MUTE: 3, Do.DEAFEN: 3, Do.ISOLATE: 4, Do.LOSE: 4, Do.LAG: 3,
     Do.UNANSWERED: 3, Do.REVOKE: 2, Do.ETCD_AWAY: 4, Do.ETCD_STOP: 3, Do.ETCD_ELECT: 3, Do.ETCD_SLOW: 2, Do.COMPACT: 5,
-    Do.FINISH: 0,
+    Do.FINISH: 0, Do.BROKEN: 3,
 }  # fmt: skip
 
 
@@ -170,20 +174,24 @@ def draw(seed: int) -> Schedule:
     for _ in range(random.randint(4, 13)):
         do = random.choices(verbs, weights)[0]
         nodes: tuple[int, ...] = ()
-        if do is Do.START and (newest < 9 and random.random() < 0.6):
+        if do in (Do.START, Do.BROKEN) and (newest < 9 and random.random() < 0.6):
             newest += 1
             nodes = (newest,)
         elif do not in NOBODYS:
             count = 1 if random.random() < 0.65 else random.randint(1, max(1, newest // 2 + 1))
             nodes = tuple(sorted(random.sample(range(1, newest + 1), min(count, newest))))
-            if count == 1 and do is not Do.START and random.random() < 0.3:
+            if count == 1 and do not in (Do.START, Do.BROKEN) and random.random() < 0.3:
                 nodes = (LEADER,)
         commands.append(Command(at=round(at, 3), do=do, nodes=nodes, seconds=_seconds(do, random)))
         # Most commands follow closely, to meet what the one before them began.
         at += random.choice((random.uniform(0.0, 0.03), random.uniform(0.0, 1.0), random.uniform(0.5, 5.0)))
     if random.random() < 0.05:
         commands.append(Command(at=round(at, 3), do=Do.FINISH))
-    return Schedule(job=job, commands=tuple(commands))
+    elif random.random() < 0.15:
+        do = random.choice(ROLLED_BACK)
+        when = round(random.uniform(2.0, at), 3)
+        commands.append(Command(at=when, do=do, seconds=_seconds(do, random)))
+    return Schedule(job=job, commands=tuple(sorted(commands, key=lambda command: command.at)))
 
 
 def _seconds(do: Do, random: Random) -> float:

@@ -6,21 +6,30 @@ What any of them is asked - to leave, to finish - travels with the step's vote, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
 
 from chaos.simulation.loop import Loop
 from chaos.simulation.network import Network, State
+from chaos.simulation.snapshots import Snapshots
 from elastic3d.membership import events as e
 from elastic3d.membership.records import SavedStep
-from elastic3d.values import Generation
+from elastic3d.values import Generation, Node
 
 if TYPE_CHECKING:
     from chaos.simulation.node import Member
 
 HUNG = 0.3
 """Seconds between two looks at a step that cannot be done now."""
+
+COPYING = (0.005, 0.1)
+"""Seconds that the copy of a last snapshot takes."""
+
+STAYING, GOING = 2.0, 60.0
+"""Seconds after which trainers are told to have left though their last snapshot is not copied, by whether the node
+stays; as `elastic3d.worker.leaving` has them."""
 
 
 class Phase(StrEnum):
@@ -33,28 +42,33 @@ class Phase(StrEnum):
 
 
 class _Group:
-    """The trainers of one generation on all nodes."""
+    """The trainers of one generation on all nodes. unsafe: one left before its last snapshot was copied."""
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.phase: dict[str, Phase] = {}
         self.members: dict[str, Member] = {}
         self.running = self.steps = 0
-        self.leaving = self.stepping = self.idle = self.broken = self.told = False
+        self.leaving = self.stepping = self.idle = self.broken = self.told = self.unsafe = False
 
 
 class Trainers:
-    """All trainers of the job."""
+    """All trainers of the job. restored: called with a generation, the newest step before it, and what it begins at."""
 
     def __init__(
-        self, loop: Loop, random: Random, network: Network, *, build: tuple[float, float], step: float, steps: int
-    ) -> None:
+        self, loop: Loop, random: Random, network: Network, *, build: tuple[float, float], step: float, steps: int,
+        restored: Callable[[Generation, int, int], None],
+    ) -> None:  # fmt: skip
         self.loop, self.random, self.network = loop, random, network
+        self.snapshots = Snapshots()
+        self._restored = restored
         self.build, self.step, self.steps = build, step, steps
         self.committed = 0
         self.finishing = False
         self.prepared: dict[tuple[str, str], None] = {}
         self.left: dict[tuple[str, str], None] = {}
+        # Of its own, so that what else is drawn stays what it was.
+        self._copying = Random("copies")
         self._groups: dict[str, _Group] = {}
 
     def running(self, key: str) -> list[Member]:
@@ -64,7 +78,10 @@ class Trainers:
 
     def prepare(self, member: Member, generation: Generation) -> None:
         """Build trainers; the member hears when they wait."""
-        group = self._groups.setdefault(generation.key, _Group(generation))
+        group = self._groups.get(generation.key)
+        if group is None or group.generation != generation:
+            # Another one under the same key: an emptied etcd counts from the beginning.
+            group = self._groups[generation.key] = _Group(generation)
         group.phase[member.id], group.members[member.id] = Phase.BUILDING, member
         self.loop.later(self.random.uniform(*self.build), self._built, member, group)
 
@@ -85,7 +102,24 @@ class Trainers:
         group.running += 1
         if group.running == len(generation.nodes) and not group.stepping:
             group.stepping = True
+            self._restore(member, generation)
             self.loop.later(self.step, self._step, group)
+        if member.raises:
+            self.loop.later(self.step / 2, self._raise, member, group)
+
+    def _restore(self, member: Member, generation: Generation) -> None:
+        """Go on from the newest step that is whole in the memory of who is there."""
+        nodes = (*generation.nodes, *generation.spares)
+        processes = member.world.by_id
+        step = self.snapshots.newest([node.id for node in nodes if processes[node.id].alive])
+        self._restored(generation, self.committed, step)
+        self.committed = step
+        self.snapshots.began(generation, step)
+
+    def left_safely(self, key: str, nodes: tuple[Node, ...]) -> bool:
+        """Return whether each of these left at a boundary, and none before its last snapshot was copied."""
+        group = self._groups.get(key)
+        return group is not None and not group.unsafe and all((node.id, key) in self.left for node in nodes)
 
     def leave(self, key: str) -> None:
         """Ask for the next boundary."""
@@ -133,6 +167,15 @@ class Trainers:
                 return True
         return False
 
+    def _raise(self, member: Member, group: _Group) -> None:
+        if group.phase[member.id] is not Phase.RUNNING:
+            return
+        if member.state is State.PAUSED:
+            self.loop.later(HUNG, self._raise, member, group)
+            return
+        self.stop(member, group.generation.key)
+        member.tell(e.Faulted(key=group.generation.key, detail="the code of this node alone", error=True))
+
     def _interrupted(self, member: Member, group: _Group) -> None:
         if group.phase[member.id] is Phase.RUNNING:
             group.phase[member.id] = Phase.OVER
@@ -145,14 +188,18 @@ class Trainers:
         if not self._together(members):
             self.loop.later(HUNG, self._step, group)
             return
+        if any(member.raises for member in members):
+            return
         self.committed += 1
         step, key = self.committed, group.generation.key
+        self.snapshots.stepped(group.generation, step)
         if self.finishing or group.leaving:
             for member in members:
                 group.phase[member.id] = Phase.OVER
-                if not self.finishing:
-                    self.left[member.id, key] = None
-                member.tell(e.Finished(key=key) if self.finishing else e.Left(key=key, step=step))
+                if self.finishing:
+                    member.tell(e.Finished(key=key))
+                else:
+                    self.loop.later(self._copying.uniform(*COPYING), self._copy, member, group, step, self.loop.now)
             group.broken = True
             return
         away = all(member.etcd_lost for member in members)
@@ -161,7 +208,7 @@ class Trainers:
             made = group.generation
             saved = SavedStep(step=step, made_in=made.number, attempt=made.attempt, world=made.world)
         for member in members:
-            member.tell(e.Progress(step=step, etcd_away=away))
+            member.tell(e.Progress(step=step, etcd_away=away, safe=step))
             if saved is not None:
                 member.tell(e.Saved(saved=saved))
         group.steps += 1
@@ -169,6 +216,22 @@ class Trainers:
         group.idle = bool(self.steps) and group.steps >= self.steps
         if not group.idle:
             self.loop.later(self.step, self._step, group)
+
+    def _copy(self, member: Member, group: _Group, step: int, since: float) -> None:
+        """Copy the last snapshot to where it is safe, then say that the trainers left; or when waiting is no use."""
+        generation, to_come = group.generation, member.core.view.coming
+        at = next(at for at, node in enumerate(generation.nodes) if node.id == member.id)
+        stays = to_come is not None and any(node.id == member.id for node in (*to_come.nodes, *to_come.spares))
+        holder = member.world.by_id[self.snapshots.holder(generation, at, to_come).id]
+        if self._together([member, holder]):
+            self.snapshots.copied(generation, at, holder.record.node)
+        elif member.alive and self.loop.now < since + (STAYING if stays else GOING):
+            self.loop.later(HUNG, self._copy, member, group, step, since)
+            return
+        else:
+            group.unsafe = True
+        self.left[member.id, generation.key] = None
+        member.tell(e.Left(key=generation.key, step=step))
 
     def _together(self, members: list[Member]) -> bool:
         if any(member.state is not State.RUNNING for member in members):

@@ -52,8 +52,14 @@ class Observer:
     def changed(self, changes: list[Change]) -> None:
         """Etcd's keys changed, in one revision."""
 
+    def rolled_back(self) -> None:
+        """Etcd has the keys of an earlier time again."""
+
     def acted(self, member: Member, action: acts.Action) -> None:
         """A core did something."""
+
+    def restored(self, generation: Generation, before: int, step: int) -> None:
+        """All trainers of a generation go on behind `step`; the newest step made until then is `before`."""
 
 
 class World:
@@ -68,7 +74,7 @@ class World:
         self.network = Network(self.loop, Random(f"network {seed}"))
         self.trainers = Trainers(
             self.loop, Random(f"trainers {seed}"), self.network, build=setting.build, step=setting.step,
-            steps=setting.steps,
+            steps=setting.steps, restored=self._restored,
         )  # fmt: skip
         self.checkpoints = Checkpoints(self.loop, Random(f"checkpoints {seed}"))
         self.members: dict[int, Member] = {}
@@ -144,13 +150,19 @@ class World:
 
     def _rejoin(self, member: Member) -> None:
         if self.members[member.host] is member and not self.ended:
-            self.start(member.host)
+            again = self.start(member.host)
+            if again is not None:
+                self.trainers.snapshots.inherited(member.id, again.id)
 
     def acted(self, member: Member, action: acts.Action) -> None:
         """Take note of what a core does, before it is done."""
         self._note(member, action)
         for observer in self.observers:
             observer.acted(member, action)
+
+    def _restored(self, generation: Generation, before: int, step: int) -> None:
+        for observer in self.observers:
+            observer.restored(generation, before, step)
 
     # Etcd.
 
@@ -209,6 +221,17 @@ class World:
             self.etcd.extend()
         for member in self.alive():
             member.reach()
+
+    def etcd_rolled_back(self, since: float) -> None:
+        """Give etcd back to everybody with the data of an earlier time."""
+        self.etcd.roll_back(since)
+        board = [change.event for change in self.etcd.store.all_of("board")]
+        sealed = [event.generation for event in board if isinstance(event, e.GenerationPut)]
+        self.generation = sealed[0] if sealed else None
+        self.ended = any(isinstance(event, e.EndPut) for event in board)
+        for observer in self.observers:
+            observer.rolled_back()
+        self.etcd_down(False)
 
     def revoke(self, member: Member) -> None:
         """End a member's lease by hand; it hears of it with its next keepalive."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import threading
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,13 +23,17 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from checkpointing.errors import FormatError, NoCheckpoint
+from checkpointing.errors import FormatError, Inconsistent, NoCheckpoint, Superseded
+from checkpointing.format import names
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 from checkpointing.interchange import objects
+from checkpointing.interchange.dcp_turns import Staged, Turns
 from checkpointing.interchange.tensors import buffer_of, dtype_name, object_piece, shortened
+from checkpointing.reading.naming import committed
 from checkpointing.reading.reader import Checkpoint, open_checkpoint, read_latest
 from checkpointing.saving.commit import Committed, commit, fence
 from checkpointing.saving.options import SaveOptions
@@ -48,15 +54,38 @@ class _Part:
     made_in: int
 
 
-class Writer(StorageWriter):
+@dataclass(slots=True, kw_only=True)
+class _Save:
+    """What one save is about, from its first call to its last, all of them made by one thread.
+
+    alone: whether no other save was under way when it was asked for. step: None until it is set up. save_id: as torch's
+    writers have it, another one each time. part: what the coordinator has told. paths: where entries belong.
+    """
+
+    alone: bool
+    save_id: str
+    step: int | None = None
+    coordinator: bool = False
+    part: _Part | None = None
+    generation: int | None = None
+    paths: dict[str, objects.Path] = dataclasses.field(default_factory=dict)
+
+
+class Writer(StorageWriter, AsyncStager):
     """Save what DCP plans as one checkpoint of this format. Every rank makes one, alike.
 
     store: a URL, or an open store (which then must be picklable for `async_save` in another process).
-    step: the training step; `checkpoint_id` of each save replaces it. facts: JSON, the same on every rank.
-    generation: fences out those below; by default the one after the newest in the store, taken at the first save and
-    again when a step is not above the last.
+    step: the training step; `checkpoint_id` of each save replaces it, for that save. facts: JSON, the same on every
+    rank. generation: fences out those below; by default the one after the newest in the store, taken at the first save
+    and again when a step is not above the last.
     attempt: count it up to save other contents under the same step and generation. incremental: refer to the tiles of
     the newest checkpoint where they are equal. options: how each rank saves: codec, bandwidth, transfers.
+    overwrite: as torch's; with False a step that was committed in the store before is refused (FileExistsError).
+
+    Saves of `async_save` run one after the other, in the order they were asked for, in a thread or in a process, and
+    each is of its own step and tensors. Those that were asked for while another one was under way are of one history:
+    the newest step is `latest`, and an older one that comes behind it is Superseded. With an `async_stager` of your own
+    the order is not known: wait for one save before you ask for the next.
 
     The coordinator's save raises Fenced, Superseded and their like (all of DCP's errors arrive as CheckpointException).
     `committed` is what the last save made, on the coordinator alone.
@@ -66,7 +95,7 @@ class Writer(StorageWriter):
 
     def __init__(
         self,
-        store: str | Store,
+        store: str | os.PathLike[str] | Store,
         *,
         step: int | None = None,
         facts: Mapping[str, Any] | None = None,
@@ -74,10 +103,11 @@ class Writer(StorageWriter):
         attempt: int = 0,
         incremental: bool = True,
         options: SaveOptions | None = None,
+        overwrite: bool = True,
     ) -> None:
         super().__init__()
-        self._url = store if isinstance(store, str) else None
-        self._open = None if isinstance(store, str) else store
+        self._url = os.fspath(store) if isinstance(store, str | os.PathLike) else None
+        self._open = None if isinstance(store, str | os.PathLike) else store
         self._step = step
         self._facts = dict(FACTS if facts is None else facts)
         self._generation = generation
@@ -87,11 +117,18 @@ class Writer(StorageWriter):
         self._attempt = attempt
         self._incremental = incremental
         self._options = options or SaveOptions()
-        self._paths: dict[str, objects.Path] = {}
+        self._overwrite = overwrite
+        self._here, self._turns, self._lock = threading.local(), Turns(), threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave an opened store behind where its URL opens it again."""
-        return {**self.__dict__, "_open": None if self._url else self._open}
+        """Leave behind the saves of this process, and an opened store where its URL opens it again."""
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("_here", "_turns", "_lock")}
+        return {**kept, "_open": None if self._url else self._open}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin saves of its own."""
+        self.__dict__.update(state)
+        self._here, self._turns, self._lock = threading.local(), Turns(), threading.Lock()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -99,7 +136,8 @@ class Writer(StorageWriter):
         return str(checkpoint_id).isdecimal()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Take the step to be saved next."""
+        """Take the step that this thread saves next."""
+        self._here.step = None
         if checkpoint_id is None:
             return
         if not self.validate_checkpoint_id(checkpoint_id):
@@ -107,15 +145,52 @@ class Writer(StorageWriter):
                 f"checkpoint_id is {os.fspath(checkpoint_id)!r}; this writer takes the step, such as 100: where to "
                 "write is said by the URL given to Writer"
             )
-        self._step = int(str(checkpoint_id))
+        self._here.step = int(str(checkpoint_id))
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy for `async_save`, which is saved when the saves asked for before are done."""
+        turn = self._turns.take()
+        try:
+            stager = DefaultStager(StagingOptions(False, False, False, False))
+            try:
+                found = stager.stage(state_dict)
+            finally:
+                stager.close()
+            assert isinstance(found, dict)
+            return Staged(found, self._turns, turn)
+        except BaseException:
+            turn.end()
+            raise
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """Return False: the copy is made when `stage` returns."""
+        return False
+
+    def synchronize_staging(self) -> None:
+        """Do nothing: the copy is made when `stage` returns."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is kept between saves."""
+
+    def storage_meta(self) -> StorageMeta:
+        """Wait for this save's turn, and return what it is called: DCP asks before a planner is given the state."""
+        self._here.save = save = _Save(alone=self._turns.enter(), save_id=str(uuid.uuid4()))
+        step = self._asked()
+        return StorageMeta(checkpoint_id=None if step is None else str(step), save_id=save.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Open the store, for the first save."""
         if not kwargs.get("use_collectives", True):
             raise ValueError("a checkpoint is committed once for all ranks: use_collectives=False cannot be used")
-        if self._step is None:
+        save: _Save | None = getattr(self._here, "save", None)
+        if save is None or save.step is not None:
+            self.storage_meta()
+            save = self._save
+        save.step, self._here.step = self._asked(), None
+        if save.step is None:
             raise ValueError("no step was given: Writer(url, step=100), or checkpoint_id=100 with each save")
-        self._coordinator = is_coordinator
+        save.coordinator = is_coordinator
         self.committed = None
         self._store()
 
@@ -137,9 +212,30 @@ class Writer(StorageWriter):
         usable = sum(plan.usable for plan in plans)
         if 0 < usable < len(plans) and not self._given:
             raise ValueError("plan caching hides from some ranks what the others are told: give Writer a generation")
-        if not self._given and self._last is not None and self._known_step <= self._last:
+        save = self._save
+        with self._lock:
+            save.generation = generation = self._claim(save)
+        save.paths = {
+            name: list(path) for plan in plans for name, path in (plan.planner_data or {}).items() if _is_path(path)
+        }
+        return [
+            dataclasses.replace(plan, storage_data=_Part(rank=rank, world=len(plans), made_in=generation))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def _claim(self, save: _Save) -> int:
+        """Return the generation that a save is made in; Superseded for one that comes behind a newer of its history."""
+        assert save.step is not None
+        if not self._overwrite:
+            self._refuse_overwriting(save.step)
+        if not self._given and self._last is not None and save.step <= self._last:
+            if save.step < self._last and not save.alone:
+                raise Superseded(
+                    f"step {save.step} is not saved: step {self._last}, asked for while it was under way or before it "
+                    "was, is committed. To go back to an older step, wait for the saves under way first"
+                )
             # Training went back: what follows is another history, and comes after the one that is left.
-            self._claimed, self._generation = False, None
+            self._claimed, self._generation, self._last = False, None, None
         if not self._claimed:
             if self._generation is None:
                 ref = read_latest(self._store())
@@ -147,54 +243,78 @@ class Writer(StorageWriter):
             fence(self._store(), self._generation)
             self._claimed = True
         assert self._generation is not None
-        self._paths = {
-            name: list(path) for plan in plans for name, path in (plan.planner_data or {}).items() if _is_path(path)
-        }
-        return [
-            dataclasses.replace(plan, storage_data=_Part(rank=rank, world=len(plans), made_in=self._generation))
-            for rank, plan in enumerate(plans)
-        ]
+        return self._generation
+
+    def _refuse_overwriting(self, step: int) -> None:
+        store = self._store()
+        for name in committed(store, read_latest(store)):
+            parsed = names.parse_checkpoint(name)
+            if parsed is not None and parsed[0].step == step:
+                raise FileExistsError(
+                    f"store {store.url}: step {step} was committed before, as {name}, and overwrite=False was given"
+                )
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part, durably."""
-        self._part: _Part = plan.storage_data
+        save = self._save
+        assert save.step is not None
+        save.part = part = plan.storage_data
+        assert isinstance(part, _Part)
         sizes: dict[Any, int] = {}
         save_rank(
             self._store(),
-            step=self._known_step,
-            made_in=self._part.made_in,
+            step=save.step,
+            made_in=part.made_in,
             attempt=self._attempt,
-            rank=self._part.rank,
-            world=self._part.world,
-            pieces=self._pieces(plan, planner, sizes),
+            rank=part.rank,
+            world=part.world,
+            pieces=self._pieces(save, plan, planner, sizes),
             facts=self._facts,
             parent=self._parent(),
             options=self._options,
         )
         done: Future[list[WriteResult]] = Future()
         done.set_result(
-            [WriteResult(index=index, size_in_bytes=size, storage_data=None) for index, size in sizes.items()]
+            [WriteResult(index=index, size_in_bytes=size, storage_data=save.step) for index, size in sizes.items()]
         )
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit what all ranks have written. The results say nothing that the manifests do not say better."""
-        assert self._generation is not None
-        self.committed = commit(
+        """Commit what all ranks have written; Inconsistent when they wrote different steps."""
+        save = self._save
+        assert save.step is not None
+        assert save.part is not None
+        assert save.generation is not None
+        for rank, written in enumerate(results):
+            if written and written[0].storage_data != save.step:
+                raise Inconsistent(
+                    f"rank {rank} saved step {written[0].storage_data} where the coordinator saved step {save.step}: "
+                    "give all ranks the same checkpoint_id, and wait for one save before the next if async_save has a "
+                    "stager of your own"
+                )
+        done = commit(
             self._store(),
-            step=self._known_step,
-            made_in=self._part.made_in,
+            step=save.step,
+            made_in=save.part.made_in,
             attempt=self._attempt,
-            committed_in=self._generation,
-            world=self._part.world,
+            committed_in=save.generation,
+            world=save.part.world,
         )
-        self._last = self._known_step
-        metadata.storage_meta = StorageMeta(checkpoint_id=self.committed.checkpoint)
+        with self._lock:
+            if save.generation == self._generation:
+                self._last = save.step if self._last is None else max(save.step, self._last)
+            self.committed = done
+        metadata.storage_meta = StorageMeta(checkpoint_id=done.checkpoint, save_id=save.save_id)
 
     @property
-    def _known_step(self) -> int:
-        assert self._step is not None
-        return self._step
+    def _save(self) -> _Save:
+        save: _Save = self._here.save
+        return save
+
+    def _asked(self) -> int | None:
+        """Return the step that this thread was given for its save, else the Writer's own."""
+        step: int | None = getattr(self._here, "step", None)
+        return self._step if step is None else step
 
     def _store(self) -> Store:
         if self._open is None:
@@ -211,7 +331,7 @@ class Writer(StorageWriter):
             # A damaged parent is no reason not to save: everything is written, and `verify` tells of the damage.
             return None
 
-    def _pieces(self, plan: SavePlan, planner: SavePlanner, sizes: dict[Any, int]) -> Iterator[Piece]:
+    def _pieces(self, save: _Save, plan: SavePlan, planner: SavePlanner, sizes: dict[Any, int]) -> Iterator[Piece]:
         refused = []
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:
@@ -225,10 +345,10 @@ class Writer(StorageWriter):
                 piece = _piece(item, planner)
             sizes[item.index] = piece.data.nbytes
             yield piece
-        if self._coordinator:
+        if save.coordinator:
             # Cached plans come without their ways, but the planner has kept the whole metadata.
             cached = getattr(getattr(planner, "metadata", None), "planner_data", None) or {}
-            paths = {**{name: list(path) for name, path in cached.items() if _is_path(path)}, **self._paths}
+            paths = {**{name: list(path) for name, path in cached.items() if _is_path(path)}, **save.paths}
             if paths:
                 yield object_piece(objects.PATHS, objects.to_json(paths))
         if refused:

@@ -2,8 +2,9 @@
 
 The options are those that s3fs, gcsfs and adlfs take (`key`, `secret`, `token`, `anon`, `endpoint_url`, `profile`,
 `client_kwargs`, `account_name`, ...), and obstore's own configuration keys. Credentials come from them or from where
-each cloud's tools look: the environment, shared files and profiles, the machine's own identity. Nothing is retried
-here: a conditional write repeated below us would fail against itself.
+each cloud's tools look: the environment, shared files and profiles, the machine's own identity. By default nothing is
+retried here: a conditional write repeated below us would fail against itself. With a patience, for uploads in parts,
+each part is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from obstore.exceptions import BaseError
@@ -20,6 +21,9 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from checkpointing.errors import StoreUnfit
 from checkpointing.stores.address import redacted
+
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
 
 Client = S3Store | GCSStore | AzureStore
 
@@ -29,12 +33,16 @@ _RENAMED = {
     "gs": {"endpoint_url": "base_url", "token": "application_credentials"},
     "az": {"sas_token": "sas_key", "endpoint_url": "endpoint"},
 }
+_MANY = 1 << 20  # time is what ends it
 _CONNECT = timedelta(seconds=10)
 _REQUEST = timedelta(seconds=120)  # a part of 16 MiB takes that long at 140 KB/s
 
 
-def connect(url: str, options: Mapping[str, Any]) -> Client:
-    """Return a client for the bucket and prefix of `url`; StoreUnfit says which part of URL or options is wrong."""
+def connect(url: str, options: Mapping[str, Any], *, patience: float = 0.0) -> Client:
+    """Return a client for the bucket and prefix of `url`; StoreUnfit says which part of URL or options is wrong.
+
+    patience: seconds for which each request is repeated, with random waits, while the store is busy or away.
+    """
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     family = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}.get(scheme, scheme)
@@ -55,7 +63,7 @@ def connect(url: str, options: Mapping[str, Any]) -> Client:
     given: dict[str, Any] = {
         "prefix": prefix.strip("/") or None,
         "client_options": client,
-        "retry_config": {"max_retries": 0},
+        "retry_config": _retries(patience),
     }
     try:
         if family == "s3":
@@ -68,6 +76,17 @@ def connect(url: str, options: Mapping[str, Any]) -> Client:
         return AzureStore(bucket, config=config, **given)
     except (BaseError, ValueError, TypeError) as error:
         raise StoreUnfit(f"store {url}: cannot be opened: {first_line(error)}") from error
+
+
+def _retries(patience: float) -> RetryConfig:
+    if not patience:
+        return {"max_retries": 0}
+    # Waits are drawn at random between the first and `base` times the one before.
+    return {
+        "max_retries": _MANY,
+        "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
+        "retry_timeout": timedelta(seconds=patience),
+    }
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import itertools
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,12 +16,14 @@ from typing import Any, Protocol
 
 import fsspec
 
-from checkpointing.errors import StoreDenied, StoreError, StoreNotFound, StoreUnfit
+from checkpointing.errors import StoreDenied, StoreError, StoreNotFound, StoreUnfit, StoreUnreachable
 from checkpointing.format.encoding import hexdigest
 from checkpointing.stores.address import redacted
 from checkpointing.stores.checking import Sent, miswritten
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
+# Of botocore, aiohttp and Python itself.
+_UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ClientConnectorError", "ConnectionRefusedError")
 _BLOCK = 16 << 20  # of an upload in parts; S3 takes 5 MiB to 5 GiB, and 10,000 of them
 
 
@@ -77,7 +78,7 @@ class FsspecStore:
             try:
                 return bytes(self._fs.cat_file(path, start=start, end=stop))
             except OSError as error:
-                if error.errno == errno.EINVAL and "range" in f"{error} {error.__cause__!r}".lower():
+                if _said(error, "416", "InvalidRange"):
                     return b""  # S3 has no empty answer to a range that begins at the end, or behind it
                 raise
 
@@ -199,7 +200,7 @@ class FsspecStore:
         except StoreError:
             raise
         except FileNotFoundError as error:
-            if "bucket does not exist" in str(error) or "NoSuchBucket" in repr(error.__cause__):
+            if _said(error, "", "NoSuchBucket") or "bucket does not exist" in str(error):
                 raise StoreUnfit(
                     f"store {self._url}: cannot {verb} {name}: there is no such bucket. Make it, or correct the URL."
                 ) from error
@@ -212,7 +213,8 @@ class FsspecStore:
         except Exception as error:
             if "Checksum" in type(error).__name__:
                 raise miswritten(self._url, name) from error  # botocore compares what it was told at the upload
-            raise StoreError(f"store {self._url}: cannot {verb} {name}: {type(error).__name__}: {error}") from error
+            kind = StoreUnreachable if type(error).__name__ in _UNREACHABLE else StoreError
+            raise kind(f"store {self._url}: cannot {verb} {name}: {type(error).__name__}: {error}") from error
 
 
 def _first_block(data: Data) -> tuple[bytes, Iterator[memoryview] | None]:
@@ -296,6 +298,17 @@ class _S3:
 
 
 def _refused(error: OSError) -> bool:
-    """Return whether S3 said no to the condition; 409, another write at the same time, leaves it open."""
-    text = f"{error} {error.__cause__!r}"
-    return "PreconditionFailed" in text or "412" in text
+    """Return whether S3 said no to the condition; 409, another write at the same time, leaves it open.
+
+    What S3 said is in the error that s3fs translated; texts may hold any number, in a request's id for one.
+    """
+    return _said(error, "412", "PreconditionFailed")
+
+
+def _said(error: BaseException, status: str, code: str) -> bool:
+    """Return whether S3 answered with this HTTP status, or this error code."""
+    response = getattr(error.__cause__, "response", None)
+    if not isinstance(response, Mapping):
+        return False
+    given = response.get("Error", {}).get("Code")
+    return given in (status, code) or str(response.get("ResponseMetadata", {}).get("HTTPStatusCode")) == status

@@ -24,7 +24,7 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from checkpointing.errors import StoreDenied, StoreError, StoreNotFound, StoreUnfit
+from checkpointing.errors import StoreDenied, StoreError, StoreFull, StoreNotFound, StoreUnfit, StoreUnreachable
 from checkpointing.stores.checking import Sent
 from checkpointing.stores.cloud import connect, first_line
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
@@ -37,7 +37,16 @@ _HELD = 40 << 20  # all else up to here is collected, which takes less memory th
 _PART = 16 << 20  # S3 takes 5 MiB to 5 GiB, and 10,000 of them
 _PARTS_AT_ONCE = 4
 
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _DENIED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
+# What no repetition mends. Some 400s are missing on purpose: RequestTimeout, IncompleteBody and BadDigest come of a bad
+# connection.
+_UNFIT = (
+    *("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "InvalidBucketName", "KeyTooLongError"),
+    *("MethodNotAllowed", "NotImplemented", "PermanentRedirect"),
+)
+_FULL = ("InsufficientStorage", "QuotaExceeded", "XMinioStorageFull")
+_BEYOND = re.compile(r"non-2xx status code: 416\b|<Code>InvalidRange</Code>")
 _METADATA = ("169.254.169.254", "metadata.google.internal", "fd00:ec2")
 
 
@@ -54,10 +63,15 @@ def usable() -> bool:
 class ObstoreStore:
     """Objects of a bucket, below a prefix."""
 
-    def __init__(self, url: str, *, options: Mapping[str, Any]) -> None:
-        """Make a client; nothing is asked of the store yet. StoreUnfit when URL or options are wrong."""
+    def __init__(self, url: str, *, options: Mapping[str, Any], patience: float = 0.0) -> None:
+        """Make a client; nothing is asked of the store yet. StoreUnfit when URL or options are wrong.
+
+        patience: seconds for which each part of an upload in parts is tried again; all else is the caller's to repeat.
+        """
         self._url = url
         self._client = connect(url, options)
+        # Parts have no conditions and are sent again by themselves: one that is refused costs no other.
+        self._parts = connect(url, options, patience=patience) if patience else self._client
         self._bare = False  # whether ETags are sent without their quotes
 
     @property
@@ -115,7 +129,7 @@ class ObstoreStore:
         sent = Sent(itertools.chain(blocks, rest))
         summed = _Summed(sent)
         with self._errors("write", name):
-            answer = self._client.put(
+            answer = self._parts.put(
                 name,
                 iter(summed if check else itertools.chain(blocks, rest)),
                 use_multipart=True,
@@ -158,7 +172,7 @@ class ObstoreStore:
             try:
                 self._client.put(name, data, mode=present, use_multipart=False)
             except PreconditionError as error:
-                if "NoSuchBucket" in str(error):
+                if _code(str(error)) in _NO_BUCKET:
                     raise
                 return False
             return True
@@ -204,9 +218,9 @@ class ObstoreStore:
             text = first_line(error)
             said = _said(text)
             where = f"store {self._url}: cannot {verb} {name}: "
-            if "416" in text and "Range" in text:
+            if _BEYOND.search(text):
                 raise _BeyondEnd from error
-            if "NoSuchBucket" in text or "ContainerNotFound" in text:
+            if _code(text) in _NO_BUCKET:
                 raise StoreUnfit(f"{where}there is no such bucket. Make it, or correct the URL.") from error
             if isinstance(error, FileNotFoundError):
                 raise StoreNotFound(f"{where}it is not there") from error
@@ -216,8 +230,14 @@ class ObstoreStore:
                     "and this machine has no identity of its own"
                 ) from error
             refused = (PermissionDeniedError, UnauthenticatedError, PermissionError)
-            if isinstance(error, refused) or any(code in text for code in _DENIED):
+            if isinstance(error, refused) or _code(text) in _DENIED:
                 raise StoreDenied(f"{where}{said}. Check the credentials, and what they may do there.") from error
+            if _code(text) in _FULL:
+                raise StoreFull(f"{where}{said}. Free space or raise the quota.") from error
+            if _code(text) in _UNFIT:
+                raise StoreUnfit(f"{where}{said}. Correct the URL, the region or the options.") from error
+            if "error sending request" in text:
+                raise StoreUnreachable(f"{where}{said}") from error
             raise StoreError(f"{where}{said}") from error
 
 
@@ -287,6 +307,12 @@ def _token(meta: Mapping[str, Any]) -> str:
 
 def _plain(etag: str | None) -> str:
     return (etag or "").strip('"').lower()
+
+
+def _code(text: str) -> str:
+    """Return the error code of a server's answer, empty where it gave none: what else is in it may say anything."""
+    code = re.search(r"<Code>([^<]*)</Code>", text)
+    return code[1] if code else ""
 
 
 def _said(text: str) -> str:

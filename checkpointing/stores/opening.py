@@ -7,7 +7,7 @@ again, where it is a network away; encryption, if a key is given. Each is a stor
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from checkpointing.stores.address import parse
@@ -15,7 +15,7 @@ from checkpointing.stores.local import LocalStore
 from checkpointing.stores.probing import probe
 from checkpointing.stores.protocol import Store
 from checkpointing.stores.register import Register, RegisteredStore
-from checkpointing.stores.retrying import RetryingStore
+from checkpointing.stores.retrying import PATIENCE, RetryingStore, Trouble
 
 if TYPE_CHECKING:
     from checkpointing.stores.keys import Key
@@ -31,20 +31,26 @@ def open_store(
     options: Mapping[str, Any] | None = None,
     key: Key | None = None,
     register: Register | None = None,
+    patience: float = PATIENCE,
+    told: Callable[[Trouble], None] | None = None,
 ) -> Store:
     """Return the store at `url`: a path, `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `memory://`, or fsspec's.
 
     With `write`, what the format needs is tried out on a probe object first, and a local directory is made if it is
     missing. `options` are those of s3fs, gcsfs, adlfs or the protocol's own package. With a `key`, everything is
     encrypted. A `register` decides for places that cannot write on conditions; every writer needs the same one.
+    `patience`: seconds for which an operation is tried again where the store is a network away and is busy or does not
+    answer; `told` hears when that takes long.
     StoreUnfit says what to change when the place cannot hold checkpoints.
     """
+    if not 0.0 <= patience < float("inf"):
+        raise ValueError(f"a patience is a number of seconds from 0, not {patience!r}")
     address = parse(url)
-    store = _backend(url, write=write, options=options or {})
+    store = _backend(url, write=write, options=options or {}, patience=patience)
     if register is not None:
         store = RegisteredStore(store, register)
     if address.scheme not in _HERE:
-        store = RetryingStore(store)
+        store = RetryingStore(store, patience, told=told)
     if key is not None:
         store = _encrypted(store, key)
     if write:
@@ -52,7 +58,7 @@ def open_store(
     return store
 
 
-def _backend(url: str, *, write: bool, options: Mapping[str, Any]) -> Store:
+def _backend(url: str, *, write: bool, options: Mapping[str, Any], patience: float) -> Store:
     address = parse(url)
     if address.path is not None:
         return LocalStore(address.path, create=write)
@@ -61,7 +67,7 @@ def _backend(url: str, *, write: bool, options: Mapping[str, Any]) -> Store:
         from checkpointing.stores.obstore import ObstoreStore, usable
 
         if usable():
-            return ObstoreStore(url, options=options)
+            return ObstoreStore(url, options=options, patience=patience)
     from checkpointing.stores.fsspec import FsspecStore
 
     return FsspecStore(url, options=options)

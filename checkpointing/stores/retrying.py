@@ -7,30 +7,85 @@ there is read back, and decides.
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 import tenacity
+from tenacity.wait import wait_base
 
-from checkpointing.errors import StoreError
+from checkpointing.errors import Miswritten, StoreError, StoreUnreachable
 from checkpointing.stores.protocol import Data, Entry, Store, Versioned
 
 _T = TypeVar("_T")
 
+PATIENCE = 120.0
+"""Seconds: object stores ask to be left alone for some seconds, and restart within a minute."""
+FIRST_CONTACT = 10.0
+"""Seconds for a place that has not answered once: its address is more likely wrong than it is away."""
+
+_WRITES = 5
+_FIRST = 0.1
+_LONGEST = 10.0
+_TOLD_AFTER = 5.0
+_TOLD_EVERY = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What is being tried again. seconds: since the first try."""
+
+    error: str
+    tries: int
+    seconds: float
+
 
 def policy(
-    *, tries: int = 5, first: float = 0.1, longest: float = 5.0, sleep: Callable[[float], None] = time.sleep
+    patience: Callable[[], float],
+    *,
+    first: float = _FIRST,
+    longest: float = _LONGEST,
+    sleep: Callable[[float], None] = time.sleep,
+    told: Callable[[tenacity.RetryCallState], None] | None = None,
 ) -> tenacity.Retrying:
-    """Return how transient errors are met: up to `tries` times, waiting up to `first` s, then twice that, and so on."""
+    """Return how transient errors are met: tried again for `patience` seconds, the last time when they are over.
+
+    Waits are random, up to `first` seconds, then twice that, and so on up to `longest`. `told` hears of each.
+    """
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_transient),
-        stop=tenacity.stop_after_attempt(tries),
-        # The whole wait is random: hosts that lost the same server do not all come back at once.
-        wait=tenacity.wait_random_exponential(multiplier=first, max=longest),
+        stop=lambda state: spent(state) >= patience() or _changes_again(state),
+        wait=_Wait(patience, first, longest),
         sleep=sleep,
+        before_sleep=told,
         reraise=True,
     )
+
+
+def _changes_again(state: tenacity.RetryCallState) -> bool:
+    """Return whether bytes change on the way every time: that is no moment's trouble, and each try sends them all."""
+    failed = state.outcome is not None and isinstance(state.outcome.exception(), Miswritten)
+    return failed and state.attempt_number >= _WRITES
+
+
+def spent(state: tenacity.RetryCallState) -> float:
+    """Return the seconds since the first try; those that were waited, where the clock does not show them."""
+    return max(state.seconds_since_start or 0.0, state.idle_for)
+
+
+class _Wait(wait_base):
+    """Anything between nothing and a bound that doubles: hosts that lost one server do not all come back at once."""
+
+    def __init__(self, patience: Callable[[], float], first: float, longest: float) -> None:
+        self._patience, self._first, self._longest = patience, first, longest
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
+        # Powers stop growing somewhere, or a float would overflow.
+        bound = min(self._longest, self._first * 2.0 ** min(retry_state.attempt_number - 1, 40))
+        return min(random.uniform(0.0, bound), max(0.0, self._patience() - spent(retry_state)))
 
 
 def is_transient(error: BaseException) -> bool:
@@ -41,10 +96,21 @@ def is_transient(error: BaseException) -> bool:
 class RetryingStore:
     """A store whose passing failures are not seen."""
 
-    def __init__(self, store: Store, retries: tenacity.Retrying | None = None) -> None:
-        """Wrap `store`; `retries` is a policy that raises the last error again."""
+    def __init__(
+        self,
+        store: Store,
+        patience: float = PATIENCE,
+        *,
+        told: Callable[[Trouble], None] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Wrap `store`. Each operation is tried for `patience` seconds; `told` hears of it, every half minute."""
         self._store = store
-        self._retries = retries if retries is not None else policy()
+        self._patience = patience
+        self._told, self._sleep = told, sleep
+        self._answered = False
+        self._quiet_until = 0.0
+        self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -139,7 +205,30 @@ class RetryingStore:
         self._again(lambda: self._store.delete(name))
 
     def _again(self, attempt: Callable[[], _T]) -> _T:
-        return self._retries(attempt)
+        def heard() -> _T:
+            try:
+                result = attempt()
+            except StoreError as error:
+                self._answered = self._answered or not isinstance(error, StoreUnreachable)
+                raise
+            self._answered = True
+            return result
+
+        return policy(self._limit, sleep=self._sleep, told=self._tell)(heard)
+
+    def _limit(self) -> float:
+        return self._patience if self._answered else min(self._patience, FIRST_CONTACT)
+
+    def _tell(self, state: tenacity.RetryCallState) -> None:
+        seconds = spent(state)
+        if self._told is None or seconds < _TOLD_AFTER or state.outcome is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            if now < self._quiet_until:
+                return
+            self._quiet_until = now + _TOLD_EVERY
+        self._told(Trouble(error=str(state.outcome.exception()), tries=state.attempt_number, seconds=seconds))
 
 
 class _Undecided(Exception):

@@ -83,8 +83,10 @@ def write_generation(generation: Generation) -> dict[str, Any]:
         "job": generation.job,
         "tries": generation.tries,
         "tried_at": generation.tried_at,
+        "raised": list(generation.raised),
         "spent": generation.spent,
         "storm": generation.storm,
+        "reached": generation.reached,
     }
 
 
@@ -107,6 +109,7 @@ def read_generation(data: Any) -> Generation:
         nodes=_nodes(data.get("nodes"), labels),
         spares=_nodes(data.get("spares", []), labels),
         layout=from_json(Layout, data["layout"]) if data.get("layout") is not None else None,
+        raised=from_json(tuple[str, ...], data.get("raised", [])),
         **known,
     )
 
@@ -121,6 +124,7 @@ _PLAIN: dict[str, type] = {
     "tried_at": int,
     "spent": float,
     "storm": int,
+    "reached": int,
 }
 
 

@@ -83,9 +83,10 @@ class Report:
 
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`.
     finished: `main` returned on all its slots. fault: a trainer died. error: the user's code raised.
-    interrupted: a trainer lost a peer and stopped. silent: ids of the neighbours on the ring it does not hear.
-    answered: the newest doubt about itself that it has seen. notice: why this node has to leave soon.
-    saved: the newest step whose tiles all its slots wrote to the store.
+    final: trying again cannot mend that error. interrupted: a trainer lost a peer and stopped. silent: ids of the
+    neighbours on the ring it does not hear. answered: the newest doubt about itself that it has seen. notice: why this
+    node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the newest
+    step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none.
     """
 
     incarnation: str
@@ -96,11 +97,13 @@ class Report:
     error: str = ""
     interrupted: str = ""
     detail: str = ""
+    final: bool = False
     step: int = 0
     silent: tuple[str, ...] = ()
     answered: str = ""
     notice: Notice | None = None
     saved: SavedStep | None = None
+    safe: int = 0
 
 
 class Out(StrEnum):
@@ -110,6 +113,7 @@ class Out(StrEnum):
     DEAD = "dead"
     REFUSED = "refused"
     REPLACED = "replaced"
+    FAILED = "failed"  # its code raised where no other node's did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

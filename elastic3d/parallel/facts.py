@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from elastic3d.errors import StateError
+from elastic3d.errors import StateUnfit
 
 
 def encode(value: Any, where: str) -> Any:
-    """Return `value` as plain JSON data; StateError, saying where it is, for what cannot be written down."""
+    """Return `value` as plain JSON data; StateUnfit, saying where it is, for what cannot be written down."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -32,7 +32,7 @@ def encode(value: Any, where: str) -> Any:
         return {"$counter" if isinstance(value, Counter) else "$dict": pairs}
     if isinstance(value, torch.Tensor) and not value.dim() and value.device.type == "cpu":
         return {"$scalar": [str(value.dtype).removeprefix("torch."), encode(value.item(), where)]}
-    raise StateError(
+    raise StateUnfit(
         f"{where} is {type(value).__name__}, which is no state that can be written down as JSON. Trying again does not "
         "help: use numbers, strings, lists and dictionaries there, or build it anew in main"
     )
@@ -69,7 +69,7 @@ def optimizer_groups(optimizer: torch.optim.Optimizer) -> Any:
 def set_optimizer_groups(optimizer: torch.optim.Optimizer, data: Any) -> None:
     """Give an optimizer the hyperparameters that were written down."""
     if len(data) != len(optimizer.param_groups):
-        raise StateError(
+        raise StateUnfit(
             f"the saved state has {len(data)} parameter groups and this optimizer {len(optimizer.param_groups)}; make "
             "the same groups in the same order, also those that are empty on this stage"
         )
@@ -83,9 +83,9 @@ def schedule_state(schedule: Any) -> Any:
 
 
 def set_schedule_state(schedule: Any, data: Any) -> None:
-    """Give a schedule the state that was written down; StateError where one of the two is missing."""
+    """Give a schedule the state that was written down; StateUnfit where one of the two is missing."""
     if (schedule is None) != (data is None):
         there, here = ("no schedule", "one") if data is None else ("a schedule", "none")
-        raise StateError(f"the saved state has {there} and run.restore was given {here}; give it what was saved")
+        raise StateUnfit(f"the saved state has {there} and run.restore was given {here}; give it what was saved")
     if schedule is not None:
         schedule.load_state_dict(decode(data))

@@ -4,11 +4,13 @@ A model whose parameters fit the host is built whole, as a plain script with the
 larger one is built with its parameters on meta and its buffers real, and filled module by module, each under a key of
 (seed, name), by the module's own `reset_parameters` and then, in models of transformers, by their `_init_weights`:
 other numbers than the plain script's, but the same for any layout. Which of the two happens depends on the model and a
-constant alone, so that every host decides alike.
+constant alone, so that every host decides alike. Where `build` gives the large model values of its own (it loads a
+pretrained one), they would be thrown away: that is refused.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,12 +18,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastic3d.errors import ModelError
 from elastic3d.parallel.randomness import keyed_seed
 
 Build = Callable[[], nn.Module]
 WHOLE_BELOW = 8 << 30
+INITIALISERS = ("reset_parameters", "_reset_parameters", "_init_weights")
+"""What gives a parameter its initial values, in torch's modules and in models of transformers."""
 
 
 def whole(build: Build, seed: int) -> nn.Module:
@@ -42,9 +47,24 @@ def outline(build: Build) -> nn.Module:
 
 
 def skeleton(build: Build) -> nn.Module:
-    """Return the whole model with its parameters on meta and its buffers real."""
-    with torch.random.fork_rng(devices=[]), _parameters_on_meta():
-        return _built(build)
+    """Return the whole model with its parameters on meta and its buffers real.
+
+    ModelError where `build` gives parameters values that their modules would not give them again: loaded weights.
+    """
+    given = _Given()
+    with torch.random.fork_rng(devices=[]), _parameters_on_meta(given), given:
+        model = _built(build)
+    if given.names:
+        size = nbytes(model)
+        raise ModelError(
+            f"the function given to run.shard loads weights into the model, or computes them ({given.names[0]}, "
+            f"{len(given.names)} in all), and at {size / 2**30:.1f} GiB the model is too large to be built whole in "
+            "each process: every module would be initialised anew by its own reset_parameters(), and the loaded "
+            "weights lost. Trying again does not help. Where the memory of a host holds the whole model once for each "
+            f"of its processes, say run.shard(..., whole_below={_beyond(size)} << 30); else build it from its "
+            "configuration alone"
+        )
+    return model
 
 
 def nbytes(model: nn.Module) -> int:
@@ -111,12 +131,41 @@ def _built(build: Build) -> nn.Module:
     return model
 
 
+def _beyond(size: int) -> int:
+    """Return the whole GiB above `size` bytes."""
+    return size // 2**30 + 1
+
+
+class _Given(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the parameters that get values while they are on meta, other than from what initialises their module."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def note(self, name: str) -> None:
+        """Take note of one, unless an initialiser is at work: that gives the same values again when it is filled."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_name in INITIALISERS:
+                return
+            frame = frame.f_back  # type: ignore[assignment]
+        self.names.append(name)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and args[0].is_meta and not args[1].is_meta:
+            self.note(f"a parameter of shape {tuple(args[0].shape)}")
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def _parameters_on_meta(given: _Given) -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and not param.is_meta:
+            if self._parameters.get(name) is not None:
+                given.note(f"{name!r} of {type(self).__name__}")
             param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
         register(self, name, param)
 

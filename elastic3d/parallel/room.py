@@ -11,15 +11,19 @@ from elastic3d.parallel.state import Held, buffer_of
 
 
 class Room:
-    """Where the bytes of each wanted box go: into the tensor itself where it is plain memory, else beside it first."""
+    """Where the bytes of each wanted box go: into the tensor itself where it is plain memory, else beside it first.
+
+    Held with the spec of what was saved, a tensor may be of another dtype, and is given the values.
+    """
 
     def __init__(self, held: Iterable[Held]) -> None:
         self._targets: dict[str, tuple[Held, torch.Tensor]] = {}
         for one in held:
             if one.box.numel:
                 into = one.local
-                if into.device.type != "cpu" or not into.is_contiguous():
-                    into = torch.empty(into.shape, dtype=into.dtype)
+                saved = getattr(torch, one.spec.dtype)
+                if into.device.type != "cpu" or not into.is_contiguous() or into.dtype != saved:
+                    into = torch.empty(into.shape, dtype=saved)
                 self._targets[one.spec.key] = (one, into)
 
     def wanted(self) -> Iterator[tuple[TensorSpec, Box]]:

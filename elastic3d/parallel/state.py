@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from checkpointing.format.tiles import Box, TensorSpec
-from elastic3d.errors import StateError
+from elastic3d.errors import StateUnfit
 from elastic3d.planner.shares import run_of
 
 Tile = tuple[TensorSpec, Box, torch.Tensor]
@@ -109,13 +109,13 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def held_by_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Held]:
-    """Yield the optimizer's tensors; StateError for state that is none."""
+    """Yield the optimizer's tensors; StateUnfit for state that is none."""
     for name, parameter in model.named_parameters():
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if value is None:
                 continue
             if not isinstance(value, torch.Tensor):
-                raise StateError(
+                raise StateUnfit(
                     f"{type(optimizer).__name__} keeps {key!r} of parameter {name!r} as {type(value).__name__}; only "
                     "tensors can be moved between layouts. Trying again does not help: keep it as a tensor"
                 )
@@ -158,7 +158,7 @@ def create_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, s
             continue
         parameter = parameters[name]
         if id(parameter) not in capturable:
-            raise StateError(f"the saved state has {spec.key!r}, but this optimizer was not given parameter {name!r}")
+            raise StateUnfit(f"the saved state has {spec.key!r}, but this optimizer was not given parameter {name!r}")
         dtype = getattr(torch, spec.dtype)
         if spec.shape == tuple(parameter.shape):
             room = torch.empty_like(parameter, dtype=dtype, requires_grad=False)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elastic3d import threads
 from elastic3d.clock import SYSTEM
 from elastic3d.snapshots import memory, wire
 from elastic3d.snapshots import table as tables
@@ -68,7 +69,7 @@ class TileServer:
         self._waiting: Waiting[_Guest] = Waiting()
         self._closed = False
         self.port: int = self._listener.port
-        threading.Thread(target=self._accept, name=name, daemon=True).start()
+        threads.start(self._accept, name=name)
 
     def set_credentials(self, credentials: Credentials) -> None:
         """Serve those who hold this secret from now on; before the first call nobody is served."""
@@ -101,7 +102,7 @@ class TileServer:
             if not self._admit(guest):
                 continue
             try:
-                threading.Thread(target=self._serve, args=(guest,), name=f"{self._name}-peer", daemon=True).start()
+                threads.start(self._serve, guest, name=f"{self._name}-peer", edge=threads.Edge.ALONE)
             except RuntimeError as error:
                 self._refused(guest.address, f"{error}: connections are closed until there are threads again")
                 self._end(guest)

@@ -17,7 +17,7 @@ from elastic3d.parallel import facts as written
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.room import Room
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
-from elastic3d.training import restoring
+from elastic3d.training import restoring, starting
 from elastic3d.values import from_json, to_json
 
 
@@ -31,8 +31,12 @@ def load(
 ) -> Ledger:
     """Bring the decided state into this rank's model, optimizer, schedule and batches; return its ledger.
 
-    StateError for state of other batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
+    Of a checkpoint that no run has saved the weights alone are taken, and the run begins. StateError for state of other
+    batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
     """
+    if starting.is_foreign(decision):
+        starting.load_weights(model, decision, sources)
+        return ()
     facts = restoring.check_facts(decision, batches.order, batches.fingerprint)
     saved = {offer.spec.key: offer.spec for offer in decision.offers}
     create_optimizer_state(model, optimizer, saved.values())

@@ -58,12 +58,12 @@ class Departure:
 
 
 def refuge(me: Node, buddy: Node | None, running: Generation, to_come: Generation) -> Node | None:
-    """Return who is to hold the snapshots of `me` where it leaves together with its buddy; None where nobody need.
+    """Return who is to hold the snapshots of `me` where it leaves, with its buddy or having none; None: nobody need.
 
     A node that takes part already is preferred to one that comes.
     """
     staying = {node.id: node for node in (*to_come.nodes, *to_come.spares)}
-    if buddy is None or me.id in staying or buddy.id in staying:
+    if me.id in staying or (buddy is not None and buddy.id in staying):
         return None
     here = [node for node in running.nodes if node.id in staying]
     able = [node for node in (*here, *staying.values()) if len(node.slots) == len(me.slots)]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import queue
 import secrets
 import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from checkpointing import Store
-from elastic3d import notices
+from checkpointing.stores.retrying import Trouble
+from elastic3d import notices, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError, JobEnded
 from elastic3d.etcd import EtcdClient
@@ -37,10 +37,13 @@ from elastic3d.values import Slot as Place
 from elastic3d.worker import events as w
 from elastic3d.worker.admit import admit
 from elastic3d.worker.checkpoints import Checkpoints
+from elastic3d.worker.ending import Ending
+from elastic3d.worker.failure import ended
 from elastic3d.worker.figures import Figures
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.leaving import Leaving
+from elastic3d.worker.meeting import Meeting
 from elastic3d.worker.options import Options
 from elastic3d.worker.slot import Slot
 from elastic3d.worker.uploader import WriteFailed, Written
@@ -81,7 +84,8 @@ class Keeper:
 
     def __init__(self, settings: Settings, options: Options, slots: Sequence[Slot], inbox: Inbox) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
-        self._journal = Journal(options.events, settings.run_id, settings.node)
+        self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
+        threads.report_to(self._journal.thread_failed)
         self._figures = Figures()
         self._generations = Generations(
             settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
@@ -99,10 +103,14 @@ class Keeper:
         if at is not None and at.register:
             register = EtcdRegister(connect(self._settings), self._settings.prefix, at.url)
         try:
-            self._warm_up(*(open_checked(at, register) if at is not None else (None, 0)))
+            self._warm_up(*(open_checked(at, register, self._waiting) if at is not None else (None, 0)))
         finally:
             if register is not None:
                 register.close()
+
+    def _waiting(self, trouble: Trouble) -> None:
+        """Say that the store is waited for; on the thread that waits."""
+        self._journal.emit("store.waiting", error=trouble.error, tries=trouble.tries, seconds=trouble.seconds)
 
     def _warm_up(self, store: Store | None, floor: int) -> None:
         places = len(self._slots) if self._settings.admission else 0
@@ -130,8 +138,6 @@ class Keeper:
     # Taking part.
 
     def _take_part(self, profile: ModelProfile, store: Store | None, floor: int) -> None:
-        from torch._C._distributed_c10d import TCPStore
-
         client = connect(self._settings)
         secret = obtain(client, self._settings.root)
         links = Links(
@@ -140,7 +146,7 @@ class Keeper:
             secret=secret,
             refused=lambda refusal: self._inbox.put(w.PeerRefused(slot=0, refusal=refusal)),
         )
-        meeting = TCPStore(self._settings.address, 0, is_master=True, wait_for_workers=False, use_libuv=True)
+        self._meeting = meeting = Meeting(self._settings.address)
         node = Node(
             name=self._settings.node,
             incarnation=secrets.token_hex(6),
@@ -161,7 +167,9 @@ class Keeper:
                 self._inbox.put,
                 journal=self._journal,
                 figures=self._figures,
+                settled=lambda saved, error: self._tell(m.Settled(saved=saved, error=error)),
             )
+        self._ending = Ending(self._generations, self._checkpoints, self._tell)
         self._leaving = Leaving(
             self._generations,
             self._checkpoints,
@@ -179,7 +187,7 @@ class Keeper:
             watcher = notices.watch(self._settings.notices, self._inbox.put)
             while self._exit is None:
                 self._handle(self._next())
-                if self._exit is not None and self._exit.rejoin and not self._leaving.told:
+                if self._exit is not None and self._exit.rejoin:
                     self._rejoin(client, links, record)
             if watcher is not None and not self._exit.failed:
                 watcher.acknowledge()
@@ -196,7 +204,7 @@ class Keeper:
             if self._checkpoints is not None:
                 self._checkpoints.close_committer(self._close_patience())
             client.close()
-            del meeting
+            meeting.close()
         self._end()
 
     def _join(self, client: EtcdClient, links: Links, record: MemberRecord, *, again: bool = False) -> None:
@@ -212,8 +220,8 @@ class Keeper:
             heard=lambda there: self._inbox.put(EtcdHeard(there)),
             noted=self._noted,
         )
-        self._member.start(links, again=again)
-        self._journal.emit("member.joined", incarnation=record.node.incarnation)
+        if self._member.start(links, again=again, end_seen=self._settings.end_seen):
+            self._journal.emit("member.joined", incarnation=record.node.incarnation)
 
     def _rejoin(self, client: EtcdClient, links: Links, record: MemberRecord) -> None:
         """Come back as a newcomer after the others put this node out; what the slots hold in memory stays."""
@@ -245,14 +253,15 @@ class Keeper:
         self._journal.emit("job.ended", kind=kind, error=self._exit.detail or None)
         self._journal.close()
         if self._exit.failed:
-            raise JobEnded(self._exit.detail)
+            raise JobEnded(ended(self._exit.detail, self._generations.raised))
 
     # What happens.
 
     def _next(self) -> object:
         """Return the next thing to handle; None when only time has passed while this node or its trainers leave."""
         try:
-            return self._inbox.get(timeout=self._leaving.pause)
+            pauses = [pause for pause in (self._leaving.pause, self._ending.pause) if pause is not None]
+            return self._inbox.get(timeout=min(pauses, default=None))
         except queue.Empty:
             return None
 
@@ -263,6 +272,7 @@ class Keeper:
             case acts.Go():
                 if self._checkpoints is not None:
                     self._checkpoints.begin()
+                self._meeting.forget(before=event.generation.number)
                 self._generations.go(event.generation, self._node)
             case acts.AskLeave():
                 self._leaving.ask_leave(event.key)
@@ -275,7 +285,7 @@ class Keeper:
                 if self._checkpoints is not None:
                     self._checkpoints.commit(event.saved, event.number)
             case acts.Exit():
-                self._exit = event
+                self._exit = self._leaving.ended(event)
             case acts.Draining():
                 self._leaving.drain(event.seconds, event.detail)
             case notices.Notice():
@@ -304,6 +314,7 @@ class Keeper:
             case _:
                 self._handle_slot(event)
         self._leaving.look()
+        self._ending.look()
 
     def _handle_slot(self, event: object) -> None:
         match event:
@@ -313,6 +324,7 @@ class Keeper:
                 assert self._checkpoints is not None
                 step = event.saved.step if isinstance(event, Written) else event.step
                 self._leaving.flushed(event.slot, step)
+                self._ending.heard(event)
                 saved = self._checkpoints.heard(event)
                 if saved is not None:
                     self._tell(m.Saved(saved=saved))
@@ -324,8 +336,14 @@ class Keeper:
                     self._slots[event.slot].unpin(event.step)
             case w.SnapshotHeld():
                 self._generations.held(event)
+            case w.BuddyUnreachable():
+                self._generations.unreachable(event, self._node)
             case w.Started() | w.Prepared() | w.Restored() | w.StepCommitted() | w.TrainerExited():
+                if isinstance(event, w.Restored) and event.damaged and self._checkpoints is not None:
+                    self._checkpoints.distrust(event.damaged)
                 self._generations.heard(event)
+                if isinstance(event, w.StepCommitted):
+                    self._generations.look_after_snapshots(self._node)
             case _:
                 pass
 
@@ -345,7 +363,7 @@ class Keeper:
                 refusal = Refusal(port="etcd", peer="", reason=f"the run's secret could not be read again: {error}")
                 self._inbox.put(w.PeerRefused(slot=0, refusal=refusal))
 
-        threading.Thread(target=look, name="elastic3d-secret", daemon=True).start()
+        threads.start(look, name="elastic3d-secret", edge=threads.Edge.ALONE)
 
     def _take_secret(self, secret: str) -> None:
         """Use the secret that stands in etcd by now, where that is another one than before."""

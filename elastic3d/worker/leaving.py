@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
 from elastic3d.membership.records import Notice
 from elastic3d.values import Generation, Node
@@ -21,6 +22,9 @@ HELD_PATIENCE = 2.0
 """Seconds a planned change waits for the last snapshot to be at the buddy, on a node that stays."""
 LAST_PATIENCE = 10.0
 """The same for one that nobody takes over from memory, and that is written to the store."""
+GOING_PATIENCE = 60.0
+"""The same on a node that is to leave and was not told by when: it holds what is copied alone, and who told it to leave
+lets it go when its time is over."""
 CLOSE_PATIENCE = 10.0
 """Seconds that writes to the store have to end when a node that is in no hurry leaves."""
 
@@ -59,6 +63,12 @@ class Leaving:
             return 0.02
         return 0.2 if self._departure.deadline is not None else None
 
+    def ended(self, end: acts.Exit) -> acts.Exit:
+        """Return how the node's part ends: whoever was to leave, and was put out before it had, has left as told."""
+        if self.told and end.rejoin:
+            return acts.Exit(failed=False, detail=f"left the job, put out before it could say so: {end.detail}")
+        return end
+
     # Being told.
 
     def signalled(self, slot: int, number: int) -> None:
@@ -90,12 +100,20 @@ class Leaving:
     # Bringing to safety what only this node holds.
 
     def take_refuge(self, me: Node) -> None:
-        """Have the snapshots copied to a node that stays, where this one leaves together with its buddy."""
-        running = self._generations.running
-        if self.proposed is not None and running is not None:
-            refuge = departure.refuge(me, self._generations.buddy, running, self.proposed)
+        """Have the snapshots copied to a node that stays, where this one leaves with its buddy, or without one.
+
+        A membership that was given up leaves them where they were before it: who was to come may be dead.
+        """
+        generations = self._generations
+        running = generations.running
+        if running is None:
+            return
+        if self.proposed is not None:
+            refuge = departure.refuge(me, generations.buddy, running, self.proposed)
             if refuge is not None:
-                self._generations.keep_with(refuge)
+                generations.keep_with(refuge)
+        elif generations.buddy != generations.own_buddy and generations.trainers(running.key):
+            generations.keep_with(generations.own_buddy)
 
     def ask_leave(self, key: str) -> None:
         """Have the trainers of a generation leave at a step boundary."""
@@ -109,7 +127,7 @@ class Leaving:
     def flushed(self, slot: int, step: int) -> None:
         """Take note that a slot's part of a step is in the store, or will not be."""
         for world in self._generations.worlds.values():
-            if world.flushing and world.step == step:
+            if world.leaving_since is not None and world.flushing and world.step == step:
                 world.flushed.add(slot)
 
     def look(self) -> None:
@@ -120,7 +138,8 @@ class Leaving:
                 continue
             if world.last and not world.flushing:
                 self._flush(world)
-            patience = LAST_PATIENCE if world.last or self._departure.told else HELD_PATIENCE
+            going = GOING_PATIENCE if self._departure.told else HELD_PATIENCE
+            patience = LAST_PATIENCE if world.last else going
             if world.left_safely() or now > self._departure.waits_until(world.leaving_since, patience):
                 del self._generations.worlds[key]
                 self._tell(m.Left(key=key, step=world.step))

@@ -43,6 +43,16 @@ def every(value: int | str, name: str) -> Every:
     return Every(seconds=float(match[1]) * _TIMES[match[2]])
 
 
+def seconds(value: float | str, name: str) -> float:
+    """Return seconds: a number from 0, or text such as "30s" or "2m"; UsageError, beginning with `name`."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        return float(value)
+    match = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise UsageError(f"{name}={value!r}: give a time such as '30s' or '2m'")
+    return float(match[1]) * _TIMES[match[2]]
+
+
 def size(value: int | str, name: str) -> int:
     """Return bytes: a whole number, or text such as "100GB" or "64MiB"; UsageError, beginning with `name`."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from chaos.cluster import Cluster, Launch
+from chaos.cluster import Cluster, Launch, started_by
 from chaos.etcd import EtcdServer
+from chaos.preloaded import PreloadedServer
 from chaos.processes import free_port
 from elastic3d.admission.check import Check
 from elastic3d.admission.record import KEPT, Refusal
@@ -30,6 +31,13 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "unfit.py"
 PROFILE = ModelProfile(blocks=2, parameters=100, micro_batches=4, micro_batch=1, digest="d")
+
+
+@pytest.fixture(autouse=True)
+def agents(preloaded: PreloadedServer) -> Iterator[None]:
+    """Fork the agents of these tests."""
+    with started_by(preloaded):
+        yield
 
 
 @pytest.fixture(scope="module")

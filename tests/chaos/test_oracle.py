@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from chaos.follow import Event, picture
+from chaos.follow import Event, Injection, picture
 from chaos.oracle import document, judge
 from chaos.play import Outcome, Setting
 from chaos.plot import loss_plot
 from chaos.scenario import parse_kill
 from chaos.view import progress, summary
-from tests.chaos.told import BATCH, a_death_and_a_join, sealed, step
+from tests.chaos.told import BATCH, a_death_and_a_join, event, sealed, step
 
 
 def outcome(events: list[Event], digest: str | None = "abc") -> Outcome:
@@ -54,6 +54,15 @@ def test_one_other_bit_is_a_broken_promise() -> None:
     assert "loss of step 6" in " ".join(changed.broken)
 
 
+def test_a_last_step_that_is_no_checkpoint_is_a_broken_promise() -> None:
+    """The end of a run is always a checkpoint, where there is a store."""
+    seen = replace(outcome(a_death_and_a_join()), store="file:///store")
+    assert "last step, 6, is no checkpoint" in " ".join(judge(seen).broken)
+    saved = replace(step(6, 20.0, 3), name="checkpoint.committed", fields={"step": 6})
+    events = replace(outcome([*a_death_and_a_join(), saved]), store="file:///store")
+    assert judge(events).kept
+
+
 def test_without_a_quiet_run_nothing_is_claimed() -> None:
     """same_bits is None, and the other promises still count."""
     assert judge(outcome(a_death_and_a_join())).same_bits is None
@@ -78,6 +87,22 @@ def test_everything_that_can_be_broken_is_named() -> None:
         "16 sam",
     ):
         assert part in told
+
+
+def test_a_planned_change_repeats_no_step() -> None:
+    """Trainers that left at a boundary lost nothing: a step done again is named; after a loss beside it, it is not."""
+    before = a_death_and_a_join()[:-2]
+    left = [
+        event("trainer.exited", 13.6, generation=2, node=node, pid=1, kind="left", step=4, error=None)
+        for node in ("node0", "node2", "node3")
+    ]
+    events = [*before, *left, step(4, 14.2, 3), step(5, 14.3, 3), step(6, 14.7, 3)]
+    assert [view.planned_repeats for view in picture(events).generations] == [0, 0, 1]
+    assert judge(outcome(events), quiet()).broken == ("generation 3 (join) was planned, and repeated 1 step(s)",)
+    for kind, repeats in (("kill", 0), ("drain", 1)):
+        done = [Injection(kind=kind, node="node3", at=13.7)]
+        assert picture(events, done).generations[-1].planned_repeats == repeats
+    assert picture([*before, *left[1:], *events[-3:]]).generations[-1].planned_repeats == 0, "node0 did not leave"
 
 
 def test_the_document_has_the_documented_fields() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -16,11 +19,11 @@ import checkpointing.stores.fsspec
 import checkpointing.stores.obstore
 from chaos.s3_proxy import ALWAYS, Do, Harm, S3Proxy, s3_proxy
 from checkpointing import Store, commit, fence, open_checkpoint, open_store, verify
-from checkpointing.errors import Fenced, Miswritten, StoreDenied, StoreUnfit
+from checkpointing.errors import Fenced, Miswritten, StoreDenied, StoreError, StoreUnfit
 from checkpointing.stores.fsspec import FsspecStore
 from checkpointing.stores.obstore import ObstoreStore
 from checkpointing.stores.probing import probe
-from checkpointing.stores.retrying import RetryingStore, policy
+from checkpointing.stores.retrying import RetryingStore
 
 pytestmark = pytest.mark.s3
 
@@ -146,7 +149,7 @@ def test_no_permission_is_told(wire: S3Proxy, client: Client) -> None:
     store = through(wire, client)
     wire.harms.append(Harm(do=Do.DENY, times=ALWAYS))
     with pytest.raises(StoreDenied, match="credentials"):
-        RetryingStore(store, policy(sleep=lambda _: None)).put("x", b"1")
+        RetryingStore(store, sleep=lambda _: None).put("x", b"1")
     with pytest.raises(StoreUnfit, match="credentials"):
         probe(store)
 
@@ -160,14 +163,14 @@ def test_bytes_that_change_on_the_way_are_found_and_sent_again(wire: S3Proxy, cl
     with pytest.raises(Miswritten, match="not what was sent"):
         store.put("x", [body], check=True)
     wire.harms.append(Harm(do=Do.FLIP_REQUEST, method="PUT", times=2))
-    RetryingStore(store, policy(sleep=lambda _: None)).put("x", [body], check=True)
+    RetryingStore(store, sleep=lambda _: None).put("x", [body], check=True)
     assert store.get("x") == body
 
 
 @pytest.mark.parametrize("do", [Do.REFUSE, Do.UNANSWERED, Do.BUSY])
 def test_a_lost_or_refused_request_is_made_good(wire: S3Proxy, do: Do) -> None:
     """Created once, swapped once, written, read and listed, though each first request fails on the wire."""
-    store = RetryingStore(through(wire), policy(sleep=lambda _: None))
+    store = RetryingStore(through(wire), sleep=lambda _: None)
     calls: list[Callable[[], Any]] = [
         lambda: store.put("packs/x", b"1"),
         lambda: store.put_if_absent("a", b"1"),
@@ -185,9 +188,87 @@ def test_a_lost_or_refused_request_is_made_good(wire: S3Proxy, do: Do) -> None:
     assert list(store.list("")) == ["a"]
 
 
+def test_a_busy_server_is_waited_for(wire: S3Proxy) -> None:
+    """More often than a handful of times, for writes, conditional ones and reads."""
+    store = RetryingStore(through(wire), sleep=lambda _: None)
+    calls: list[Callable[[], Any]] = [
+        lambda: store.put("packs/x", b"1"),
+        lambda: store.put_if_absent("a", b"1"),
+        lambda: store.get("a"),
+    ]
+    for call in calls:
+        wire.harms.append(Harm(do=Do.BUSY, times=12))
+        call()
+    assert len(wire.done) == 36
+    assert (store.get("packs/x"), store.get("a")) == (b"1", b"1")
+
+
+def test_one_refused_part_costs_no_other(wire: S3Proxy) -> None:
+    """It is sent again by itself, though the data comes only once."""
+    store = open_store(f"s3://bucket/wire-{next(_numbers)}", options=chaos.s3.options(wire.port), write=False)
+    block = os.urandom(1 << 20)
+    wire.harms += [
+        Harm(do=Do.BUSY, method="PUT", path="partNumber=2", times=2),
+        Harm(do=Do.DELAY, method="PUT", path="partNumber=", seconds=0.0, times=ALWAYS),
+    ]
+    store.put("x", (block for _ in range(48)), check=True)
+    assert [done.do for done in wire.done].count(Do.DELAY) == 3
+    assert store.size("x") == 48 << 20
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_numbers_in_a_text_decide_nothing(client: Client) -> None:
+    """A server's error whose text happens to hold 412, 416 or a code's name is an error, and no answer."""
+    text = "request 412-416 InvalidRange PreconditionFailed NoSuchBucket AccessDenied"
+    body = f"<Error><Code>Odd</Code><Message>{text}</Message></Error>".encode()
+    with answering(400, body) as port:
+        options = {**chaos.s3.options(port), "client_kwargs": {"region_name": "us-east-1"}}
+        store = client(f"s3://bucket/numbers-{next(_numbers)}", options=options)
+        calls: list[Callable[[], Any]] = [
+            lambda: store.put_if_absent("x", b"1"),
+            lambda: store.compare_and_swap("x", '"token"', b"1"),
+            lambda: store.get("x", 3, 5),
+        ]
+        for call in calls:
+            with pytest.raises(StoreError) as raised:
+                call()
+            assert type(raised.value) is StoreError
+
+
+@contextlib.contextmanager
+def answering(status: int, body: bytes) -> Iterator[int]:
+    """Answer every request of a client alike; yield the port."""
+
+    class Answer(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_PUT = do_GET  # noqa: N815 (http.server's names)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 def test_commits_survive_a_bad_network(wire: S3Proxy) -> None:
     """A save and its commit, with every fifth request or answer lost."""
-    store = RetryingStore(through(wire), policy(sleep=lambda _: None))
+    store = RetryingStore(through(wire), sleep=lambda _: None)
     state = make_state(SMALL)
     wire.harms.append(Harm(do=Do.UNANSWERED, skip=3, every=5, times=ALWAYS))
     fence(store, 1)

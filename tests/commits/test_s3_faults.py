@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ import pytest
 from chaos.commits.contents import facts, pieces
 from chaos.commits.invariants import misread
 from chaos.s3 import S3Server, options
-from chaos.s3_proxy import Do, Harm, S3Proxy, s3_proxy
+from chaos.s3_proxy import ALWAYS, Do, Harm, S3Proxy, s3_proxy
 from checkpointing import Store, commit, fence, open_checkpoint, open_store, read_latest, save_rank, verify
 from checkpointing.errors import CheckpointError, FormatError, MissingTile, StoreError
 
@@ -119,6 +120,42 @@ def test_a_bit_that_flips_on_the_way_there_is_found(path: str, server: S3Server,
         save_and_commit(store, 1)
         found = list(verify(direct))
         assert found or misread(open_checkpoint(direct)) == "", "damaged, and nobody says so"
+
+
+def test_a_server_that_is_busy_for_seconds_is_waited_for(server: S3Server, proxy: S3Proxy) -> None:
+    """What is under way goes on behind it: a save, its commit and a restore, none of them called again by anybody."""
+    store, direct = opened(server, proxy)
+    fence(store, 1)
+    for rank in range(WORLD):
+        with busy(proxy, 2.0):
+            save_rank(
+                store,
+                step=1,
+                made_in=1,
+                attempt=0,
+                rank=rank,
+                world=WORLD,
+                pieces=pieces(1, 1, rank, WORLD),
+                facts=facts(1, 1),
+            )
+    with busy(proxy, 2.0):
+        commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=WORLD)
+    with busy(proxy, 2.0):
+        assert misread(open_checkpoint(store)) == ""
+    assert len(proxy.done) >= 4
+    assert not list(verify(direct))
+
+
+@contextlib.contextmanager
+def busy(proxy: S3Proxy, seconds: float) -> Iterator[None]:
+    """Answer 503 to everything for so long, beside the block."""
+    proxy.harms.append(Harm(do=Do.BUSY, times=ALWAYS))
+    timer = threading.Timer(seconds, proxy.harms.clear)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
 
 
 def test_a_bad_day(server: S3Server, proxy: S3Proxy) -> None:

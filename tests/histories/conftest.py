@@ -1,18 +1,29 @@
-"""One etcd and one undisturbed run per job for all histories: they are compared, so they can be shared."""
+"""What all histories share: one etcd, one undisturbed run per job to compare with, one process that forks agents."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import fcntl
+import hashlib
+import os
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from chaos.cluster import started_by
 from chaos.etcd import EtcdServer
 from chaos.play import Outcome, Setting, play
+from chaos.preloaded import PreloadedServer
 
 Quiet = Callable[[Setting], Outcome]
+
+
+@pytest.fixture(autouse=True)
+def agents(preloaded: PreloadedServer) -> Iterator[None]:
+    """Fork the agents of these tests, unless a test says otherwise."""
+    with started_by(preloaded):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -23,16 +34,30 @@ def job_etcd() -> Iterator[EtcdServer]:
 
 
 @pytest.fixture(scope="session")
-def quiet(job_etcd: EtcdServer) -> Iterator[Quiet]:
-    """Return the undisturbed run of a setting, played once per session."""
-    folder = Path(tempfile.mkdtemp(prefix="elastic3d-quiet-"))
+def quiet(job_etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory) -> Quiet:
+    """Return the undisturbed run of a setting, played once for all processes of a test run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     outcomes: dict[str, Outcome] = {}
 
     def run(setting: Setting) -> Outcome:
-        key = repr(setting)
+        key = hashlib.sha256(repr(setting).encode()).hexdigest()[:16]
         if key not in outcomes:
-            outcomes[key] = play(setting, etcd=job_etcd, workdir=folder / str(len(outcomes)), name="quiet")
+            with open(folder / f"quiet-{key}.lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                outcomes[key] = _played(setting, job_etcd, folder / f"quiet-{key}")
         return outcomes[key]
 
-    yield run
-    shutil.rmtree(folder, ignore_errors=True)
+    return run
+
+
+def _played(setting: Setting, etcd: EtcdServer, folder: Path) -> Outcome:
+    """Return what another process has left of this run; play it where none has."""
+    kept = folder / "outcome"
+    if kept.exists():
+        outcome: Outcome = pickle.loads(kept.read_bytes())
+        return outcome
+    played = play(setting, etcd=etcd, workdir=folder / "job", name="quiet")
+    kept.write_bytes(pickle.dumps(played))
+    return played

@@ -70,12 +70,21 @@ def test_too_few_nodes_for_too_long(job_etcd: EtcdServer, tmp_path: Path) -> Non
 
 
 def test_the_users_own_error_ends_the_job_with_its_traceback(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """Raised on every try: all agents exit with torchrun's own code, the trainer's traceback and rank are shown."""
+    """Raised on every try: all agents exit with torchrun's own code, its traceback and rank are shown once."""
     codes, said = start(tmp_path, job_etcd.endpoint, ["raise", "9"], nodes=2, minimum=2)
     assert codes == {1}
     assert "the user's own mistake" in said
     assert "bad_input.py" in said
     assert "rank " in said
+    assert said.count('raise KeyError("the user') == 1
+
+
+def test_what_raises_after_a_step_on_every_try_ends_the_job(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """An evaluation is done again, not skipped: a job whose every evaluation fails does not end as if all were well."""
+    codes, said = start(tmp_path, job_etcd.endpoint, ["evaluate", "9"])
+    assert codes == {1}
+    assert "the evaluation's own mistake" in said
+    assert "elastic3d: job.ended kind=error" in said
 
 
 def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_path: Path) -> None:
@@ -106,6 +115,34 @@ def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_
             second.start_node("node1")
             assert second.wait(60) == {"node1": 1}
             assert "another --rdzv-id" in second.node("node1").log.read_text()
+        assert first.running() == ["node0"]
+
+
+def test_a_newcomer_whose_code_raises_is_put_out(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """A file that one node lacks ends that node, at its first try and with the traceback; the job goes on."""
+
+    def launch(**environment: str) -> Launch:
+        return Launch(
+            run_id="lacking",
+            endpoint=job_etcd.endpoint,
+            script=SCRIPT,
+            script_args=("good", "1000000"),
+            min_nodes=1,
+            max_nodes=2,
+            conf={"mode": "resident", "last_call": "0"},
+            environment=environment,
+        )
+
+    with Cluster(launch(), tmp_path / "a") as first:
+        node = first.start_node("node0")
+        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 150)
+        with Cluster(launch(NEEDED_FILE="/nowhere/at/all"), tmp_path / "b") as second:
+            second.start_node("node1")
+            assert second.wait(150) == {"node1": 1}
+            said = second.node("node1").log.read_text()
+        assert "Mend what is wrong on that node" in said
+        assert said.count('open(os.environ["NEEDED_FILE"])') == 1
+        assert wait_until(lambda: "generation.sealed number=3 cause=error" in node.log.read_text(), 150)
         assert first.running() == ["node0"]
 
 

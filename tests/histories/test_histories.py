@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.cluster import start_fresh, started_by
 from chaos.etcd import EtcdServer
 from chaos.oracle import judge
 from chaos.play import Outcome, Setting, play
@@ -28,7 +29,7 @@ SMALL = Setting(
     context=32,
     global_batch=14,
     micro_batch=2,
-    options=("--checkpoint-every=4",),
+    options=("--checkpoint-every=5",),
     patience=120.0,
 )
 # What is prepared beside a running generation, or what outlasts an outage, must find the job training still.
@@ -87,8 +88,13 @@ def test_any_history_ends_with_the_same_bits(
 
 
 def test_one_death_costs_one_step_at_most(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """State comes from memory, and nothing before the newest snapshot is done again."""
-    outcome = held(play(SMALL, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    """State comes from memory, and nothing before the newest snapshot is done again.
+
+    With agents as a person starts them, each an interpreter of its own; other histories fork theirs.
+    """
+    with started_by(start_fresh):
+        outcome = play(SMALL, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job")
+    held(outcome, quiet(SMALL))
     second = outcome.picture.generations[1]
     assert second.cause == "death"
     assert second.restored_from == "memory"

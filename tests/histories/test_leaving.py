@@ -16,7 +16,7 @@ from chaos.etcd import EtcdServer
 from chaos.follow import Picture
 from chaos.play import Setting, play
 from chaos.processes import leashed, send, wait_until
-from chaos.scenario import Announce, Continue, Drain, Fault, Flap, Stop, Terminate, When, node_name
+from chaos.scenario import Announce, Continue, Drain, Fault, Flap, Join, Stop, Terminate, When, node_name
 from elastic3d.clock import SYSTEM
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, SMALL, held
@@ -75,6 +75,16 @@ def test_two_neighbours_drained_at_once(job_etcd: EtcdServer, quiet: Quiet, tmp_
     assert {view.cause for view in outcome.picture.generations[1:]} == {"drain"}
     assert sum(view.steps_repeated for view in outcome.picture.generations) == 0
     assert set(last.nodes) == {"node0", "node3"}
+
+
+def test_the_only_node_drained_to_a_newcomer(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """It has no buddy, and is gone before the newcomer could fetch anything: what it holds goes there before it."""
+    setting = dataclasses.replace(SMALL, nodes=1, steps=200)
+    asked = [Join(when=When(step=8)), Drain(node="node0", when=When(step=8))]
+    outcome = held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
+    first, second = outcome.picture.generations
+    assert (first.nodes, second.nodes, second.cause) == (("node0",), ("node1",), "drain")
+    assert (second.steps_repeated, second.restored_from) == (0, "memory")
 
 
 class Times:
@@ -156,6 +166,19 @@ def test_a_keeper_killed_takes_its_sibling_along_at_once(slot: int, job_etcd: Et
         assert cluster.wait(25) == {"node0": 1}, node.log.read_text()
         # Not before a drain's 25 s, nor torchrun's 30.
         assert SYSTEM.monotonic() - began < 20
+        assert not cluster.leftovers()
+
+
+@pytest.mark.long
+def test_a_keeper_stopped_ends_its_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """Its sibling misses its answers, kills it and leaves with it: the others would wait for its snapshots for ever."""
+    with Cluster(launch(job_etcd, "stopped-sibling", 2), tmp_path) as cluster:
+        node = cluster.start_node("node0")
+        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60), node.log.read_text()
+        second = next(pid for pid in node.keepers() if b"LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+        send([second], signal.SIGSTOP)
+        assert cluster.wait(60) == {"node0": 1}, node.log.read_text()
+        assert "its keeper has not answered" in node.log.read_text()
         assert not cluster.leftovers()
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -135,3 +139,32 @@ def save_twice_as_rivals(url: str) -> list[str]:
     except dcp.CheckpointException as error:
         return [type(failure[0]).__name__ for failure in error.failures.values()]
     return []
+
+
+def save_overlapping(url: str) -> None:
+    """Ask for three saves at once; one rank is late to begin each of them."""
+    writer, saves = Writer(url), []
+    for step in (1, 2, 3):
+        saves.append(
+            dcp.async_save(
+                {"w": torch.full((4,), float(step))},
+                storage_writer=writer,
+                checkpoint_id=str(step),
+                planner=Late(step if dist.get_rank() == 0 else 4 - step),
+            )
+        )
+    for save in saves:
+        assert isinstance(save, Future)
+        save.result()
+
+
+class Late(DefaultSavePlanner):
+    """A planner that takes a while."""
+
+    def __init__(self, tenths: int) -> None:
+        super().__init__()
+        self._tenths = tenths
+
+    def create_local_plan(self) -> SavePlan:
+        time.sleep(self._tenths / 10)
+        return super().create_local_plan()

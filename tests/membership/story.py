@@ -6,7 +6,8 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > layout pp=4                    the same
     > restart-mode                   the same: without elastic3d.run
     > start a b c                    nodes come, in this order
-    > stranger x                     a node comes that runs another script
+    > stranger x                     a node comes that runs another model
+    > script x                       a node comes that runs another script with the same model
     > garbage x                      somebody writes nonsense under a member key
     > twin b                         a second process comes under the name of a living node
     > kill b                         its keeper dies; the watchers' connections are refused
@@ -14,6 +15,9 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > stop b | wake b                all its processes are stopped, and go on
     > leave b                        it goes in good order, and its process ends
     > fault b | error b              a trainer dies | the user's code raises
+    > final b                        the user's code raises what trying again cannot mend
+    > lost b                         its trainers lose a peer, and stop
+    > unprepared b                   the user's code raises while it prepares for what is proposed
     > finish                         every running trainer's main returns
     > notice b 25                    its cloud says that it has 25 seconds left
     > drain b 60 | undrain b         an operator wants it gone within 60 seconds | takes it back
@@ -123,6 +127,10 @@ class Story:
                 mine, self.profile = self.profile, replace(PROFILE, digest="another")
                 self.start(words[0])
                 self.profile = mine
+            case "script":
+                mine, self.profile = self.profile, replace(PROFILE, script="another")
+                self.start(words[0])
+                self.profile = mine
             case "garbage":
                 self.publish(self.operate(Put(f"{ROOT}roll/members/{words[0]}@{words[0]}0", b"{]")))
             case "twin":
@@ -150,11 +158,22 @@ class Story:
             case "leave":
                 for name in words:
                     self.to(name, e.LeaveAsked())
-            case "fault" | "error":
+            case "fault" | "error" | "final":
                 for name in words:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
-                    self.to(name, e.Faulted(key=key, detail="the trainer's own words", error=verb == "error"))
+                    error, final = verb != "fault", verb == "final"
+                    self.to(name, e.Faulted(key=key, detail="the trainer's own words", error=error, final=final))
+            case "lost":
+                for name in words:
+                    key = self.cores[name].running.key
+                    self.trainers[name][key] = "dead"
+                    self.to(name, e.Interrupted(key=key))
+            case "unprepared":
+                for name in words:
+                    key = self.cores[name].view.coming.key
+                    self.trainers[name][key] = "dead"
+                    self.to(name, e.Faulted(key=key, detail="the trainer's own words", error=True))
             case "finish":
                 for name, core in list(self.cores.items()):
                     if core.running:
@@ -395,7 +414,9 @@ class Story:
             case acts.Draining():
                 left = "at leisure" if action.seconds is None else f"within {action.seconds:g} s"
                 self.say(name, f"makes ready to leave {left}: {action.detail}")
-            case acts.Fence() | acts.Commit():
+            case acts.Commit():
+                self.later(0.01, lambda: self.to(name, e.Settled(saved=action.saved)))
+            case acts.Fence():
                 pass
             case acts.Exit():
                 how = ("failed" if action.failed else "well") + (", to rejoin:" if action.rejoin else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 
@@ -71,13 +72,20 @@ def test_a_node_that_leaves_with_its_buddy_finds_another() -> None:
     assert refuge(node("a"), node("b"), running, generation("d")) == node("d")
 
 
+def test_the_only_node_leaves_what_it_holds_with_who_follows() -> None:
+    """It has no buddy, and is gone before the newcomer could have fetched anything from it."""
+    assert refuge(node("a"), None, generation("a"), generation("d")) == node("d")
+    assert refuge(node("a"), None, generation("a", spares="c"), generation("c", "d")) == node("c")
+
+
 def test_nobody_seeks_refuge_without_need() -> None:
-    """Whoever stays keeps its own; whoever's buddy stays has a copy there; a node alone has none to lose."""
+    """Whoever stays keeps its own; whoever's buddy stays has a copy there; where nobody comes there is nobody."""
     running = generation("a", "b", "c")
     assert refuge(node("a"), node("b"), running, generation("a", "c")) is None
     assert refuge(node("a"), node("b"), running, generation("c", spares="a")) is None
     assert refuge(node("a"), node("b"), running, generation("b", "c")) is None
-    assert refuge(node("a"), None, generation("a"), generation("d")) is None
+    assert refuge(node("a"), None, generation("a"), generation("a", "d")) is None
+    assert refuge(node("a"), None, generation("a"), dataclasses.replace(generation("a"), nodes=())) is None
 
 
 def test_refuge_needs_a_slot_for_each_slot() -> None:

@@ -90,6 +90,21 @@ def test_what_belongs_to_a_store_needs_one(wrong: dict[str, str]) -> None:
         store_at("/tmp/x", **{**plain, "register": "zookeeper"})
 
 
+@pytest.mark.parametrize(("given", "meant"), [(0, 0.0), (1.5, 1.5), ("30s", 30.0), ("2m", 120.0)])
+def test_patience_is_a_time(given: float | str, meant: float) -> None:
+    """In seconds or in words; it goes with the store to every process that opens it."""
+    at = store_at("/tmp/x", key="", register="", cache="", cache_limit="1GB", patience=given)
+    assert at is not None
+    assert at.patience == meant
+
+
+@pytest.mark.parametrize("given", [-1, True, "2", "long", float("inf"), float("nan")])
+def test_what_is_no_time_is_refused(given: Any) -> None:
+    """And nothing waits for ever."""
+    with pytest.raises(UsageError, match=r"patience.*30s"):
+        store_at("/tmp/x", key="", register="", cache="", cache_limit="1GB", patience=given)
+
+
 def test_the_call_itself_refuses() -> None:
     """Before any process is started."""
     with pytest.raises(UsageError, match="snapshot_every"):

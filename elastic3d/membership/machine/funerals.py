@@ -1,4 +1,4 @@
-"""Whom the leader buries: strangers, the older of two under one name, the dead, and those who left as told."""
+"""Whom the leader buries: strangers, the older of two under one name, the dead, who left as told, whose code fails."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ TOGETHER = 100
 
 
 def funerals(
-    view: View, roll: Roll, lead: Lead, lost: dict[str, str], missing: dict[str, str], alarm: Alarm
+    view: View,
+    roll: Roll,
+    lead: Lead,
+    lost: dict[str, str],
+    missing: dict[str, str],
+    raising: dict[str, str],
+    alarm: Alarm,
 ) -> list[acts.Write]:
     """Return the tombs to put up now, each once, the leader's own last.
 
-    lost: who is dead, missing: who is held for dead for not being registered, each with the evidence.
+    lost: who is dead, missing: who is held for dead for not being registered, raising: whose code raises where no
+    other's does; each with the evidence.
     """
     me = view.me.node
     wanted: list[tuple[str, Tomb]] = []
@@ -33,6 +40,8 @@ def funerals(
     for id, detail in {**missing, **lost}.items():
         if few or id in roll.members:
             wanted.append((id, _tomb(id, Out.DEAD, detail, me.name)))
+    for id, detail in raising.items():
+        wanted.append((id, _tomb(id, Out.FAILED, detail, me.name)))
     for id, one in roll.draining.items():
         if not view.active(id) or _has_left(view, roll, id):
             wanted.append((id, drains.gone(view, id, one)))

@@ -19,12 +19,16 @@ from elastic3d.membership.machine.funerals import TOGETHER, funerals
 from elastic3d.membership.machine.lead import Lead
 from elastic3d.membership.machine.losses import Urgent, blame, calm, condemned, count, expired, storm, urgent
 from elastic3d.membership.machine.planned import planned, spent
+from elastic3d.membership.machine.raising import Raising, raised_in, raising
 from elastic3d.membership.machine.roll import Roll
 from elastic3d.membership.machine.silence import judge
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import End
+from elastic3d.membership.records import End, Out
 from elastic3d.values import Cause
+
+COMMIT_LIMIT = 120.0
+"""Seconds that the store has for the last commit of a run, through all that is tried again."""
 
 
 def decide(
@@ -46,14 +50,22 @@ def decide(
     missing = {} if hindered else expired(view, roll, policy, lead, alarm)
     # Who is missing is lost once etcd has taken the tomb. Too many of them get none.
     lost = dead if len(missing) <= TOGETHER else missing | dead
-    writes += funerals(view, roll, lead, lost, missing, alarm)
-    count(view, lead, lost)
-    fenced = _fenced(view, roll, policy, planner, lead, lost, alarm) if ready else None
+    raised = raising(view, roll, policy, lead, alarm)
+    writes += funerals(view, roll, lead, lost, missing, raised.out, alarm)
+    count(view, lead, lost | raised.out)
+    fenced = _fenced(view, roll, policy, planner, lead, lost, raised, alarm) if ready else None
     return [*writes, fenced] if fenced is not None else writes
 
 
 def _fenced(
-    view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, lost: dict[str, str], alarm: Alarm
+    view: View,
+    roll: Roll,
+    policy: Policy,
+    planner: Planner,
+    lead: Lead,
+    lost: dict[str, str],
+    raised: Raising,
+    alarm: Alarm,
 ) -> acts.Fenced | None:
     current = view.generation
     # Without nodes it is what an earlier job under this id left: its number, to go on from.
@@ -63,15 +75,50 @@ def _fenced(
         return acts.Mend(generation=current, token=view.token, previous=view.generation_revision)
     finished = len(roll.reports.who("finished", current.key))
     if finished == len(current.nodes):
-        return acts.PutEnd(end=End(failed=False), token=view.token)
+        return _over(view, lead, alarm)
+    lead.ended = None
     why = urgent(view, roll, policy, lead, lost, alarm)
     if why is not None:
+        if why.cause is Cause.ERROR and raised.waiting:
+            return None
         blame(view, policy, lead, why)
-        return _reform(view, roll, policy, planner, lead, why, lost, alarm)
+        if why.cause is Cause.ERROR and raised.out:
+            why = replace(why, detail="; ".join(raised.out.values()), out=True)
+        return _reform(view, roll, policy, planner, lead, why, lost | raised.out, alarm)
     lead.below = lead.orphan = None
     if finished:
         return acts.Withdraw(token=view.token) if view.proposal else None
-    return planned(view, roll, policy, planner, lead, alarm) or chore(view, roll, policy, lead, alarm)
+    return (
+        _reached(view, roll)
+        or planned(view, roll, policy, planner, lead, alarm)
+        or chore(view, roll, policy, lead, alarm)
+    )
+
+
+def _reached(view: View, roll: Roll) -> acts.Fenced | None:
+    """Put into the record, once for the job, that a step was safe: whoever leads later begins at step 0 no more."""
+    current, safe = view.generation, roll.reports.safe()
+    assert current is not None
+    if current.reached or not safe or view.proposal is not None:
+        return None
+    return acts.Mend(generation=replace(current, reached=safe), token=view.token, previous=view.generation_revision)
+
+
+def _over(view: View, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
+    """End the job, whose `main` has returned everywhere, once the store has answered for the last save."""
+    lead.ended = alarm.now if lead.ended is None else lead.ended
+    why = lead.uncommitted
+    if lead.committing is not None:
+        if not alarm.due(lead.ended + COMMIT_LIMIT):
+            return None
+        why = f"the store did not answer for {COMMIT_LIMIT:g} s"
+    if not why:
+        return acts.PutEnd(end=End(failed=False), token=view.token)
+    detail = (
+        f"the run is through, but its last step is no checkpoint: {why}. Nothing is lost before the newest checkpoint: "
+        "see to the store and start the job again, it goes on from there"
+    )
+    return acts.PutEnd(end=End(failed=True, detail=detail), token=view.token)
 
 
 def _first(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
@@ -109,7 +156,7 @@ def _reform(
     own = why.cause in (Cause.ERROR, Cause.FAULT) and policy.beside
     step = roll.reports.step() if own else 0
     tries = 0 if not own else (current.tries + 1 if step <= current.tried_at else 1)
-    if own and tries >= policy.tries:
+    if own and not why.out and (why.final or tries >= policy.tries):
         return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
     storms = storm(view, why, lead, alarm.now)
     if lead.silence.pending or not calm(policy, lead, storms, alarm):
@@ -142,11 +189,20 @@ def _reform(
             cause=why.cause,
             detail=why.detail[:2000],
             tries=tries,
+            raised=_raised(view, roll, tries) if own else (),
             tried_at=step if own else current.tried_at,
             spent=spent(view, policy, alarm.now),
             storm=storms,
         ),
     )
+
+
+def _raised(view: View, roll: Roll, tries: int) -> tuple[str, ...]:
+    """Return whose code raised in the generations that `tries` counts, the one that ends included."""
+    assert view.generation is not None
+    before = view.generation.raised if tries > 1 else ()
+    failed = [id for id in view.outs if id in view.tombs and view.tombs[id].how is Out.FAILED]
+    return tuple(dict.fromkeys((*before, *raised_in(view, roll), *failed)))
 
 
 def _too_few(count: int, policy: Policy, lead: Lead, alarm: Alarm) -> bool:

@@ -21,12 +21,17 @@ GROWTH = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Urgent:
-    """Why the generation must end at once. culprit: whose trainer it was; lost: nodes are gone."""
+    """Why the generation must end at once. culprit: whose trainer it was; lost: nodes are gone.
+
+    out: nodes whose code alone raised are put out. final: trying again cannot mend the error.
+    """
 
     cause: Cause
     detail: str
     culprit: str = ""
     lost: bool = False
+    out: bool = False
+    final: bool = False
 
 
 def expired(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> dict[str, str]:
@@ -70,6 +75,8 @@ def urgent(view: View, roll: Roll, policy: Policy, lead: Lead, lost: dict[str, s
         details = dict.fromkeys(tombs[id].detail if id in tombs else lost[id] for _, id in dead)
         evidence = "; ".join(detail for detail in details if detail)
         names = ", ".join(id.partition("@")[0] for _, id in dead)
+        if len(tombs) == len(dead) and all(tomb.how is Out.FAILED for tomb in tombs.values()):
+            return Urgent(cause=Cause.ERROR, detail=evidence, out=True)
         cause = Cause.DRAIN if drained else Cause.LEAVE if left else Cause.DEATH
         return Urgent(cause=cause, detail=names + (f": {evidence}" if evidence else ""), lost=not drained)
     key = current.key
@@ -80,7 +87,10 @@ def urgent(view: View, roll: Roll, policy: Policy, lead: Lead, lost: dict[str, s
             culprit = min(said, key=lambda id: world.index[id])
             detail = roll.reports[culprit].detail
             name = culprit.partition("@")[0]
-            return Urgent(cause=cause, detail=detail if field == "error" else f"{name}: {detail}", culprit=culprit)
+            if field == "error":
+                final = any(roll.reports[id].final for id in said)
+                return Urgent(cause=cause, detail=detail, culprit=culprit, final=final)
+            return Urgent(cause=cause, detail=f"{name}: {detail}", culprit=culprit)
     if roll.reports.who("left", key) and view.proposal is None:
         return Urgent(cause=Cause.DEATH, detail="the others had left for a membership that lost a node")
     if not roll.reports.who("interrupted", key):
@@ -109,7 +119,7 @@ def calm(policy: Policy, lead: Lead, storms: int, alarm: Alarm) -> bool:
 
 
 def count(view: View, lead: Lead, lost: dict[str, str]) -> None:
-    """Put new deaths of those who take part, or were about to, on the leader's list. `lost`: tombs under way."""
+    """Put new losses of those who take part, or were about to, on the leader's list. `lost`: tombs under way."""
     for id in (*view.fallen, *lost):
         place = view.place(id)
         if place is not None and id not in lead.counted:

@@ -141,6 +141,8 @@ class Roll:
 
     def list(self, event: e.Listed, now: float) -> None:
         """Take in all of the roll at once; what is not listed is gone, unless newer news of it came."""
+        if event.rolled_back:
+            self._revisions.clear()
         keep = {key for key, revision in self._revisions.items() if revision > event.revision}
         for item in event.items:
             match item:
@@ -179,8 +181,10 @@ class Roll:
     # What the board has news of.
 
     def buried(self, id: str) -> None:
-        """A tomb was put up, or cleared away."""
+        """A tomb was put up, or cleared away, or lost with a rolled back etcd while the member's key came back."""
         self.missing.pop(id, None)
+        if id in self.members and id not in self._board.tombs:
+            self._find_twins(self.members[id].node)
         self._judge(id)
         self._propose(id)
 
@@ -339,6 +343,13 @@ def refusal(theirs: MemberRecord, mine: MemberRecord) -> str:
             "this node's model, batch sizes or seed differ from those of the job that runs under this run id: "
             "start it with the same script and arguments, or choose another --rdzv-id"
         )
+    if mine.profile is not None and theirs.profile is not None:
+        for field, what in (("script", "script"), ("schedule", "optimizer or learning-rate schedule")):
+            if getattr(mine.profile, field) != getattr(theirs.profile, field):
+                return (
+                    f"this node's {what} differs from that of the job that runs under this run id: start it with the "
+                    "same file and arguments, or choose another --rdzv-id"
+                )
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -37,11 +38,15 @@ def main(run: elastic3d.Run) -> None:
     batches = run.batches(data, global_batch=8, micro_batch=3 if kind == "batch" else 2)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     print(f"the trainer of rank {run.rank} speaks")
+    if "NEEDED_FILE" in os.environ:
+        open(os.environ["NEEDED_FILE"]).close()
     for batch in batches.until(step=int(sys.argv[2]) if len(sys.argv) > 2 else 3):
         if kind == "raise" and run.steps == 2:
             raise KeyError("the user's own mistake")
         loss = run.backward(model, batch, nn.functional.mse_loss)
         run.step(optimizer, loss=loss)
+        if kind == "evaluate" and run.steps % 3 == 0:
+            raise KeyError("the evaluation's own mistake")
 
 
 if __name__ == "__main__":

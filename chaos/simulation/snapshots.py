@@ -1,0 +1,94 @@
+"""Who holds which step in memory: at home, at the buddy, and where a node that leaves has its snapshots copied to.
+
+Every step is a snapshot. Its copy is at the buddy when the next step ends, or, after the step at whose boundary the
+trainers leave, before that is told. Where a copy is kept is the production code's decision. A generation goes on from
+the newest step of which every rank's snapshot is at a node that is there. (Where ranks hold the same, fewer would do:
+no layout is assumed here.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+
+from elastic3d.membership.topology import buddies
+from elastic3d.values import Generation, Node
+from elastic3d.worker import departure
+
+KEPT = 2
+"""Steps after which a generation needs nothing of those before it."""
+
+
+@dataclass(slots=True)
+class _Taken:
+    """The snapshots of one generation. last: the newest step. first: the step it began behind.
+
+    copies: by rank, where the copy of its newest snapshot is, if not where it was before: at the buddy, one step older.
+    """
+
+    generation: Generation
+    buddies: tuple[int, ...]
+    first: int
+    last: int
+    copies: dict[int, str] = field(default_factory=dict)
+
+
+class Snapshots:
+    """Those of a whole job."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, _Taken] = {}
+        self._before: dict[str, tuple[str, ...]] = {}
+
+    def began(self, generation: Generation, step: int) -> None:
+        """A generation goes on behind this step."""
+        if generation.nodes:
+            taken = _Taken(generation=generation, buddies=buddies(generation.nodes), first=step, last=step)
+            self._taken[generation.key] = taken
+
+    def stepped(self, generation: Generation, step: int) -> None:
+        """A generation made a step."""
+        taken = self._taken.get(generation.key)
+        if taken is None:
+            return  # one that others went on without, and have left behind
+        taken.last = step
+        if taken.last - taken.first == KEPT:
+            for key in [key for key in self._taken if key != generation.key]:
+                del self._taken[key]
+
+    def holder(self, generation: Generation, at: int, to_come: Generation | None) -> Node:
+        """Return which node is to hold the copy of the `at`th node's snapshots, itself for none."""
+        me = generation.nodes[at]
+        buddy = generation.nodes[buddies(generation.nodes)[at]]
+        if to_come is None:
+            return buddy
+        return departure.refuge(me, buddy if buddy.id != me.id else None, generation, to_come) or buddy
+
+    def copied(self, generation: Generation, at: int, holder: Node) -> None:
+        """The newest snapshot of the `at`th node is at `holder` as well."""
+        taken = self._taken.get(generation.key)
+        if taken is not None:
+            taken.copies[at] = holder.id
+
+    def inherited(self, id: str, by: str) -> None:
+        """A process goes on under another incarnation: what it holds stays."""
+        self._before[by] = (*self._before.get(id, ()), id)
+
+    def newest(self, servers: Sequence[str]) -> int:
+        """Return the newest step that is whole at these incarnations and their earlier ones, 0 for none."""
+        there = {*servers, *(before for id in servers for before in self._before.get(id, ()))}
+        return max((self._whole(taken, there) for taken in self._taken.values()), default=0)
+
+    def _whole(self, taken: _Taken, there: Container[str]) -> int:
+        nodes = taken.generation.nodes
+        if taken.last == taken.first:
+            return 0
+
+        def step(at: int) -> int:
+            if nodes[at].id in there or taken.copies.get(at, "") in there:
+                return taken.last
+            # The first step's own copy may not have been anywhere yet.
+            older = taken.last - 1
+            return older if nodes[taken.buddies[at]].id in there and older > taken.first else 0
+
+        return min(map(step, range(len(nodes))))

@@ -1,0 +1,85 @@
+"""A run that starts from weights of elsewhere: its store holds a checkpoint that no run has saved, such as an import.
+
+Only the model is taken from it, and the run begins at step 0 with a fresh optimizer, schedule and data. A parameter's
+name is looked for as it is, and under `model/` or `model.`, where runs and scripts of torch have it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from checkpointing.format.tiles import TensorSpec
+from checkpointing.reading.resolver import resolve
+from checkpointing.reading.sources import TileSource
+from elastic3d.errors import StateError
+from elastic3d.parallel.room import Room
+from elastic3d.parallel.state import Held, held_by_model
+from elastic3d.training import restoring
+
+_OWN = "model/"
+_PLACES = (_OWN, "", "model.")
+_SHOWN = 4
+
+
+def is_foreign(decision: restoring.Decision) -> bool:
+    """Return whether what is to be loaded was not saved by a run: it does not say which samples were consumed."""
+    return decision.facts is not None and "order" not in decision.facts
+
+
+def from_the_start(decision: restoring.Decision) -> restoring.Decision:
+    """Return the decision with step 0 where its state is of no run, whatever step it was imported as."""
+    return dataclasses.replace(decision, step=0) if is_foreign(decision) else decision
+
+
+def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mapping[str, TileSource]) -> None:
+    """Bring the weights into this rank's part of the model.
+
+    A dtype that the model's holds exactly, such as bfloat16 in float32, is widened. StateError names what is missing,
+    of another shape, or would be rounded.
+    """
+    saved = {offer.spec.key: offer.spec for offer in decision.offers}
+    wrong: list[str] = []
+    held: list[Held] = []
+    for one in held_by_model(model):
+        found = _find(one.spec, saved)
+        name = one.spec.key.removeprefix(_OWN)
+        if found is None:
+            wrong.append(f"{name} is not there")
+        elif found.shape != one.spec.shape or not _exact(found.dtype, one.local.dtype):
+            wrong.append(
+                f"{name} is {found.dtype} {list(found.shape)} there, {one.spec.dtype} {list(one.spec.shape)} here"
+            )
+        else:
+            held.append(Held(spec=found, tensor=one.tensor))
+    if wrong:
+        some = ", ".join(sorted(saved)[:_SHOWN])
+        raise StateError(
+            "the newest checkpoint of the store was not saved by a run, so that this one starts at step 0 with its "
+            f"weights, and {len(wrong)} tensors of the model do not fit: {'; '.join(wrong[:_SHOWN])}"
+            f"{'; ...' if len(wrong) > _SHOWN else ''}. It holds {len(saved)} tensors: {some}"
+            f"{', ...' if len(saved) > _SHOWN else ''}. Trying again does not help: import weights with the model's "
+            "own names, shapes and dtypes (`elastic3d ckpt import`), or give the run an empty store to start from "
+            "random weights"
+        )
+    room = Room(held)
+    resolve(room.wanted(), restoring.offers(decision, sources), sources, room.destination)
+    room.settle()
+
+
+def _find(spec: TensorSpec, saved: Mapping[str, TensorSpec]) -> TensorSpec | None:
+    name = spec.key.removeprefix(_OWN)
+    return next((saved[place + name] for place in _PLACES if place + name in saved), None)
+
+
+def _exact(saved: str, wanted: torch.dtype) -> bool:
+    dtype = getattr(torch, saved, None)
+    if dtype == wanted:
+        return True
+    if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point and wanted.is_floating_point):
+        return False
+    narrow, wide = torch.finfo(dtype), torch.finfo(wanted)
+    return narrow.eps >= wide.eps and narrow.max <= wide.max and narrow.smallest_normal >= wide.smallest_normal

@@ -1,0 +1,87 @@
+"""A run whose store holds what another tool has saved: it starts at step 0 with those weights, or says why not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpointing import open_store
+from checkpointing.interchange import import_checkpoint
+from elastic3d.errors import StateError
+from elastic3d.training import Run
+from elastic3d.training.alone import Alone
+from elastic3d.training.tiers import KeepersAndStore
+from elastic3d.values import StoreAt
+from tests.parallel.models import Model, Sentences, loss_fn
+
+
+class Host(Alone):
+    """A port with a store, which keeps what it is told."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.assignment = replace(self.assignment, store=StoreAt(url=url))
+        self.began: list[tuple[str, int]] = []
+        self.facts: list[dict[str, Any]] = []
+
+    def restored(self, source: str, step: int, generation: int) -> None:
+        self.began.append((source, step))
+
+    def snapshot(self, step: int, tiles: Any, facts: dict[str, Any], *, checkpoint: bool, wait: bool) -> None:
+        self.facts.append(facts)
+
+
+def begin(url: Path) -> tuple[Host, Any]:
+    """Go through one step of a run; return what its host saw, and the weights it began with."""
+    host = Host(str(url))
+    run = Run(host, tiers=KeepersAndStore("run"))
+    model = run.shard(Model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = run.batches(Sentences(), global_batch=4, micro_batch=2)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    loss = run.backward(model, next(batches.until(step=1)), loss_fn)
+    run.step(optimizer, loss=loss)
+    assert run.steps == 1
+    return host, weights
+
+
+def trained() -> dict[str, torch.Tensor]:
+    torch.manual_seed(99)
+    return Model().state_dict()
+
+
+@pytest.mark.parametrize(
+    ("nested", "dtype"), [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)], ids=str
+)
+def test_it_starts_at_step_0_with_the_weights(nested: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Whatever step they were imported as, under the model's names or those of a nested state, widened if narrow."""
+    saved = {name: value.to(dtype) for name, value in trained().items()}
+    torch.save({"model": saved, "epoch": 3} if nested else saved, tmp_path / "in.pt")
+    import_checkpoint("torch", tmp_path / "in.pt", open_store(str(tmp_path / "store")), step=1200)
+    host, weights = begin(tmp_path / "store")
+    assert host.began == [("store", 0)]
+    assert host.facts[0]["step"] == 0
+    assert weights.keys() == saved.keys()
+    assert all(torch.equal(weights[name], saved[name].float()) for name in saved)
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    """The error says what is missing, of another shape, or would be rounded; and what to do."""
+    saved = trained()
+    del saved["norm.bias"]
+    saved |= {"head.bias": torch.zeros(3), "scale": torch.ones(2).double(), "other": torch.ones(1)}
+    torch.save(saved, tmp_path / "in.pt")
+    import_checkpoint("torch", tmp_path / "in.pt", open_store(str(tmp_path / "store")))
+    with pytest.raises(StateError) as raised:
+        begin(tmp_path / "store")
+    said = str(raised.value)
+    assert "3 tensors of the model do not fit" in said
+    assert "norm.bias is not there" in said
+    assert "head.bias is float32 [3] there, float32 [29] here" in said
+    assert "scale is float64 [2] there, float32 [2] here" in said
+    assert "elastic3d ckpt import" in said
