@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,7 @@ COMPANION_PATIENCE = 120.0
 def run(
     main: Callable[[Run], None],
     *,
-    store: str | None = None,
+    store: str | os.PathLike[str] | None = None,
     layout: Layout | None = None,
     events: str | os.PathLike[str] | None = None,
     events_limit: int | str = "1GB",
@@ -133,7 +134,17 @@ def run(
             "add --rdzv-backend=etcd --rdzv-conf=mode=resident to torchrun's options"
         )
     else:
+        sys.stderr.write(f"elastic3d: {_by_hand(options)}\n")
         run_alone(main)
+
+
+def _by_hand(options: Options) -> str:
+    """Say what a script that was started by hand does without."""
+    without = f"no checkpoints are written to or read from {options.store.url}, and " if options.store else ""
+    return (
+        f"started by hand, so this process trains alone: {without}nothing is kept when it ends. For a job, on one node "
+        "or many, start it with torchrun --rdzv-backend=etcd --rdzv-conf=mode=resident"
+    )
 
 
 def _path(given: str | os.PathLike[str] | None) -> str:

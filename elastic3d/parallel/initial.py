@@ -62,7 +62,8 @@ def skeleton(build: Build) -> nn.Module:
             "each process: every module would be initialised anew by its own reset_parameters(), and the loaded "
             "weights lost. Trying again does not help. Where the memory of a host holds the whole model once for each "
             f"of its processes, say run.shard(..., whole_below={_beyond(size)} << 30); else build it from its "
-            "configuration alone"
+            "configuration alone, and import the weights into the run's store (elastic3d ckpt import), from which the "
+            "run then begins"
         )
     return model
 

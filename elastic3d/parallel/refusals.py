@@ -1,4 +1,4 @@
-"""What cannot keep the promise of equal bits, found when the model and the optimizer are taken."""
+"""What cannot be trained, or not with equal bits, found when the model and the optimizer are taken."""
 
 from __future__ import annotations
 
@@ -48,6 +48,19 @@ def look_at_model(model: nn.Module, units: Iterable[tuple[str, nn.Module]]) -> N
                     f"parameters {first!r} ({one}) and {second!r} ({other}) are reduced together and need one dtype; "
                     "convert one of them, or run it under autocast instead"
                 )
+
+
+def look_at_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer over parameters that are not the model's: it would train nothing."""
+    known = {id(parameter) for parameter in model.parameters()}
+    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    strange = sum(id(parameter) not in known for parameter in given)
+    if strange:
+        raise UsageError(
+            f"{strange} of the {len(given)} parameters of this {type(optimizer).__name__} are not those of the model "
+            "that run.shard returned, so that they would not be trained. Trying again does not help: make the "
+            "optimizer after run.shard, of the parameters of what it returns"
+        )
 
 
 def look_at_optimizer(optimizer: torch.optim.Optimizer, *, ordered: bool) -> None:

@@ -10,8 +10,9 @@ The same bits are promised for one size of tp, so tp stays what it was once a ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from elastic3d.errors import LayoutError
 from elastic3d.planner.costs import Costs
@@ -21,6 +22,12 @@ from elastic3d.planner.ranking import Candidate
 from elastic3d.planner.schedules import VIRTUAL
 from elastic3d.planner.search import judge, rank
 from elastic3d.values import Layout, ModelProfile
+
+SHOWN = 3
+"""Reasons that an error names."""
+
+LOOKED_AT = 1000
+"""Layouts that are looked at for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,12 @@ def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[La
 
     What is free besides pp and dp is as simple as can be: tp 1, ZeRO-3 or what the schedule needs, 1F1B.
     """
-    layouts = []
+    layouts = [layout for layout in _asked_for(world, request) if unfit(layout, profile) is None]
+    return sorted(layouts, key=lambda layout: (layout.pp + layout.dp, -layout.dp))
+
+
+def _asked_for(world: int, request: Layout) -> Iterator[Layout]:
+    """Yield the layouts of exactly `world` ranks that the request allows, whatever the model."""
     tp = request.tp or 1
     for pp in range(1, world // tp + 1):
         if world % (pp * tp) or (request.pp and pp != request.pp):
@@ -44,10 +56,7 @@ def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[La
         dp = world // (pp * tp)
         if (request.dp and dp != request.dp) or dp % max(1, request.replicas):
             continue
-        layout = _simple(pp, dp, tp, request)
-        if unfit(layout, profile) is None:
-            layouts.append(layout)
-    return sorted(layouts, key=lambda layout: (layout.pp + layout.dp, -layout.dp))
+        yield _simple(pp, dp, tp, request)
 
 
 def plan(
@@ -80,7 +89,9 @@ def plan(
     cluster = Cluster(nodes=nodes, slots=slots)
     ranked = rank(nodes, slots, profile, request, costs, speeds=speeds)
     if not ranked.ranking:
-        raise LayoutError(_nothing(nodes, slots, profile, request, [one.reason for one in ranked.rejected]))
+        reasons = [one.reason for one in ranked.rejected]
+        more = any(one.out_of_memory for one in ranked.rejected)
+        raise LayoutError(_nothing(nodes, slots, profile, request, reasons, more_nodes_help=more))
     best = ranked.ranking[0]
     if previous is not None and _within(previous, request):
         present = judge(previous, cluster, profile, costs, speeds)
@@ -106,7 +117,13 @@ def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout) ->
             layouts = legal_layouts(used * slots, profile, request)
             if layouts:
                 return Plan(layout=layouts[0], nodes=used)
-    raise LayoutError(_nothing(nodes, slots, profile, request, []))
+    worlds = [used * slots for used in range(nodes, 0, -1)]
+    asked = (layout for world in worlds for layout in _asked_for(world, request))
+    # Where the sizes would do, it is something else about the model, which more nodes do not mend.
+    sizes = replace(profile, tied=False, compress="", recompute="none", experts=0)
+    fitting = (layout for layout in islice(asked, LOOKED_AT) if unfit(layout, sizes) is None)
+    reasons = [why for layout in fitting if (why := unfit(layout, profile)) is not None]
+    raise LayoutError(_nothing(nodes, slots, profile, request, reasons))
 
 
 def _simple(pp: int, dp: int, tp: int, request: Layout) -> Layout:
@@ -127,13 +144,22 @@ def _simple(pp: int, dp: int, tp: int, request: Layout) -> Layout:
     )
 
 
-def _nothing(nodes: int, slots: int, profile: ModelProfile, request: Layout, reasons: list[str]) -> str:
+def _nothing(
+    nodes: int, slots: int, profile: ModelProfile, request: Layout, reasons: list[str], *, more_nodes_help: bool = False
+) -> str:
     axes = [f"{axis}={getattr(request, axis)}" for axis in ("pp", "dp") if getattr(request, axis)]
     asked = ", ".join([*axes, f"tp={request.tp}"] if request.tp > 1 else axes) or "none"
-    why = f"; the nearest: {reasons[0]}" if reasons else ""
+    head = (
+        f"no layout fits {nodes} node(s) x {slots} slot(s) with {profile.blocks} blocks and {profile.micro_batches} "
+        f"micro-batches per step (asked for: {asked})"
+    )
+    several = list(dict.fromkeys(reasons))
+    if several and not more_nodes_help:
+        more = f", and {len(several) - SHOWN} more reasons; `elastic3d plan` shows all" if len(several) > SHOWN else ""
+        return f"{head}: {'; '.join(several[:SHOWN])}{more}"
+    why = f"; the nearest: {several[0]}" if several else ""
     sizes, within = ("pp x dp x tp", "tp must divide the slots, and ") if request.tp != 1 else ("pp x dp", "and ")
     return (
-        f"no layout fits {nodes} node(s) x {slots} slot(s) with {profile.blocks} blocks and {profile.micro_batches} "
-        f"micro-batches per step (asked for: {asked}){why}; pp may be at most the number of blocks and of micro-batch "
+        f"{head}{why}; pp may be at most the number of blocks and of micro-batch "
         f"rounds, {within}{sizes} must be a whole number of nodes: free an axis, add nodes, or raise global_batch"
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 
+from checkpointing.format.tiles import TensorSpec
 from checkpointing.reading.resolver import resolve
 from checkpointing.reading.sources import TileSource
 from elastic3d.data import Batches, Cursor
 from elastic3d.data.ledger import Ledger, Line
+from elastic3d.errors import StateUnfit
 from elastic3d.parallel import facts as written
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.room import Room
@@ -48,6 +50,36 @@ def load(
     cursor = facts.get("cursor")
     batches.go_on(decision.step, None if cursor is None else Cursor(**written.decode(cursor)))
     return tuple(from_json(Line, line) for line in facts["ledger"])
+
+
+def check_model(decision: restoring.Decision, specs: Iterable[TensorSpec]) -> None:
+    """Raise StateUnfit where the decided state is that of another model; specs: all parameters and buffers of this."""
+    saved = {offer.spec.key: offer.spec for offer in decision.offers if offer.spec.key.startswith("model/")}
+    here = {spec.key: spec for spec in specs}
+    problems = [
+        _few("the state lacks", [key for key in here if key not in saved]),
+        _few("the model lacks", [key for key in saved if key not in here]),
+        _few(
+            "of another shape or dtype are",
+            [
+                f"{key} ({saved[key].dtype}{list(saved[key].shape)}, now {spec.dtype}{list(spec.shape)})"
+                for key, spec in here.items()
+                if key in saved and saved[key] != spec
+            ],
+        ),
+    ]
+    if any(problems):
+        raise StateUnfit(
+            f"the state of step {decision.step} is not that of this model: {'; '.join(filter(None, problems))}. Trying "
+            "again does not help: go back to the model it was saved from, or start a new run"
+        )
+
+
+def _few(what: str, names: list[str]) -> str:
+    """Return in words which these are, "" for none."""
+    if not names:
+        return ""
+    return f"{what} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def facts(

@@ -47,6 +47,12 @@ class Loss:
         """Take note of what the vote has found."""
         self._value, self._skipped = value, skipped
 
+    def __repr__(self) -> str:
+        return "Loss(known after run.step)" if self._value is None else f"Loss({self._value!r})"
+
+    def __str__(self) -> str:
+        return repr(self) if self._value is None else str(self._value)
+
     def __float__(self) -> float:
         return self.value
 

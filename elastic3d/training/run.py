@@ -41,8 +41,9 @@ from elastic3d.parallel.numerics.objective import UserLoss, objective
 from elastic3d.parallel.numerics.precision import Precision
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.numerics.update import finite, update
+from elastic3d.parallel.outside import Outside
 from elastic3d.parallel.reduction.units import reshard
-from elastic3d.parallel.refusals import look_at_optimizer
+from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters
 from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.planner.schedules import stages_of_rank
@@ -75,6 +76,8 @@ class Run:
         self._since = 0.0
         self._saved_step, self._saved_at = 0, self._clock.monotonic()
         self._stored_step = 0
+        self._save_asked = False
+        self._outside: Outside | None = None
         torch.set_num_threads(self._assignment.threads)
         torch.use_deterministic_algorithms(True)
 
@@ -170,6 +173,7 @@ class Run:
                 check_node(self._mesh.tp, self._assignment.node)
             self._assembly = Assembly(self._plan, self._mesh)
         self._model = self._assembly.model
+        self._outside = Outside(self._model, self._layout, self.rank)
         return self._model
 
     def batches(
@@ -223,6 +227,7 @@ class Run:
         """
         if self._plan is None or model is not self._model or batches is not self._batches:
             raise UsageError("run.restore needs the model of run.shard and the batches of run.batches")
+        look_at_parameters(model, optimizer)
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
         if self.measuring:
             profile = measure(self._plan, model, batches)
@@ -260,7 +265,8 @@ class Run:
         assembly = self._made()
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
-        with self._peers():
+        assert self._outside is not None
+        with self._peers(), self._outside.inside():
             return Loss(assembly.passes.run(batch, objective(loss_fn, self._scale.scale)), batch)
 
     def step(
@@ -305,6 +311,7 @@ class Run:
         every = self._assignment.snapshot_every
         if outcome.checkpoint:
             self._saved_step, self._saved_at = done, self._clock.monotonic()
+            self._save_asked = False
         if outcome.leave:
             self._snapshot(checkpoint=outcome.checkpoint, wait=True)
         elif outcome.checkpoint or (every and done % every == 0):
@@ -312,6 +319,16 @@ class Run:
         self._commit(batches, outcome, change.norm)
         if outcome.leave:
             self._port.leave(done)
+
+    def save(self) -> None:
+        """Have a checkpoint made of the step under way: of what the next `run.step` leaves, whatever `every` says.
+
+        Any rank may ask; the step vote tells the others. A store that is not done with the checkpoint before takes this
+        one at the first step for which it is. UsageError in a job without a store; by hand nothing is kept anyway.
+        """
+        if self._assignment.store is None and self._assignment.store_prefix:
+            raise UsageError("run.save: this job has no store to save to; give one as elastic3d.run(main, store=...)")
+        self._save_asked = True
 
     def digest(self) -> str:
         """Return one digest of parameters, buffers and optimizer state, equal for equal bits in any layout.
@@ -351,6 +368,8 @@ class Run:
 
     def _due(self, step: int) -> bool:
         """Return whether a checkpoint is due after `step`: what no rank was ready for stays due."""
+        if self._save_asked:
+            return True
         every, seconds = self._assignment.checkpoint_every, self._assignment.checkpoint_seconds
         if seconds and self._clock.monotonic() - self._saved_at >= seconds:
             return True
@@ -379,6 +398,8 @@ class Run:
                 decision = self._decide(assembly, go, damaged)
             missing: MissingTile | None = None
             if decision.source != restoring.NONE:
+                if not starting.is_foreign(decision):
+                    loading.check_model(decision, assembly.specs)
                 sources = self._tiers.sources(decision, self._assignment.store, self.rank)
                 try:
                     self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from checkpointing.keeping.collecting import GRACE
@@ -93,7 +95,7 @@ class Options:
 
 
 def store_at(
-    url: str | None,
+    url: str | os.PathLike[str] | None,
     *,
     key: str,
     register: str,
@@ -101,19 +103,23 @@ def store_at(
     cache_limit: int | str,
     patience: float | str = PATIENCE,
 ) -> StoreAt | None:
-    """Return where the checkpoints are; UsageError for what makes no sense."""
+    """Return where the checkpoints are, a path as an absolute one; UsageError for what makes no sense."""
     if url is None:
         for name, value in (("key", key), ("register", register), ("cache", cache)):
             if value:
                 raise UsageError(f"elastic3d.run({name}={value!r}): there is no store; give store= too")
         return None
-    if not isinstance(url, str) or not re.match(r"^([a-z0-9+]+://|/|\.)", url):
-        raise UsageError(f"elastic3d.run(store={url!r}): give a URL such as s3://bucket/run, or a path")
+    given = os.fspath(url) if isinstance(url, str | os.PathLike) else b""
+    if not isinstance(given, str) or not given.strip() or (given is url and not re.search(r"[/~.]", given)):
+        # A name alone may be a bucket whose s3:// was forgotten.
+        raise UsageError(f"elastic3d.run(store={url!r}): give a URL such as s3://bucket/run, or a path such as ./run")
+    if not re.match(r"^[a-z0-9+]+://", given):
+        given = str(Path(given).expanduser().absolute())
     if register not in ("", "etcd"):
         raise UsageError(f"elastic3d.run(register={register!r}): give 'etcd', or leave it out")
     limit = size(cache_limit, "elastic3d.run: cache_limit")
     return StoreAt(
-        url=url,
+        url=given,
         key=key,
         register=register,
         cache=cache,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,14 @@ def test_layouts_are_legal_and_complete(
             and dp in (0, replicas)
         )
         assert ((stages, replicas) in sizes) == legal
+
+
+def test_what_is_in_the_way_is_named_where_more_nodes_would_not_help() -> None:
+    """A tie that no pipeline may part: `elastic3d plan` says so, and so does the run."""
+    tied = replace(profile(4, 8), tied=True)
+    with pytest.raises(LayoutError, match="pp=2 would part a parameter") as caught:
+        plan(2, 1, tied, Layout(pp=2))
+    assert "add nodes" not in str(caught.value)
 
 
 @given(st.integers(1, 16), st.integers(1, 8), SIZES, SIZES, AXES, AXES)

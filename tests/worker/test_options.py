@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import elastic3d
 from elastic3d.errors import UsageError
+from elastic3d.values import StoreAt
 from elastic3d.worker.options import Options, saving, store_at
 from elastic3d.worker.quantities import Every, every, rate, size
 
@@ -84,6 +87,18 @@ def test_what_belongs_to_a_store_needs_one(wrong: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="store="):
         store_at(None, **{**plain, **wrong})
     assert store_at(None, **plain) is None
+
+
+def test_a_store_is_a_url_or_any_path() -> None:
+    """A path is made absolute where it is said; a bare name may be a bucket, and is refused."""
+    plain: dict[str, Any] = {"key": "", "register": "", "cache": "", "cache_limit": "1GB"}
+    for there in ("stores/x", Path("stores/x"), Path("stores") / "x", f"{os.getcwd()}/stores/x"):
+        assert store_at(there, **plain) == StoreAt(url=f"{os.getcwd()}/stores/x")
+    assert store_at(Path("here"), **plain) == StoreAt(url=f"{os.getcwd()}/here")
+    assert store_at("s3://bucket/run", **plain) == StoreAt(url="s3://bucket/run")
+    for empty in ("", 3, b"/tmp/x"):
+        with pytest.raises(UsageError, match="give a URL"):
+            store_at(empty, **plain)
     with pytest.raises(UsageError, match="URL"):
         store_at("bucket", **plain)
     with pytest.raises(UsageError, match="etcd"):
@@ -113,3 +128,14 @@ def test_the_call_itself_refuses() -> None:
         elastic3d.run(lambda run: None, store="/tmp/x", every="sometimes")
     with pytest.raises(UsageError, match=r"/nowhere\.json.*cannot be read"):
         elastic3d.run(lambda run: None, calibration="/nowhere.json")
+
+
+def test_a_script_started_by_hand_says_what_it_does_without(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It trains alone, and its store is named: nobody finds it empty after a night."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    elastic3d.run(lambda run: None, store=tmp_path / "store")
+    said = capsys.readouterr().err
+    assert "by hand" in said
+    assert f"no checkpoints are written to or read from {tmp_path}/store" in said

@@ -1,0 +1,54 @@
+"""Mains that call the model themselves, for worlds of real ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from elastic3d.parallel import outside
+from elastic3d.training import Run
+from elastic3d.values import StoreAt
+from tests.parallel.models import Model, Sentences, loss_fn
+
+
+def begun(run: Run) -> tuple[Any, Any, Any]:
+    """Return model, optimizer and batches of a run that has restored."""
+    model = run.shard(Model, blocks="blocks", seed=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=3)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    return model, optimizer, batches
+
+
+def evaluate(run: Run, *, alone: bool = False) -> float:
+    """Make a step, evaluate on every rank or on rank 0 alone, and make another."""
+    outside.PATIENCE = 2.0 if alone else 60.0
+    model, optimizer, batches = begun(run)
+    seen = 0.0
+    for batch in batches.until(step=2):
+        loss = run.backward(model, batch, loss_fn)
+        run.step(optimizer, loss=loss)
+        if not alone or run.rank == 0:
+            model.eval()
+            with torch.no_grad():
+                seen = float(model(Sentences()[0][0].unsqueeze(0)).float().sum())
+            model.train()
+    return seen
+
+
+def evaluate_alone(run: Run) -> float:
+    """Evaluate under `if run.rank == 0`."""
+    return evaluate(run, alone=True)
+
+
+def save_once(run: Run) -> None:
+    """Ask for a checkpoint of the second of three steps, on the last rank alone."""
+    run._assignment = replace(run._assignment, store=StoreAt(url="/nowhere"))
+    model, optimizer, batches = begun(run)
+    for batch in batches.until(step=3):
+        loss = run.backward(model, batch, loss_fn)
+        if run.steps == 1 and run.rank == run.world - 1:
+            run.save()
+        run.step(optimizer, loss=loss)

@@ -1,0 +1,63 @@
+"""What a script does beside steps: its own forward passes, and a checkpoint when it asks for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from elastic3d.data import Batch
+from elastic3d.errors import UsageError
+from elastic3d.training import Run
+from elastic3d.training.alone import Alone
+from elastic3d.training.loss import Loss
+from elastic3d.values import Layout
+from tests.parallel import outside_mains as mains
+from tests.parallel.worlds import Orders, run_world
+
+pytestmark = [pytest.mark.gloo, pytest.mark.timeout(300)]
+
+
+def test_every_rank_may_evaluate_where_there_are_no_stages() -> None:
+    """The ranks meet before the pass, and train on after it."""
+    reports = run_world(mains.evaluate, Orders(layout=Layout(pp=1, dp=2)))
+    assert [report.error for report in reports] == ["", ""]
+    assert reports[0].result == reports[1].result != 0.0
+
+
+def test_evaluation_on_one_rank_is_refused_instead_of_waiting_for_ever() -> None:
+    """It says which rank called the model, and what to do instead."""
+    reports = run_world(mains.evaluate_alone, Orders(layout=Layout(pp=1, dp=2)))
+    assert "model(...) was called outside run.backward on rank 0, and not on every rank" in reports[0].error
+
+
+def test_stages_cannot_be_called() -> None:
+    """A rank has a part of the layers alone: refused before anything is computed."""
+    reports = run_world(mains.evaluate, Orders(layout=Layout(pp=2, dp=1)))
+    assert all("layers of its own stage alone" in report.error for report in reports)
+
+
+def test_any_rank_may_ask_for_a_checkpoint() -> None:
+    """All make it, of the step under way, and of no other."""
+    reports = run_world(mains.save_once, Orders(layout=Layout(pp=1, dp=2)))
+    assert [report.error for report in reports] == ["", ""]
+    for report in reports:
+        assert [(step, checkpoint) for step, checkpoint, _ in report.snapshots] == [(2, True)]
+
+
+def test_a_job_without_a_store_cannot_save() -> None:
+    """By hand nothing is kept, which was said at the start."""
+    port = Alone()
+    Run(port).save()
+    port.assignment = replace(port.assignment, store_prefix="1.1")
+    with pytest.raises(UsageError, match="no store to save to"):
+        Run(port).save()
+
+
+def test_a_loss_can_be_printed_at_any_time() -> None:
+    """As a number once it is one."""
+    loss = Loss({0: torch.tensor(0.5)}, Batch.__new__(Batch))
+    assert str(loss) == repr(loss) == "Loss(known after run.step)"
+    loss.settle(0.25, skipped=False)
+    assert (str(loss), repr(loss), f"{loss:.3f}") == ("0.25", "Loss(0.25)", "0.250")

@@ -1,0 +1,57 @@
+"""What would train nothing, or something else than is meant, is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.reading.sources import Offered
+from elastic3d.errors import StateUnfit, UsageError
+from elastic3d.training import Run, loading, restoring, run_alone
+from elastic3d.training.restoring import Decision
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    """Its steps would change a model that nobody runs."""
+
+    def main(run: Run) -> None:
+        model = run.shard(lambda: nn.Linear(2, 2))
+        other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        batches = run.batches([(torch.ones(2), torch.ones(2))] * 4, global_batch=2, micro_batch=1)
+        run.restore(model=model, optimizer=other, batches=batches)
+
+    with pytest.raises(UsageError, match="2 of the 2 parameters of this SGD are not those of the model"):
+        run_alone(main)
+
+
+def specs(depth: int, width: int = 4) -> list[TensorSpec]:
+    return [TensorSpec(key=f"model/blocks.{i}.weight", dtype="float32", shape=(width, width)) for i in range(depth)]
+
+
+def decided(saved: list[TensorSpec]) -> Decision:
+    saved = [*saved, TensorSpec(key="optimizer/blocks.0.weight/step", dtype="float32", shape=())]
+    offers = [
+        Offered(
+            spec=spec,
+            box=Box(start=(0,) * len(spec.shape), stop=spec.shape),
+            digest="",
+            source=restoring.STORE,
+            where=[],
+        )
+        for spec in saved
+    ]
+    return Decision(source=restoring.STORE, step=7, offers=tuple(offers))
+
+
+def test_the_state_of_another_model_is_refused_in_words() -> None:
+    """Deeper, shallower or wider: what differs is named, and that trying again does not help."""
+    loading.check_model(decided(specs(3)), specs(3))
+    with pytest.raises(StateUnfit, match=r"the state lacks model/blocks.3.weight; |the state lacks .* and 2 more"):
+        loading.check_model(decided(specs(3)), specs(8))
+    with pytest.raises(StateUnfit, match=r"step 7 .* the model lacks model/blocks.2.weight\. Trying again"):
+        loading.check_model(decided(specs(3)), specs(2))
+    with pytest.raises(StateUnfit, match=r"blocks.0.weight \(float32\[4, 4\], now float32\[5, 5\]\)"):
+        loading.check_model(decided(specs(1)), specs(1, width=5))
+    assert StateUnfit.final
