@@ -148,7 +148,7 @@ def test_the_tile_server_and_one_that_asks_it(reported: Reported, monkeypatch: p
         home.write(Mark(1, 3))
         assert inventories([home.address], READER) == []
         failed(reported, "tiles-peer", Edge.ALONE)
-        assert eventually(lambda: len(inventories([home.address], "run")) == 1, 30)
+        assert eventually(lambda: len(inventories([home.address], READER)) == 1, 30)
     finally:
         home.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ from torch.distributed.elastic.utils.store import barrier
 
 from elastic3d.rendezvous.store import GenerationStore
 from elastic3d.rendezvous.table import GenerationOver, Seat, Table
+from elastic3d.trust.channel import WireError, dial
 from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.handshake import Role
 
 CREDENTIALS = Credentials(secret="5e" * 32, id="a@1")
 
@@ -209,3 +212,27 @@ def test_what_generations_left_goes_when_a_later_one_begins() -> None:
         for seat in seats.values():
             seat.close()
         table.close()
+
+
+def test_nested_json_ends_a_connection_and_not_the_table(meeting: Meeting) -> None:
+    """From one of the run; who is not gets no message through, and is told of."""
+    with socket.create_connection(("127.0.0.1", meeting.port), timeout=20) as one:
+        channel = dial(one, CREDENTIALS, Role.TABLE)
+        channel.send_sealed(b"[" * 200_000)
+        with contextlib.suppress(ConnectionError):
+            assert one.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", meeting.port), timeout=20) as stranger:
+        with pytest.raises(WireError, match="does not hold this run's secret"):
+            dial(stranger, Credentials(secret="a1" * 32, id="a@1"), Role.TABLE)
+    assert meeting.agent(0).add("n", 1) == 1
+    assert meeting.server.stdout is not None
+    assert "port=table peer=127.0.0.1" in meeting.server.stdout.readline()
+
+
+def test_who_proves_nothing_is_shown_out(meeting: Meeting) -> None:
+    """A crowd that is silent loses its connections, and keeps nobody out."""
+    crowd = [socket.create_connection(("127.0.0.1", meeting.port), timeout=30) for _ in range(100)]
+    assert meeting.agent(0).add("n", 1) == 1
+    for one in crowd:
+        with one, contextlib.suppress(ConnectionError):
+            assert one.recv(1) == b""

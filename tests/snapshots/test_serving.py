@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -367,3 +368,151 @@ def test_a_bad_copy_at_home_is_replaced_by_the_buddys(place: Callable[[int], Pla
     assert [failure.source for failure in resolved.failures] == [home.address]
     assert resolved.sources[buddy.address].tiles == 1
     assert resolved.sources[home.address].tiles >= 1
+
+
+# Strangers.
+
+
+def request(mark: Mark, origin: int, layout: tables.Table, **changes: object) -> dict[str, object]:
+    """Return an offer of a snapshot of rank `origin`."""
+    offer: dict[str, object] = {
+        "op": "replicate",
+        "generation": mark.generation,
+        "step": mark.step,
+        "rank": origin,
+        "world": 2,
+        "facts": {"step": mark.step},
+        "keep": [],
+        "identity": layout.identity,
+        "table": tables.to_wire(layout),
+    }
+    return offer | changes
+
+
+def test_nobody_reads_or_writes_without_the_secret(place: Callable[[int], Place]) -> None:
+    """Neither an inventory nor a tile nor a forged snapshot of a high step; and it is told, once for a flood."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    for _ in range(3):
+        with pytest.raises(wire.WireError, match="does not hold this run's secret"):
+            wire.connect(home.address, STRANGER)
+        with socket.create_connection(wire.parse_address(home.address)) as stranger:
+            stranger.settimeout(20)
+            stranger.sendall(b'\x00\x00\x00\x12{"op":"inventory"}')
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(1) == b""
+    assert eventually(lambda: home.refused)
+    assert len(home.refused) == 1
+    assert (home.refused[0].port, home.refused[0].peer) == ("tiles", "127.0.0.1")
+    assert [i.step for i in inventories([home.address], READER)] == [1]
+
+
+def test_before_it_has_joined_a_node_serves_nobody() -> None:
+    """Without a secret there is nothing by which to tell who is of the run."""
+    refused: list[Refusal] = []
+    memory = SnapshotMemory()
+    server = TileServer(memory, host="127.0.0.1", refused=refused.append)
+    try:
+        with pytest.raises(wire.WireError):
+            wire.connect(f"127.0.0.1:{server.port}", READER)
+        assert eventually(lambda: refused)
+    finally:
+        server.close()
+        memory.close()
+
+
+def test_a_member_cannot_forge_or_drop_the_replica_of_another(place: Callable[[int], Place]) -> None:
+    """A rank's snapshots come from the node that the sealed record names, and from nobody else of the run."""
+    home, buddy = place(0), place(1)
+    home.begin(3)
+    buddy.begin(3)
+    home.replicator.set_buddy(buddy.address)
+    home.write(Mark(3, 4))
+    assert eventually(lambda: home.held)
+    table = tables.lay_out([(TensorSpec(key="model/w", dtype="float32", shape=(4,)), Box(start=(0,), stop=(4,)))])
+    for changes, word in (({}, "denied"), ({"rank": 7}, "denied"), ({"generation": 9}, "error")):
+        with wire.connect(buddy.address, READER) as liar:
+            liar.send(request(Mark(3, 99), 0, table, **changes))
+            assert word in liar.receive()
+    assert [(i.rank, i.step) for i in inventories([buddy.address], READER)] == [(0, 4)]
+    assert eventually(lambda: any("rank 0 of generation 3 is 0@1, not 9@1" in one.reason for one in buddy.refused))
+
+
+def test_replicas_are_bounded_by_the_memory_for_them(place: Callable[[int], Place]) -> None:
+    """What is announced takes no memory, and what would take too much is refused before it is sent."""
+    buddy = place(1)
+    buddy.begin(1)
+    rows = REPLICA_BYTES // 4 + 1
+    table = tables.lay_out([(TensorSpec(key="model/w", dtype="float32", shape=(rows,)), Box(start=(0,), stop=(rows,)))])
+    with wire.connect(buddy.address, Credentials(secret=SECRET, id="0@1")) as home:
+        home.send(request(Mark(1, 1), 0, table))
+        assert "for replicas" in home.receive()["error"]
+        small = tables.lay_out([(TensorSpec(key="model/b", dtype="uint8", shape=(4,)), Box(start=(0,), stop=(4,)))])
+        home.send(request(Mark(1, 2), 0, small))
+        assert home.receive() == {"ok": True}
+
+
+def test_a_table_under_another_identity_is_refused(place: Callable[[int], Place]) -> None:
+    """Others' snapshots that name this identity would be read with the wrong tensors."""
+    buddy = place(1)
+    buddy.begin(1)
+    spec = TensorSpec(key="model/w", dtype="float32", shape=(4,))
+    table = tables.lay_out([(spec, Box(start=(0,), stop=(4,)))])
+    other = tables.lay_out([(spec, Box(start=(0,), stop=(2,)))])
+    forged = {**tables.to_wire(table), "identity": other.identity}
+    with wire.connect(buddy.address, Credentials(secret=SECRET, id="0@1")) as home:
+        home.send(request(Mark(1, 1), 0, table, identity=other.identity, table=forged))
+        assert "another identity" in home.receive()["error"]
+
+
+def test_who_says_nothing_loses_the_connection(place: Callable[[int], Place]) -> None:
+    """A hundred connections that prove nothing do not keep a member out, and each is ended by its deadline."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    crowd = [socket.create_connection(wire.parse_address(home.address), timeout=30) for _ in range(100)]
+    try:
+        assert [i.step for i in inventories([home.address], READER)] == [1]
+        for one in crowd:
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(1) == b""
+    finally:
+        for one in crowd:
+            one.close()
+
+
+def test_an_announced_gigabyte_takes_no_memory_and_nested_json_no_thread(place: Callable[[int], Place]) -> None:
+    """Of those who are of the run, too: memory grows with what arrives, and deep JSON is an error like any other."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    before = resident()
+    announcing = [wire.connect(home.address, READER) for _ in range(4)]
+    for one in announcing:
+        one.send_bytes((1 << 30).to_bytes(4, "big"))
+    with wire.connect(home.address, READER) as nested:
+        nested.send_sealed(b"[" * 100_000)
+        with pytest.raises(wire.WireError):
+            nested.receive()
+    assert resident() - before < 256 << 20
+    for one in announcing:
+        one.close()
+    assert len(inventories([home.address], READER)) == 1
+
+
+def resident() -> int:
+    """Return the bytes of memory this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_frame_that_was_changed_ends_the_connection(place: Callable[[int], Place]) -> None:
+    """Somebody in between who lets the handshake pass can do nothing with what follows."""
+    home = place(0)
+    home.begin(1)
+    with wire.connect(home.address, READER) as one:
+        body = b'{"op":"inventory"}'
+        one.send_bytes(len(body).to_bytes(4, "big") + body + bytes(16))
+        with pytest.raises(wire.WireError):
+            one.receive()
