@@ -6,14 +6,15 @@ others serve it. A process a keeper started anew becomes its template. Started b
 
 from __future__ import annotations
 
-import hashlib
 import os
 import queue
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from elastic3d import output
 from elastic3d.admission.devices import DEVICE
+from elastic3d.admission.host import available_memory
 from elastic3d.calibration.asked import answer_if_asked
 from elastic3d.calibration.record import load
 from elastic3d.errors import ConfigurationError
@@ -23,13 +24,14 @@ from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.training import Run, run_alone, train
 from elastic3d.training.identity import script_digest
 from elastic3d.training.tiers import KeepersAndStore
+from elastic3d.trust.listening import raise_file_limit
 from elastic3d.values import Layout
 from elastic3d.worker.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.keeper import Keeper
 from elastic3d.worker.options import Options, saving, store_at
 from elastic3d.worker.process import ExitCode, die_with_agent
 from elastic3d.worker.quantities import size
-from elastic3d.worker.remote import RemoteSlot, SlotServer
+from elastic3d.worker.remote import RemoteSlot, SlotServer, private_name
 from elastic3d.worker.slot import LocalSlot, Slot, serve_role
 from elastic3d.worker.warming import Inbox
 
@@ -90,7 +92,7 @@ def run(
     """
 
     def enter(port: Port) -> None:
-        train(main, port, tiers=KeepersAndStore(port.assignment.run_id))
+        train(main, port, tiers=KeepersAndStore(port.assignment.credentials))
 
     script_digest()  # of what runs: whoever is forked from here has it
     serve_role(enter)
@@ -154,19 +156,24 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -
     identity = os.environ.get(agent.VARIABLE, "")
     die_with_agent(identity)
     output.survive_readers()
+    raise_file_limit()
     local_rank, slots = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     inbox: Inbox = queue.SimpleQueue()
     # The template is forked here, before this process has any thread.
-    mine = LocalSlot(index=local_rank, run_id=settings.run_id, host=settings.address, entry=enter, events=inbox)
+    mine = LocalSlot(
+        index=local_rank,
+        host=settings.address,
+        entry=enter,
+        events=inbox,
+        replica_bytes=available_memory(lambda path: Path(path).read_text()) // slots,
+    )
     output.unblock()
     if identity and agent.pid_of(identity) != os.getppid():
         agent.end_with(identity, lambda: os._exit(ExitCode.ORPHANED))
-    # Names of sockets are there for everybody to read.
-    prefix = hashlib.sha256(os.environ[TOKEN].encode()).hexdigest()[:24]
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def name(index: int) -> str:
-        return f"elastic3d-{prefix}-{restarts}-{index}"
+        return private_name(os.environ[TOKEN], restarts, index)
 
     try:
         if local_rank:

@@ -40,6 +40,9 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "generation.sealed": ("number", "cause", "nodes", "spares", "layout", "leader", "detail"),
         # `peer` is a node name, `evidence` says how its end was noticed.
         "peer.lost": ("peer", "evidence"),
+        # Somebody was shown out at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` where
+        # it came from, `more` how many others were since the last time this was told.
+        "peer.refused": ("port", "peer", "reason", "more"),
         # This node is to leave in `seconds`, at leisure where that is None.
         "node.draining": ("seconds", "detail"),
         "node.leaving": ("detail",),

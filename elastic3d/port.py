@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Layout, ModelProfile, StoreAt
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class Assignment:
     of two checkpoints, 0.0 where steps decide. seed_digest: the profile digest the leader planned from, ""
     where nobody has planned. places: of a measuring trainer, how many device places of its node to check before it
     ends, 0 for none. restore: which checkpoint to go on from where nothing is in memory. fresh: beginning at step 0
-    is meant though steps were made before.
+    is meant though steps were made before. credentials: what it shows to the tile servers of the run; None while
+    measuring.
     """
 
     run_id: str
@@ -56,6 +58,7 @@ class Assignment:
     checkpoint_seconds: float = 0.0
     restore: str = "latest"
     fresh: bool = False
+    credentials: Credentials | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 # `rendezvous` is torchrun's side of a node, `worker` the job's. `calibration` asks scripts and measures.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("values", "errors", "clock", "log", "output", "threads"),
-    ("planner", "data", "etcd", "port", "notices"),
+    ("planner", "data", "etcd", "notices", "trust", "port"),
     ("storage", "register"),
     ("membership",),
     ("snapshots", "parallel", "health"),

@@ -33,6 +33,7 @@ from elastic3d.snapshots.client import inventories
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
 from elastic3d.threads import Edge, ThreadFailure
+from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Node
 from elastic3d.worker import committer as c
 from elastic3d.worker.committer import CommitDone, CommitFailed, Committer
@@ -42,7 +43,7 @@ from elastic3d.worker.housekeeping import Told as Kept
 from elastic3d.worker.options import Saving
 from elastic3d.worker.remote import RemoteSlot
 from elastic3d.worker.uploader import Uploader, WriteFailed, Written
-from tests.snapshots.test_serving import Place, eventually
+from tests.snapshots.test_serving import READER, Place, eventually
 from tests.worker.test_committer import write
 from tests.worker.test_housekeeping import committed
 from tests.worker.test_uploader import Shelf, generation
@@ -145,9 +146,9 @@ def test_the_tile_server_and_one_that_asks_it(reported: Reported, monkeypatch: p
     try:
         home.begin(1)
         home.write(Mark(1, 3))
-        assert inventories([home.address], "run") == []
+        assert inventories([home.address], READER) == []
         failed(reported, "tiles-peer", Edge.ALONE)
-        assert eventually(lambda: len(inventories([home.address], "run")) == 1, 30)
+        assert eventually(lambda: len(inventories([home.address], READER)) == 1, 30)
     finally:
         home.close()
 
@@ -155,7 +156,7 @@ def test_the_tile_server_and_one_that_asks_it(reported: Reported, monkeypatch: p
 def test_heartbeats(reported: Reported) -> None:
     """A process that hears nobody would call everybody silent: it ends."""
     told: queue.SimpleQueue[object] = queue.SimpleQueue()
-    links = Links("127.0.0.1", once(told.put), fresh=0.05)
+    links = Links("127.0.0.1", once(told.put), secret="5e" * 32, fresh=0.05)
     links.speak_for("a@1")
     links.watch(acts.Watch(peers=(), expected=("b@1",)))
     failed(reported, "elastic3d-links", Edge.PROCESS)
@@ -167,7 +168,7 @@ def test_heartbeats(reported: Reported) -> None:
 def test_the_table_of_restarted_workers(reported: Reported, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on serving."""
     monkeypatch.setattr(Table, "_accept", once(Table._accept))
-    table = Table("127.0.0.1")
+    table = Table("127.0.0.1", Credentials(secret="5e" * 32, id="a@1"))
     socket.create_connection(("127.0.0.1", table.port), timeout=10).close()
     failed(reported, "elastic3d-table", Edge.AGAIN)
     table.close()

@@ -46,7 +46,7 @@ class ResidentHandler(RendezvousHandler):
             self._settings = replace(self._settings, end_seen=end_seen(client, self._settings.root))
         client.close()
         os.environ[VARIABLE] = self._settings.to_environment()
-        os.environ[TOKEN] = secrets.token_hex(8)
+        os.environ[TOKEN] = secrets.token_hex(16)
         os.environ[agent.VARIABLE] = agent.identity(os.getpid())
         # A template is safe to fork only if no thread pool was ever started; trainers set their own thread count.
         os.environ["OMP_NUM_THREADS"] = "1"

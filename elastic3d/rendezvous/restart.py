@@ -39,6 +39,9 @@ from elastic3d.rendezvous.guard import DONE, VARIABLE
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.rendezvous.store import GenerationStore
 from elastic3d.rendezvous.table import GenerationOver, Seat, Table
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.listening import Refusal, raise_file_limit
+from elastic3d.trust.secret import obtain
 from elastic3d.values import Generation, Layout, Node
 
 END_PATIENCE = 30.0
@@ -55,6 +58,7 @@ class RestartHandler(RendezvousHandler):
         self._member: Member | None = None
         self._links: Links | None = None
         self._table: Table | None = None
+        self._credentials: Credentials | None = None
         self._node: Node | None = None
         self._lock = threading.Lock()
         self._waiting = self._changed = self._closed = False
@@ -114,7 +118,9 @@ class RestartHandler(RendezvousHandler):
         root = f"{self._settings.run_id}/"
         if self._table is not None:
             self._table.forget(root, generation.number)
-        seat = Seat(first.address, first.store_port, f"{root}{generation.key}/", over)
+        assert self._credentials is not None
+        prefix = f"{root}{generation.key}/"
+        seat = Seat(first.address, first.store_port, prefix, over, self._credentials, refused=_say)
         store = GenerationStore(seat, position, len(generation.nodes), finished)
         # torch only calls its methods, and an own Store class would be called through C++, deaf to signals.
         as_torchs = cast(Store, store)
@@ -172,9 +178,17 @@ class RestartHandler(RendezvousHandler):
             bufsize=0,
         )
         self._tell_guard(token.encode() + b"\n")
+        raise_file_limit()
         self._client = connect(settings)
-        self._links = Links(settings.address, lambda event: self._member.tell(event) if self._member else None)
-        self._table = Table(settings.address)
+        secret = obtain(self._client, settings.root)
+        self._credentials = Credentials(secret=secret, id=settings.node)
+        self._links = Links(
+            settings.address,
+            lambda event: self._member.tell(event) if self._member else None,
+            secret=secret,
+            refused=_say,
+        )
+        self._table = Table(settings.address, self._credentials, refused=_say)
         node = Node(
             name=settings.node,
             incarnation=secrets.token_hex(6),
@@ -279,6 +293,11 @@ class RestartHandler(RendezvousHandler):
                 client.close()
             except Elastic3dError:
                 pass
+
+
+def _say(refusal: Refusal) -> None:
+    """Say where people look who was shown out."""
+    sys.stderr.write(f"elastic3d: peer.refused {refusal}\n")
 
 
 def _no_plan(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:

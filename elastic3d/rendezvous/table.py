@@ -5,9 +5,10 @@ Not torch's TCPStore. Each client of that one looks up the server's name in DNS 
 calls have no timeout, and waiting for a key that may never come means polling. Here the server answers a wait when all
 its keys are there, and the guest can stop waiting at any time.
 
-A message is four bytes of length and JSON: `["set", key, value]`, `["add", key, amount, token]`, `["get", [key, ...]]`;
-an answer likewise. Values are bytes, one character each. A guest asks one thing at a time; one whose connection breaks
-connects again and asks again, and the token keeps an amount from being added twice.
+A connection opens with the handshake of the run (`trust/handshake.py`). A message after that is four bytes of length,
+JSON and its seal (`trust/frames.py`); an answer likewise. Requests are `["set", key, value]`, `["add", key, amount,
+token]` and `["get", [key, ...]]`; values are bytes, one character each. A guest asks one thing at a time; one whose
+connection breaks connects again and asks again, and the token keeps an amount from being added twice.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from typing import Any
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.trust import handshake
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.frames import SEAL_BYTES, Forged, Seals
+from elastic3d.trust.handshake import LIMIT, Answering, Dialling, Peer, Rejected, Role
+from elastic3d.trust.listening import PAUSE, Listener, Refusal, Refusals, Waiting, most_known
 
 POLL = 0.1
 """Most seconds between two looks at whether the generation is over."""
@@ -40,27 +46,83 @@ class GenerationOver(Exception):
     """The generation ended while its agents were still meeting: wait for the next one."""
 
 
+class _Frames:
+    """Messages of one proved connection, both directions."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._sent, self._received = Seals(peer.keys.send), Seals(peer.keys.receive)
+        self._inbox = bytearray(peer.rest)
+
+    def pack(self, value: Any) -> bytes:
+        """Return a message to send."""
+        body = json.dumps(value, separators=(",", ":")).encode()
+        return len(body).to_bytes(4, "big") + body + self._sent.next(body)
+
+    def take(self, data: bytes) -> None:
+        """Take in what arrived."""
+        self._inbox += data
+
+    def next(self) -> Any:
+        """Return the next whole message, `_NOTHING` while it is not there; ValueError, Forged, RecursionError."""
+        inbox = self._inbox
+        if len(inbox) < 4:
+            return _NOTHING
+        end = 4 + int.from_bytes(inbox[:4], "big")
+        if end > LONGEST:
+            raise ValueError(f"a message of {end} bytes")
+        if len(inbox) < end + SEAL_BYTES:
+            return _NOTHING
+        body = bytes(inbox[4:end])
+        self._received.check(body, bytes(inbox[end : end + SEAL_BYTES]))
+        del inbox[: end + SEAL_BYTES]
+        return json.loads(body)
+
+
+_NOTHING = object()
+
+
 @dataclass(slots=True, eq=False)
 class _Guest:
+    """Somebody who dialled: `frames` once it has proved to be of the run, `late_at` when that is too late."""
+
     socket: socket.socket
-    inbox: bytearray = field(default_factory=bytearray)
+    address: str
+    opening: Answering
+    late_at: float
+    frames: _Frames | None = None
     outbox: bytearray = field(default_factory=bytearray)
 
 
 class Table:
-    """Serves any number of generations from a thread of its own, until closed or the process ends."""
+    """Serves any number of generations from a thread of its own, until closed or the process ends.
 
-    def __init__(self, address: str) -> None:
-        self._listener = socket.create_server((address, 0), family=_family(address), backlog=4096)
-        self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
+    credentials: of the run; who does not hold its secret is shown out. refused: told of that, on the table's thread.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        *,
+        refused: Callable[[Refusal], None] = lambda refusal: None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._credentials, self._clock = credentials, clock
+        self._refused = Refusals("table", refused, clock=clock)
+        listening = socket.create_server((address, 0), family=_family(address), backlog=4096)
+        listening.setblocking(False)
+        self._listener = Listener(listening, self._refused)
+        self.port: int = self._listener.port
+        self._guests = 0
+        self._waiting: Waiting[_Guest] = Waiting()
+        self._listen_at: float | None = None
         self._values: dict[str, str] = {}
         self._added: dict[str, tuple[str, int]] = {}
         self._over = ("", 0)
         self._parked: dict[str, list[tuple[_Guest, list[str], int]]] = {}
         self._wake_out, self._wake_in = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._selector.register(self._listener.socket, selectors.EVENT_READ, None)
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
         self._thread = threads.start(self._serve, name="elastic3d-table", edge=threads.Edge.AGAIN)
 
@@ -79,27 +141,53 @@ class Table:
             self._wake_in.send(b"c")
             self._thread.join(timeout=5)
 
+    def set_credentials(self, credentials: Credentials) -> None:
+        """Ask for another secret from whoever comes from now on."""
+        self._credentials = credentials
+
     def _serve(self) -> None:
         while True:
-            for key, mask in self._selector.select():
+            for key, mask in self._selector.select(self._patience()):
                 if key.fileobj is self._wake_out:
                     if b"c" in self._wake_out.recv(64):
                         self._end()
                         return
                     self._forget(*self._over)
                     continue
-                if key.fileobj is self._listener:
+                if key.fileobj is self._listener.socket:
                     self._accept()
                     continue
                 guest: _Guest = key.data
+                if guest.socket.fileno() < 0:
+                    continue  # ended by an earlier one of the batch
                 try:
                     if mask & selectors.EVENT_WRITE:
                         self._flush(guest)
                     if mask & selectors.EVENT_READ:
                         self._hear(guest)
-                except (OSError, ValueError):
+                except (Rejected, Forged) as error:
+                    self._refused(guest.address, str(error))
+                    self._drop(guest)
+                except (OSError, ValueError, RecursionError):
                     # It is gone, or it is none of ours.
                     self._drop(guest)
+            self._look()
+
+    def _patience(self) -> float | None:
+        if not self._waiting and self._listen_at is None:
+            return None
+        return PAUSE
+
+    def _look(self) -> None:
+        """Do what is due though nobody said anything."""
+        now = self._clock.monotonic()
+        for guest in self._waiting.all():
+            if now >= guest.late_at:
+                self._refused(guest.address, f"did not prove itself within {handshake.SECONDS:g} s")
+                self._drop(guest)
+        if self._listen_at is not None and now >= self._listen_at:
+            self._listen_at = None
+            self._selector.register(self._listener.socket, selectors.EVENT_READ, None)
 
     def _forget(self, root: str, before: int) -> None:
         def old(key: str) -> bool:
@@ -113,6 +201,7 @@ class Table:
                 self._drop(guest)
 
     def _end(self) -> None:
+        self._listener.close()
         for key in list(self._selector.get_map().values()):
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
@@ -121,26 +210,57 @@ class Table:
 
     def _accept(self) -> None:
         while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
+            found = self._listener.accept()
+            if found is None:
                 return
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._selector.register(connection, selectors.EVENT_READ, _Guest(connection))
+            if isinstance(found, float):
+                if found:
+                    # It would wake the thread for ever.
+                    self._selector.unregister(self._listener.socket)
+                    self._listen_at = self._clock.monotonic() + found
+                return
+            self._welcome(*found)
+
+    def _welcome(self, connection: socket.socket, address: str) -> None:
+        if self._guests - len(self._waiting) >= most_known():
+            self._refused(address, "too many connections of this run's own stand already")
+            connection.close()
+            return
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        late_at = self._clock.monotonic() + handshake.SECONDS
+        guest = _Guest(connection, address, Answering(self._credentials, Role.TABLE), late_at)
+        self._selector.register(connection, selectors.EVENT_READ, guest)
+        self._guests += 1
+        crowded = self._waiting.add(guest, address)
+        if crowded is not None:
+            self._refused(crowded.address, "too many connections that have not proved themselves")
+            self._drop(crowded)
 
     def _drop(self, guest: _Guest) -> None:
         if guest.socket.fileno() >= 0:
             self._selector.unregister(guest.socket)
             guest.socket.close()
+            self._guests -= 1
+            self._waiting.remove(guest)
 
     def _hear(self, guest: _Guest) -> None:
-        data = guest.socket.recv(65536)
+        data = guest.socket.recv(LIMIT if guest.frames is None else 65536)
         if not data:
+            if guest.frames is None and not guest.opening.untouched:
+                raise Rejected("went away before it had proved itself")
             raise ConnectionResetError
-        guest.inbox += data
-        while (message := _unpack(guest.inbox)) is not None:
-            self._answer(guest, json.loads(message))
+        if guest.frames is None:
+            guest.outbox += guest.opening.feed(data)
+            self._flush(guest)
+            if guest.opening.peer is None:
+                return
+            guest.frames = _Frames(guest.opening.peer)
+            self._waiting.remove(guest)
+        else:
+            guest.frames.take(data)
+        while (message := guest.frames.next()) is not _NOTHING:
+            self._answer(guest, message)
 
     def _answer(self, guest: _Guest, request: Any) -> None:
         match request:
@@ -176,7 +296,8 @@ class Table:
             self._reply(guest, [self._values[key] for key in keys])
 
     def _reply(self, guest: _Guest, answer: Any) -> None:
-        guest.outbox += _pack(answer)
+        assert guest.frames is not None
+        guest.outbox += guest.frames.pack(answer)
         self._flush(guest)
 
     def _flush(self, guest: _Guest) -> None:
@@ -191,13 +312,28 @@ class Table:
 class Seat:
     """One agent's place at the table of a generation: its keys lie under `prefix`.
 
+    credentials: of the run. refused: told where who answers at the table's port is not of the run.
+
     Every call blocks until it is answered; GenerationOver once the generation is `over`. Thread-safe, one call after
     the other.
     """
 
-    def __init__(self, address: str, port: int, prefix: str, over: Callable[[], bool], clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        prefix: str,
+        over: Callable[[], bool],
+        credentials: Credentials,
+        *,
+        refused: Callable[[Refusal], None] = lambda refusal: None,
+        clock: Clock = SYSTEM,
+    ) -> None:
         self._where, self._prefix, self._over, self._clock = (address, port), prefix, over, clock
+        self._credentials = credentials
+        self._refused = Refusals("table", refused, clock=clock)
         self._socket: socket.socket | None = None
+        self._frames: _Frames | None = None
         self._lock = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:
@@ -216,38 +352,40 @@ class Seat:
         """Leave the table. The next call comes back to it."""
         if self._socket is not None:
             self._socket.close()
-            self._socket = None
+            self._socket = self._frames = None
 
     def _ask(self, request: Any) -> Any:
         with self._lock:
             while not self._over():
                 try:
-                    return self._try(_pack(request))
-                except (OSError, ValueError):
+                    return self._try(request)
+                except (Rejected, Forged) as error:
+                    self._refused(f"{self._where[0]}:{self._where[1]}", str(error))
+                    self._clock.sleep(POLL)
+                except (OSError, ValueError, RecursionError):
                     # Its host is dead or slow, the network forgot the connection, or another program has the port by
                     # now. The membership knows which.
                     self._clock.sleep(POLL)
         raise GenerationOver
 
-    def _try(self, message: bytes) -> Any:
+    def _try(self, request: Any) -> Any:
         answered = False
         try:
-            connection = self._connection()
+            connection, frames = self._connection()
             connection.settimeout(CONNECT)
-            connection.sendall(message)
+            connection.sendall(frames.pack(request))
             connection.settimeout(POLL)
-            inbox = bytearray()
-            while (answer := _unpack(inbox)) is None:
-                inbox += self._receive(connection)
+            while (answer := frames.next()) is _NOTHING:
+                frames.take(self._receive(connection))
             answered = True
-            return json.loads(answer)
+            return answer
         finally:
             # Whatever ends this early, be it a signal's handler: an answer that comes later must not be another's.
             if not answered:
                 self.close()
 
-    def _connection(self) -> socket.socket:
-        if self._socket is None:
+    def _connection(self) -> tuple[socket.socket, _Frames]:
+        if self._socket is None or self._frames is None:
             # Not create_connection: the resolver's Python side costs milliseconds, even for an address.
             self._socket = socket.socket(_family(self._where[0]))
             self._socket.settimeout(CONNECT)
@@ -255,7 +393,19 @@ class Seat:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-        return self._socket
+            self._frames = _Frames(self._prove(self._socket))
+        return self._socket, self._frames
+
+    def _prove(self, connection: socket.socket) -> Peer:
+        ours = Dialling(self._credentials, Role.TABLE)
+        connection.sendall(ours.hello)
+        connection.settimeout(POLL)
+        while ours.peer is None:
+            proof = ours.feed(self._receive(connection))
+            if proof:
+                connection.settimeout(CONNECT)
+                connection.sendall(proof)
+        return ours.peer
 
     def _receive(self, connection: socket.socket) -> bytes:
         while not self._over():
@@ -271,22 +421,3 @@ class Seat:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _pack(value: Any) -> bytes:
-    body = json.dumps(value, separators=(",", ":")).encode()
-    return len(body).to_bytes(4, "big") + body
-
-
-def _unpack(inbox: bytearray) -> bytes | None:
-    """Take one whole message out of `inbox`, None while it is not there; ValueError for an impossible length."""
-    if len(inbox) < 4:
-        return None
-    end = 4 + int.from_bytes(inbox[:4], "big")
-    if end > LONGEST:
-        raise ValueError(f"a message of {end} bytes")
-    if len(inbox) < end:
-        return None
-    message = bytes(inbox[4:end])
-    del inbox[:end]
-    return message

@@ -29,6 +29,11 @@ class Arena:
         fcntl.fcntl(descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK)
         return cls(descriptor)
 
+    @property
+    def size(self) -> int:
+        """Bytes the segment has."""
+        return os.fstat(self.descriptor).st_size
+
     def reserve(self, nbytes: int) -> None:
         """Make the segment at least `nbytes` long."""
         if os.fstat(self.descriptor).st_size < nbytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,8 @@ from checkpointing.reading.sources import Offered
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots import wire
 from elastic3d.snapshots.table import Table
-from elastic3d.snapshots.wire import WireError
+from elastic3d.trust.channel import Channel, WireError
+from elastic3d.trust.credentials import Credentials
 
 _HEX_DIGITS = 64
 _ASKED_AT_ONCE = 32
@@ -77,48 +77,49 @@ class Inventory:
         ]
 
 
-def inventories(servers: Sequence[str], run_id: str | None = None) -> list[Inventory]:
-    """Ask every server at once what it holds; one that cannot be reached, or does not answer, holds nothing.
-
-    run_id: servers of another run refuse to answer; None asks whoever is there.
-    """
+def inventories(servers: Sequence[str], credentials: Credentials) -> list[Inventory]:
+    """Ask every server at once what it holds; one that cannot be reached, or is not of this run, holds nothing."""
     if not servers:
         return []
     with ThreadPoolExecutor(max_workers=min(len(servers), _ASKED_AT_ONCE), thread_name_prefix="inventory") as pool:
-        return [found for answer in pool.map(lambda server: _ask(server, run_id), servers) for found in answer]
+        return [found for answer in pool.map(lambda server: _ask(server, credentials), servers) for found in answer]
 
 
-def _ask(server: str, run_id: str | None) -> list[Inventory]:
+def _ask(server: str, credentials: Credentials) -> list[Inventory]:
     try:
-        connection = wire.connect(server, run_id)
+        connection = wire.connect(server, credentials)
     except WireError:
         return []
     with connection:
         try:
-            wire.send(connection, {"op": "inventory"})
-            return _read_inventories(server, wire.receive(connection))
+            connection.send({"op": "inventory"})
+            return _read_inventories(server, connection.receive())
         except WireError:
             return []
 
 
 def _read_inventories(server: str, answer: dict[str, Any]) -> list[Inventory]:
     try:
-        known = {identity: tables.from_wire(data) for identity, data in answer["tables"].items()}
-        return [
-            Inventory(
-                server=server,
-                generation=int(one["generation"]),
-                step=int(one["step"]),
-                rank=int(one["rank"]),
-                world=int(one["world"]),
-                facts=dict(one["facts"]),
-                table=known[one["table"]],
-                digests=str(one["digests"]),
-            )
-            for one in answer["snapshots"]
-        ]
-    except (KeyError, TypeError, ValueError) as error:
+        known = {table.identity: table for table in map(tables.from_wire, answer["tables"].values())}
+        return [_inventory(server, one, known[one["table"]]) for one in answer["snapshots"]]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WireError(f"{server}: not an inventory: {error!r}") from error
+
+
+def _inventory(server: str, one: dict[str, Any], table: Table) -> Inventory:
+    digests = str(one["digests"])
+    if len(digests) != _HEX_DIGITS * len(table.entries):
+        raise ValueError(f"{len(table.entries)} tiles, and digests of {len(digests)} digits")
+    return Inventory(
+        server=server,
+        generation=int(one["generation"]),
+        step=int(one["step"]),
+        rank=int(one["rank"]),
+        world=int(one["world"]),
+        facts=dict(one["facts"]),
+        table=table,
+        digests=digests,
+    )
 
 
 class PeerSource:
@@ -127,11 +128,11 @@ class PeerSource:
     A server that failed once is not asked again: it is dead or cut off, and a thousand tiles must not each find out.
     """
 
-    def __init__(self, server: str, run_id: str | None = None) -> None:
+    def __init__(self, server: str, credentials: Credentials) -> None:
         self.name = server
-        self._run_id = run_id
+        self._credentials = credentials
         self._lock = threading.Lock()
-        self._idle: list[socket.socket] = []
+        self._idle: list[Channel] = []
         self._fetched: dict[tuple[int, ...], memoryview] = {}
         self._down: str | None = None
 
@@ -169,8 +170,8 @@ class PeerSource:
     def _request(self, wanted: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], memoryview]:
         connection = self._borrow()
         try:
-            wire.send(connection, {"op": "fetch", "ranges": [list(where) for where in wanted]})
-            answer = wire.receive(connection)
+            connection.send({"op": "fetch", "ranges": [list(where) for where in wanted]})
+            answer = connection.receive()
             sizes = answer.get("sizes")
             if not isinstance(sizes, list) or len(sizes) != len(wanted):
                 raise WireError(str(answer.get("error", "not an answer")))
@@ -182,12 +183,12 @@ class PeerSource:
             raise
 
     def _receive(
-        self, connection: socket.socket, wanted: Iterable[tuple[int, ...]], sizes: Iterable[int]
+        self, connection: Channel, wanted: Iterable[tuple[int, ...]], sizes: Iterable[int]
     ) -> dict[tuple[int, ...], memoryview]:
         present = [(where, size) for where, size in zip(wanted, sizes, strict=True) if size >= 0]
         if any(size != where[4] for where, size in present):
             raise WireError("not the bytes that were asked for")
-        data = memoryview(wire.receive_bytes(connection, sum(size for _, size in present)))
+        data = memoryview(connection.receive_bytes(sum(size for _, size in present)))
         found, at = {}, 0
         for where, size in present:
             found[where] = data[at : at + size]
@@ -196,14 +197,14 @@ class PeerSource:
             self._idle.append(connection)
         return found
 
-    def _borrow(self) -> socket.socket:
+    def _borrow(self) -> Channel:
         with self._lock:
             if self._down is not None:
                 raise WireError(self._down)
             if self._idle:
                 return self._idle.pop()
         try:
-            return wire.connect(self.name, self._run_id)
+            return wire.connect(self.name, self._credentials)
         except WireError as error:
             with self._lock:
                 self._down = str(error)

@@ -291,6 +291,10 @@ class Replicas:
         self._receiving[buffer] = (origin, step)
         return buffer
 
+    def count(self, origin: Origin) -> int:
+        """Return how many snapshots of an origin are held, and on their way."""
+        return len(self._complete.get(origin, {})) + sum(one == origin for one, _ in self._receiving.values())
+
     def complete(self, buffer: int) -> bool:
         """Take note that a snapshot has arrived and is good; return whether it is held, or was dropped meanwhile."""
         origin, step = self._receiving.pop(buffer)

@@ -16,6 +16,7 @@ from checkpointing.format.tiles import Piece
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import HOME_BUFFERS, Holdings, Mark, Origin, Replicas
+from elastic3d.snapshots.permits import REPLICAS
 from elastic3d.snapshots.table import Table
 
 
@@ -81,10 +82,15 @@ class Replication:
     keep: tuple[int, ...]
 
 
-class SnapshotMemory:
-    """See the module."""
+class NoRoom(Exception):
+    """A replica would take more than this host has for replicas."""
 
-    def __init__(self) -> None:
+
+class SnapshotMemory:
+    """See the module. replica_bytes: what replicas may take together, None for no limit."""
+
+    def __init__(self, *, replica_bytes: int | None = None) -> None:
+        self._replica_bytes = replica_bytes
         self._changed = threading.Condition()
         self._holdings = Holdings()
         self._replicas = Replicas()
@@ -104,7 +110,13 @@ class SnapshotMemory:
     def learn(self, table: Table) -> None:
         """Take note of how the snapshots that follow are laid out."""
         with self._changed:
-            self._cut(table)
+            if table.identity in self._tables:
+                return
+        # A table of many thousands takes a while, in which a vote must not wait.
+        cut = tables.cut(table)
+        runs = tables.groups(cut)
+        with self._changed:
+            self._tables.setdefault(table.identity, (table, cut, runs))
 
     def grant(self) -> list[int]:
         """Hand every free buffer to the trainer; return those newly granted."""
@@ -230,7 +242,7 @@ class SnapshotMemory:
     def arriving(
         self, mark: Mark, *, rank: int, world: int, facts: Mapping[str, Any], table: str, keep: Collection[int]
     ) -> Arriving | None:
-        """Return where to receive a snapshot into, None where its generation is too old; UnknownTable."""
+        """Return where to receive a snapshot into, None where its generation is too old; UnknownTable, NoRoom."""
         with self._changed:
             if table not in self._tables:
                 raise tables.UnknownTable(table)
@@ -243,7 +255,14 @@ class SnapshotMemory:
             while buffer >= len(self._other_arenas):
                 self._other_arenas.append(Arena.create())
             arena = self._other_arenas[buffer]
-            arena.reserve(whole.nbytes)
+            try:
+                if self._replicas.count(origin) > REPLICAS:
+                    raise NoRoom(f"{REPLICAS} snapshots of rank {rank} are here already")
+                self._check_room(arena, whole.nbytes)
+                arena.reserve(whole.nbytes)
+            except BaseException:
+                self._replicas.abort(buffer)
+                raise
             stored = Stored(
                 mark=mark,
                 rank=rank,
@@ -256,6 +275,16 @@ class SnapshotMemory:
                 digests=[""] * len(cut.entries),
             )
             return Arriving(buffer=buffer, stored=stored)
+
+    def _check_room(self, arena: Arena, nbytes: int) -> None:
+        if self._replica_bytes is None:
+            return
+        others = sum(one.size for one in self._other_arenas if one is not arena)
+        if others + max(nbytes, arena.size) > self._replica_bytes:
+            raise NoRoom(
+                f"a replica of {nbytes} bytes, beside {others} that are held, is more than the {self._replica_bytes} "
+                "that this host has for replicas"
+            )
 
     def arrived(self, arriving: Arriving) -> bool:
         """Offer a snapshot whose every tile was verified; return whether it is held."""
@@ -297,11 +326,6 @@ class SnapshotMemory:
             buffer = self._holdings.find(stored.mark)
             assert buffer is not None, stored.mark
             return self._arenas[buffer].descriptor
-
-    def _cut(self, table: Table) -> None:
-        if table.identity not in self._tables:
-            cut = tables.cut(table)
-            self._tables[table.identity] = (table, cut, tables.groups(cut))
 
     def _forget(self) -> None:
         marks = set(self._holdings.marks())

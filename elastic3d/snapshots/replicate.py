@@ -7,8 +7,6 @@ training goes on with fewer snapshots rather than waiting.
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 from collections.abc import Callable
 
@@ -19,7 +17,8 @@ from elastic3d.snapshots import table as tables
 from elastic3d.snapshots import wire
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import Replication, SnapshotMemory, Stored
-from elastic3d.snapshots.wire import WireError
+from elastic3d.trust.channel import Channel, WireError
+from elastic3d.trust.credentials import Credentials
 
 _IDLE_SECONDS = 60.0
 _RETRY_SECONDS = 0.25
@@ -31,7 +30,7 @@ log = said()
 
 
 class Stale(Exception):
-    """The buddy knows a newer generation than the snapshot's."""
+    """The buddy knows a newer generation than the snapshot's, or another node as the one whose snapshot it is."""
 
 
 class Replicator:
@@ -47,7 +46,6 @@ class Replicator:
         self,
         memory: SnapshotMemory,
         *,
-        run_id: str,
         digested: Callable[[Mark], None],
         ended: Callable[[Mark, bool], None],
         unreachable: Callable[[str, float, str], None] = lambda buddy, seconds, error: None,
@@ -56,18 +54,25 @@ class Replicator:
         name: str = "replicator",
     ) -> None:
         self._memory = memory
-        self._run_id = run_id
+        self._credentials: Credentials | None = None
         self._digested = digested
         self._ended = ended
         self._unreachable, self._patience, self._clock = unreachable, patience, clock
         self._failing: tuple[str, float] | None = None
         self._lock = threading.Lock()
         self._buddy: str | None = None
-        self._connection: socket.socket | None = None
+        self._connection: Channel | None = None
         self._told: Mark | None = None
         self._changed = threading.Event()
         self._closed = False
         threads.start(self._run, name=name, edge=threads.Edge.AGAIN)
+
+    def set_credentials(self, credentials: Credentials) -> None:
+        """Be this node to the buddy from now on; before the first call nothing is sent."""
+        with self._lock:
+            self._credentials = credentials
+            self._drop_connection()
+        self._changed.set()
 
     def set_buddy(self, address: str | None) -> None:
         """Send to another tile server from now on; what only the former one has is sent again."""
@@ -92,8 +97,7 @@ class Replicator:
 
     def _drop_connection(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it
+            self._connection.shutdown()  # wakes the thread that waits on it
             self._connection.close()
             self._connection = None
 
@@ -112,9 +116,10 @@ class Replicator:
         error = ""
         try:
             held = self._replicate(work, buddy)
-        except Stale:
+        except Stale as problem:
             refused = True
-            log.info("replica.stale", generation=work.stored.mark.generation, step=work.stored.mark.step)
+            mark = work.stored.mark
+            log.info("replica.stale", generation=mark.generation, step=mark.step, error=str(problem))
         except (WireError, OSError) as problem:
             error = str(problem) or type(problem).__name__
             log.info("replica.failed", step=work.stored.mark.step, buddy=buddy, error=error)
@@ -162,19 +167,22 @@ class Replicator:
             self._told = stored.mark
             self._digested(stored.mark)
 
-    def _connect(self, buddy: str) -> socket.socket | None:
+    def _connect(self, buddy: str) -> Channel | None:
         with self._lock:
             if self._connection is not None:
                 return self._connection
-        connection = wire.connect(buddy, self._run_id)
+            credentials = self._credentials
+        if credentials is None:
+            raise WireError("this node has not joined yet")
+        connection = wire.connect(buddy, credentials)
         with self._lock:
-            if self._closed or self._buddy != buddy:
+            if self._closed or self._buddy != buddy or self._credentials is not credentials:
                 connection.close()
                 return None
             self._connection = connection
             return connection
 
-    def _send(self, connection: socket.socket, work: Replication) -> None:
+    def _send(self, connection: Channel, work: Replication) -> None:
         stored = work.stored
         request = {
             "op": "replicate",
@@ -187,22 +195,24 @@ class Replicator:
             "identity": stored.table.identity,
             "table": None,
         }
-        wire.send(connection, request)
-        answer = wire.receive(connection)
+        connection.send(request)
+        answer = connection.receive()
         if "table" in answer:
-            wire.send(connection, {**request, "table": tables.to_wire(stored.table)})
-            answer = wire.receive(connection)
+            connection.send({**request, "table": tables.to_wire(stored.table)})
+            answer = connection.receive()
         _expect("ok", answer)
         for first, stop in stored.runs:
-            wire.send_bytes(connection, bytes.fromhex("".join(stored.digest_run(first, stop))))
+            connection.send_sealed(bytes.fromhex("".join(stored.digest_run(first, stop))))
             low, high = stored.span(first, stop)
-            wire.send_bytes(connection, stored.data[low:high])
+            connection.send_bytes(stored.data[low:high])
         self._digest(stored)
-        _expect("held", wire.receive(connection))
+        _expect("held", connection.receive())
 
 
 def _expect(word: str, answer: dict[str, object]) -> None:
     if "stale" in answer:
-        raise Stale
+        raise Stale("the buddy knows a newer generation")
+    if "denied" in answer:
+        raise Stale(f"the buddy does not take it from this node: {answer['denied']}")
     if word not in answer:
         raise WireError(f"the buddy refused: {answer.get('error', answer)}")

@@ -1,118 +1,197 @@
-"""The tile server of a slot: anybody of the run may fetch from it, and others' snapshots arrive at it.
+"""The tile server of a slot: members of the run fetch from it, and the snapshots of other ranks arrive at it.
 
 A thread for each connection: there are few, each moves long runs of bytes, and hashing and socket calls leave the
-interpreter free. Every wait has a limit: a peer that dies or falls silent costs its own thread a few seconds.
+interpreter free. Every wait has a limit: a peer that dies or falls silent costs its own thread a few seconds. Nothing
+is read, and nothing written, for whoever has not proved to be of the run; and a replica is taken only from the node of
+which the sealed record says that it is its own (`permits`).
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from elastic3d import threads
+from elastic3d.clock import SYSTEM
 from elastic3d.snapshots import memory, wire
 from elastic3d.snapshots import table as tables
-from elastic3d.snapshots.holdings import Mark
-from elastic3d.snapshots.memory import Arriving, SnapshotMemory, Stored
-from elastic3d.snapshots.wire import WireError
+from elastic3d.snapshots.holdings import Mark, Origin
+from elastic3d.snapshots.memory import Arriving, NoRoom, SnapshotMemory, Stored
+from elastic3d.snapshots.permits import Answer, Permits
+from elastic3d.trust import handshake
+from elastic3d.trust.channel import Channel, WireError, answer, shut
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.encryption import agree, serve_encrypted
+from elastic3d.trust.handshake import Rejected, Role
+from elastic3d.trust.listening import Listener, Refusal, Refusals, Waiting, most_known
 
 _DIGEST_BYTES = 32
 
 
-class TileServer:
-    """Serves one slot's memory on `host`, on a port of the system's choice."""
+@dataclass(slots=True, eq=False)
+class _Guest:
+    """A connection. `socket` is exchanged when it becomes an encrypted one."""
 
-    def __init__(self, memory: SnapshotMemory, *, host: str, run_id: str, name: str = "tiles") -> None:
+    socket: socket.socket
+    address: str
+
+
+class Denied(Exception):
+    """A peer may not do what it asks for."""
+
+
+class TileServer:
+    """Serves one slot's memory on `host`, on a port of the system's choice.
+
+    refused: told of who was shown out, on one of the server's threads; it must not block.
+    """
+
+    def __init__(
+        self,
+        memory: SnapshotMemory,
+        *,
+        host: str,
+        refused: Callable[[Refusal], None] = lambda refusal: None,
+        name: str = "tiles",
+    ) -> None:
         self._memory = memory
-        self._run_id = run_id
         self._name = name
-        self._listener = socket.create_server((host, 0), family=_family(host), backlog=256)
+        self._refused = Refusals(name, refused)
+        listening = socket.create_server((host, 0), family=_family(host), backlog=256)
+        self._listener = Listener(listening, self._refused)
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._credentials: Credentials | None = None
+        self._permits = Permits()
+        self._guests: set[_Guest] = set()
+        self._waiting: Waiting[_Guest] = Waiting()
         self._closed = False
-        self.port: int = self._listener.getsockname()[1]
+        self.port: int = self._listener.port
         threads.start(self._accept, name=name)
+
+    def set_credentials(self, credentials: Credentials) -> None:
+        """Serve those who hold this secret from now on; before the first call nobody is served."""
+        with self._lock:
+            self._credentials = credentials
+
+    def sealed(self, generation: int, ranks: Sequence[str]) -> None:
+        """Take replicas of a generation from these nodes: the `Node.id` of each rank, as its sealed record says."""
+        with self._lock:
+            self._permits.sealed(generation, ranks)
 
     def close(self) -> None:
         """Stop serving; connections end where they are."""
         with self._lock:
             self._closed = True
-            connections = list(self._connections)
-        # Shutting down wakes the thread that accepts; closing alone would not.
-        for one in (self._listener, *connections):
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-        self._listener.close()
+            guests = list(self._guests)
+        # Shutting down wakes the thread that accepts, which then closes; closing alone would not.
+        for one in (self._listener.socket, *(guest.socket for guest in guests)):
+            shut(one)
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
+            found = self._listener.accept()
+            if found is None:
+                break
+            if isinstance(found, float):
+                SYSTEM.sleep(found)
+                continue
+            guest = _Guest(*found)
+            if not self._admit(guest):
+                continue
             try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                if self._closed:
-                    connection.close()
-                    return
-                self._connections.add(connection)
-            threads.start(self._serve, connection, name=f"{self._name}-peer", edge=threads.Edge.ALONE)
+                threads.start(self._serve, guest, name=f"{self._name}-peer", edge=threads.Edge.ALONE)
+            except RuntimeError as error:
+                self._refused(guest.address, f"{error}: connections are closed until there are threads again")
+                self._end(guest)
+        self._listener.close()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _admit(self, guest: _Guest) -> bool:
+        with self._lock:
+            full = self._closed or len(self._guests) - len(self._waiting) >= most_known()
+            crowded = None
+            if not full:
+                self._guests.add(guest)
+                crowded = self._waiting.add(guest, guest.address)
+        if full:
+            self._refused(guest.address, "too many connections of this run's own stand already")
+            guest.socket.close()
+        elif crowded is not None:
+            self._refused(crowded.address, "too many connections that have not proved themselves")
+            shut(crowded.socket)
+        return not full
+
+    def _end(self, guest: _Guest) -> None:
+        with self._lock:
+            self._guests.discard(guest)
+            self._waiting.remove(guest)
+        guest.socket.close()
+
+    def _serve(self, guest: _Guest) -> None:
         try:
-            wire.tune(connection)
-            writer = self._greet(connection)
-            if writer is None:
-                return
-            while True:
-                # Between requests a peer may think as long as it likes, while it lives.
-                connection.settimeout(None)
-                _keep_alive(connection)
-                request = wire.receive(connection)
-                connection.settimeout(wire.SILENCE_SECONDS)
-                self._answer(connection, request, writer=writer)
+            channel = self._greet(guest)
+            with self._lock:
+                self._waiting.remove(guest)
+            _keep_alive(guest.socket)
+            self._answer_all(channel, guest)
+        except Rejected as error:
+            self._refused(guest.address, str(error))
         except WireError:
             pass
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            try:
-                wire.send(connection, {"error": f"not a request: {error!r}"})
-            except WireError:
-                pass
         finally:
+            self._end(guest)
+
+    def _greet(self, guest: _Guest) -> Channel:
+        """Return the connection, proved; Rejected, WireError."""
+        with self._lock:
+            credentials = self._credentials
+        if credentials is None:
+            raise Rejected("came before this node had joined")
+        try:
+            wire.tune(guest.socket)
+            guest.socket.settimeout(handshake.SECONDS)
+            encrypted, binding = serve_encrypted(guest.socket, credentials)
             with self._lock:
-                self._connections.discard(connection)
-            connection.close()
+                guest.socket = encrypted
+            agree(encrypted)
+        except (OSError, ValueError) as error:
+            if credentials.certificate:
+                raise Rejected(f"could not be agreed with on encryption: {error}") from error
+            raise WireError(str(error)) from error
+        return answer(guest.socket, credentials, Role.TILES, binding=binding)
 
-    def _greet(self, connection: socket.socket) -> bool | None:
-        """Return whether the peer may write here, None where it may not even read."""
-        hello = wire.receive(connection)
-        if hello.get("op") != "hello" or hello.get("version") != wire.VERSION:
-            wire.send(connection, {"error": f"speaks another version of the tile protocol than {wire.VERSION}"})
-            return None
-        run_id = hello.get("run")
-        if run_id not in (None, self._run_id):
-            wire.send(connection, {"error": "belongs to another run"})
-            return None
-        wire.send(connection, {"ok": True})
-        return run_id is not None
+    def _answer_all(self, channel: Channel, guest: _Guest) -> None:
+        while True:
+            # Between requests a peer may think as long as it likes, while it lives.
+            request = channel.receive(idle=True)
+            try:
+                self._answer(channel, request)
+            except Denied as error:
+                self._refused(guest.address, f"{channel.peer.id}: {error}")
+                channel.send({"denied": str(error)})
+            except NoRoom as error:
+                self._refused(guest.address, f"{channel.peer.id}: {error}")
+                channel.send({"error": str(error)})
+            except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+                channel.send({"error": f"not a request: {error!r}"[:1000]})
+                return
 
-    def _answer(self, connection: socket.socket, request: dict[str, Any], *, writer: bool) -> None:
+    def _answer(self, channel: Channel, request: dict[str, Any]) -> None:
         match request["op"]:
             case "inventory":
-                self._inventory(connection)
+                self._inventory(channel)
             case "fetch":
-                self._fetch(connection, request["ranges"])
-            case "replicate" if writer:
-                self._receive(connection, request)
+                self._fetch(channel, request["ranges"])
+            case "replicate":
+                self._receive(channel, request)
             case other:
                 raise ValueError(other)
 
-    def _inventory(self, connection: socket.socket) -> None:
+    def _inventory(self, channel: Channel) -> None:
         offered = self._memory.offered()
-        wire.send(
-            connection,
+        channel.send(
             {
                 "tables": {one.cut.identity: tables.to_wire(one.cut) for one in offered},
                 "snapshots": [
@@ -127,10 +206,10 @@ class TileServer:
                     }
                     for one in offered
                 ],
-            },
+            }
         )
 
-    def _fetch(self, connection: socket.socket, ranges: list[list[int]]) -> None:
+    def _fetch(self, channel: Channel, ranges: list[list[int]]) -> None:
         found: list[memoryview | None] = []
         snapshots: dict[tuple[int, int, int], Stored | None] = {}
         for generation, step, rank, offset, nbytes in ranges:
@@ -140,78 +219,85 @@ class TileServer:
             stored = snapshots[name]
             inside = stored is not None and 0 <= offset <= offset + nbytes <= len(stored.data)
             found.append(stored.data[offset : offset + nbytes] if stored is not None and inside else None)
-        wire.send(connection, {"sizes": [-1 if data is None else len(data) for data in found]})
-        _send_many(connection, [data for data in found if data])
+        channel.send({"sizes": [-1 if data is None else len(data) for data in found]})
+        _send_many(channel, [data for data in found if data])
 
-    def _receive(self, connection: socket.socket, request: dict[str, Any]) -> None:
+    def _receive(self, channel: Channel, request: dict[str, Any]) -> None:
+        mark, rank = Mark(int(request["generation"]), int(request["step"])), int(request["rank"])
+        with self._lock:
+            permit, why = self._permits.ask(Origin(generation=mark.generation, rank=rank), channel.peer.id)
+        if permit is Answer.DENIED:
+            raise Denied(f"offers what is not its own: {why}")
+        if permit is Answer.UNKNOWN:
+            channel.send({"error": why})
+            return
         identity = str(request["identity"])
         if request["table"] is not None:
             table = tables.from_wire(request["table"])
             if table.identity != identity:
                 raise ValueError("the table is not the one named")
             self._memory.learn(table)
-        mark = Mark(int(request["generation"]), int(request["step"]))
         try:
             arriving = self._memory.arriving(
                 mark,
-                rank=int(request["rank"]),
+                rank=rank,
                 world=int(request["world"]),
                 facts=dict(request["facts"]),
                 table=identity,
                 keep=[int(step) for step in request["keep"]],
             )
         except tables.UnknownTable:
-            wire.send(connection, {"table": True})
+            channel.send({"table": True})
             return
         if arriving is None:
-            wire.send(connection, {"stale": True})
+            channel.send({"stale": True})
             return
         good = False
         try:
-            wire.send(connection, {"ok": True})
-            good = _receive_snapshot(connection, arriving)
+            channel.send({"ok": True})
+            good = _receive_snapshot(channel, arriving)
         finally:
             if not good:
                 self._memory.lost(arriving)
         if not good:
-            wire.send(connection, {"error": "a tile's bytes do not have its digest"})
+            channel.send({"error": "a tile's bytes do not have its digest"})
         elif self._memory.arrived(arriving):
-            wire.send(connection, {"held": True})
+            channel.send({"held": True})
         else:
-            wire.send(connection, {"stale": True})
+            channel.send({"stale": True})
 
 
-def _receive_snapshot(connection: socket.socket, arriving: Arriving) -> bool:
+def _receive_snapshot(channel: Channel, arriving: Arriving) -> bool:
     """Fill a snapshot and verify it; return whether every tile was good, having read them all."""
     stored, good = arriving.stored, True
     for first, stop in stored.runs:
-        told = bytes(wire.receive_bytes(connection, (stop - first) * _DIGEST_BYTES)).hex()
+        told = channel.receive_sealed((stop - first) * _DIGEST_BYTES).hex()
         low, high = stored.span(first, stop)
-        wire.receive_into(connection, stored.data[low:high])
+        channel.receive_into(stored.data[low:high])
         found = memory.digests(stored.cut, stored.data, first, stop)
         stored.digests[first:stop] = found
         good = good and "".join(found) == told
     return good
 
 
-def _send_many(connection: socket.socket, views: list[memoryview]) -> None:
+def _send_many(channel: Channel, views: list[memoryview]) -> None:
     """Send many views, neighbours in memory and small ones together."""
     batch: list[memoryview] = []
     size = 0
     for view in views:
         if len(view) >= 1 << 16:
             if batch:
-                wire.send_bytes(connection, b"".join(batch))
+                channel.send_bytes(b"".join(batch))
                 batch, size = [], 0
-            wire.send_bytes(connection, view)
+            channel.send_bytes(view)
             continue
         batch.append(view)
         size += len(view)
         if size >= 1 << 20:
-            wire.send_bytes(connection, b"".join(batch))
+            channel.send_bytes(b"".join(batch))
             batch, size = [], 0
     if batch:
-        wire.send_bytes(connection, b"".join(batch))
+        channel.send_bytes(b"".join(batch))
 
 
 def _keep_alive(connection: socket.socket) -> None:

@@ -11,11 +11,14 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import gt
 
 from checkpointing.format.tiles import Box, TensorSpec
 
 ALIGNMENT = 64
 TILE_BYTES = 4 << 20
+MOST_ENTRIES = 1 << 20
+"""Boxes of one rank's snapshot, as far as a table from elsewhere is believed."""
 
 
 class UnknownTable(KeyError):
@@ -110,25 +113,41 @@ def to_wire(table: Table) -> dict[str, object]:
 
 
 def from_wire(data: dict[str, object]) -> Table:
-    """Return the table that `to_wire` wrote; ValueError where offsets leave the snapshot or data does not fit."""
-    entries = []
+    """Return the table that `to_wire` wrote; ValueError or TypeError for anything else.
+
+    Believed only as far as it can be computed again: each box within its tensor and after the one before, the bytes
+    those of the boxes, and the identity that of all of it.
+    """
     rows, nbytes = data["entries"], data["nbytes"]
-    if not isinstance(rows, list) or not isinstance(nbytes, int):
+    if not isinstance(rows, list) or type(nbytes) is not int:
         raise ValueError("not a table of tiles")
+    if len(rows) > MOST_ENTRIES:
+        raise ValueError(f"a table of {len(rows)} tiles; {MOST_ENTRIES} are the most")
+    entries, end = [], 0
     for key, dtype, shape, start, stop, offset in rows:
-        entry = Entry(
-            spec=TensorSpec(key=str(key), dtype=str(dtype), shape=_dims(shape)),
-            box=Box(start=_dims(start), stop=_dims(stop)),
-            offset=int(offset),
-        )
-        if entry.offset < 0 or entry.offset + entry.nbytes > nbytes:
-            raise ValueError(f"tile {key} {entry.box} lies outside its snapshot")
+        box = Box(start=_dims(start), stop=_dims(stop))
+        entry = Entry(spec=TensorSpec(key=str(key), dtype=str(dtype), shape=_dims(shape)), box=box, offset=offset)
+        if len(box.stop) != len(entry.spec.shape) or any(map(gt, box.stop, entry.spec.shape)):
+            raise ValueError(f"tile {key} {box} lies outside its tensor of shape {entry.spec.shape}")
+        if type(offset) is not int or offset < end:
+            raise ValueError(f"tile {key} {box} lies over the one before")
+        end = offset + entry.nbytes
+        if end > nbytes:
+            raise ValueError(f"tile {key} {box} lies outside its snapshot")
         entries.append(entry)
-    return Table(entries=tuple(entries), nbytes=nbytes, identity=str(data["identity"]))
+    if nbytes - end >= ALIGNMENT:
+        raise ValueError(f"a snapshot of {nbytes} bytes, of which tiles take {end}")
+    table = _table(entries, nbytes)
+    if table.identity != data["identity"]:
+        raise ValueError("a table under another identity than its own")
+    return table
 
 
 def _dims(data: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(size) for size in data)
+    dims = tuple(data)
+    if any(type(size) is not int for size in dims):
+        raise ValueError(f"not the dims of a tensor: {str(dims)[:80]}")
+    return dims
 
 
 def _table(entries: Sequence[Entry], nbytes: int) -> Table:

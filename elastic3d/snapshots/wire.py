@@ -1,35 +1,39 @@
-"""Frames of the tile servers' protocol: a length (4 bytes, big-endian), a JSON object, then raw bytes where it says so.
+"""What is said to a tile server, and how to reach one.
 
-Requests, each answered before the next on its connection:
+A connection opens with the handshake of the run (`trust/handshake.py`); `trust/channel.py` has the frames. Requests,
+each answered before the next on its connection:
 
-    {"op": "hello", "run" or null, "version"} -> {"ok"}, refused where the run is another; null may only read
     {"op": "inventory"}                       -> {"tables": {identity: table}, "snapshots": [...]}
     {"op": "fetch", "ranges": [[generation, step, rank, offset, nbytes], ...]}
                                               -> {"sizes": [nbytes or -1, ...]}, then these bytes
     {"op": "replicate", "generation", "step", "rank", "world", "facts", "keep", "identity", "table" or null}
-                                              -> {"ok"}, {"table"} (send it with its table) or {"stale"};
-       after {"ok"}, for each run of tiles: its digests (32 bytes each), its bytes; then <- {"held"}
+                                              -> {"ok"}, {"table"} (send it with its table), {"stale"} or {"denied"};
+       after {"ok"}, for each run of tiles: a frame of its digests (32 bytes each), its bytes; then <- {"held"}
 
-A refusal is {"error": text}. Every byte received is checked against its digest by the receiver.
+{"denied": text}: the sealed record says that this is not the peer's to send, and sending it again is no use. Any other
+refusal is {"error": text}. Every byte received is checked against its digest by the receiver, and every digest came in
+a sealed frame.
 """
 
 from __future__ import annotations
 
-import json
 import socket
-import struct
-from typing import Any
 
-VERSION = 1
+from elastic3d.trust.channel import Channel, WireError, dial
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.encryption import dial_encrypted
+from elastic3d.trust.handshake import Role
+
 CONNECT_SECONDS = 1.0
-SILENCE_SECONDS = 5.0
-_LENGTH = struct.Struct(">I")
-_FRAME_LIMIT = 1 << 30
+ANSWER_SECONDS = 5.0
+"""For the whole handshake."""
+
+_TRIES = 3
 _SOCKET_BYTES = 4 << 20
 
 
-class WireError(Exception):
-    """The other side is gone, silent, or does not speak this protocol. Another source may help."""
+class Interrupted(WireError):
+    """The connection ended in its handshake: the server was crowded, or this process was late. It may be tried anew."""
 
 
 def parse_address(server: str) -> tuple[str, int]:
@@ -40,77 +44,37 @@ def parse_address(server: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def connect(server: str, run_id: str | None) -> socket.socket:
+def connect(server: str, credentials: Credentials) -> Channel:
     """Return a connection to a tile server of this run; WireError if there is none."""
+    for _ in range(_TRIES - 1):
+        try:
+            return _connect(server, credentials)
+        except Interrupted:
+            continue
+    return _connect(server, credentials)
+
+
+def _connect(server: str, credentials: Credentials) -> Channel:
     try:
         connection = socket.create_connection(parse_address(server), timeout=CONNECT_SECONDS)
     except OSError as error:
         raise WireError(f"{server}: {error}") from error
     try:
         tune(connection)
-        send(connection, {"op": "hello", "run": run_id, "version": VERSION})
-        answer = receive(connection)
-        if "ok" not in answer:
-            raise WireError(f"{server}: {answer.get('error', answer)}")
-    except BaseException:
+        connection.settimeout(ANSWER_SECONDS)
+        connection, binding = dial_encrypted(connection, credentials)
+        return dial(connection, credentials, Role.TILES, binding=binding, seconds=ANSWER_SECONDS)
+    except WireError as error:
         connection.close()
-        raise
-    return connection
+        kind = Interrupted if isinstance(error.__cause__, ConnectionError) else WireError
+        raise kind(f"{server}: {error}") from error
+    except (OSError, ValueError) as error:
+        connection.close()
+        kind = Interrupted if isinstance(error, ConnectionError) else WireError
+        raise kind(f"{server}: {error}") from error
 
 
 def tune(connection: socket.socket) -> None:
-    """Set the silence limit, and buffers that let hashing and sending overlap."""
-    connection.settimeout(SILENCE_SECONDS)
+    """Set buffers that let hashing and sending overlap."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-
-
-def send(connection: socket.socket, frame: dict[str, Any]) -> None:
-    """Send one frame; WireError."""
-    body = json.dumps(frame, separators=(",", ":")).encode()
-    send_bytes(connection, _LENGTH.pack(len(body)) + body)
-
-
-def send_bytes(connection: socket.socket, data: bytes | memoryview) -> None:
-    """Send raw bytes; WireError."""
-    view = memoryview(data)
-    try:
-        # The silence limit is for each part, not for the whole.
-        for start in range(0, len(view), _SOCKET_BYTES):
-            connection.sendall(view[start : start + _SOCKET_BYTES])
-    except OSError as error:
-        raise WireError(str(error) or type(error).__name__) from error
-
-
-def receive(connection: socket.socket) -> dict[str, Any]:
-    """Return the next frame; WireError, also at the end."""
-    (size,) = _LENGTH.unpack(receive_bytes(connection, _LENGTH.size))
-    if size > _FRAME_LIMIT:
-        raise WireError("the other side does not speak the tile protocol")
-    try:
-        frame = json.loads(receive_bytes(connection, size))
-    except ValueError as error:
-        raise WireError("the other side does not speak the tile protocol") from error
-    if not isinstance(frame, dict):
-        raise WireError("the other side does not speak the tile protocol")
-    return frame
-
-
-def receive_bytes(connection: socket.socket, size: int) -> bytearray:
-    """Return exactly `size` raw bytes; WireError."""
-    data = bytearray(size)
-    receive_into(connection, memoryview(data))
-    return data
-
-
-def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fill `target` with raw bytes; WireError."""
-    at = 0
-    try:
-        while at < len(target):
-            count = connection.recv_into(target[at:])
-            if not count:
-                raise WireError("the other side has closed the connection")
-            at += count
-    except OSError as error:
-        raise WireError(str(error) or type(error).__name__) from error

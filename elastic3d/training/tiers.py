@@ -19,6 +19,7 @@ from elastic3d.errors import StateError
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
 from elastic3d.storage import open_to_read
 from elastic3d.training import restoring
+from elastic3d.trust.credentials import Credentials
 from elastic3d.values import StoreAt
 
 STORE_SOURCE, DISK_SOURCE = "store", "disk"
@@ -27,14 +28,14 @@ log = structlog.get_logger()
 
 
 class KeepersAndStore:
-    """The tiers of a job whose keepers hold snapshots. `run_id`: servers of another run are not listened to."""
+    """The tiers of a job whose keepers hold snapshots. `credentials`: of the run; None while there are no keepers."""
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, credentials: Credentials | None) -> None:
+        self._credentials = credentials
 
     def inventories(self, servers: Sequence[str]) -> Sequence[Inventory]:
         """Return what the reachable keepers hold, their own trainers' snapshots and replicas."""
-        return inventories(servers, self._run_id)
+        return inventories(servers, self._credentials) if self._credentials is not None else ()
 
     def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> restoring.Decision | None:
         """Return the checkpoint that is wanted, None where nothing was committed; StateError where none can be had.
@@ -89,7 +90,8 @@ class KeepersAndStore:
         sources: dict[str, TileSource] = {}
         for name in names:
             if name != STORE_SOURCE:
-                sources[name] = PeerSource(name, self._run_id)
+                assert self._credentials is not None, "a tile server offered what nobody could ask it for"
+                sources[name] = PeerSource(name, self._credentials)
             elif at is not None:
                 sources |= _stored(at)
         return sources

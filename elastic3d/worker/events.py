@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from elastic3d.admission.check import Check
 from elastic3d.port import StepRecord
+from elastic3d.trust.listening import Refusal
 from elastic3d.values import ModelProfile
 
 
@@ -174,6 +175,14 @@ class SlotSignalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRefused:
+    """Somebody was shown out at one of the slot's ports; see `trust.listening.Refusal`."""
+
+    slot: int
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotAlive:
     """The slot's companion keeper answers: it was asked whether it is there."""
 
@@ -194,4 +203,5 @@ SlotEvent = (
     | TemplateDied
     | SlotLost
     | SlotSignalled
+    | PeerRefused
 )

@@ -12,6 +12,7 @@ from elastic3d.membership import events as m
 from elastic3d.membership import topology
 from elastic3d.port import Go
 from elastic3d.rendezvous.settings import Settings
+from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Cause, Generation, Node
 from elastic3d.worker import events as w
 from elastic3d.worker.failure import words
@@ -37,7 +38,8 @@ class Generations:
     finished: `main` returned, and what it left is in the store where there is one (`Ending`).
 
     buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave.
-    raised: what the script raised here last, with its traceback. tell: what the membership hears.
+    raised: what the script raised here last, with its traceback. credentials: what the node's processes show to those
+    of the others, once it joined. tell: what the membership hears.
     """
 
     def __init__(
@@ -59,11 +61,24 @@ class Generations:
         self.own_buddy: Node | None = None
         self.finished = False
         self.raised = ""
+        self.credentials: Credentials | None = None
         self._out_of_reach: dict[str, float] = {}
         self._safe_step: SafeStep | None = None
         self._stale_told: float | None = None
         self._held_at: dict[int, float] = {}
         self._patience = HELD_WITHIN
+
+    def show(self, credentials: Credentials) -> None:
+        """Have the slots, and the trainers to come, show these credentials, and take others of the same run."""
+        self.credentials = credentials
+        for slot in self._slots:
+            slot.set_credentials(credentials)
+
+    def sealed(self, generation: Generation) -> None:
+        """Take replicas of a generation from those of whom its record says that they are theirs."""
+        ranks = tuple(node.id for node in generation.nodes for _ in node.slots)
+        for slot in self._slots:
+            slot.sealed(generation.number, ranks)
 
     def prepare(self, generation: Generation, me: Node) -> None:
         """Fork the trainers of a generation; they build everything and wait."""
@@ -72,7 +87,14 @@ class Generations:
         trainers = {}
         for slot in self._slots:
             rank = first + slot.index
-            told = assignment(self._settings, self._options, slot=slot.index, rank=rank, generation=generation)
+            told = assignment(
+                self._settings,
+                self._options,
+                slot=slot.index,
+                rank=rank,
+                generation=generation,
+                credentials=self.credentials,
+            )
             trainers[slot.index] = slot.prepare(told)
         self.worlds[generation.key] = World(generation=generation, first_rank=first, trainers=trainers)
 
@@ -85,6 +107,7 @@ class Generations:
             for place in node.slots
         )
         self.running = generation
+        self.sealed(generation)
         self._safe_step = None
         self._fresh()
         for slot in self._slots:

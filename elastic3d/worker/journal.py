@@ -14,7 +14,7 @@ from elastic3d.worker import events as w
 
 SAID = (
     *("admission.failed", "script.raised", "generation.sealed", "member.fenced"),
-    *("node.draining", "node.leaving", "peer.lost"),
+    *("node.draining", "node.leaving", "peer.lost", "peer.refused"),
     *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended", "etcd.rolled_back"),
     *("snapshot.stale", "snapshot.fresh", "buddy.changed"),
     *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),

@@ -11,13 +11,13 @@ import queue
 import secrets
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from checkpointing import Store
 from checkpointing.stores.retrying import Trouble
 from elastic3d import notices, threads
 from elastic3d.clock import SYSTEM
-from elastic3d.errors import JobEnded
+from elastic3d.errors import Elastic3dError, JobEnded
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
@@ -29,6 +29,9 @@ from elastic3d.register import EtcdRegister
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.storage import open_checked
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.listening import Refusal
+from elastic3d.trust.secret import obtain
 from elastic3d.values import Generation, Layout, ModelProfile, Node
 from elastic3d.values import Slot as Place
 from elastic3d.worker import events as w
@@ -60,6 +63,20 @@ class Proposed:
     """The membership to come, None while there is none."""
 
     generation: Generation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The membership that runs, as its record says."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRead:
+    """The run's secret, as etcd has it."""
+
+    secret: str = field(repr=False)
 
 
 class Keeper:
@@ -122,7 +139,13 @@ class Keeper:
 
     def _take_part(self, profile: ModelProfile, store: Store | None, floor: int) -> None:
         client = connect(self._settings)
-        links = Links(self._settings.address, lambda event: self._hear_peer(event))
+        secret = obtain(client, self._settings.root)
+        links = Links(
+            self._settings.address,
+            lambda event: self._hear_peer(event),
+            secret=secret,
+            refused=lambda refusal: self._inbox.put(w.PeerRefused(slot=0, refusal=refusal)),
+        )
         self._meeting = meeting = Meeting(self._settings.address)
         node = Node(
             name=self._settings.node,
@@ -153,6 +176,10 @@ class Keeper:
             self._tell,
             journal=self._journal,
             drain=self._settings.drain,
+        )
+        self._client, self._links = client, links
+        self._generations.show(
+            Credentials(secret=secret, id=node.id, certificate=self._settings.cert, key=self._settings.key)
         )
         self._join(client, links, record)
         watcher = None
@@ -207,6 +234,8 @@ class Keeper:
         self._leaving.proposed = self._exit = None
         self._member.close()
         node = replace(record.node, incarnation=secrets.token_hex(6))
+        assert self._generations.credentials is not None
+        self._generations.show(self._generations.credentials.of(node.id))
         self._join(client, links, replace(record, node=node), again=True)
 
     def _pulse(self) -> Pulse:
@@ -271,6 +300,17 @@ class Keeper:
             case EtcdHeard():
                 for slot in self._slots:
                     slot.set_etcd_away(not event.there)
+                if event.there:
+                    self._look_at_secret()
+            case Sealed():
+                self._generations.sealed(event.generation)
+            case SecretRead():
+                self._take_secret(event.secret)
+            case w.PeerRefused():
+                told = event.refusal
+                self._journal.emit(
+                    "peer.refused", port=told.port, peer=told.peer, reason=told.reason, more=told.more or None
+                )
             case _:
                 self._handle_slot(event)
         self._leaving.look()
@@ -307,6 +347,31 @@ class Keeper:
             case _:
                 pass
 
+    def _look_at_secret(self) -> None:
+        """See that the run's secret stands in etcd, which may have come back empty; on a thread, for etcd may be slow.
+
+        An error is no news: the next time that etcd comes back it is looked at again, and what stands still works.
+        """
+        credentials, root = self._generations.credentials, self._settings.root
+        if credentials is None:
+            return
+
+        def look() -> None:
+            try:
+                self._inbox.put(SecretRead(obtain(self._client, root, credentials.secret)))
+            except Elastic3dError as error:
+                refusal = Refusal(port="etcd", peer="", reason=f"the run's secret could not be read again: {error}")
+                self._inbox.put(w.PeerRefused(slot=0, refusal=refusal))
+
+        threads.start(look, name="elastic3d-secret", edge=threads.Edge.ALONE)
+
+    def _take_secret(self, secret: str) -> None:
+        """Use the secret that stands in etcd by now, where that is another one than before."""
+        credentials = self._generations.credentials
+        if credentials is not None and secret != credentials.secret:
+            self._generations.show(replace(credentials, secret=secret))
+            self._links.set_secret(secret)
+
     def _tell(self, event: m.Event) -> None:
         assert self._member is not None
         self._member.tell(event)
@@ -319,7 +384,12 @@ class Keeper:
                 self._inbox.put(Proposed(event.proposal.generation))
             case m.ProposalGone():
                 self._inbox.put(Proposed(None))
+            case m.GenerationPut():
+                self._inbox.put(Sealed(event.generation))
             case m.Listed(tier=m.Tier.BOARD):
+                for item in event.items:
+                    if isinstance(item, m.GenerationPut):
+                        self._inbox.put(Sealed(item.generation))
                 found = [item.proposal.generation for item in event.items if isinstance(item, m.ProposalPut)]
                 self._inbox.put(Proposed(found[0] if found else None))
             case _:

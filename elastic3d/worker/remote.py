@@ -1,8 +1,10 @@
 """Slots of the node's other keepers, as the first keeper sees them: the same calls and events, over a Unix socket.
 
 A companion keeper listens under an abstract name (nothing to clean up, gone with its process) and leaves when the
-first keeper's connection ends. Frames are a length and a JSON object. A pinned snapshot has a connection of its own,
-over which its memory's descriptor travels: nothing is copied, and whatever ends the connection ends the pin.
+first keeper's connection ends. An abstract name has no permissions, so that both ends ask the kernel whose process the
+other one is, and the names cannot be guessed from those that can be seen (`private_name`). Frames are a length and a
+JSON object. A pinned snapshot has a connection of its own, over which its memory's descriptor travels: nothing is
+copied, and whatever ends the connection ends the pin.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast, get_args
+
+from blake3 import blake3
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM
@@ -26,11 +30,15 @@ from elastic3d.port import Assignment, Go
 from elastic3d.snapshots import memory
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.listening import Listener, Refusal, Refusals
 from elastic3d.values import from_json, to_json
-from elastic3d.worker.events import SlotAlive, SlotEvent, SlotLost, SlotSignalled
+from elastic3d.worker.events import PeerRefused, SlotAlive, SlotEvent, SlotLost, SlotSignalled
 from elastic3d.worker.slot import LocalSlot, PinnedSnapshot
 
 _LENGTH = struct.Struct("<I")
+_LONGEST = 64 << 20
+_READ_AT_ONCE = 1 << 20
 _EVENTS = {kind.__name__: kind for kind in get_args(SlotEvent)}
 _CLOSE_SECONDS = 5.0
 
@@ -42,6 +50,15 @@ SILENCE = 10.0
 
 PAUSE = 0.5
 """Seconds this process may be late itself before the time is taken off the companion's silence."""
+
+
+def private_name(token: str, *parts: object) -> str:
+    """Return the abstract name that `parts` have among the processes that know the token, and nobody else can tell.
+
+    Every user can list the names there are: one that showed the token would let another user take the next one first.
+    """
+    said = "\0".join(map(str, (token, *parts)))
+    return f"elastic3d-{blake3(said.encode(), derive_key_context='elastic3d slot names').hexdigest(16)}"
 
 
 class SlotServer:
@@ -104,6 +121,10 @@ class SlotServer:
                 slot.set_buddy(frame["address"])
             case "set_generation":
                 slot.set_generation(frame["number"])
+            case "set_credentials":
+                slot.set_credentials(from_json(Credentials, frame["credentials"]))
+            case "sealed":
+                slot.sealed(frame["generation"], frame["ranks"])
             case "unpin":
                 slot.unpin(frame["step"])
             case "ping":
@@ -119,12 +140,23 @@ class SlotServer:
                     _send(connection, {"event": type(event).__name__, "body": to_json(event)})
 
     def _accept_pins(self) -> None:
-        while True:
-            try:
-                connection = _accept(self._listener)
-            except OSError:
-                return
+        refused = Refusals(f"slot-{self._slot.index}", self._refused)
+        listener = Listener(self._listener, refused)
+        while (found := listener.accept()) is not None:
+            if isinstance(found, float):
+                SYSTEM.sleep(found)
+                continue
+            connection = found[0]
+            connection.settimeout(None)
+            user = _user(connection)
+            if user != os.geteuid():
+                refused(f"user {user}", "is not the user that runs this job")
+                connection.close()
+                continue
             threads.start(self._serve_pin, connection, name="slot-pin", edge=threads.Edge.ALONE)
+
+    def _refused(self, refusal: Refusal) -> None:
+        self._events.put(PeerRefused(slot=self._slot.index, refusal=refusal))
 
     def _serve_pin(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
@@ -226,6 +258,14 @@ class RemoteSlot:
     def set_generation(self, number: int) -> None:
         """Refuse replicas of any older generation from now on."""
         self._call("set_generation", number=number)
+
+    def set_credentials(self, credentials: Credentials) -> None:
+        """Show these to other nodes, and serve who holds the same secret."""
+        self._call("set_credentials", credentials=to_json(credentials))
+
+    def sealed(self, generation: int, ranks: Sequence[str]) -> None:
+        """Take replicas of a generation from these nodes."""
+        self._call("sealed", generation=generation, ranks=list(ranks))
 
     def unpin(self, step: int) -> None:
         """Let go of a snapshot taken for a checkpoint without writing it."""
@@ -339,9 +379,13 @@ def _connect(name: str, patience: float) -> socket.socket:
 
 
 def _pin_connection(name: str) -> socket.socket:
+    """Return a connection to whoever listens under a name; OSError where nobody does, or another user's process."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect("\0" + name)
+        user = _user(connection)
+        if user != os.geteuid():
+            raise PermissionError(f"a process of user {user} listens there, not one of user {os.geteuid()}")
     except BaseException:
         connection.close()
         raise
@@ -349,15 +393,19 @@ def _pin_connection(name: str) -> socket.socket:
 
 
 def _accept(listener: socket.socket) -> socket.socket:
-    """Return the next connection of a process of the same user: an abstract name has no permissions of its own."""
+    """Return the next connection of a process of the same user."""
     while True:
         connection, _ = listener.accept()
         connection.settimeout(None)
-        size = struct.calcsize("3i")
-        _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-        if user == os.geteuid():
+        if _user(connection) == os.geteuid():
             return connection
         connection.close()
+
+
+def _user(connection: socket.socket) -> int:
+    """Return whose process is at the other end: the one that connected, or that listened."""
+    size = struct.calcsize("3i")
+    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
 
 
 def _frame(frame: dict[str, Any]) -> bytes:
@@ -373,16 +421,22 @@ def _send(connection: socket.socket, frame: dict[str, Any]) -> None:
 
 
 def _receive(connection: socket.socket) -> dict[str, Any] | None:
-    """Return the next frame, None at the end."""
+    """Return the next frame, None at the end; ConnectionError for what is none."""
     head = _exactly(connection, _LENGTH.size)
-    body = None if head is None else _exactly(connection, _LENGTH.unpack(head)[0])
-    return None if body is None else cast(dict[str, Any], json.loads(body))
+    size = 0 if head is None else _LENGTH.unpack(head)[0]
+    if size > _LONGEST:
+        raise ConnectionError(f"a frame of {size} bytes")
+    body = None if head is None else _exactly(connection, size)
+    try:
+        return None if body is None else cast(dict[str, Any], json.loads(body))
+    except (ValueError, RecursionError) as error:
+        raise ConnectionError(f"not a frame: {error}") from error
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes | None:
     data = bytearray()
     while len(data) < size:
-        part = connection.recv(size - len(data))
+        part = connection.recv(min(size - len(data), _READ_AT_ONCE))
         if not part:
             return None
         data += part

@@ -18,8 +18,9 @@ from elastic3d.snapshots import memory
 from elastic3d.snapshots.memory import SnapshotMemory, Stored
 from elastic3d.snapshots.replicate import Replicator
 from elastic3d.snapshots.server import TileServer
+from elastic3d.trust.credentials import Credentials
 from elastic3d.worker import spawn
-from elastic3d.worker.events import SlotEvent
+from elastic3d.worker.events import PeerRefused, SlotEvent
 from elastic3d.worker.loop import SlotLoop
 from elastic3d.worker.supervisor import TemplateSupervisor
 from elastic3d.worker.trainer import Entry, run_trainer
@@ -91,6 +92,14 @@ class Slot(Protocol):
         """Refuse replicas of any older generation from now on. Never goes back."""
         ...
 
+    def set_credentials(self, credentials: Credentials) -> None:
+        """Show these to other nodes, and serve who holds the same secret; before the first call nobody is served."""
+        ...
+
+    def sealed(self, generation: int, ranks: Sequence[str]) -> None:
+        """Take replicas of a generation from these nodes: the `Node.id` of each rank, as its sealed record says."""
+        ...
+
     def pieces(self, step: int) -> AbstractContextManager[PinnedSnapshot]:
         """Pin the newest home snapshot of `step` while the context is open; StateError if it is not held.
 
@@ -115,23 +124,34 @@ class LocalSlot:
     """
 
     def __init__(
-        self, *, index: int, run_id: str, host: str, entry: Entry, events: queue.SimpleQueue[SlotEvent]
+        self,
+        *,
+        index: int,
+        host: str,
+        entry: Entry,
+        events: queue.SimpleQueue[SlotEvent],
+        replica_bytes: int | None = None,
     ) -> None:
         """Fork the template, then start the threads.
 
-        host: the node's address, where tiles are served. entry: what a trainer runs, given its port; in a new
+        host: the node's address, where tiles are served. replica_bytes: memory that others' snapshots may take here
+        together, None for no limit. entry: what a trainer runs, given its port; in a new
         interpreter it is found by running the script again up to `elastic3d.run` (see `serve_role`).
         """
         self.index = index
         self._numbers = itertools.count(1)
         # Before anything has a descriptor that the template would inherit.
         supervisor = TemplateSupervisor(functools.partial(run_trainer, entry))
-        self._memory = SnapshotMemory()
+        self._memory = SnapshotMemory(replica_bytes=replica_bytes)
         self._loop = loop = SlotLoop(index=index, supervisor=supervisor, memory=self._memory, events=events)
-        self._server = TileServer(self._memory, host=host, run_id=run_id, name=f"tiles-{index}")
+        self._server = TileServer(
+            self._memory,
+            host=host,
+            refused=lambda refusal: events.put(PeerRefused(slot=index, refusal=refusal)),
+            name=f"tiles-{index}",
+        )
         self._replicator = Replicator(
             self._memory,
-            run_id=run_id,
             digested=lambda mark: loop.post(lambda: loop.digested(mark)),
             ended=lambda mark, newer: loop.post(lambda: loop.replicated(mark, newer)),
             unreachable=lambda *told: loop.post(lambda: loop.unreachable(*told)),
@@ -186,6 +206,15 @@ class LocalSlot:
     def set_generation(self, number: int) -> None:
         """Refuse replicas of any older generation from now on."""
         self._memory.set_generation(number)
+
+    def set_credentials(self, credentials: Credentials) -> None:
+        """Show these to other nodes, and serve who holds the same secret."""
+        self._server.set_credentials(credentials)
+        self._replicator.set_credentials(credentials)
+
+    def sealed(self, generation: int, ranks: Sequence[str]) -> None:
+        """Take replicas of a generation from these nodes."""
+        self._server.sealed(generation, ranks)
 
     @contextlib.contextmanager
     def pieces(self, step: int) -> Iterator[PinnedSnapshot]:

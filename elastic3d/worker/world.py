@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from elastic3d.port import Assignment
 from elastic3d.rendezvous.settings import Settings
+from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Generation
 from elastic3d.worker.network import interface_of
 from elastic3d.worker.options import Options
@@ -59,6 +60,7 @@ def assignment(
     rank: int = 0,
     generation: Generation | None = None,
     places: int = 0,
+    credentials: Credentials | None = None,
 ) -> Assignment:
     """Return what the trainer of a slot is to be; without a generation it only measures the model.
 
@@ -88,4 +90,5 @@ def assignment(
         places=places,
         restore=options.restore,
         fresh=options.fresh,
+        credentials=credentials,
     )

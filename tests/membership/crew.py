@@ -61,7 +61,7 @@ class Hand:
         self.noted: list[e.Event] = []
         self.acted_on: set[str] = set()
         self.client = connect()
-        self.links = Links("127.0.0.1", lambda event: self.member.tell(event))
+        self.links = Links("127.0.0.1", lambda event: self.member.tell(event), secret="5e" * 32)
         self._pulse, self._end_seen = pulse, end_seen
         node = Node(
             name=name,

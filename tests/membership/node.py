@@ -41,7 +41,7 @@ def planner(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
 def main(endpoint: str, root: str, name: str, address: str, maximum: str) -> None:
     inbox: queue.SimpleQueue[acts.Local | None] = queue.SimpleQueue()
     client = EtcdClient(endpoint)
-    links = Links(address, lambda event: member.tell(event))
+    links = Links(address, lambda event: member.tell(event), secret="5e" * 32)
     policy = Policy(minimum=1, maximum=int(maximum), first_gather=3.0)
     record = MemberRecord(
         node=Node(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -17,15 +18,21 @@ import pytest
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import LONGEST, Links
+from elastic3d.trust.channel import answer, dial
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.handshake import Role
+from elastic3d.trust.listening import Refusal
 
 Told = e.PeerHeard | e.PeerRefused
+SECRET = "5e" * 32
+B = Credentials(secret=SECRET, id="b@1")
 
 CHILD = """\
 import sys
 from elastic3d.membership.actions import Peer, Watch
 from elastic3d.membership.driver.links import Links
 
-links = Links("127.0.0.1", lambda event: print(event, flush=True))
+links = Links("127.0.0.1", lambda event: print(event, flush=True), secret=sys.argv[2])
 links.speak_for(sys.argv[1])
 print(links.port, flush=True)
 for line in sys.stdin:
@@ -38,9 +45,10 @@ for line in sys.stdin:
 class Watcher:
     """Links that keep what they are told."""
 
-    def __init__(self, name: str = "a", address: str = "127.0.0.1") -> None:
+    def __init__(self, name: str = "a", address: str = "127.0.0.1", secret: str = SECRET) -> None:
         self.told: queue.SimpleQueue[Told] = queue.SimpleQueue()
-        self.links = Links(address, self.told.put)
+        self.refused: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
+        self.links = Links(address, self.told.put, secret=secret, refused=self.refused.put)
         self.links.speak_for(f"{name}@1")
         self.address = address
 
@@ -93,7 +101,7 @@ class Child:
     def __init__(self, id: str) -> None:
         self.id = id
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, id], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", CHILD, id, SECRET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
@@ -159,10 +167,8 @@ def test_end_of_file_alone_is_no_death(watcher: Watcher) -> None:
         for _cut in range(3):
             listener.settimeout(2)
             connection, _ = listener.accept()
-            connection.settimeout(2)
-            assert connection.recv(100) == b"a%401 b%401\n"
-            connection.send(b"b%401\n")
-            connection.send(connection.recv(1))
+            found = answer(connection, B, Role.LINK)
+            assert (found.peer.id, found.peer.meant) == ("a@1", "b@1")
             connection.close()
         assert watcher.next(1) == heard("b@1")
         watcher.nothing_for(0.3)
@@ -320,9 +326,7 @@ def test_a_mended_path_is_heard_without_waiting_for_tcp(watcher: Watcher) -> Non
         watcher.watch(at(listener.getsockname()[1]))
         mute, _ = listener.accept()
         connection, _ = listener.accept()
-        connection.settimeout(2)
-        connection.recv(100)
-        connection.send(b"b%401\n")
+        answer(connection, B, Role.LINK)
         assert watcher.next(1) == heard("b@1")
         mute.close()
         connection.close()
@@ -406,3 +410,59 @@ def test_close_leaves_no_thread_and_no_socket() -> None:
         other.links.close()
         one.links.close()
     assert open_files() == before
+
+
+def test_who_does_not_hold_the_secret_is_no_heartbeat(watcher: Watcher) -> None:
+    """A forged heartbeat would keep a dead node alive for ever: he is shown out, and it is told who it was."""
+    forger = Watcher("b", secret="a1" * 32)
+    try:
+        watcher.watch(expected=("b@1",))
+        forger.watch(watcher.peer("a@1"))
+        assert watcher.next(5) == silent("b@1")
+        assert watcher.refused.get(timeout=5).peer == "127.0.0.1"
+        assert "does not hold this run's secret" in forger.refused.get(timeout=5).reason
+        assert all(isinstance(forger.told.get_nowait(), e.PeerHeard) for _ in range(forger.told.qsize()))
+    finally:
+        forger.links.close()
+
+
+def test_who_answers_without_the_secret_is_neither_heard_nor_dead(watcher: Watcher) -> None:
+    """Whoever stands in between can make somebody silent, which others are asked about, but not dead."""
+    impostor = Watcher("b", secret="a1" * 32)
+    try:
+        watcher.watch(impostor.peer("b@1"))
+        assert watcher.next(5) == silent("b@1")
+        assert "answers for b@1, but does not hold" in watcher.refused.get(timeout=5).reason
+        watcher.nothing_for(1.5)
+    finally:
+        impostor.links.close()
+
+
+def test_a_forged_beat_ends_the_connection(watcher: Watcher) -> None:
+    """Beats count where their seals are right, and once."""
+    watcher.watch(expected=("b@1",))
+    with socket.create_connection(("127.0.0.1", watcher.links.port), timeout=20) as connection:
+        dial(connection, B, Role.LINK, meant="a@1")
+        assert watcher.next(5) == heard("b@1")
+        connection.sendall(bytes(8))
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(1024):
+                pass
+    assert "forged" in watcher.refused.get(timeout=5).reason
+
+
+def test_a_flood_of_strangers_keeps_no_member_out(watcher: Watcher) -> None:
+    """More connections than may wait, that say nothing: a member is heard all the same, and they are closed."""
+    other = Watcher("b")
+    crowd = [socket.create_connection(("127.0.0.1", watcher.links.port), timeout=30) for _ in range(150)]
+    try:
+        watcher.watch(expected=("b@1",))
+        other.watch(watcher.peer("a@1"))
+        assert watcher.wait_for(lambda news: news == heard("b@1"), 10)
+        for one in crowd:
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(1) == b""
+    finally:
+        other.links.close()
+        for one in crowd:
+            one.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,11 +18,18 @@ from torch.distributed.elastic.utils.store import barrier
 
 from elastic3d.rendezvous.store import GenerationStore
 from elastic3d.rendezvous.table import GenerationOver, Seat, Table
+from elastic3d.trust.channel import WireError, dial
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.handshake import Role
+
+CREDENTIALS = Credentials(secret="5e" * 32, id="a@1")
 
 SERVER = """\
 import sys
 from elastic3d.rendezvous.table import Table
-print(Table("127.0.0.1").port, flush=True)
+from elastic3d.trust.credentials import Credentials
+table = Table("127.0.0.1", Credentials(secret=sys.argv[1], id="a@1"), refused=lambda one: print(one, flush=True))
+print(table.port, flush=True)
 sys.stdin.read()
 """
 
@@ -31,7 +39,7 @@ class Meeting:
 
     def __init__(self) -> None:
         self.server = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", SERVER, CREDENTIALS.secret], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self.server.stdout is not None
         self.port = int(self.server.stdout.readline())
@@ -40,7 +48,7 @@ class Meeting:
         self.seats: list[Seat] = []
 
     def agent(self, rank: int, *, admitted: bool = True) -> GenerationStore:
-        self.seats.append(Seat("127.0.0.1", self.port, "1.1/", lambda: self.is_over))
+        self.seats.append(Seat("127.0.0.1", self.port, "1.1/", lambda: self.is_over, CREDENTIALS))
         store = GenerationStore(self.seats[-1], rank, 2, lambda: self.finished.append(rank))
         if admitted:
             store.admit()
@@ -183,9 +191,9 @@ def test_a_stopped_server_is_waited_out(meeting: Meeting) -> None:
 
 def test_what_generations_left_goes_when_a_later_one_begins() -> None:
     """The table of a job that re-forms for months does not grow; what is to come, and others' keys, stay."""
-    table = Table("127.0.0.1")
+    table = Table("127.0.0.1", CREDENTIALS)
     seats = {
-        root + key: Seat("127.0.0.1", table.port, f"{root}{key}/", lambda: False)
+        root + key: Seat("127.0.0.1", table.port, f"{root}{key}/", lambda: False, CREDENTIALS)
         for root, key in (("a/", "1.4"), ("a/", "2.9"), ("a/", "3.1"), ("b/", "1.1"))
     }
     try:
@@ -204,3 +212,27 @@ def test_what_generations_left_goes_when_a_later_one_begins() -> None:
         for seat in seats.values():
             seat.close()
         table.close()
+
+
+def test_nested_json_ends_a_connection_and_not_the_table(meeting: Meeting) -> None:
+    """From one of the run; who is not gets no message through, and is told of."""
+    with socket.create_connection(("127.0.0.1", meeting.port), timeout=20) as one:
+        channel = dial(one, CREDENTIALS, Role.TABLE)
+        channel.send_sealed(b"[" * 200_000)
+        with contextlib.suppress(ConnectionError):
+            assert one.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", meeting.port), timeout=20) as stranger:
+        with pytest.raises(WireError, match="does not hold this run's secret"):
+            dial(stranger, Credentials(secret="a1" * 32, id="a@1"), Role.TABLE)
+    assert meeting.agent(0).add("n", 1) == 1
+    assert meeting.server.stdout is not None
+    assert "port=table peer=127.0.0.1" in meeting.server.stdout.readline()
+
+
+def test_who_proves_nothing_is_shown_out(meeting: Meeting) -> None:
+    """A crowd that is silent loses its connections, and keeps nobody out."""
+    crowd = [socket.create_connection(("127.0.0.1", meeting.port), timeout=30) for _ in range(100)]
+    assert meeting.agent(0).add("n", 1) == 1
+    for one in crowd:
+        with one, contextlib.suppress(ConnectionError):
+            assert one.recv(1) == b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -21,8 +22,14 @@ from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
 from elastic3d.snapshots.replicate import Replicator
 from elastic3d.snapshots.server import TileServer
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.listening import Refusal
 
 SHAPE = (1200, 1024)
+SECRET = "5e" * 32
+READER = Credentials(secret=SECRET, id="9@1")
+STRANGER = Credentials(secret="a1" * 32, id="0@1")
+REPLICA_BYTES = 64 << 20
 
 
 class Place:
@@ -30,18 +37,23 @@ class Place:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.memory = SnapshotMemory()
-        self.server = TileServer(self.memory, host="127.0.0.1", run_id="run")
+        self.credentials = Credentials(secret=SECRET, id=f"{rank}@1")
+        self.refused: list[Refusal] = []
+        self.memory = SnapshotMemory(replica_bytes=REPLICA_BYTES)
+        self.server = TileServer(self.memory, host="127.0.0.1", refused=self.refused.append)
         self.address = f"127.0.0.1:{self.server.port}"
         self.held: list[Mark] = []
         self.digested: list[Mark] = []
         self.replicator = Replicator(
-            self.memory, run_id="run", digested=self.digested.append, ended=lambda m, new: new and self.held.append(m)
+            self.memory, digested=self.digested.append, ended=lambda m, new: new and self.held.append(m)
         )
+        self.server.set_credentials(self.credentials)
+        self.replicator.set_credentials(self.credentials)
         self.credits: list[int] = []
 
     def begin(self, generation: int, base: Mark | None = None) -> None:
         """Be in a generation."""
+        self.server.sealed(generation, ("0@1", "1@1"))
         self.memory.set_generation(generation)
         self.memory.restored(generation, base)
 
@@ -97,8 +109,8 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
 
 def fetch(server: str, rank: int, *, prefetch: bool = True) -> dict[str, bytes]:
     """Fetch a rank's newest snapshot from one server, each tile verified, joined by key."""
-    newest = max((i for i in inventories([server], "run") if i.rank == rank), key=lambda i: (i.generation, i.step))
-    source = PeerSource(server, "run")
+    newest = max((i for i in inventories([server], READER) if i.rank == rank), key=lambda i: (i.generation, i.step))
+    source = PeerSource(server, READER)
     offers = newest.offers()
     if prefetch:
         source.prefetch(offers)
@@ -119,7 +131,7 @@ def test_a_snapshot_is_fetched_from_home_and_from_the_buddy(place: Callable[[int
     home.replicator.set_buddy(buddy.address)
     data = home.write(Mark(1, 7))
     assert eventually(lambda: home.held == [Mark(1, 7)])
-    at_home, at_buddy = inventories([home.address, buddy.address], "run")
+    at_home, at_buddy = inventories([home.address, buddy.address], READER)
     assert (at_home.step, at_home.generation, at_home.rank, at_home.world) == (7, 1, 0, 2)
     assert at_home.facts == at_buddy.facts == {"step": 7}
     assert [t.digest for t in at_home.tiles] == [t.digest for t in at_buddy.tiles]
@@ -152,10 +164,10 @@ def test_a_buddy_that_is_gone_delays_what_is_held_until_another_comes(place: Cal
     home.write(Mark(1, 2))
     assert eventually(lambda: home.digested == [Mark(1, 1)])
     assert home.held == []
-    assert len(inventories([home.address], "run")) == 2
+    assert len(inventories([home.address], READER)) == 2
     home.replicator.set_buddy(other.address)
     assert eventually(lambda: home.held == [Mark(1, 1), Mark(1, 2)])
-    assert len(inventories([other.address], "run")) == 2
+    assert len(inventories([other.address], READER)) == 2
 
 
 def test_replicas_of_a_stale_generation_are_refused(place: Callable[[int], Place]) -> None:
@@ -168,7 +180,7 @@ def test_replicas_of_a_stale_generation_are_refused(place: Callable[[int], Place
     assert eventually(lambda: home.digested)
     time.sleep(0.1)
     assert home.held == []
-    assert inventories([buddy.address], "run") == []
+    assert inventories([buddy.address], READER) == []
 
 
 def test_a_byte_that_changed_at_home_shows_at_the_receiver(place: Callable[[int], Place]) -> None:
@@ -185,7 +197,7 @@ def test_a_byte_that_changed_at_home_shows_at_the_receiver(place: Callable[[int]
     with pytest.raises(AssertionError):
         fetch(home.address, 0)
     time.sleep(0.5)
-    assert inventories([buddy.address], "run") == []
+    assert inventories([buddy.address], READER) == []
 
 
 def test_what_is_dropped_at_home_is_dropped_at_the_buddy(place: Callable[[int], Place]) -> None:
@@ -198,8 +210,8 @@ def test_what_is_dropped_at_home_is_dropped_at_the_buddy(place: Callable[[int], 
         home.write(Mark(1, step))
         assert eventually(lambda step=step: home.held[-1:] == [Mark(1, step)])
         home.memory.safe(Mark(1, step))
-    assert {i.step for i in inventories([home.address], "run")} == {11}
-    assert {i.step for i in inventories([buddy.address], "run")} <= {10, 11}
+    assert {i.step for i in inventories([home.address], READER)} == {11}
+    assert {i.step for i in inventories([buddy.address], READER)} <= {10, 11}
     assert len(buddy.memory._other_arenas) <= 3
 
 
@@ -214,9 +226,9 @@ def test_a_new_generation_keeps_what_it_restored_from(place: Callable[[int], Pla
     assert eventually(lambda: home.held == [Mark(1, 1), Mark(1, 2)])
     for one in (home, buddy):
         one.begin(2, Mark(1, 1))
-        assert [i.step for i in inventories([one.address], "run")] == [1]
+        assert [i.step for i in inventories([one.address], READER)] == [1]
     buddy.memory.safe(Mark(2, 1))
-    assert inventories([buddy.address], "run") == []
+    assert inventories([buddy.address], READER) == []
 
 
 def test_an_inventory_waits_for_digests(place: Callable[[int], Place]) -> None:
@@ -225,7 +237,7 @@ def test_an_inventory_waits_for_digests(place: Callable[[int], Place]) -> None:
     home.begin(1)
     for step in range(1, 4):
         home.write(Mark(1, step))
-        assert max(i.step for i in inventories([home.address], "run")) == step
+        assert max(i.step for i in inventories([home.address], READER)) == step
 
 
 def test_servers_of_another_run_do_not_answer(place: Callable[[int], Place]) -> None:
@@ -233,15 +245,15 @@ def test_servers_of_another_run_do_not_answer(place: Callable[[int], Place]) -> 
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
-    assert inventories([home.address], "another") == []
-    assert len(inventories([home.address])) == 1
+    assert inventories([home.address], STRANGER) == []
+    assert len(inventories([home.address], READER)) == 1
 
 
 def test_dead_and_silent_servers_hold_nothing_and_hang_nobody(
     place: Callable[[int], Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One refuses, one accepts and says nothing, one lives: the answer of the one that lives comes in time."""
-    monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(wire, "ANSWER_SECONDS", 0.5)
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
@@ -249,7 +261,7 @@ def test_dead_and_silent_servers_hold_nothing_and_hang_nobody(
         refused = f"127.0.0.1:{refusing.getsockname()[1]}"
         refusing.close()
         begun = time.monotonic()
-        found = inventories([f"127.0.0.1:{silent.getsockname()[1]}", refused, home.address], "run")
+        found = inventories([f"127.0.0.1:{silent.getsockname()[1]}", refused, home.address], READER)
         assert [i.server for i in found] == [home.address]
         assert time.monotonic() - begun < 3.0
 
@@ -259,9 +271,9 @@ def test_a_source_that_failed_is_not_asked_again(place: Callable[[int], Place]) 
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
-    (inventory,) = inventories([home.address], "run")
+    (inventory,) = inventories([home.address], READER)
     home.close()
-    source = PeerSource(home.address, "run")
+    source = PeerSource(home.address, READER)
     source.prefetch(inventory.offers())
     begun = time.monotonic()
     for offer in inventory.offers() * 100:
@@ -275,13 +287,13 @@ def test_a_tile_that_was_let_go_is_an_error_of_that_tile(place: Callable[[int], 
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
-    (old,) = inventories([home.address], "run")
+    (old,) = inventories([home.address], READER)
     home.write(Mark(1, 2))
     home.memory.safe(Mark(1, 2))
-    source = PeerSource(home.address, "run")
+    source = PeerSource(home.address, READER)
     with pytest.raises(SourceError, match="let go of step 1"):
         source.fetch(old.offers()[0])
-    (new,) = inventories([home.address], "run")
+    (new,) = inventories([home.address], READER)
     assert len(source.fetch(new.offers()[0])) == new.tiles[0].nbytes
     source.close()
 
@@ -299,11 +311,11 @@ def test_nonsense_does_not_hurt_the_server(place: Callable[[int], Place]) -> Non
         {"op": "what"},
         {"op": "replicate"},
     ):
-        with wire.connect(home.address, None) as connection:
-            wire.send(connection, request)
-            answer = wire.receive(connection)
+        with wire.connect(home.address, READER) as connection:
+            connection.send(request)
+            answer = connection.receive()
             assert "error" in answer or answer == {"sizes": [-1]}
-    assert len(inventories([home.address], "run")) == 1
+    assert len(inventories([home.address], READER)) == 1
 
 
 def test_many_fetch_at_once(place: Callable[[int], Place]) -> None:
@@ -326,7 +338,7 @@ def test_an_address_is_read_strictly() -> None:
     assert wire.parse_address("[::1]:80") == ("::1", 80)
     with pytest.raises(ValueError, match="host:port"):
         wire.parse_address("nowhere")
-    assert client.inventories([]) == []
+    assert client.inventories([], READER) == []
 
 
 def test_a_bad_copy_at_home_is_replaced_by_the_buddys(place: Callable[[int], Place]) -> None:
@@ -340,8 +352,8 @@ def test_a_bad_copy_at_home_is_replaced_by_the_buddys(place: Callable[[int], Pla
     stored = home.memory.find(1, 1, 0)
     assert stored is not None
     stored.data[100] ^= 1
-    found = inventories([home.address, buddy.address], "run")
-    sources = {server: PeerSource(server, "run") for server in (home.address, buddy.address)}
+    found = inventories([home.address, buddy.address], READER)
+    sources = {server: PeerSource(server, READER) for server in (home.address, buddy.address)}
     wanted = [(entry.spec, entry.box) for entry in stored.table.entries]
     filled = {spec.key: bytearray(box.numel * spec.itemsize) for spec, box in wanted}
     resolved = resolve(
@@ -356,3 +368,151 @@ def test_a_bad_copy_at_home_is_replaced_by_the_buddys(place: Callable[[int], Pla
     assert [failure.source for failure in resolved.failures] == [home.address]
     assert resolved.sources[buddy.address].tiles == 1
     assert resolved.sources[home.address].tiles >= 1
+
+
+# Strangers.
+
+
+def request(mark: Mark, origin: int, layout: tables.Table, **changes: object) -> dict[str, object]:
+    """Return an offer of a snapshot of rank `origin`."""
+    offer: dict[str, object] = {
+        "op": "replicate",
+        "generation": mark.generation,
+        "step": mark.step,
+        "rank": origin,
+        "world": 2,
+        "facts": {"step": mark.step},
+        "keep": [],
+        "identity": layout.identity,
+        "table": tables.to_wire(layout),
+    }
+    return offer | changes
+
+
+def test_nobody_reads_or_writes_without_the_secret(place: Callable[[int], Place]) -> None:
+    """Neither an inventory nor a tile nor a forged snapshot of a high step; and it is told, once for a flood."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    for _ in range(3):
+        with pytest.raises(wire.WireError, match="does not hold this run's secret"):
+            wire.connect(home.address, STRANGER)
+        with socket.create_connection(wire.parse_address(home.address)) as stranger:
+            stranger.settimeout(20)
+            stranger.sendall(b'\x00\x00\x00\x12{"op":"inventory"}')
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(1) == b""
+    assert eventually(lambda: home.refused)
+    assert len(home.refused) == 1
+    assert (home.refused[0].port, home.refused[0].peer) == ("tiles", "127.0.0.1")
+    assert [i.step for i in inventories([home.address], READER)] == [1]
+
+
+def test_before_it_has_joined_a_node_serves_nobody() -> None:
+    """Without a secret there is nothing by which to tell who is of the run."""
+    refused: list[Refusal] = []
+    memory = SnapshotMemory()
+    server = TileServer(memory, host="127.0.0.1", refused=refused.append)
+    try:
+        with pytest.raises(wire.WireError):
+            wire.connect(f"127.0.0.1:{server.port}", READER)
+        assert eventually(lambda: refused)
+    finally:
+        server.close()
+        memory.close()
+
+
+def test_a_member_cannot_forge_or_drop_the_replica_of_another(place: Callable[[int], Place]) -> None:
+    """A rank's snapshots come from the node that the sealed record names, and from nobody else of the run."""
+    home, buddy = place(0), place(1)
+    home.begin(3)
+    buddy.begin(3)
+    home.replicator.set_buddy(buddy.address)
+    home.write(Mark(3, 4))
+    assert eventually(lambda: home.held)
+    table = tables.lay_out([(TensorSpec(key="model/w", dtype="float32", shape=(4,)), Box(start=(0,), stop=(4,)))])
+    for changes, word in (({}, "denied"), ({"rank": 7}, "denied"), ({"generation": 9}, "error")):
+        with wire.connect(buddy.address, READER) as liar:
+            liar.send(request(Mark(3, 99), 0, table, **changes))
+            assert word in liar.receive()
+    assert [(i.rank, i.step) for i in inventories([buddy.address], READER)] == [(0, 4)]
+    assert eventually(lambda: any("rank 0 of generation 3 is 0@1, not 9@1" in one.reason for one in buddy.refused))
+
+
+def test_replicas_are_bounded_by_the_memory_for_them(place: Callable[[int], Place]) -> None:
+    """What is announced takes no memory, and what would take too much is refused before it is sent."""
+    buddy = place(1)
+    buddy.begin(1)
+    rows = REPLICA_BYTES // 4 + 1
+    table = tables.lay_out([(TensorSpec(key="model/w", dtype="float32", shape=(rows,)), Box(start=(0,), stop=(rows,)))])
+    with wire.connect(buddy.address, Credentials(secret=SECRET, id="0@1")) as home:
+        home.send(request(Mark(1, 1), 0, table))
+        assert "for replicas" in home.receive()["error"]
+        small = tables.lay_out([(TensorSpec(key="model/b", dtype="uint8", shape=(4,)), Box(start=(0,), stop=(4,)))])
+        home.send(request(Mark(1, 2), 0, small))
+        assert home.receive() == {"ok": True}
+
+
+def test_a_table_under_another_identity_is_refused(place: Callable[[int], Place]) -> None:
+    """Others' snapshots that name this identity would be read with the wrong tensors."""
+    buddy = place(1)
+    buddy.begin(1)
+    spec = TensorSpec(key="model/w", dtype="float32", shape=(4,))
+    table = tables.lay_out([(spec, Box(start=(0,), stop=(4,)))])
+    other = tables.lay_out([(spec, Box(start=(0,), stop=(2,)))])
+    forged = {**tables.to_wire(table), "identity": other.identity}
+    with wire.connect(buddy.address, Credentials(secret=SECRET, id="0@1")) as home:
+        home.send(request(Mark(1, 1), 0, table, identity=other.identity, table=forged))
+        assert "another identity" in home.receive()["error"]
+
+
+def test_who_says_nothing_loses_the_connection(place: Callable[[int], Place]) -> None:
+    """A hundred connections that prove nothing do not keep a member out, and each is ended by its deadline."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    crowd = [socket.create_connection(wire.parse_address(home.address), timeout=30) for _ in range(100)]
+    try:
+        assert [i.step for i in inventories([home.address], READER)] == [1]
+        for one in crowd:
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(1) == b""
+    finally:
+        for one in crowd:
+            one.close()
+
+
+def test_an_announced_gigabyte_takes_no_memory_and_nested_json_no_thread(place: Callable[[int], Place]) -> None:
+    """Of those who are of the run, too: memory grows with what arrives, and deep JSON is an error like any other."""
+    home = place(0)
+    home.begin(1)
+    home.write(Mark(1, 1))
+    before = resident()
+    announcing = [wire.connect(home.address, READER) for _ in range(4)]
+    for one in announcing:
+        one.send_bytes((1 << 30).to_bytes(4, "big"))
+    with wire.connect(home.address, READER) as nested:
+        nested.send_sealed(b"[" * 100_000)
+        with pytest.raises(wire.WireError):
+            nested.receive()
+    assert resident() - before < 256 << 20
+    for one in announcing:
+        one.close()
+    assert len(inventories([home.address], READER)) == 1
+
+
+def resident() -> int:
+    """Return the bytes of memory this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_frame_that_was_changed_ends_the_connection(place: Callable[[int], Place]) -> None:
+    """Somebody in between who lets the handshake pass can do nothing with what follows."""
+    home = place(0)
+    home.begin(1)
+    with wire.connect(home.address, READER) as one:
+        body = b'{"op":"inventory"}'
+        one.send_bytes(len(body).to_bytes(4, "big") + body + bytes(16))
+        with pytest.raises(wire.WireError):
+            one.receive()

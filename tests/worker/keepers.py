@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elastic3d.port import Assignment
+from elastic3d.trust.credentials import Credentials
 from elastic3d.worker import process, template
 from elastic3d.worker.events import SlotEvent
 from elastic3d.worker.remote import RemoteSlot
 
 E = TypeVar("E")
 HERE = Path(__file__).parent
+READER = Credentials(secret="5e" * 32, id="reader@1")
 
 
 def assignment(**changes: Any) -> Assignment:
@@ -87,6 +89,7 @@ class Keeper:
     """A keeper process and its slot, as the tests drive it."""
 
     pid: int
+    id: str
     slot: RemoteSlot
     events: queue.SimpleQueue[SlotEvent]
     output: Path
@@ -150,7 +153,6 @@ class Nursery:
         entry: str,
         *,
         index: int = 0,
-        run_id: str = "run",
         threads_before: bool = False,
         broken_again: bool = False,
     ) -> Keeper:
@@ -164,7 +166,6 @@ class Nursery:
         spec = {
             "entry": entry,
             "index": index,
-            "run_id": run_id,
             "name": name,
             "output": str(output),
             "threads_before": threads_before,
@@ -178,7 +179,8 @@ class Nursery:
             slot = RemoteSlot(name, events, patience=20.0)
         except TimeoutError as error:
             raise AssertionError(output.read_text()) from error
-        keeper = Keeper(pid=packet.pid, slot=slot, events=events, output=output)
+        keeper = Keeper(pid=packet.pid, id=f"keeper-{number}@1", slot=slot, events=events, output=output)
+        slot.set_credentials(Credentials(secret=READER.secret, id=keeper.id))
         self._keepers.append(keeper)
         return keeper
 

@@ -246,7 +246,7 @@ def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
     if told["threads_before"]:
         threading.Thread(target=time.sleep, args=(600,), name="user-thread", daemon=True).start()
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    slot = LocalSlot(index=told["index"], run_id=told["run_id"], host="127.0.0.1", entry=entry, events=events)
+    slot = LocalSlot(index=told["index"], host="127.0.0.1", entry=entry, events=events)
     print("keeper threads", sorted(thread.name for thread in threading.enumerate()), flush=True)
     SlotServer(slot, events, told["name"]).serve(patience=20.0)
     slot.close()

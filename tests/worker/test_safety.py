@@ -7,7 +7,7 @@ import os
 import queue
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,6 +84,9 @@ class Bench:
         self.buddies: list[str | None] = []
 
     def set_generation(self, number: int) -> None:
+        pass
+
+    def sealed(self, generation: int, ranks: Sequence[str]) -> None:
         pass
 
     def set_buddy(self, address: str | None) -> None:
@@ -240,7 +243,6 @@ def test_a_replicator_tells_of_a_buddy_that_takes_nothing() -> None:
     home.server.close()
     replicator = Replicator(
         home.memory,
-        run_id="run",
         digested=home.digested.append,
         ended=lambda mark, newer: newer and home.held.append(mark),
         unreachable=lambda *args: told.put(args),
@@ -249,6 +251,7 @@ def test_a_replicator_tells_of_a_buddy_that_takes_nothing() -> None:
     try:
         with socket.create_server(("127.0.0.1", 0)) as closed:
             address = f"127.0.0.1:{closed.getsockname()[1]}"
+        replicator.set_credentials(home.credentials)
         home.begin(1)
         buddy.begin(1)
         replicator.set_buddy(address)

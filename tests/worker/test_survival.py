@@ -25,7 +25,7 @@ from elastic3d.worker.events import (
     TrainerExited,
 )
 from elastic3d.worker.slot import PinnedSnapshot
-from tests.worker.keepers import Keeper, Nursery, assignment, eventually
+from tests.worker.keepers import READER, Keeper, Nursery, assignment, eventually
 from tests.worker.nursery import COLUMNS, ROWS, value
 
 GO = Go(servers=())
@@ -51,7 +51,7 @@ def expected(step: int, key: str) -> bytes:
 
 def check(inventory: Inventory) -> None:
     """Fetch every tile of a snapshot and compare it with what the trainer had."""
-    source = PeerSource(inventory.server, "run")
+    source = PeerSource(inventory.server, READER)
     offers = inventory.offers()
     source.prefetch(offers)
     found: dict[str, bytes] = {}
@@ -79,7 +79,7 @@ def test_snapshots_survive_the_trainer(nursery: Nursery) -> None:
     keeper.wait(SnapshotHeld, where=lambda event: event.step >= 10)
     os.kill(next(e.pid for e in keeper.seen if isinstance(e, Started)), signal.SIGKILL)
     ended = keeper.wait(TrainerExited)
-    found = inventories([keeper.server], "run")
+    found = inventories([keeper.server], READER)
     # The newest is at most the one whose copy had not finished, and one not taken while two waited, behind.
     assert max(one.step for one in found) >= ended.step - 2
     for one in found:
@@ -89,12 +89,13 @@ def test_snapshots_survive_the_trainer(nursery: Nursery) -> None:
 def test_snapshots_survive_the_node(nursery: Nursery) -> None:
     """After kill -9 of the keeper its buddy has the newest held snapshot, and every byte is the step's."""
     home, buddy = nursery.keeper("steps"), nursery.keeper("steps")
+    buddy.slot.sealed(1, [home.id])
     home.slot.set_buddy(buddy.server)
     start(home)
     held = home.wait(SnapshotHeld, where=lambda event: event.step >= 10).step
     os.kill(home.pid, signal.SIGKILL)
     home.wait(SlotLost)
-    found = inventories([home.server, buddy.server], "run")
+    found = inventories([home.server, buddy.server], READER)
     assert max(one.step for one in found) >= held
     for one in found:
         assert one.server == buddy.server
@@ -110,7 +111,7 @@ def test_a_planned_leave_loses_no_step(nursery: Nursery) -> None:
     keeper.slot.ask_leave(trainer)
     ended = keeper.wait(TrainerExited)
     assert ended.kind is ExitKind.LEFT
-    newest = max(inventories([keeper.server], "run"), key=lambda one: one.step)
+    newest = max(inventories([keeper.server], READER), key=lambda one: one.step)
     assert newest.step == ended.step
     check(newest)
 
@@ -123,12 +124,12 @@ def test_the_next_generation_goes_on_in_the_same_memory(nursery: Nursery) -> Non
         keeper.wait(SnapshotHeld, where=lambda event, g=generation: event.generation == g and event.step >= 3)
         # What its predecessor left stays until a step of its own is known to be safe, by all its ranks.
         deadline = time.monotonic() + 30
-        while {one.generation for one in inventories([keeper.server], "run")} != {generation}:
+        while {one.generation for one in inventories([keeper.server], READER)} != {generation}:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         keeper.slot.stop(trainer)
         assert keeper.wait(TrainerExited).kind is ExitKind.STOPPED
-        found = inventories([keeper.server], "run")
+        found = inventories([keeper.server], READER)
         assert {one.generation for one in found} == {generation}
         check(max(found, key=lambda one: one.step))
 
@@ -152,7 +153,7 @@ def test_an_upload_reads_one_step_while_training_goes_on(nursery: Nursery) -> No
 
 def eventually_gone(keeper: Keeper, step: int):  # type: ignore[no-untyped-def]
     """Return the context of a step's pieces once its snapshot must have been let go."""
-    assert eventually(lambda: step not in {one.step for one in inventories([keeper.server], "run")})
+    assert eventually(lambda: step not in {one.step for one in inventories([keeper.server], READER)})
     return keeper.slot.pieces(step)
 
 

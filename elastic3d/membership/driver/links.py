@@ -1,11 +1,13 @@
 """Heartbeat connections between the members of one job, watched from both ends.
 
-Each member listens, and dials the peers it is told to watch; over each connection (`wire`) both ends send a byte every
-`interval`, and take what arrives for the other's heartbeat. An id is silent when nothing arrived from it for `silence`
-seconds over any connection; one that was never heard yet has `fresh` seconds, since it may not have heard of the ring.
+Each member listens, and dials the peers it is told to watch; over each connection (`wire`) both ends prove to be of the
+run, send a beat every `interval`, and take what arrives for the other's heartbeat. An id is silent when nothing arrived
+from it for `silence` seconds over any connection; one that was never heard yet has `fresh` seconds, since it may not
+have heard of the ring.
 
 End of file is a hint, not a death: the watcher dials again. Only a refused connection - the host is up, nobody listens
-- or another identity behind that port is the death of the incarnation meant. A silent connection is given up for a new
+- or another identity behind that port is the death of the incarnation meant. Who claims to be it without a proof is
+told to people, and is neither heartbeat nor death. A silent connection is given up for a new
 one, so that a path that was mended need not wait for TCP's own, ever slower, repetitions. A connection from somebody
 who is not expected is served, and counts for nothing.
 
@@ -16,7 +18,7 @@ of accrual failure detectors, Hayashibara et al., SRDS 2004; the worst gap needs
 
 One thread; callbacks run on it and must not block. Beats do not wake it: a connection that stands wakes it only when it
 ends. Every `interval`, and once more before a silence is told, one system call says over which of them something
-arrived; what it was is read only now and then. Whatever stops all threads of the process for long, such as a full
+arrived. Whatever stops all threads of the process for long, such as a full
 collection of garbage, is a pause like any other: whoever holds links keeps such pauses short.
 """
 
@@ -33,6 +35,10 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.wire import Dial, Guest, Told, family
+from elastic3d.trust import handshake
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.handshake import Answering, Role
+from elastic3d.trust.listening import Listener, Refusal, Refusals, Waiting, most_known
 
 INTERVAL = 0.2
 """Seconds between two beats."""
@@ -55,11 +61,12 @@ LATELY = 60.0
 PAUSE = 0.5
 """Seconds the own loop may be late before the time is taken off everybody's silence."""
 
-UNREAD = 100
-"""Beats that may lie unread in a connection."""
-
 ABANDONED = 10.0
 """Seconds after which a guest that says nothing is closed: half-open connections of hosts that vanished."""
+
+
+_ACCEPTED_AT_ONCE = 16
+"""Before those that stand have their turn again."""
 
 
 @dataclass(slots=True)
@@ -85,13 +92,18 @@ class _Neighbour:
 
 
 class Links:
-    """Listens for those who watch this member, and watches whom it is told to."""
+    """Listens for those who watch this member, and watches whom it is told to.
+
+    secret: the run's. refused: told of who was shown out, on the links' thread.
+    """
 
     def __init__(
         self,
         address: str,
         tell: Callable[[e.PeerHeard | e.PeerRefused], None],
         *,
+        secret: str,
+        refused: Callable[[Refusal], None] = lambda refusal: None,
         interval: float = INTERVAL,
         silence: float = SILENCE,
         fresh: float = FRESH,
@@ -99,19 +111,23 @@ class Links:
     ) -> None:
         self._tell, self._clock = tell, clock
         self._interval, self._silence, self._fresh = interval, silence, fresh
-        self._listener = socket.create_server((address, 0), family=family(address), backlog=128)
-        self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
+        self._credentials = Credentials(secret=secret, id="")
+        self._refused = Refusals("links", refused, clock=clock)
+        listening = socket.create_server((address, 0), family=family(address), backlog=128)
+        listening.setblocking(False)
+        self._listener = Listener(listening, self._refused)
+        self.port: int = self._listener.port
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
         self._poll = select.epoll()
-        self._poll.register(self._listener, select.EPOLLIN)
+        self._poll.register(self._listener.socket, select.EPOLLIN)
         self._poll.register(self._wake_out, select.EPOLLIN)
         self._arrivals = select.epoll()
+        self._listen_at: float | None = None
         self._ends: dict[int, Dial | Guest] = {}
-        self._orders: queue.SimpleQueue[acts.Watch | str] = queue.SimpleQueue()
-        self._id = ""
+        self._waiting: Waiting[Guest] = Waiting()
+        self._orders: queue.SimpleQueue[acts.Watch | Credentials | str] = queue.SimpleQueue()
         self._dials: dict[str, Dial] = {}
         self._expected: frozenset[str] = frozenset()
         self._neighbours: dict[str, _Neighbour] = {}
@@ -122,6 +138,11 @@ class Links:
     def speak_for(self, id: str) -> None:
         """Be this incarnation from now on. Nobody is watched any more; those who mean an earlier one are told."""
         self._orders.put(id)
+        self._wake()
+
+    def set_secret(self, secret: str) -> None:
+        """Use another secret for the connections to come; those that stand go on."""
+        self._orders.put(Credentials(secret=secret, id=""))
         self._wake()
 
     def watch(self, ring: acts.Watch) -> None:
@@ -155,13 +176,16 @@ class Links:
                 self._forgive(now - turned_at - patience)
             turned_at = now
             for descriptor, _mask in ready:
-                if descriptor == self._listener.fileno():
+                if descriptor == self._listener.socket.fileno():
                     self._accept(now)
                 elif descriptor == self._wake_out.fileno():
                     self._wake_out.recv(4096)
                 elif descriptor in self._ends:
                     self._read(self._ends[descriptor], now)
             self._obey(now)
+            if self._listen_at is not None and now >= self._listen_at:
+                self._listen_at = None
+                self._poll.register(self._listener.socket, select.EPOLLIN)
             if now >= self._beat_at:
                 self._beat(now)
             self._judge(now)
@@ -177,6 +201,8 @@ class Links:
         times += [dial.retry_at for dial in self._dials.values() if dial.socket is None]
         if self._ends:
             times.append(self._beat_at)
+        if self._listen_at is not None:
+            times.append(self._listen_at)
         return max(0.0, min(times) - now) if times else None
 
     def _forgive(self, lost: float) -> None:
@@ -192,8 +218,10 @@ class Links:
                 order = self._orders.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(order, str):
-                self._id = order
+            if isinstance(order, Credentials):
+                self._credentials = order.of(self._credentials.id)
+            elif isinstance(order, str):
+                self._credentials = self._credentials.of(order)
                 for end in list(self._ends.values()):
                     self._drop(end)
                 self._dials, self._neighbours, self._expected = {}, {}, frozenset()
@@ -230,17 +258,17 @@ class Links:
                 self._ended(end, now)
             elif isinstance(end, Dial) and now - end.moved_at >= self._silence:
                 self._dial(end, now)
+            elif isinstance(end, Guest) and not end.known and now - end.moved_at >= handshake.SECONDS:
+                end.distrust = f"did not prove itself within {handshake.SECONDS:g} s"
+                self._ended(end, now)
             elif now - end.moved_at >= ABANDONED:
                 self._drop(end)
 
     def _listen(self, now: float) -> None:
         """Hear those from whom something arrived since the last time."""
         for descriptor, _mask in self._arrivals.poll(0):
-            end = self._ends[descriptor]
-            end.moved_at = now
-            end.unread += 1
-            self._heard(end.peer.id if isinstance(end, Dial) else end.id, now)
-            if end.unread >= UNREAD:
+            end = self._ends.get(descriptor)
+            if end is not None:
                 self._read(end, now)
 
     def _judge(self, now: float) -> None:
@@ -268,19 +296,37 @@ class Links:
     # Connections.
 
     def _accept(self, now: float) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            found = self._listener.accept()
+            if found is None:
+                return
+            if isinstance(found, float):
+                if found:
+                    # It would wake the loop for ever.
+                    self._poll.unregister(self._listener.socket)
+                    self._listen_at = now + found
+                return
+            self._welcome(*found, now)
+
+    def _welcome(self, connection: socket.socket, address: str, now: float) -> None:
+        if len(self._ends) - len(self._waiting) >= most_known():
+            self._refused(address, "too many connections of this run's own stand already")
+            connection.close()
             return
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        guest = Guest(socket=connection, moved_at=now)
+        opening = Answering(self._credentials, Role.LINK)
+        guest = Guest(socket=connection, address=address, moved_at=now, me=self._credentials.id, opening=opening)
         self._ends[connection.fileno()] = guest
         self._poll.register(connection, guest.mask)
+        crowded = self._waiting.add(guest, address)
+        if crowded is not None:
+            crowded.distrust = "too many connections that have not proved themselves"
+            self._ended(crowded, now)
 
     def _dial(self, dial: Dial, now: float) -> None:
         self._drop(dial)
-        told = dial.open(now)
+        told = dial.open(self._credentials, now)
         if dial.socket is not None:
             self._ends[dial.socket.fileno()] = dial
             self._poll.register(dial.socket, dial.mask)
@@ -288,10 +334,12 @@ class Links:
 
     def _read(self, end: Dial | Guest, now: float) -> None:
         before = end.mask
-        told = end.read(self._id, now)
+        told = end.read(now)
         if end.socket is not None and end.mask != before:
             self._poll.modify(end.socket, end.mask)
             if end.known:
+                if isinstance(end, Guest):
+                    self._waiting.remove(end)
                 self._arrivals.register(end.socket, select.EPOLLIN | select.EPOLLET)
         self._take(end, told, now)
 
@@ -308,8 +356,19 @@ class Links:
 
     def _ended(self, end: Dial | Guest, now: float) -> None:
         """Dial again: at once where it had answered before, else soon: a dying process closes its ports one by one."""
+        if end.distrust:
+            where = f"{end.peer.address}:{end.peer.port}" if isinstance(end, Dial) else end.address
+            self._refused(where, end.distrust)
         if isinstance(end, Dial):
-            pause = 0.0 if end.known else self._interval / 4 if end.connected else self._interval
+            pause = (
+                self._silence
+                if end.distrust
+                else 0.0
+                if end.known
+                else self._interval / 4
+                if end.connected
+                else self._interval
+            )
             end.retry_at = now + pause
         self._drop(end)
 
@@ -319,4 +378,6 @@ class Links:
             self._poll.unregister(end.socket)
             if end.known:
                 self._arrivals.unregister(end.socket)
+            if isinstance(end, Guest):
+                self._waiting.remove(end)
             end.close()

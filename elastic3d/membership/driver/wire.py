@@ -1,7 +1,8 @@
 """The two ends of one heartbeat connection: who is there, and its beats. They know nothing of who ought to be heard.
 
-The one that dials says who it is and whom it means, as two words and an end of line; the other answers with who it is.
-After that both send a byte from time to time. Ids are percent-encoded, so that each is one word.
+It opens with the handshake of the run (`trust/handshake.py`): the one that dials says who it is and whom it means, the
+other answers with who it is, and each proves that it is of the run. After that both send a beat from time to time: a
+seal of its place in the sequence, which nobody else can make, and which counts once.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 import errno
 import select
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from urllib.parse import quote, unquote
 
 from elastic3d.membership.actions import Peer
-
-LONGEST_HELLO = 4096
-"""Bytes. More than this before the end of the line is no hello of ours."""
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.frames import Forged, Seals
+from elastic3d.trust.handshake import LIMIT, Answering, Dialling, Keys, Rejected, Role
 
 STANDING = select.EPOLLRDHUP
 """What a connection that stands wakes its reader for: its end. Beats are read when it is time to send one."""
+
+BEAT_BYTES = 8
 
 
 class Told(Enum):
@@ -31,22 +33,60 @@ class Told(Enum):
     REFUSED = "refused"
 
 
+class Beats:
+    """The beats of one connection, both directions."""
+
+    def __init__(self, keys: Keys, rest: bytes) -> None:
+        self._ours, self._theirs = Seals(keys.send, BEAT_BYTES), Seals(keys.receive, BEAT_BYTES)
+        self._unsent, self._unread = b"", rest
+
+    def send(self, connection: socket.socket) -> bool:
+        """Send a beat, or what is left of the last one; return False where the connection ended.
+
+        Where its buffer is full there is no beat: the other side reads none, and misses nothing.
+        """
+        try:
+            if not self._unsent:
+                self._unsent = self._ours.next(b"")
+            self._unsent = self._unsent[connection.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        return True
+
+    def take(self, data: bytes) -> bool:
+        """Take in what arrived; return whether there was a beat in it. Forged."""
+        self._unread += data
+        heard = False
+        while len(self._unread) >= BEAT_BYTES:
+            self._theirs.check(b"", self._unread[:BEAT_BYTES])
+            self._unread, heard = self._unread[BEAT_BYTES:], True
+        return heard
+
+
 @dataclass(slots=True, eq=False)
 class Dial:
-    """The connection to one peer, or the try to make one. `known`: it answered as the one we mean, and beats.
+    """The connection to one peer, or the try to make one. `known`: it proved to be the one we mean, and beats.
 
-    refusal: how it was refused. moved_at: when it was heard last, or begun. unread: beats that lie in it.
+    refusal: how it was refused. distrust: why what answers there was not believed, "" where nothing was wrong.
+    moved_at: when it was heard last, or begun.
     """
 
     peer: Peer
     socket: socket.socket | None = None
     connected: bool = False
-    known: bool = False
-    answer: bytes = b""
     refusal: str = ""
-    unread: int = 0
+    distrust: str = ""
     moved_at: float = 0.0
     retry_at: float = 0.0
+    opening: Dialling | None = field(default=None, repr=False)
+    beats: Beats | None = field(default=None, repr=False)
+
+    @property
+    def known(self) -> bool:
+        """Whether it has proved itself."""
+        return self.beats is not None
 
     @property
     def mask(self) -> int:
@@ -55,7 +95,7 @@ class Dial:
             return STANDING
         return select.EPOLLIN if self.connected else select.EPOLLIN | select.EPOLLOUT
 
-    def open(self, now: float) -> Told:
+    def open(self, credentials: Credentials, now: float) -> Told:
         """Begin anew."""
         self.close()
         try:
@@ -64,15 +104,16 @@ class Dial:
             return Told.ENDED
         self.socket.setblocking(False)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.answer, self.unread, self.moved_at = b"", 0, now
+        self.distrust, self.moved_at = "", now
         try:
+            self.opening = Dialling(credentials, Role.LINK, meant=self.peer.id)
             code = self.socket.connect_ex((self.peer.address, self.peer.port))
         except (OSError, OverflowError, TypeError, ValueError):
             # A record with an address that is none: this peer is heard by nobody, the others are.
             code = errno.EADDRNOTAVAIL
         return Told.NOTHING if code in (0, errno.EINPROGRESS) else self._failed(code)
 
-    def read(self, me: str, now: float) -> Told:
+    def read(self, now: float) -> Told:
         """Take the connection's news: it stands, it answers, it beats, or it ended."""
         if self.socket is None:
             return Told.NOTHING
@@ -81,32 +122,53 @@ class Dial:
             if code:
                 return self._failed(code)
             self.connected = True
-            hello = word(me) + b" " + word(self.peer.id) + b"\n"
-            return Told.NOTHING if send(self.socket, hello) else Told.ENDED
+            assert self.opening is not None
+            return Told.NOTHING if send(self.socket, self.opening.hello) else Told.ENDED
         data = receive(self.socket)
         if not data:
             return Told.NOTHING if data is None else Told.ENDED
-        if not self.known:
-            self.answer += data
-            line, end, _beats = self.answer.partition(b"\n")
-            if not end and len(line) <= LONGEST_HELLO:
+        try:
+            if self.beats is None:
+                return self._answered(data, now)
+            if not self.beats.take(data):
                 return Told.NOTHING
-            if not end or line != word(self.peer.id):
-                other = unquote(line[:100].decode("ascii", "replace"))
-                return self._refused(f"answers as {other!r}, not as {self.peer.id}")
-            self.known = True
-        self.moved_at, self.unread = now, 0
+        except Forged as error:
+            self.distrust = str(error)
+            return Told.ENDED
+        self.moved_at = now
+        return Told.HEARD
+
+    def _answered(self, data: bytes, now: float) -> Told:
+        assert self.socket is not None
+        assert self.opening is not None
+        try:
+            proof = self.opening.feed(data)
+        except Rejected as error:
+            if error.foreign:
+                return self._refused(f"answers, but {error}; another program than {self.peer.id}'s")
+            # Whoever it is, it may only be somebody in between, or of an etcd that was emptied: no death.
+            self.distrust = f"answers for {self.peer.id}, but {error}"
+            return Told.ENDED
+        found = self.opening.peer
+        if found is None:
+            return Told.NOTHING
+        if found.id != self.peer.id:
+            return self._refused(f"answers as {found.id[:100]!r}, not as {self.peer.id}")
+        if not send(self.socket, proof):
+            return Told.ENDED
+        self.beats = Beats(found.keys, found.rest)
+        self.moved_at = now
         return Told.HEARD
 
     def beat(self) -> bool:
         """Send a beat, once known; return False where the connection ended."""
-        return not self.known or self.socket is None or send(self.socket, b".")
+        return self.beats is None or self.socket is None or self.beats.send(self.socket)
 
     def close(self) -> None:
         """End the connection."""
         if self.socket is not None:
             self.socket.close()
-        self.socket, self.connected, self.known = None, False, False
+        self.socket, self.connected, self.opening, self.beats = None, False, None, None
 
     def _failed(self, code: int) -> Told:
         return self._refused("refuses the heartbeat connection") if code == errno.ECONNREFUSED else Told.ENDED
@@ -118,55 +180,74 @@ class Dial:
 
 @dataclass(slots=True, eq=False)
 class Guest:
-    """Somebody who dialled us. `known`: its hello is answered, and it beats. `id`: who it is, if it means us."""
+    """Somebody who dialled us from `address`. `known`: it has proved to be of the run, and beats.
+
+    id: who it is, if it means us. distrust: why it was not believed, "" where nothing was wrong.
+    """
 
     socket: socket.socket
+    address: str
     moved_at: float
-    known: bool = False
-    unread: int = 0
-    hello: bytes = b""
+    me: str
+    opening: Answering = field(repr=False)
     id: str = ""
+    distrust: str = ""
+    beats: Beats | None = field(default=None, repr=False)
+
+    @property
+    def known(self) -> bool:
+        """Whether it has proved itself."""
+        return self.beats is not None
 
     @property
     def mask(self) -> int:
         """What it wakes its reader for."""
         return STANDING if self.known else select.EPOLLIN
 
-    def read(self, me: str, now: float) -> Told:
-        """Take a hello, and answer it, or beats."""
+    def read(self, now: float) -> Told:
+        """Take a step of its proof, and answer it, or beats."""
         data = receive(self.socket)
+        if data is None:
+            return Told.NOTHING
         if not data:
-            return Told.NOTHING if data is None else Told.ENDED
-        if not self.known:
-            self.hello += data
-            line, end, _beats = self.hello.partition(b"\n")
-            if not end:
-                return Told.NOTHING if len(line) <= LONGEST_HELLO else Told.ENDED
-            who, _, meant = line.partition(b" ")
-            if not who or not meant or not send(self.socket, word(me) + b"\n"):
-                return Told.ENDED
-            self.known = True
-            if meant == word(me):
-                self.id = unquote(who.decode("ascii", "replace"))
-        self.moved_at, self.unread = now, 0
+            if not self.known and not self.opening.untouched:
+                self.distrust = "went away before it had proved itself"
+            return Told.ENDED
+        try:
+            if self.beats is None:
+                return self._greeted(data, now)
+            if not self.beats.take(data):
+                return Told.NOTHING
+        except (Rejected, Forged) as error:
+            self.distrust = str(error)
+            return Told.ENDED
+        self.moved_at = now
+        return Told.HEARD
+
+    def _greeted(self, data: bytes, now: float) -> Told:
+        reply = self.opening.feed(data)
+        if reply and not send(self.socket, reply):
+            return Told.ENDED
+        found = self.opening.peer
+        if found is None:
+            return Told.NOTHING
+        self.beats = Beats(found.keys, found.rest)
+        if found.meant == self.me:
+            self.id = found.id
+        self.moved_at = now
         return Told.HEARD
 
     def beat(self) -> bool:
         """Send a beat, once known; return False where the connection ended."""
-        return not self.known or send(self.socket, b".")
+        return self.beats is None or self.beats.send(self.socket)
 
     def close(self) -> None:
         """End the connection."""
         self.socket.close()
 
 
-def word(id: str) -> bytes:
-    """Return an id as one word."""
-    return quote(id, errors="surrogatepass").encode()
-
-
 def send(connection: socket.socket, data: bytes) -> bool:
-    """Return whether the connection may still stand; what does not fit into its buffer is not missed."""
+    """Return whether the connection may still stand; a handshake always fits into its buffer."""
     try:
         connection.send(data)
     except BlockingIOError:
@@ -179,7 +260,7 @@ def send(connection: socket.socket, data: bytes) -> bool:
 def receive(connection: socket.socket) -> bytes | None:
     """Return what arrived, None for nothing, b"" at the connection's end."""
     try:
-        return connection.recv(1024)
+        return connection.recv(LIMIT)
     except BlockingIOError:
         return None
     except OSError:

@@ -1,0 +1,218 @@
+"""A connection that blocks, proved and then used frame by frame: for those that have a thread for it.
+
+A frame is a length (4 bytes, big-endian), a body, and its seal (`frames`). Raw bytes may follow a frame that says so
+and names their digests; whoever receives them checks these. What arrives makes memory grow, never what is announced.
+
+Every frame has a deadline. What came in time counts, however late this process came to read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from types import TracebackType
+from typing import Any, Self
+
+from elastic3d.clock import SYSTEM
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.frames import SEAL_BYTES, Forged, Seals
+from elastic3d.trust.handshake import LIMIT, SECONDS, Answering, Dialling, Peer, Rejected, Role
+
+SILENCE_SECONDS = 5.0
+"""Without a byte of what is owed, after which the other side counts as gone."""
+
+SLOWEST = 512 << 10
+"""Bytes a second that a frame or a run of raw bytes must make at least, `SILENCE_SECONDS` granted beforehand."""
+
+_LENGTH_BYTES = 4
+_FRAME_LIMIT = 1 << 30
+_FIRST_PART = 64 << 10
+_SENT_AT_ONCE = 4 << 20
+
+
+class WireError(Exception):
+    """The other side is gone, silent, not of this run, or does not speak this protocol. Another source may help."""
+
+
+class Deadline:
+    """So many seconds from now. Those without a limit never end."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = None if seconds is None else SYSTEM.monotonic() + seconds
+
+    def patience(self, most: float | None) -> float | None:
+        """Return the seconds to wait for the next bytes; 0.0 when the time is up: only what is there already counts."""
+        if self._end is None:
+            return most
+        left = max(0.0, self._end - SYSTEM.monotonic())
+        return left if most is None else min(left, most)
+
+
+class Channel:
+    """Both directions of one connection. One thread at a time; `shutdown` may come from another."""
+
+    def __init__(self, connection: socket.socket, peer: Peer) -> None:
+        self.socket, self.peer = connection, peer
+        self._ahead = memoryview(peer.rest)
+        self._sent, self._received = Seals(peer.keys.send), Seals(peer.keys.receive)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        self.socket.close()
+
+    def shutdown(self) -> None:
+        """Wake a thread that waits on this connection; its call fails."""
+        shut(self.socket)
+
+    def send(self, frame: dict[str, Any]) -> None:
+        """Send a JSON object; WireError."""
+        self.send_sealed(json.dumps(frame, separators=(",", ":")).encode())
+
+    def send_sealed(self, body: bytes) -> None:
+        """Send bytes as a frame; WireError."""
+        self.send_bytes(b"".join((len(body).to_bytes(_LENGTH_BYTES, "big"), body, self._sent.next(body))))
+
+    def send_bytes(self, data: bytes | memoryview) -> None:
+        """Send raw bytes, of which an earlier frame has told; WireError."""
+        view = memoryview(data)
+        try:
+            self.socket.settimeout(SILENCE_SECONDS)
+            # The time is for each part, not for the whole.
+            for start in range(0, len(view), _SENT_AT_ONCE):
+                self.socket.sendall(view[start : start + _SENT_AT_ONCE])
+        except (OSError, ValueError) as error:
+            raise WireError(str(error) or type(error).__name__) from error
+
+    def receive(self, *, idle: bool = False) -> dict[str, Any]:
+        """Return the next JSON object; WireError, also at the end. idle: wait for its first byte without limit."""
+        body = self.receive_sealed(idle=idle)
+        try:
+            frame = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise WireError("the other side does not speak the tile protocol") from error
+        if not isinstance(frame, dict):
+            raise WireError("the other side does not speak the tile protocol")
+        return frame
+
+    def receive_sealed(self, limit: int = _FRAME_LIMIT, *, idle: bool = False) -> bytearray:
+        """Return the body of the next frame, of at most `limit` bytes; WireError."""
+        head = bytearray(_LENGTH_BYTES)
+        if idle:
+            self._fill(memoryview(head)[:1], Deadline(None), None)
+        self._fill(memoryview(head)[1 if idle else 0 :], Deadline(SILENCE_SECONDS))
+        size = int.from_bytes(head, "big")
+        if size > limit:
+            raise WireError(f"the other side announces a frame of {size} bytes; {limit} is the most")
+        deadline = Deadline(SILENCE_SECONDS + size / SLOWEST)
+        body = bytearray()
+        while len(body) < size:
+            part = bytearray(min(size - len(body), max(_FIRST_PART, len(body))))
+            self._fill(memoryview(part), deadline)
+            body += part
+        seal = bytearray(SEAL_BYTES)
+        self._fill(memoryview(seal), deadline)
+        try:
+            self._received.check(body, bytes(seal))
+        except Forged as error:
+            raise WireError(str(error)) from error
+        return body
+
+    def receive_bytes(self, size: int) -> bytearray:
+        """Return exactly `size` raw bytes, of this side's own asking; WireError."""
+        data = bytearray(size)
+        self.receive_into(memoryview(data))
+        return data
+
+    def receive_into(self, target: memoryview) -> None:
+        """Fill `target` with raw bytes; WireError."""
+        self._fill(target, Deadline(SILENCE_SECONDS + len(target) / SLOWEST))
+
+    def _fill(self, target: memoryview, deadline: Deadline, most: float | None = SILENCE_SECONDS) -> None:
+        at = min(len(self._ahead), len(target))
+        target[:at], self._ahead = self._ahead[:at], self._ahead[at:]
+        try:
+            while at < len(target):
+                self.socket.settimeout(deadline.patience(most))
+                count = self.socket.recv_into(target[at:])
+                if not count:
+                    raise WireError("the other side has closed the connection")
+                at += count
+        except TimeoutError as error:
+            raise WireError("the other side is silent") from error
+        except BlockingIOError as error:
+            raise WireError("the other side is too slow") from error
+        except (OSError, ValueError) as error:
+            raise WireError(str(error) or type(error).__name__) from error
+
+
+def dial(
+    connection: socket.socket,
+    credentials: Credentials,
+    role: Role,
+    *,
+    meant: str = "",
+    generation: int = 0,
+    binding: bytes = b"",
+    seconds: float = SILENCE_SECONDS,
+) -> Channel:
+    """Prove to whom we dialled that we are of the run, and have them prove it; WireError, the connection still open."""
+    ours = Dialling(credentials, role, meant=meant, generation=generation, binding=binding)
+    deadline = Deadline(seconds)
+    try:
+        connection.settimeout(seconds)
+        connection.sendall(ours.hello)
+        while ours.peer is None:
+            proof = ours.feed(_arrived(connection, deadline))
+            if proof:
+                connection.sendall(proof)
+    except Rejected as error:
+        raise WireError(f"who answers there {error}") from error
+    except (OSError, ValueError) as error:
+        raise WireError(str(error) or type(error).__name__) from error
+    return Channel(connection, ours.peer)
+
+
+def answer(
+    connection: socket.socket, credentials: Credentials, role: Role, *, binding: bytes = b"", seconds: float = SECONDS
+) -> Channel:
+    """Have whoever dialled us prove that it is of the run; Rejected, or WireError for one that was only looking."""
+    theirs = Answering(credentials, role, binding=binding)
+    deadline = Deadline(seconds)
+    try:
+        while theirs.peer is None:
+            reply = theirs.feed(_arrived(connection, deadline))
+            if reply:
+                connection.sendall(reply)
+    except (TimeoutError, BlockingIOError) as error:
+        raise Rejected(f"did not prove itself within {seconds:g} s") from error
+    except (OSError, ValueError) as error:
+        if theirs.untouched:
+            raise WireError("gone before it said anything") from error
+        raise Rejected("went away before it had proved itself") from error
+    return Channel(connection, theirs.peer)
+
+
+def _arrived(connection: socket.socket, deadline: Deadline) -> bytes:
+    connection.settimeout(deadline.patience(None))
+    data = connection.recv(LIMIT)
+    if not data:
+        raise ConnectionResetError("the other side has closed the connection")
+    return data
+
+
+def shut(connection: socket.socket) -> None:
+    """Shut a socket down in both directions, whatever thread waits on it.
+
+    An encrypted socket's own method would first make a plain one of it, for everybody.
+    """
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -1,0 +1,233 @@
+"""How two processes of a run prove to each other that both hold its secret: pure state, no socket and no clock.
+
+    dials    -> hello:  "elastic3d", version, role, who dials, whom it means ("" for anybody), generation, nonce
+    answers  -> answer: who answers, nonce, proof
+    dials    -> proof
+
+Each message is a length of two bytes and its fields, each with a length of two bytes. A proof is BLAKE3, keyed by the
+secret, over the side's label and everything said so far, `binding` included: both nonces are fresh, so that a recording
+proves nothing, and the labels differ, so that nobody's proof can be sent back to it. Each direction gets a key of its
+own for what follows. Until then a side takes at most `LIMIT` bytes; how long it waits is for whoever holds the socket.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from blake3 import blake3
+
+from elastic3d.trust.credentials import Credentials
+
+LIMIT = 1024
+"""Bytes a side takes of the other before it has proved that it is of the run."""
+
+SECONDS = 2.0
+"""Within which a side that was dialled wants the proof."""
+
+_MAGIC = b"elastic3d"
+_VERSION = b"2"
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+
+
+class Role(StrEnum):
+    """What a port is for. A proof for one kind of port is none for another."""
+
+    TILES = "tiles"
+    LINK = "link"
+    TABLE = "table"
+    SLOT = "slot"
+
+
+class Rejected(Exception):
+    """The other side is not of this run, or says nonsense. `foreign`: it does not speak this protocol at all."""
+
+    def __init__(self, reason: str, *, foreign: bool = False) -> None:
+        super().__init__(reason)
+        self.foreign = foreign
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """A key for what this side sends, and one for what it receives."""
+
+    send: bytes = field(repr=False)
+    receive: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Who is at the other end, proved to hold the secret.
+
+    id: who it says it is. meant: whom it meant to reach, "" for anybody or where this side dialled. generation: the one
+    it speaks of, 0 for none. rest: what followed the handshake already.
+    """
+
+    id: str
+    keys: Keys
+    meant: str = ""
+    generation: int = 0
+    rest: bytes = field(default=b"", repr=False)
+
+
+class Dialling:
+    """The side that dials: send `hello`, feed what arrives, send what `feed` returns; `peer` is there when it is over.
+
+    binding: what both sides must agree on beside it, such as the certificate of an encrypted connection.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        role: Role,
+        *,
+        meant: str = "",
+        generation: int = 0,
+        binding: bytes = b"",
+        nonce: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._secret = credentials.secret_bytes
+        self._binding, self._received = binding, b""
+        number = generation.to_bytes(8, "big")
+        said = (_MAGIC, _VERSION, role.encode(), _text(credentials.id), _text(meant), number, nonce(_NONCE_BYTES))
+        self.hello = _pack(*said)
+        self.peer: Peer | None = None
+        if len(self.hello) > LIMIT:
+            raise ValueError(f"{credentials.id} and {meant} are too long to say")
+
+    def feed(self, data: bytes) -> bytes:
+        """Take in what arrived; return what to send, nothing while the answer is not whole. Rejected."""
+        assert self.peer is None
+        self._received += data
+        taken = _take(self._received)
+        if taken is None:
+            return b""
+        fields, rest = taken
+        if len(fields) != 5 or fields[0] != _MAGIC:
+            raise Rejected("does not speak elastic3d's protocol", foreign=True)
+        if fields[1] != _VERSION:
+            raise Rejected("speaks another version of elastic3d's protocol; all nodes of a run need the same elastic3d")
+        _, _, id, nonce, proof = fields
+        said = _transcript(self.hello, id, nonce, self._binding)
+        if len(nonce) != _NONCE_BYTES or not hmac.compare_digest(proof, _keyed(self._secret, b"answers", said)):
+            raise Rejected("does not hold this run's secret")
+        keys = Keys(send=_keyed(self._secret, b"to answers", said), receive=_keyed(self._secret, b"to dials", said))
+        self.peer = Peer(id=_read(id), keys=keys, rest=rest)
+        return _pack(_keyed(self._secret, b"dials", said))
+
+
+class Answering:
+    """The side that was dialled: feed what arrives, send what `feed` returns; `peer` is there when it is over."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        role: Role,
+        *,
+        binding: bytes = b"",
+        nonce: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._credentials, self._role, self._binding, self._nonce = credentials, role, binding, nonce
+        self._received = b""
+        self._taken = 0
+        self._hello: list[bytes] | None = None
+        self._said = b""
+        self.peer: Peer | None = None
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing arrived: somebody only looked whether the port is open."""
+        return self._taken == 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Take in what arrived; return what to send, if anything. Rejected."""
+        assert self.peer is None
+        self._received += data
+        self._taken += len(data)
+        answer = b""
+        if self._hello is None:
+            answer = self._greeted()
+            if not answer:
+                return b""
+        self._proved()
+        return answer
+
+    def _greeted(self) -> bytes:
+        if self._received[2:13] != b"\x00\x09" + _MAGIC and len(self._received) >= 13:
+            raise Rejected("does not speak elastic3d's protocol", foreign=True)
+        taken = _take(self._received)
+        if taken is None:
+            return b""
+        hello = self._received[: len(self._received) - len(taken[1])]
+        fields, self._received = taken
+        if len(fields) < 2 or fields[0] != _MAGIC:
+            raise Rejected("does not speak elastic3d's protocol", foreign=True)
+        if fields[1] != _VERSION or len(fields) != 7 or len(fields[5]) != 8 or len(fields[6]) != _NONCE_BYTES:
+            raise Rejected("speaks another version of elastic3d's protocol; all nodes of a run need the same elastic3d")
+        if fields[2] != self._role.encode():
+            raise Rejected(f"wants a port for {_read(fields[2])[:20]!r}, not for {self._role}")
+        self._hello = fields
+        id, nonce = _text(self._credentials.id), self._nonce(_NONCE_BYTES)
+        self._said = _transcript(hello, id, nonce, self._binding)
+        return _pack(_MAGIC, _VERSION, id, nonce, _keyed(self._credentials.secret_bytes, b"answers", self._said))
+
+    def _proved(self) -> None:
+        assert self._hello is not None
+        taken = _take(self._received)
+        if taken is None:
+            return
+        fields, rest = taken
+        secret = self._credentials.secret_bytes
+        if len(fields) != 1 or not hmac.compare_digest(fields[0], _keyed(secret, b"dials", self._said)):
+            raise Rejected("does not hold this run's secret")
+        self.peer = Peer(
+            id=_read(self._hello[3]),
+            meant=_read(self._hello[4]),
+            generation=int.from_bytes(self._hello[5], "big"),
+            keys=Keys(send=_keyed(secret, b"to dials", self._said), receive=_keyed(secret, b"to answers", self._said)),
+            rest=rest,
+        )
+
+
+def _keyed(secret: bytes, label: bytes, said: bytes) -> bytes:
+    return blake3(label + b"\x00" + said, key=secret).digest(_PROOF_BYTES)
+
+
+def _transcript(hello: bytes, id: bytes, nonce: bytes, binding: bytes) -> bytes:
+    return hello + _pack(id, nonce, blake3(binding).digest())
+
+
+def _text(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def _read(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
+
+
+def _pack(*fields: bytes) -> bytes:
+    body = b"".join(len(field).to_bytes(2, "big") + field for field in fields)
+    return len(body).to_bytes(2, "big") + body
+
+
+def _take(data: bytes) -> tuple[list[bytes], bytes] | None:
+    """Return the fields of the first message and what follows it, None while it is not whole; Rejected."""
+    if len(data) < 2:
+        return None
+    end = 2 + int.from_bytes(data[:2], "big")
+    if end > LIMIT:
+        raise Rejected("does not speak elastic3d's protocol", foreign=True)
+    if len(data) < end:
+        return None
+    fields, at = [], 2
+    while at < end:
+        start = at + 2
+        at = start + int.from_bytes(data[at:start], "big")
+        if at > end or start > end:
+            raise Rejected("does not speak elastic3d's protocol", foreign=True)
+        fields.append(data[start:at])
+    return fields, data[end:]

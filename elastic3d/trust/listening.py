@@ -1,0 +1,187 @@
+"""Ports that strangers cannot exhaust: accepting goes on when descriptors run out, and few may wait to be known.
+
+A failed accept() is never the end of a port. Where the process has no descriptor left, one kept in reserve is given up
+for the moment it takes to accept the caller and hang up: it dials again, and the port does not spin over it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import socket
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from elastic3d.clock import SYSTEM, Clock
+
+WAITING = 64
+"""Connections of a port that may be unproved at one time."""
+
+KNOWN = 4096
+"""Connections of a port that may be proved at one time, where the process may have four times as many descriptors."""
+
+PAUSE = 0.1
+"""Seconds to wait with the next accept() after one that failed."""
+
+MOST_FILES = 65536
+"""Descriptors asked for: programs that a script starts may go through all that they are allowed."""
+
+TELL_SECONDS = 10.0
+"""Between two refusals that are told of one port."""
+
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_OVER = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
+
+T = TypeVar("T", bound=Hashable)
+
+
+def raise_file_limit() -> int:
+    """Allow this process as many descriptors as it may allow itself, up to `MOST_FILES`; return how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            return most
+    return soft
+
+
+def most_known() -> int:
+    """Return how many proved connections one port takes: a quarter of the descriptors that there are, at most."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return KNOWN if soft == resource.RLIM_INFINITY else max(16, min(KNOWN, soft // 4))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Somebody was shown out. port: which of ours. peer: its address. more: how many others since the last one told."""
+
+    port: str
+    peer: str
+    reason: str
+    more: int = 0
+
+    def __str__(self) -> str:
+        more = f" more={self.more}" if self.more else ""
+        return f"port={self.port} peer={self.peer or 'somebody'} reason={self.reason}{more}"
+
+
+class Refusals:
+    """Tells of refusals, one in `TELL_SECONDS` at most: a flood is one line with a number. Thread-safe enough."""
+
+    def __init__(self, port: str, tell: Callable[[Refusal], None], *, clock: Clock = SYSTEM) -> None:
+        self._port, self._tell, self._clock = port, tell, clock
+        self._next_at = 0.0
+        self._untold = 0
+
+    def __call__(self, peer: str, reason: str) -> None:
+        """Tell, or count."""
+        now = self._clock.monotonic()
+        if now < self._next_at:
+            self._untold += 1
+            return
+        self._next_at, more, self._untold = now + TELL_SECONDS, self._untold, 0
+        self._tell(Refusal(port=self._port, peer=peer, reason=reason, more=more))
+
+
+class Listener:
+    """A listening socket that goes on. `accept` may block or not, as the socket does."""
+
+    def __init__(self, listening: socket.socket, refused: Refusals) -> None:
+        self.socket, self._refused = listening, refused
+        self._reserve = _reserve()
+
+    @property
+    def port(self) -> int:
+        """Number of the port."""
+        return int(self.socket.getsockname()[1])
+
+    def accept(self) -> tuple[socket.socket, str] | float | None:
+        """Return a connection and the address it comes from, or the seconds to wait before the next try.
+
+        None: nobody is there (a socket that does not block), or it was closed.
+        """
+        try:
+            connection, address = self.socket.accept()
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno in _OVER:
+                return None
+            if error.errno in _SHORT:
+                self._refused("", f"{error.strerror}: connections are closed until there are descriptors again")
+                return 0.0 if self._hang_up() else PAUSE
+            # The caller is gone already; of anything else the next one may be well.
+            return 0.0 if error.errno == errno.ECONNABORTED else PAUSE
+        return connection, str(address[0]) if isinstance(address, tuple) else ""
+
+    def _hang_up(self) -> bool:
+        """Close one waiting caller with the reserve; return whether that was possible."""
+        if self._reserve is None:
+            self._reserve = _reserve()
+            return False
+        os.close(self._reserve)
+        self._reserve = None
+        before = self.socket.gettimeout()
+        try:
+            # It may have gone meanwhile, and a socket that blocks would wait for the next one.
+            self.socket.settimeout(0)
+            self.socket.accept()[0].close()
+        except OSError:
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                self.socket.settimeout(before)
+            self._reserve = _reserve()
+        return True
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.socket.close()
+        if self._reserve is not None:
+            os.close(self._reserve)
+            self._reserve = None
+
+
+def _reserve() -> int | None:
+    try:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+class Waiting(Generic[T]):
+    """Who is connected and has not proved itself, oldest first: so many, and no more.
+
+    For one too many another has to go: the oldest of the address that has the most waiting. A stranger's flood pushes
+    itself out before it pushes out anybody else; who is of the run needs but a moment.
+    """
+
+    def __init__(self, most: int = WAITING) -> None:
+        self._most = most
+        self._waiting: dict[T, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def all(self) -> list[T]:
+        """Return them, oldest first."""
+        return list(self._waiting)
+
+    def add(self, one: T, address: str) -> T | None:
+        """Take in a connection; return the one that has to go for it, if any."""
+        self._waiting[one] = address
+        if len(self._waiting) <= self._most:
+            return None
+        crowded = Counter(self._waiting.values()).most_common(1)[0][0]
+        oldest = next(each for each, where in self._waiting.items() if where == crowded)
+        del self._waiting[oldest]
+        return oldest
+
+    def remove(self, one: T) -> None:
+        """Take note that it has proved itself, or is gone."""
+        self._waiting.pop(one, None)
