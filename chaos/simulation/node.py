@@ -159,7 +159,7 @@ class Member:
                 world.checkpoints.fence(action.number)
             case acts.Commit():
                 world.checkpoints.commit(action.number, action.saved.step)
-            case acts.Draining():
+            case acts.Draining() | acts.Awaiting():
                 pass
             case acts.LetGo():
                 # Nobody keeps it from here on: it lapses, and the next own write gets another.

@@ -424,6 +424,7 @@ class Run:
             etcd_away_everywhere=outcome.etcd_away,
             samples=batches.order.positions(batches.step - 1),
             sample_sum=outcome.sample_sum,
+            until=batches.goal,
         )
         self._since = now
         self._port.committed(record)

@@ -15,8 +15,10 @@ from elastic3d.worker import events as w
 SAID = (
     *("admission.failed", "script.raised", "generation.sealed", "member.fenced"),
     *("node.draining", "node.leaving", "peer.lost"),
+    *("training.progress", "loss.nonfinite", "step.late", "nodes.awaited"),
     *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended"),
-    *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
+    *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified"),
+    *("checkpoint.behind", "job.ended"),
 )
 """Events a person reading torchrun's output wants to see."""
 
