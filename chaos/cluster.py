@@ -117,7 +117,8 @@ class AgentNode:
             case Part.KEEPERS:
                 return keepers
             case Part.TEMPLATES:
-                return templates
+                # Each keeper has a second one in reserve, which has no trainers.
+                return [template for template in templates if children(template)] or templates
             case Part.TRAINERS:
                 return trainers
             case None:

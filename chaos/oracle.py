@@ -36,6 +36,9 @@ def judge(outcome: Outcome, quiet: Outcome | None = None) -> Verdict:
     broken += [f"user code raised: {error.strip().splitlines()[-1]}" for error in picture.errors if error.strip()]
     if picture.step != setting.steps:
         broken.append(f"the job ended after step {picture.step} of {setting.steps}")
+    elif outcome.store and setting.steps not in picture.checkpoints:
+        newest = max(picture.checkpoints, default=0)
+        broken.append(f"the run's last step, {setting.steps}, is no checkpoint; the newest one is of step {newest}")
     if outcome.digest is None:
         broken.append("the job left no digest")
     broken += [

@@ -150,7 +150,15 @@ class NoCheckpoint(RestoreError):
 
 
 class MissingTile(RestoreError):
-    """No source has a good copy of a region of a tensor."""
+    """No source has a good copy of a region of a tensor.
+
+    damaged: every copy on offer was looked at and found bad, so that trying again does not help; otherwise one of them
+    could not be reached.
+    """
+
+    def __init__(self, message: str, *, damaged: bool = False) -> None:
+        super().__init__(message)
+        self.damaged = damaged
 
 
 class SpecMismatch(RestoreError, ValueError):

@@ -6,25 +6,29 @@ others serve it. A process a keeper started anew becomes its template. Started b
 
 from __future__ import annotations
 
+import hashlib
 import os
 import queue
 import sys
 from collections.abc import Callable
 
+from elastic3d import output
 from elastic3d.admission.devices import DEVICE
 from elastic3d.calibration.asked import answer_if_asked
 from elastic3d.calibration.record import load
 from elastic3d.errors import ConfigurationError
 from elastic3d.port import Port
+from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.training import Run, run_alone, train
 from elastic3d.training.identity import script_digest
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import Layout
-from elastic3d.worker.failure import guarded
+from elastic3d.worker.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.keeper import Keeper
 from elastic3d.worker.options import Options, saving, store_at
-from elastic3d.worker.process import die_with_parent
+from elastic3d.worker.process import ExitCode, die_with_agent
+from elastic3d.worker.quantities import size
 from elastic3d.worker.remote import RemoteSlot, SlotServer
 from elastic3d.worker.slot import LocalSlot, Slot, serve_role
 from elastic3d.worker.warming import Inbox
@@ -40,6 +44,7 @@ def run(
     store: str | os.PathLike[str] | None = None,
     layout: Layout | None = None,
     events: str | os.PathLike[str] | None = None,
+    events_limit: int | str = "1GB",
     snapshot_every: int = 1,
     threads: int = 1,
     every: int | str = 10,
@@ -54,13 +59,16 @@ def run(
     cache_limit: int | str = "100GB",
     patience: float | str = "2m",
     calibration: str | os.PathLike[str] | None = None,
+    restore: str = "latest",
+    fresh: bool = False,
 ) -> None:
     """Train `main` on whatever nodes are there.
 
     main: entered once per generation, in a fresh process; and once before the first, up to `run.restore`, to measure
     the model. store: URL (any fsspec one) or path of the checkpoints; None keeps them in memory only. layout: axes to
-    fix, such as Layout(pp=2); free ones are planned. events: folder for one event file per node. snapshot_every: in
-    steps, 0 for never. threads: CPU threads per trainer for tensor operations; part of what fixes the bits.
+    fix, such as Layout(pp=2); free ones are planned. events: folder for one event file per node, and an
+    older one beside it, at most events_limit together. snapshot_every: in steps, 0 for never. threads: CPU threads per
+    trainer for tensor operations; part of what fixes the bits.
 
     Of checkpoints: every: after so many steps (0 for never), after so long ("30s"), or "continuous": the next begins
     when the last is committed. keep: how many of the newest are kept, None for all; keep_every: those of every so many
@@ -69,6 +77,11 @@ def run(
     key: file with the key that encrypts everything. register: "etcd" for a store without conditional writes.
     cache: folder on local disk for tiles read from the store, at most cache_limit of them. patience: how long what a
     busy or unreachable store refuses is tried again, in seconds or as "2m"; training goes on meanwhile.
+
+    restore: the checkpoint to go on from when no node has the state in memory: "latest", "verified", or a tag, step or
+    name. The first two fall back to an older one where theirs is damaged; any other is where this run begins, and is
+    left behind once the run has checkpoints of its own. fresh: begin at step 0 though steps were made before and
+    nothing is left of them, which is an error without it.
 
     calibration: file of `elastic3d calibrate`, made on a machine like these: layouts are then chosen by predicted time.
 
@@ -101,8 +114,11 @@ def run(
         ),
         layout=layout,
         events=_path(events) or None,
+        events_limit=size(events_limit, "elastic3d.run: events_limit"),
         snapshot_every=snapshot_every,
         threads=threads,
+        restore=restore,
+        fresh=fresh,
         costs=load(_path(calibration), device=DEVICE).costs() if calibration is not None else None,
     )
     settings = from_environment()
@@ -135,15 +151,22 @@ def _path(given: str | os.PathLike[str] | None) -> str:
 
 def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -> None:
     """Be one slot's keeper until the node's part in the job is over."""
-    die_with_parent(os.getppid())
+    identity = os.environ.get(agent.VARIABLE, "")
+    die_with_agent(identity)
+    output.survive_readers()
     local_rank, slots = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     inbox: Inbox = queue.SimpleQueue()
     # The template is forked here, before this process has any thread.
     mine = LocalSlot(index=local_rank, run_id=settings.run_id, host=settings.address, entry=enter, events=inbox)
+    output.unblock()
+    if identity and agent.pid_of(identity) != os.getppid():
+        agent.end_with(identity, lambda: os._exit(ExitCode.ORPHANED))
+    # Names of sockets are there for everybody to read.
+    prefix = hashlib.sha256(os.environ[TOKEN].encode()).hexdigest()[:24]
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def name(index: int) -> str:
-        return f"elastic3d-{os.environ[TOKEN]}-{restarts}-{index}"
+        return f"elastic3d-{prefix}-{restarts}-{index}"
 
     try:
         if local_rank:
@@ -158,3 +181,4 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -
                 slot.close()
     finally:
         mine.close()
+        output.flush(FLUSH_PATIENCE)

@@ -5,13 +5,15 @@ the log was bound with: `run`, `generation`, `node`, `slot`, `rank`, each where 
 not known and mean nothing. Floats that must survive bit for bit (losses) travel as `float.hex()` text.
 
 The log is an interface: who reads it (the demo, a dashboard, a test) needs nothing else of the runtime.
+
+Whoever emits an event never waits for the disk: a thread of its own writes (output.py). Where it cannot keep up, events
+are dropped, and `events.dropped` says how many.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -19,6 +21,7 @@ from typing import Any, Self
 import structlog
 
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.output import LineWriter, flush, say
 
 EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -28,6 +31,10 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "member.fenced": ("incarnation", "detail"),
         # One for each check that this node did not pass; it then ends without joining.
         "admission.failed": ("check", "detail", "seconds"),
+        # An exception ended a background thread, or one turn of it; `consequence` says what follows.
+        "thread.failed": ("thread", "error", "traceback", "consequence", "times"),
+        # The disk was too slow for so many events, which are lost.
+        "events.dropped": ("count",),
         "generation.proposed": ("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
         # `layout` is {"pp", "dp", "tp", "zero"}; `leader` is the node that leads the membership now.
         "generation.sealed": ("number", "cause", "nodes", "spares", "layout", "leader", "detail"),
@@ -41,6 +48,8 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # etcd answers, but takes no writes of ours until somebody has mended what `error` says.
         "etcd.impaired": ("error",),
         "etcd.mended": (),
+        # etcd came back empty or from a backup, at `revision`: what the members know is written there again.
+        "etcd.rolled_back": ("revision",),
         # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "user_error",
         # "stopped" (by its keeper), "signal" or "template" (it fell).
         "trainer.started": ("pid",),
@@ -48,8 +57,9 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "script.raised": ("error", "traceback", "final"),
         "trainer.exited": ("pid", "kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps the state has behind it. Events under
-        # `generation` g are about the state that generation starts from.
-        "state.restored": ("source", "step", "seconds"),
+        # `generation` g are about the state that generation starts from. `detail` is there where a person should know
+        # more: steps that are lost or done again beyond what a death costs, checkpoints that are damaged.
+        "state.restored": ("source", "step", "seconds", "detail"),
         # Written by the slot that holds rank 0 only. `step` counts the updates made, this one included. `samples` is
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
         "step.committed": ("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
@@ -62,6 +72,12 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # From who leads, while fewer nodes are there than the job may train with.
         "nodes.awaited": ("count", "detail"),
         "snapshot.held": ("step",),
+        # A death would cost more than it should: no step was safe for long. `slots` of this node are the reason.
+        "snapshot.stale": ("step", "safe_step", "age", "slots"),
+        "snapshot.fresh": ("step", "safe_step"),
+        # Snapshots are copied to another node, for the one before does not take them; None: to nobody for now, so that
+        # checkpoints go on.
+        "buddy.changed": ("buddy", "former", "detail"),
         # A slot's tiles are in the store: `bytes` of them in all, `new` were written, the rest was there already.
         "checkpoint.written": ("step", "bytes", "new"),
         "checkpoint.committed": ("step",),
@@ -86,26 +102,35 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
+LIMIT = 1 << 30
+"""Bytes of events that one keeper keeps where nobody says otherwise."""
+
+PATIENCE = 5.0
+"""Seconds that events have to be written when their log is closed."""
+
 BOUND = ("run", "generation", "node", "slot", "rank")
 
 
 class EventLog:
     """Append events to one file as JSON lines, or drop them where the path is None.
 
-    Each line is written at once and whole, so that a reader may follow the file while it grows. May be called from
-    several threads. `bind` gives a log with more fields on the same file.
+    Each line is written soon and whole, so that a reader may follow the file while it grows. May be called from
+    several threads, and never blocks. `bind` gives a log with more fields on the same file. limit: bytes that the
+    events of one keeper may take; past half of them the file is renamed to `<name>.1`, in place of what that was.
 
     Raises OSError where the file cannot be made.
     """
 
     __slots__ = ("_clock", "_lines", "_logger")
 
-    def __init__(self, path: str | os.PathLike[str] | None, *, clock: Clock = SYSTEM, **bound: Any) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None, *, limit: int = LIMIT, clock: Clock = SYSTEM, **bound: Any
+    ) -> None:
         self._clock = clock
         self._lines: _Lines | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._lines = _Lines(path)
+            self._lines = _Lines(path, limit, lambda count: self.emit("events.dropped", count=count))
         self._logger = structlog.wrap_logger(
             self._lines,
             processors=[structlog.processors.JSONRenderer(separators=(",", ":"), default=str)],
@@ -132,10 +157,14 @@ class EventLog:
         if self._lines is not None:
             self._logger.info(name, at=self._clock.wall(), **fields)
 
-    def close(self) -> None:
-        """Close the file; for every log bound from this one too."""
+    def flush(self, patience: float) -> bool:
+        """Wait until all events are written, at most `patience` seconds; return whether they are."""
+        return self._lines is None or self._lines.flush(patience)
+
+    def close(self, patience: float = PATIENCE) -> None:
+        """Close the file, for every log bound from this one too; what waits has `patience` seconds to be written."""
         if self._lines is not None:
-            self._lines.close()
+            self._lines.close(patience)
 
     def __enter__(self) -> Self:
         return self
@@ -153,33 +182,78 @@ class _Lines:
     into the file is ended as a line of its own, which readers pass over.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def __init__(self, path: str | os.PathLike[str], limit: int, missed: Callable[[int], None]) -> None:
+        self._path, self._limit = os.fspath(path), limit
+        self._file = self._open()
+        self._size = os.fstat(self._file).st_size
         self._torn = self._failing = False
+        self._writer = LineWriter(self._write, name="elastic3d-events", missed=missed)
 
     def info(self, message: str) -> None:
-        if self._file < 0:
-            return
-        line = b"\n" * self._torn + message.encode() + b"\n"
+        self._writer.put(message.encode() + b"\n")
+
+    def flush(self, patience: float) -> bool:
+        return self._writer.flush(patience)
+
+    def close(self, patience: float) -> None:
+        if self._writer.close(patience):
+            # Otherwise a write is under way, and its descriptor must not become another file's.
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+        else:
+            say(f"events are lost: {self._path} could not be written in {patience:g} s")
+        flush(1.0)
+
+    # The writer's thread.
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def _write(self, line: bytes) -> None:
+        line = b"\n" * self._torn + line
         try:
+            if self._size and self._size + len(line) > self._limit // 2:
+                self._rotate()
             written = os.write(self._file, line)
         except OSError as error:
             self._fail(error.strerror or str(error))
             return
+        self._size += written
         self._torn = written < len(line)
         if self._torn:
             self._fail("half a line was written")
         else:
             self._failing = False
 
+    def _rotate(self) -> None:
+        os.rename(self._path, self._path + ".1")
+        fresh = self._open()
+        os.close(self._file)
+        self._file, self._size = fresh, 0
+
     def _fail(self, why: str) -> None:
         if not self._failing:
             self._failing = True
-            sys.stderr.write(f"elastic3d: events are lost until {self._path} can be written: {why}\n")
-            sys.stderr.flush()
+            say(f"events are lost until {self._path} can be written: {why}")
 
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+
+class _Logger:
+    """What structlog writes to: `say`."""
+
+    def msg(self, message: str) -> None:
+        say(message)
+
+    debug = info = warning = error = critical = exception = msg
+
+
+def said() -> Any:
+    """Return a structlog logger that says things: what belongs to no event file, from threads that must not block."""
+    return structlog.wrap_logger(
+        _Logger(),
+        processors=[
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+    )

@@ -30,7 +30,8 @@ class Assignment:
     snapshot_every, checkpoint_every: in steps, 0 for never. checkpoint_seconds: at least so long between the beginnings
     of two checkpoints, 0.0 where steps decide. seed_digest: the profile digest the leader planned from, ""
     where nobody has planned. places: of a measuring trainer, how many device places of its node to check before it
-    ends, 0 for none.
+    ends, 0 for none. restore: which checkpoint to go on from where nothing is in memory. fresh: beginning at step 0
+    is meant though steps were made before.
     """
 
     run_id: str
@@ -53,13 +54,23 @@ class Assignment:
     seed_digest: str = ""
     places: int = 0
     checkpoint_seconds: float = 0.0
+    restore: str = "latest"
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """Leave to start: the "host:port" of every keeper's tile server, of active nodes and spares."""
+    """Leave to start: the "host:port" of every keeper's tile server, of active nodes and spares.
+
+    newest: the newest step this slot has heard of from its trainers of any generation, -1 for none. reached: a step
+    that was safe in memory, as the sealed record says, 0 for none. failed_after: the step after which the user's code
+    raised, which is what this generation is for; -1 where it is for something else.
+    """
 
     servers: tuple[str, ...]
+    newest: int = -1
+    reached: int = 0
+    failed_after: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +151,13 @@ class Port(Protocol):
         """Take note of a step; does not block. `record.safe_step` tells which buffers may be used again."""
         ...
 
-    def restored(self, source: str, step: int, generation: int) -> None:
-        """Take note of where the state came from: "none", "memory" or "store", and which step and generation."""
+    def restored(
+        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
+    ) -> None:
+        """Take note of where the state came from: "none", "memory" or "store", and which step and generation.
+
+        detail: what a person should know of it. damaged: checkpoints that were passed over.
+        """
         ...
 
     def leave(self, step: int) -> NoReturn:
@@ -152,8 +168,11 @@ class Port(Protocol):
         """End this trainer because a collective failed: another rank is gone, or this one cannot reach it."""
         ...
 
-    def done(self, digest: str | None) -> NoReturn:
-        """End this trainer because `main` returned; digest: of the final state, None where it was not asked for."""
+    def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
+        """End this trainer because `main` returned; digest: of the final state, None where it was not asked for.
+
+        unsaved: the step of the last snapshot, which goes to the store before the run is over; -1 where it need not.
+        """
         ...
 
     def failed(self, error: BaseException) -> NoReturn:

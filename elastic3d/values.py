@@ -271,8 +271,9 @@ class Generation:
     Rank r of the world is slot r % slots of active node r // slots. `attempt` tells proposals of one number apart.
     `job` is what all nodes must share: `ModelProfile.job`. `tries` counts generations in a row that ended by
     the user's error or a dying trainer without a step of progress beyond `tried_at`; `raised` are the ids of the nodes
-    whose code raised in them. `spent` is the level of the
-    budget of re-formings, which drains with time. `storm` counts generations in a row that a loss ended soon.
+    whose code raised in them. `spent` is the level of the budget of re-formings, which drains with time. `storm` counts
+    generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while none was: not the
+    newest one, but never below the first.
     """
 
     number: int
@@ -289,6 +290,7 @@ class Generation:
     raised: tuple[str, ...] = ()
     spent: float = 0.0
     storm: int = 0
+    reached: int = 0
 
     @property
     def world(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import tempfile
 import uuid
@@ -15,6 +16,8 @@ from hypothesis import settings
 
 from chaos.preloaded import PreloadedServer
 from chaos.processes import Found, marked, wait_until
+from elastic3d import threads
+from elastic3d.threads import ThreadFailure
 
 GRACE = 5.0
 
@@ -27,6 +30,15 @@ FOREIGN = ("torchelastic_", "torchinductor_", "pymp-")
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("elastic3d", deadline=None)
 settings.load_profile("elastic3d")
+
+
+@pytest.fixture
+def reported() -> Iterator[queue.SimpleQueue[ThreadFailure]]:
+    """What is reported of failing threads; none of them ends the process, which is this one."""
+    found: queue.SimpleQueue[ThreadFailure] = queue.SimpleQueue()
+    threads.report_to(found.put, end=lambda code: None)
+    yield found
+    threads.report_to(None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -67,9 +67,11 @@ from elastic3d.log import EventLog
 
 with EventLog(sys.argv[1]) as log:
     log.emit("snapshot.held", step=1)
+    log.flush(10)
     resource.setrlimit(resource.RLIMIT_FSIZE, (80, resource.RLIM_INFINITY))
     log.emit("snapshot.held", step=2)
     log.emit("snapshot.held", step=3)
+    log.flush(10)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     log.emit("snapshot.held", step=4)
 """
@@ -91,3 +93,15 @@ def test_a_log_without_a_file_drops_events_and_still_checks_them() -> None:
     log.emit("member.joined", incarnation="a")
     with pytest.raises(ValueError, match="no event"):
         log.emit("nothing")
+
+
+def test_events_keep_within_their_limit(tmp_path: Path) -> None:
+    """Past half of it the file is renamed, in place of an older one; every line in either file is whole."""
+    path = tmp_path / "n0-0.jsonl"
+    with EventLog(path, limit=4000, node="n0") as log:
+        for step in range(200):
+            log.emit("snapshot.held", step=step)
+    older = tmp_path / "n0-0.jsonl.1"
+    kept = [line["step"] for file in (older, path) for line in lines(file)]
+    assert kept == list(range(200))[-len(kept) :]
+    assert 2000 < older.stat().st_size + path.stat().st_size <= 4000

@@ -2,10 +2,10 @@
 
 What is modelled, because members' safety or speed hangs on it: revisions, compares and several operations in one
 transaction; leases with a time to live, ended on a grid of 0.5 s, extended by a change of etcd's leader, lost when the
-servers were stopped rather than killed, as etcd 3.4 does; watches that lag, deliver in batches, resume from where they
-were, and must list again when that was compacted away; answers that are lost although the write was applied; a commit
-pipeline of so many transactions a second; members whose links carry so many bytes a second, so that ten thousand
-watchers of a large record are not free.
+servers were stopped rather than killed, as etcd 3.4 does; data that are lost, or are those of a backup; watches that
+lag, deliver in batches, resume from where they were, and must list again when that was compacted away; answers that are
+lost although the write was applied; a commit pipeline of so many transactions a second; members whose links carry so
+many bytes a second, so that ten thousand watchers of a large record are not free.
 
 Keepalives are no events: a lease is held while its owner reaches etcd; its deadline is worked out when that ends.
 """
@@ -31,6 +31,9 @@ EXPIRY = 0.5
 
 BEATS = 4.0
 """Keepalives in a time to live, as the client sends them."""
+
+LOST_LEASE = 4.0
+"""Seconds that a lease which ended after the backup lasts once more."""
 
 MARGIN = 0.05
 """Of the time to live: how much earlier a client gives a lease up than etcd ends it."""
@@ -93,6 +96,7 @@ class Store:
         self.tiers: dict[str, dict[str, Change]] = {}
         self.logs: dict[str, list[Change]] = {}
         self.leases: dict[int, Lease] = {}
+        self.history = 0
         self._next_lease = 1
 
     def get(self, key: str) -> KeyValue | None:
@@ -162,6 +166,31 @@ class Store:
             self.revision += 1
         return changes
 
+    def roll_back(self, revision: int, now: float) -> None:
+        """Have the data of an earlier revision again, and its leases: those that have ended since, run out anew."""
+        kept, self.tiers = self.logs, {}
+        self.logs = {tier: [change for change in log if change.revision <= revision] for tier, log in kept.items()}
+        for lease in self.leases.values():
+            lease.over = True
+            lease.keys.clear()
+        alive, self.leases = self.leases, {}
+        for tier, log in self.logs.items():
+            for change in log:
+                if change.item is None:
+                    self.tiers[tier].pop(change.key, None)
+                else:
+                    self.tiers.setdefault(tier, {})[change.key] = change
+            for change in self.tiers.get(tier, {}).values():
+                assert change.item is not None
+                if number := change.item.lease:
+                    ended = Lease(id=number, ttl=LOST_LEASE, granted=now, deadline=now + LOST_LEASE)
+                    lease = self.leases.setdefault(number, alive.get(number, ended))
+                    lease.over = False
+                    lease.keys[change.key] = None
+        self.revision = revision
+        self.compacted = min(self.compacted, revision)
+        self.history += 1
+
     def _put(self, put: Put, revision: int) -> Change:
         tier = self.tiers.setdefault(tier_of(put.key), {})
         known = tier.get(put.key)
@@ -201,9 +230,12 @@ def tier_of(key: str) -> str:
 
 
 class Watch:
-    """One watcher of one tier. `deliver` gets changes, `lost` is called when it must list again."""
+    """One watcher of one tier. `deliver` gets changes, `lost` is called when it must list again.
 
-    __slots__ = ("client", "closed", "deliver", "lost", "position", "revision", "scheduled", "tier")
+    history: the one its position is in; `lost` is told whether etcd has another by now.
+    """
+
+    __slots__ = ("client", "closed", "deliver", "history", "lost", "position", "revision", "scheduled", "tier")
 
     def __init__(
         self,
@@ -212,8 +244,10 @@ class Watch:
         position: int,
         revision: int,
         deliver: Callable[[list[Change]], None],
-        lost: Callable[[], None],
+        lost: Callable[[bool], None],
+        history: int,
     ) -> None:
+        self.history = history
         self.client, self.tier, self.deliver, self.lost = client, tier, deliver, lost
         self.position, self.revision = position, revision
         self.scheduled = self.closed = False
@@ -252,6 +286,7 @@ class Etcd:
         self._pipeline = 0.0
         self._links = [0.0] * speeds.members
         self._looking: dict[int, None] = {}
+        self._revisions: list[tuple[float, int]] = []
 
     # Requests.
 
@@ -300,12 +335,12 @@ class Etcd:
         else:
             self.loop.later(1.0, answer, None)
 
-    def read(self, client: Client, tier: str, answer: Callable[[list[Change], int, int], object]) -> None:
-        """Read a tier; `answer` gets its keys, the revision and the position in its log."""
+    def read(self, client: Client, tier: str, answer: Callable[[list[Change], int, int, int], object]) -> None:
+        """Read a tier; `answer` gets its keys, the revision, the position in its log, and the history they are of."""
         self.operations += 1
         self.loop.later(self.random.uniform(*self.speeds.travel), self._read, client, tier, answer)
 
-    def _read(self, client: Client, tier: str, answer: Callable[[list[Change], int, int], object]) -> None:
+    def _read(self, client: Client, tier: str, answer: Callable[[list[Change], int, int, int], object]) -> None:
         if client.closed:
             return
         if not self._reached(client):
@@ -315,7 +350,8 @@ class Etcd:
         size = sum(change.size for change in found)
         self.bytes += size
         at = self._carry(client, size) + self.random.uniform(*self.speeds.travel)
-        self.loop.at(at, answer, found, self.store.revision, len(self.store.log(tier)))
+        store = self.store
+        self.loop.at(at, answer, found, store.revision, len(store.log(tier)), store.history)
 
     # Leases.
 
@@ -390,10 +426,11 @@ class Etcd:
         position: int,
         revision: int,
         deliver: Callable[[list[Change]], None],
-        lost: Callable[[], None],
+        lost: Callable[[bool], None],
+        history: int = 0,
     ) -> Watch:
-        """Deliver the changes of a tier from a position of its log on."""
-        watch = Watch(client, tier, position, revision, deliver, lost)
+        """Deliver the changes of a tier from a position of its log on, in the history it was listed in."""
+        watch = Watch(client, tier, position, revision, deliver, lost, history)
         client.watches[tier] = watch
         self._watches.setdefault(tier, {})[watch] = None
         self.resume(watch)
@@ -406,14 +443,22 @@ class Etcd:
         watch.client.watches.pop(watch.tier, None)
 
     def resume(self, watch: Watch) -> None:
-        """Deliver what a watch has not seen, or tell it that it was compacted away."""
-        if watch.revision + 1 <= self.store.compacted:
+        """Deliver what a watch has not seen, or tell it that it was compacted away, or that etcd was rolled back."""
+        if self.rolled_back(watch):
             self.unwatch(watch)
-            watch.lost()
+            watch.lost(True)
+        elif watch.revision + 1 <= self.store.compacted:
+            self.unwatch(watch)
+            watch.lost(False)
         elif watch.position < len(self.store.log(watch.tier)):
             self._schedule(watch)
 
+    def rolled_back(self, watch: Watch) -> bool:
+        """Return what a client finds out when it resumes: whether etcd has another history than it delivered."""
+        return watch.history != self.store.history
+
     def _changed(self, changes: list[Change]) -> None:
+        self._revisions.append((self.loop.now, self.store.revision))
         self.on_change(changes)
         tiers = dict.fromkeys(tier_of(change.key) for change in changes)
         for tier in tiers:
@@ -443,9 +488,10 @@ class Etcd:
         if watch.closed or not self._reached(watch.client):
             return
         log = self.store.log(watch.tier)
+        until = min(until, len(log))
         if watch.position < until and log[watch.position].revision <= self.store.compacted:
             self.unwatch(watch)
-            watch.lost()
+            watch.lost(False)
             return
         self.bytes += size
         changes = log[watch.position : until]
@@ -471,6 +517,15 @@ class Etcd:
         for lease in self.store.leases.values():
             if lease.deadline is not None:
                 lease.deadline = max(lease.deadline, self.loop.now + lease.ttl)
+
+    def roll_back(self, since: float) -> None:
+        """Have the data of that time again, none if it is before the first: nobody may be connected."""
+        assert not self.up
+        self._revisions = [(at, revision) for at, revision in self._revisions if at <= since]
+        self.store.roll_back(self._revisions[-1][1] if self._revisions else 1, self.loop.now)
+        for lease in self.store.leases.values():
+            self._looking.pop(lease.id, None)
+            self._look(lease)
 
     def compact(self) -> None:
         """Forget all changes up to now."""

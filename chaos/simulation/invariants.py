@@ -6,7 +6,7 @@ that what members may conclude. Its words for a violation are meant to be read b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chaos.simulation.etcd import ROOT, Change
 from chaos.simulation.node import Member
@@ -62,6 +62,7 @@ class Checker(Observer):
     _died: dict[str, tuple[float, str]] = field(default_factory=dict)
     _errors: int = 0
     _broken: dict[str, None] = field(default_factory=dict)
+    _forgotten: bool = False
 
     def violated(self, text: str) -> None:
         """Keep a violation."""
@@ -213,6 +214,22 @@ class Checker(Observer):
                     if change.event.end.failed and not self._errors and not self._all_broken():
                         self.violated(f"the job was ended without cause: {change.event.end.detail}")
 
+    def rolled_back(self) -> None:
+        """Etcd forgot: what members know of the job is written there again, and counts go on from it.
+
+        Where they do not all know the same, for etcd took a generation with it, any of them may have to come anew.
+        """
+        self._forgotten = True
+        for change in self.world.etcd.store.all_of("roll"):
+            # What an operator wanted then is wanted again.
+            if isinstance(change.event, e.DrainPut | e.QuarantinePut):
+                self.changed([change])
+        known = {view.generation.key if view.generation else "" for view in (m.core.view for m in self.world.alive())}
+        if len(known) > 1:
+            for member in self.world.alive():
+                self.ail(member.id, "etcd lost a generation")
+                self.heal(member.id, "etcd lost a generation")
+
     def _at(self, place: str) -> list[Member]:
         return [member for member in self.world.alive() if member.record.node.place == place]
 
@@ -240,7 +257,22 @@ class Checker(Observer):
             )
 
     def _seal(self, formed: Generation) -> None:
+        if self._forgotten and self._sealed.get(formed.key) == formed:
+            # Written again, not sealed.
+            self._forgotten = False
+            self._current, self._number = formed, formed.number
+            return
+        if self._forgotten and formed.number <= self._number:
+            # By who came later, and knows of nothing: those who do are newcomers to it.
+            self._current, self._number = None, 0
+            self._sealed, self._ranks, self._running = {}, {}, {}
+        self._forgotten = False
         before, self._current = self._current, formed
+        if before is not None and formed.reached < before.reached:
+            self.violated(f"generation {formed.key} forgets that step {before.reached} was safe")
+        if before is not None and replace(before, reached=formed.reached) == formed:
+            # The same membership, with what has become known of it.
+            return
         self.seals += 1
         world = self.world
         if formed.number <= self._number:

@@ -159,6 +159,7 @@ class Member:
                 world.checkpoints.fence(action.number)
             case acts.Commit():
                 world.checkpoints.commit(action.number, action.saved.step)
+                self.tell(e.Settled(saved=action.saved))
             case acts.Draining() | acts.Awaiting():
                 pass
             case acts.LetGo():
@@ -174,11 +175,21 @@ class Member:
 
     # The watch's thread.
 
-    def _list(self, tier: str, gap: bool) -> None:
+    def _list(self, tier: str, gap: bool, rolled_back: bool = False) -> None:
         rolls = self._rolls
-        self.world.etcd.read(self.client, tier, lambda *found: self._listed(tier, gap, rolls, *found))
+        self.world.etcd.read(self.client, tier, lambda *found: self._listed(tier, gap, rolled_back, rolls, *found))
 
-    def _listed(self, tier: str, gap: bool, rolls: int, found: list[Change], revision: int, position: int) -> None:
+    def _listed(
+        self,
+        tier: str,
+        gap: bool,
+        rolled_back: bool,
+        rolls: int,
+        found: list[Change],
+        revision: int,
+        position: int,
+        history: int,
+    ) -> None:
         if not self.alive or (tier == "roll" and rolls != self._rolls):
             return
         items = tuple(change.event for change in found)
@@ -187,11 +198,15 @@ class Member:
             items=tuple(i for i in items if i is not None and not isinstance(i, e.Broken)),
             revision=revision,
             gap=gap,
+            rolled_back=rolled_back,
         )
         self._digest(sum(change.size for change in found), [news, e.EtcdBack()])
         self.etcd_lost = False
         self._heard_at = self.world.loop.now
-        self.world.etcd.watch(self.client, tier, position, revision, self._delivered, lambda: self._list(tier, True))
+        etcd = self.world.etcd
+        etcd.watch(
+            self.client, tier, position, revision, self._delivered, lambda past: self._list(tier, True, past), history
+        )
 
     def _delivered(self, changes: list[Change]) -> None:
         self._heard_at = self.world.loop.now

@@ -23,6 +23,9 @@ SETTLE = 40.0
 QUIET = 5.0
 """Seconds at the end in which nothing may be written."""
 
+BACKUP = 3.0
+"""Seconds before its end of which a backup of etcd is."""
+
 EVENTS = 400_000
 """Of one schedule; a job that has more never comes to rest."""
 
@@ -136,6 +139,11 @@ def _do(world: World, checker: Checker, command: Command, hosts: range) -> None:
             if world.etcd.up:
                 world.etcd_down(True)
                 world.loop.later(seconds, partial(world.etcd_down, False, stopped=stopped))
+        case Do.ETCD_EMPTY | Do.ETCD_RESTORE:
+            if world.etcd.up:
+                since = world.loop.now - BACKUP if command.do is Do.ETCD_RESTORE else -1.0
+                world.etcd_down(True)
+                world.loop.later(seconds, world.etcd_rolled_back, since)
         case Do.ETCD_ELECT:
             world.etcd.elect(seconds)
         case Do.ETCD_SLOW:

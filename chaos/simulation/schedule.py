@@ -49,6 +49,8 @@ class Do(StrEnum):
     ETCD_STOP = "etcd-stop"  # etcd is stopped and wakes: leases ran out meanwhile
     ETCD_ELECT = "etcd-elect"  # etcd changes its leader: nothing is committed meanwhile
     ETCD_SLOW = "etcd-slow"  # commits take up to two seconds
+    ETCD_EMPTY = "etcd-empty"  # etcd is killed and comes back with no data
+    ETCD_RESTORE = "etcd-restore"  # etcd is killed and comes back with what it had a little earlier
     COMPACT = "compact"  # etcd forgets all changes up to now
     FINISH = "finish"  # main returns everywhere
 
@@ -56,7 +58,8 @@ class Do(StrEnum):
 LEADER = 0
 """The number of whoever leads."""
 
-OF_ETCD = (Do.ETCD_AWAY, Do.ETCD_STOP, Do.ETCD_ELECT, Do.ETCD_SLOW)
+ROLLED_BACK = (Do.ETCD_EMPTY, Do.ETCD_RESTORE)
+OF_ETCD = (Do.ETCD_AWAY, Do.ETCD_STOP, Do.ETCD_ELECT, Do.ETCD_SLOW, *ROLLED_BACK)
 LASTING = (
     Do.PAUSE, Do.NOTICE, Do.DRAIN, Do.QUARANTINE, Do.CUT, Do.MUTE, Do.DEAFEN, Do.ISOLATE, Do.LOSE, Do.LAG, *OF_ETCD
 )  # fmt: skip
@@ -184,7 +187,11 @@ def draw(seed: int) -> Schedule:
         at += random.choice((random.uniform(0.0, 0.03), random.uniform(0.0, 1.0), random.uniform(0.5, 5.0)))
     if random.random() < 0.05:
         commands.append(Command(at=round(at, 3), do=Do.FINISH))
-    return Schedule(job=job, commands=tuple(commands))
+    elif random.random() < 0.15:
+        do = random.choice(ROLLED_BACK)
+        when = round(random.uniform(2.0, at), 3)
+        commands.append(Command(at=when, do=do, seconds=_seconds(do, random)))
+    return Schedule(job=job, commands=tuple(sorted(commands, key=lambda command: command.at)))
 
 
 def _seconds(do: Do, random: Random) -> float:

@@ -78,7 +78,10 @@ class Trainers:
 
     def prepare(self, member: Member, generation: Generation) -> None:
         """Build trainers; the member hears when they wait."""
-        group = self._groups.setdefault(generation.key, _Group(generation))
+        group = self._groups.get(generation.key)
+        if group is None or group.generation != generation:
+            # Another one under the same key: an emptied etcd counts from the beginning.
+            group = self._groups[generation.key] = _Group(generation)
         group.phase[member.id], group.members[member.id] = Phase.BUILDING, member
         self.loop.later(self.random.uniform(*self.build), self._built, member, group)
 
@@ -205,7 +208,7 @@ class Trainers:
             made = group.generation
             saved = SavedStep(step=step, made_in=made.number, attempt=made.attempt, world=made.world)
         for member in members:
-            member.tell(e.Progress(step=step, etcd_away=away))
+            member.tell(e.Progress(step=step, etcd_away=away, safe=step))
             if saved is not None:
                 member.tell(e.Saved(saved=saved))
         group.steps += 1

@@ -52,6 +52,9 @@ class Observer:
     def changed(self, changes: list[Change]) -> None:
         """Etcd's keys changed, in one revision."""
 
+    def rolled_back(self) -> None:
+        """Etcd has the keys of an earlier time again."""
+
     def acted(self, member: Member, action: acts.Action) -> None:
         """A core did something."""
 
@@ -218,6 +221,17 @@ class World:
             self.etcd.extend()
         for member in self.alive():
             member.reach()
+
+    def etcd_rolled_back(self, since: float) -> None:
+        """Give etcd back to everybody with the data of an earlier time."""
+        self.etcd.roll_back(since)
+        board = [change.event for change in self.etcd.store.all_of("board")]
+        sealed = [event.generation for event in board if isinstance(event, e.GenerationPut)]
+        self.generation = sealed[0] if sealed else None
+        self.ended = any(isinstance(event, e.EndPut) for event in board)
+        for observer in self.observers:
+            observer.rolled_back()
+        self.etcd_down(False)
 
     def revoke(self, member: Member) -> None:
         """End a member's lease by hand; it hears of it with its next keepalive."""

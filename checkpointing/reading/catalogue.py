@@ -15,12 +15,16 @@ from checkpointing.reading.sources import Offered, TileSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One tile that a source offered and could not give, or gave with wrong bytes."""
+    """One tile that a source offered and could not give, or gave with wrong bytes.
+
+    unreachable: the source could not be asked, which says nothing about the tile.
+    """
 
     source: str
     key: str
     box: Box
     reason: str
+    unreachable: bool = False
 
 
 class Region:
@@ -136,9 +140,11 @@ class Catalogue:
                 if not todo:
                     break
             if todo:
-                tried = [f"{f.source}: {f.reason}" for f in failures if f.key == region.spec.key]
+                failed = [f for f in failures if f.key == region.spec.key and f.box.intersect(todo[0])]
+                tried = [f"{f.source}: {f.reason}" for f in failed]
                 raise MissingTile(
                     f"{region.spec.key} {todo[0]}: no source has a good copy"
-                    + (f" (tried {'; '.join(tried[:4])})" if tried else " and none was offered")
+                    + (f" (tried {'; '.join(tried[:4])})" if tried else " and none was offered"),
+                    damaged=bool(failed) and not any(f.unreachable for f in failed),
                 )
         return plan

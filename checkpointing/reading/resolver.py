@@ -107,6 +107,7 @@ class _Fetcher:
         self._sources = sources
         self._healer = healer
         self._errors = dict.fromkeys(sources, 0)
+        self._unreached: set[int] = set()
 
     def run(self, plan: Plan, in_flight: int) -> _Done:
         """Yield every planned tile once it is in its regions, or has failed."""
@@ -125,7 +126,12 @@ class _Fetcher:
         done = []
         for job, reason in run:
             offer = job.offer
-            failure = Failure(source=offer.source, key=offer.spec.key, box=offer.box, reason=reason) if reason else None
+            unreached = job.number in self._unreached
+            failure = (
+                Failure(source=offer.source, key=offer.spec.key, box=offer.box, reason=reason, unreachable=unreached)
+                if reason
+                else None
+            )
             done.append((job, failure))
         return done
 
@@ -138,7 +144,7 @@ class _Fetcher:
                 pass
         for job in batch:
             if self._errors[job.offer.source] >= _GIVEN_UP:
-                yield job, "given up after several errors in a row"
+                yield job, self._given_up(job)
                 continue
             try:
                 data = memoryview(source.fetch(job.offer))
@@ -150,7 +156,7 @@ class _Fetcher:
     def _fill(self, source: Filling, batch: Sequence[Job]) -> Iterator[tuple[Job, str]]:
         """Have the source write tiles where they belong, as far as their bytes lie together there."""
         if self._errors[batch[0].offer.source] >= _GIVEN_UP:
-            yield from ((job, "given up after several errors in a row") for job in batch)
+            yield from ((job, self._given_up(job)) for job in batch)
             return
         buffers, straight = [], []
         for job in batch:
@@ -167,7 +173,12 @@ class _Fetcher:
             self._healer.bad(job.offer)
         else:
             self._errors[job.offer.source] += 1
+            self._unreached.add(job.number)
         return str(error) or "failed"
+
+    def _given_up(self, job: Job) -> str:
+        self._unreached.add(job.number)
+        return "given up after several errors in a row"
 
     def _got(self, job: Job, data: memoryview, already: Region | None) -> str:
         """Verify a tile and copy it to its regions, but for the one it is in already; return why not, or nothing."""

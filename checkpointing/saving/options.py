@@ -45,7 +45,8 @@ class SaveOptions:
     codec: "raw"; "planes"; "xor" (against the parent, where that is worth it); "auto" (by measuring). pack_bytes: the
     most tile bytes in a pack. transfers: packs under way at once. max_bandwidth: bytes
     per second of all transfers together. check: read packs back, unless the store compares checksums itself. workers:
-    threads that take digests. speeds: what an earlier `auto` save measured; the choice then follows from it alone.
+    threads that take digests. rewrite: write packs although objects of their name and size are there, for one of them
+    was found damaged. speeds: what an earlier `auto` save measured; the choice then follows from it alone.
     """
 
     codec: Choice | str = Choice.RAW
@@ -54,6 +55,7 @@ class SaveOptions:
     max_bandwidth: float | None = None
     check: bool = True
     workers: int = 2
+    rewrite: bool = False
     speeds: Speeds | None = None
 
     def __post_init__(self) -> None:

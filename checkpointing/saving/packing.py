@@ -142,7 +142,7 @@ class Packer:
     def _transfer(self, pack: Sequence[Hashed], choice: Choice) -> _Done:
         encoded = [encode_tile(tile, choice, self._bases) for tile in pack]
         plan = plan_pack([tile.content for tile in encoded])
-        there = is_there(self._store, plan)
+        there = not self._options.rewrite and is_there(self._store, plan)
         began = self._clock()
         if not there:
             upload(self._store, plan, check=self._check)

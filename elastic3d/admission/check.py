@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 
 
@@ -73,6 +74,5 @@ def _start(work: Work, clock: Clock) -> _Running:
             detail = f"{type(error).__name__}: {error}"
         found.append(Check(name=work.name, ok=ok, detail=detail, seconds=clock.monotonic() - begun))
 
-    thread = threading.Thread(target=run, name=f"check-{work.name}", daemon=True)
-    thread.start()
+    thread = threads.start(run, name=f"check-{work.name}", edge=threads.Edge.ALONE)
     return _Running(work, thread, found)

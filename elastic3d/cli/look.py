@@ -181,6 +181,12 @@ def _follow(options: JobOptions, number: int, as_json: bool) -> None:
                 match deliveries.get():
                     case Snapshot() as listing:
                         items, revision = listing.kvs, listing.revision
+                        if listing.rolled_back:
+                            newest = 0
+                            print(
+                                "elastic3d: etcd came back empty or from a backup; this is what it holds",
+                                file=sys.stderr,
+                            )
                     case Changes() as changes:
                         items = tuple(change.kv for change in changes.changes if change.kv is not None)
                         revision = changes.revision

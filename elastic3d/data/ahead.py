@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from elastic3d import threads
+
 T = TypeVar("T")
 
 PATIENCE = 5.0
@@ -28,8 +30,7 @@ class Ahead(Generic[T]):
         self._made: SimpleQueue[T | BaseException | _End] = SimpleQueue()
         self._free = threading.Semaphore(1)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="elastic3d-samples", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._work, name="elastic3d-samples", edge=threads.Edge.ALONE)
 
     def __iter__(self) -> Iterator[T]:
         return self

@@ -4,16 +4,17 @@
     LeaseKeeper   keeps leases alive and says when one is lost
     Watch         a prefix as a snapshot and all its changes after it, whichever member serves it
 
-Not fork-safe: open it after a fork, never before.
+Not fork-safe: open it after a fork, never before. A child of a process that has used one is refused, at once.
 """
 
 from elastic3d.etcd.client import EtcdClient
 from elastic3d.etcd.endpoints import Endpoint, parse_endpoints
-from elastic3d.etcd.failures import Compacted, Impaired, LeaseGone, OutcomeUnknown
+from elastic3d.etcd.failures import Compacted, FutureRevision, Impaired, LeaseGone, OutcomeUnknown
+from elastic3d.etcd.history import Change
 from elastic3d.etcd.lease import Lease, LeaseKeeper, Loss
 from elastic3d.etcd.operations import Compare, Delete, Get, KeyValue, Operation, Put, TxnResult
 from elastic3d.etcd.tls import Tls
-from elastic3d.etcd.watch import Change, Changes, Connected, Delivery, Disconnected, Ended, Snapshot, Watch
+from elastic3d.etcd.watch import Changes, Connected, Delivery, Disconnected, Ended, Snapshot, Watch
 
 __all__ = [
     "EtcdClient",
@@ -42,4 +43,5 @@ __all__ = [
     "Impaired",
     "LeaseGone",
     "Compacted",
+    "FutureRevision",
 ]

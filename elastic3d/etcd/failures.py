@@ -30,6 +30,10 @@ class Compacted(EtcdError):
     """The revision asked for was compacted away: list again at the newest."""
 
 
+class FutureRevision(EtcdError):
+    """The revision asked for was never reached: etcd lost its data or was restored from a backup. List again."""
+
+
 class Kind(StrEnum):
     """What to do about a failed call."""
 
@@ -104,6 +108,8 @@ def final(failure: RpcFailure) -> EtcdError:
         return LeaseGone("etcd: the lease is over and its keys are gone; nothing was written. Grant a new lease")
     if "has been compacted" in detail:
         return Compacted(f"etcd: {detail}; list again at the newest revision")
+    if "required revision is a future revision" in detail:
+        return FutureRevision(f"etcd: {detail}; it lost its data or was restored from a backup: list again")
     if any(text in detail for text in _WRONG):
         return EtcdRefused("etcd: wrong user name or password; trying again does not help")
     if _NO_NAME in detail or code == "UNAUTHENTICATED":

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from elastic3d import threads
 from elastic3d.errors import UsageError
 from elastic3d.etcd import failures, messages, transport
 from elastic3d.etcd.client import EtcdClient
@@ -64,8 +65,9 @@ class _Beats:
         self._heard = heard
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stream = session.open(transport.LEASE_KEEP_ALIVE, iter(self._requests.get, None), index)
-        self._thread = threading.Thread(target=self._read, name="etcd-lease-answers", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(
+            self._read, name="etcd-lease-answers", edge=threads.Edge.ALONE, failed=self._broken
+        )
 
     def send(self, lease: int) -> None:
         self._requests.put(messages.new("LeaseKeepAliveRequest", ID=lease))
@@ -83,6 +85,11 @@ class _Beats:
         except RpcFailure as error:
             failure = error
         self.failure = failure
+        self._heard(self, None)
+
+    def _broken(self, error: BaseException) -> None:
+        """End the stream: the keeper goes on with another."""
+        self.failure = RpcFailure("INTERNAL", f"an answer could not be taken: {error!r}")
         self._heard(self, None)
 
 
@@ -122,8 +129,7 @@ class LeaseKeeper:
             lease.due = self._clock.monotonic()
             self._leases[number] = lease
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="etcd-leases", daemon=True)
-                self._thread.start()
+                self._thread = threads.start(self._run, name="etcd-leases", edge=threads.Edge.AGAIN)
             self._changed.notify_all()
         return lease
 

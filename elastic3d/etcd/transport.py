@@ -1,27 +1,47 @@
 """The one place that touches gRPC, which has no types: channels, calls and streams, and failures as values.
 
-gRPC does not survive a fork: open channels after it, never before. `GRPC_ENABLE_FORK_SUPPORT=0` (unless the user set
-it) keeps its fork handlers from waiting for threads they cannot stop; `GRPC_VERBOSITY=NONE` keeps each failed
-connection off the user's terminal, where our own errors say it better.
+gRPC does not survive a fork: in the child of a process that has used it nothing is ever answered, and no timeout ever
+fires. Its own support of forks mends that only most of the time, and now and then hangs parent or child, as tried with
+1.85 and a watch open; so it stays off, and a child that would hang is refused.
+
+`GRPC_VERBOSITY=NONE` keeps each failed connection off the user's terminal, where our own errors say it better. gRPC
+reads its settings from the environment, once when it is imported and once when it is first used. They are there for
+those two moments only, since workers inherit the environment.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from elastic3d.errors import ConfigurationError
+from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.etcd import messages
 from elastic3d.etcd.endpoints import Endpoint
 from elastic3d.etcd.tls import Pem, Tls
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+SETTINGS = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+"""What gRPC is told by environment variables, unless the user has set them."""
 
-import grpc  # reads the two variables above when it is imported
-import grpc._common
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Have our settings in the environment for as long as gRPC reads them."""
+    ours = {name: value for name, value in SETTINGS.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+with _environment():
+    import grpc
+    import grpc._common
 
 # Who waits for a stream's next answer is woken by it, yet looks ten times a second whether it was: the greater part of
 # what an idle stream costs. The look was for signals, which Python 3 lets through anyway.
@@ -29,6 +49,39 @@ if hasattr(grpc._common, "MAXIMUM_WAIT_TIMEOUT"):
     grpc._common.MAXIMUM_WAIT_TIMEOUT = 2.0
 
 Metadata = tuple[tuple[str, str], ...]
+
+
+class _Process:
+    """What this process has done with gRPC. used: it has begun, here or before a fork. forked: before a fork."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.used = self.forked = False
+
+    def after_fork(self) -> None:
+        """Take note, in the child, that this is another process now."""
+        self.lock = threading.Lock()
+        self.forked = self.used
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=_process.after_fork)
+
+
+def _begin() -> None:
+    """Let gRPC begin, if it has not; UsageError in a child of a process in which it had."""
+    if _process.forked:
+        raise UsageError(
+            "etcd: this process was forked from one that had used etcd over gRPC, and nothing would ever be answered "
+            'here; trying again does not help. Start it with multiprocessing\'s "spawn" or "forkserver", or fork '
+            "before the first use of elastic3d's rendezvous handler or client"
+        )
+    with _process.lock:
+        if not _process.used:
+            with _environment():
+                grpc.insecure_channel("127.0.0.1:1").close()
+            _process.used = True
+
 
 # A member without a leader then refuses at once and ends its streams, instead of serving an old view in silence.
 HAS_LEADER: Metadata = (("hasleader", "true"),)
@@ -113,9 +166,13 @@ class Stream:
 
 
 class Channel:
-    """A connection to one member, dialled when first used. Thread-safe. RpcFailure if the TLS files cannot be used."""
+    """A connection to one member, dialled when first used. Thread-safe.
+
+    RpcFailure if the TLS files cannot be used, UsageError in a child of a process that has made connections.
+    """
 
     def __init__(self, endpoint: Endpoint, tls: Tls | None) -> None:
+        _begin()
         options: list[tuple[str, Any]] = list(OPTIONS)
         self._tls = tls
         self._pem = Pem()

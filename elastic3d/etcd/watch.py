@@ -6,7 +6,8 @@ revision after the last one seen: no change is lost, none comes twice. Answers t
 session are signs of life too, which spares an idle process most of its traffic; only a connection that is broken by
 itself is found out more slowly for it. Progress answers never move that revision: before etcd 3.4.25 and 3.5.8
 they may overtake changes (etcd#15220). If etcd has compacted away what we have not seen, the prefix is listed again and
-delivered as a snapshot that is marked as a gap.
+delivered as a snapshot that is marked as a gap. The same happens when etcd comes back with another history than the one
+that was delivered, empty or from a backup; `history` finds that out whenever the watch is made anew.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from elastic3d import threads
 from elastic3d.errors import EtcdError, EtcdUnavailable, UsageError
 from elastic3d.etcd import failures, messages, transport
 from elastic3d.etcd.breaker import ELECTION
 from elastic3d.etcd.client import EtcdClient
+from elastic3d.etcd.history import Change, History
 from elastic3d.etcd.operations import KeyValue
 from elastic3d.etcd.session import Session
 from elastic3d.etcd.transport import RpcFailure
@@ -45,21 +48,16 @@ DELETE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One key was written, or deleted if `kv` is None, at `revision`."""
-
-    key: str
-    kv: KeyValue | None
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that is under the prefix at `revision`. gap: changes between the last delivery and this are not known."""
+    """All that is under the prefix at `revision`. gap: changes between the last delivery and this are not known.
+
+    rolled_back: etcd has lost changes that were delivered, and counts revisions anew from before them; always a gap.
+    """
 
     kvs: tuple[KeyValue, ...]
     revision: int
     gap: bool
+    rolled_back: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +110,9 @@ class _Feed:
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._requests.put(messages.new("WatchRequest", create_request=create))
         self._stream = session.open(transport.WATCH, iter(self._requests.get, None), index)
-        self._thread = threading.Thread(target=self._read, name="etcd-watch-answers", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(
+            self._read, name="etcd-watch-answers", edge=threads.Edge.ALONE, failed=self._broken
+        )
 
     @property
     def waiting(self) -> bool:
@@ -140,6 +139,10 @@ class _Feed:
             failure = error
         self._answers.put(failure)
 
+    def _broken(self, error: BaseException) -> None:
+        """End the stream: the watch goes on with another."""
+        self._answers.put(RpcFailure("INTERNAL", f"an answer could not be taken: {error!r}"))
+
 
 class Watch:
     """Deliver a snapshot of `prefix` and then all its changes to `deliver`, from now until `close`.
@@ -158,7 +161,9 @@ class Watch:
         self._closed = threading.Event()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._revision: int | None = None
-        self._listed = False
+        self._history = History(prefix)
+        self._listed = self._rolled_back = False
+        self._current = False
         self._connected: bool | None = None
         self._heard = self._clock.monotonic()
         self._failures = 0
@@ -168,8 +173,7 @@ class Watch:
         self._electing: float | None = None
         self._session.ensure_usable()
         self._session.attach(self)
-        self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name="etcd-watch", edge=threads.Edge.ALONE, failed=self._broken)
 
     def close(self, *, wait: bool = True) -> None:
         """End the watch; nothing is delivered once this returns. May be called twice, and from a delivery.
@@ -201,16 +205,34 @@ class Watch:
             if not self._session.closed:
                 raise
 
+    def _broken(self, error: BaseException) -> None:
+        """Tell that nothing will be delivered any more: a watch that is silent for ever must not look alive."""
+        self._tell(Ended(error=EtcdError(f"the watch of {self._prefix} failed; start this node again: {error!r}")))
+
     def _tell(self, delivery: Delivery) -> None:
         if not self._closed.is_set():
             self._deliver(delivery)
 
     def _list(self) -> None:
-        kvs, revision = self._client.range(self._prefix, budget=min(self._session.patience, LISTING))
+        codec = self._client.codec
+        request = messages.new("RangeRequest", **codec.span(self._prefix, prefix=True))
+        answer = self._session.call(transport.RANGE, request, safe=True, budget=self._reading)
+        kvs, cluster, revision = (
+            tuple(map(codec.key_value, answer.kvs)),
+            answer.header.cluster_id,
+            answer.header.revision,
+        )
         self._heard = self._clock.monotonic()
-        self._revision = revision
+        rolled_back = self._rolled_back or self._history.contradicts(cluster, kvs, revision)
+        self._history.listed(cluster, kvs, revision)
+        self._revision, self._current, self._rolled_back = int(revision), True, False
         gap, self._listed = self._listed, True
-        self._tell(Snapshot(kvs=kvs, revision=revision, gap=gap))
+        self._tell(Snapshot(kvs=kvs, revision=self._revision, gap=gap, rolled_back=rolled_back))
+
+    @property
+    def _reading(self) -> float:
+        """Seconds for a read on this thread, at most."""
+        return min(self._session.patience, LISTING)
 
     def _follow(self, index: int, revision: int) -> None:
         """Deliver changes after `revision` from endpoint `index` until it fails (RpcFailure) or there is a gap."""
@@ -248,6 +270,7 @@ class Watch:
                 if self._revision is None:
                     return
         finally:
+            self._current = False
             self._heard = max(self._heard, feed.heard, self._session.heard_at(index))
             feed.close()
 
@@ -262,6 +285,12 @@ class Watch:
             self._failures = self._refusals = 0
             self._electing = None
             self._session.succeeded(index)
+            # A member that lags has a lower revision too: only a linearizable read tells the two apart.
+            if not (self._current and self._history.continues(answer.header)) and not self._history.kept_by(
+                self._session, self._client.codec, budget=self._reading
+            ):
+                self._revision, self._rolled_back = None, True
+                return False
             if not self._connected:
                 self._connected = True
                 self._tell(Connected(endpoint=str(self._session.endpoints[index])))
@@ -269,6 +298,7 @@ class Watch:
         if not answer.events:
             return False
         changes = tuple(map(self._change, answer.events))
+        self._history.changed(changes)
         self._revision = max(change.revision for change in changes)
         self._tell(Changes(changes=changes, revision=self._revision))
         return True

@@ -86,6 +86,7 @@ def write_generation(generation: Generation) -> dict[str, Any]:
         "raised": list(generation.raised),
         "spent": generation.spent,
         "storm": generation.storm,
+        "reached": generation.reached,
     }
 
 
@@ -123,6 +124,7 @@ _PLAIN: dict[str, type] = {
     "tried_at": int,
     "spent": float,
     "storm": int,
+    "reached": int,
 }
 
 

@@ -258,12 +258,17 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """All of one tier, read at one revision: at the start, or after a gap in its watch."""
+    """All of one tier, read at one revision: at the start, or after a gap in its watch.
+
+    rolled_back: etcd lost what it had told before, having come back empty or from a backup; revisions known from before
+    mean nothing any more.
+    """
 
     tier: Tier
     items: tuple[OfRoll | OfBoard, ...]
     revision: int
     gap: bool = True
+    rolled_back: bool = False
 
 
 # What the own adapters say.
@@ -361,10 +366,14 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A step was committed. `etcd_away`: in its vote every member had lost etcd."""
+    """A step was committed. `etcd_away`: in its vote every member had lost etcd.
+
+    safe: the newest step that all ranks hold at home and at their buddies, -1 for none.
+    """
 
     step: int
     etcd_away: bool
+    safe: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +381,14 @@ class Saved:
     """All own slots wrote their tiles of this step to the store."""
 
     saved: SavedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A save that this leader had committed is a checkpoint, or with an error never will be."""
+
+    saved: SavedStep
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +441,7 @@ Event = (
     | Interrupted
     | Progress
     | Saved
+    | Settled
     | LeaveAsked
     | Noticed
     | Broken

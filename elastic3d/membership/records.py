@@ -85,7 +85,8 @@ class Report:
     finished: `main` returned on all its slots. fault: a trainer died. error: the user's code raised.
     final: trying again cannot mend that error. interrupted: a trainer lost a peer and stopped. silent: ids of the
     neighbours on the ring it does not hear. answered: the newest doubt about itself that it has seen. notice: why this
-    node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store.
+    node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the newest
+    step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none.
     """
 
     incarnation: str
@@ -102,6 +103,7 @@ class Report:
     answered: str = ""
     notice: Notice | None = None
     saved: SavedStep | None = None
+    safe: int = 0
 
 
 class Out(StrEnum):

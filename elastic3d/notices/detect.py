@@ -7,10 +7,10 @@ and where the user named a server but not its kind, the three ways of asking are
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.notices import aws, azure, gcp
 from elastic3d.notices.metadata import ADDRESS, Metadata, Unheard
@@ -66,14 +66,11 @@ def probe(base: str, *, clock: Clock = SYSTEM) -> Kind | None:
         except Unheard:
             pass
 
-    threads = [
-        threading.Thread(target=ask, args=(kind,), name=f"elastic3d-probe-{kind.value}", daemon=True)
-        for kind in _PROBES
-    ]
     until = clock.monotonic() + PROBE_SECONDS
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    probes = [
+        threads.start(ask, kind, name=f"elastic3d-probe-{kind.value}", edge=threads.Edge.ALONE) for kind in _PROBES
+    ]
+    for thread in probes:
         thread.join(timeout=max(0.0, until - clock.monotonic()))
     metadata.close()
     return next((kind for kind in _PROBES if kind in found), None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import structlog
 import tenacity
 
+from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.notices.metadata import Unheard
 from elastic3d.notices.notice import ADVICE, Notice
@@ -44,11 +45,9 @@ class Watcher:
         self._closed = threading.Event()
         self._heard: list[dict[str, Notice]] = [{} for _ in self._sources]
         self._threads = [
-            threading.Thread(target=self._run, args=pair, name=f"elastic3d-notices-{number}", daemon=True)
+            threads.start(self._run, *pair, name=f"elastic3d-notices-{number}", edge=threads.Edge.AGAIN)
             for number, pair in enumerate(zip(self._sources, self._heard, strict=True))
         ]
-        for thread in self._threads:
-            thread.start()
 
     def acknowledge(self) -> bool:
         """Tell the cloud that this node has left, so that it need not wait: nothing of worth is here any more.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 import torch.distributed as dist
 from blake3 import blake3
@@ -68,6 +70,5 @@ def combine(digests: dict[str, str]) -> str:
 def _everyones(mesh: Mesh, mine: dict[str, str]) -> dict[str, str]:
     if mesh.layout.world == 1:
         return mine
-    parts: list[dict[str, str]] = [{} for _ in range(mesh.layout.world)]
-    dist.all_gather_object(parts, mine)
-    return {key: value for part in reversed(parts) for key, value in part.items()}
+    parts = [json.loads(part) for part in mesh.gather(json.dumps(mine).encode())]
+    return {str(key): str(value) for part in reversed(parts) for key, value in part.items()}

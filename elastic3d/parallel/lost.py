@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+
 import torch.distributed as dist
 
-# gloo's errors are plain RuntimeErrors, to be known by their words alone.
+# gloo's errors are plain RuntimeErrors, to be known by their words, and by where they come from: C++.
 WORDS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Socket Timeout")
 
 
@@ -15,6 +17,20 @@ def is_lost_peer(error: BaseException) -> bool:
         if isinstance(seen, dist.DistError):
             return True
         if isinstance(seen, RuntimeError) and seen.__cause__ is None and any(word in str(seen) for word in WORDS):
-            return True
+            return not raised_in_python(seen)
         seen = seen.__cause__
     return False
+
+
+def raised_in_python(error: BaseException) -> bool:
+    """Return whether a `raise` made this error, and not a function of C++ that Python called.
+
+    No collective is written in Python: whatever a user's code, or a loader's worker, raises there is the user's, be its
+    words those of a broken connection.
+    """
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"

@@ -70,6 +70,28 @@ class Mesh:
         dist.all_reduce(votes)
         return votes.cpu()
 
+    def highest(self, number: int) -> int:
+        """Return the highest of all ranks' numbers, on every rank."""
+        if self.layout.world == 1:
+            return number
+        numbers = torch.tensor([number], dtype=torch.int64, device=self.device)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        return int(numbers)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return every rank's bytes, in order of ranks, on every rank. Never torch's own, which unpickles them."""
+        if self.layout.world == 1:
+            return [data]
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.layout.world)]
+        dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64, device=self.device))
+        longest = max(int(size) for size in sizes)
+        mine = torch.zeros(longest, dtype=torch.uint8, device=self.device)
+        if data:
+            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+        parts = [torch.empty_like(mine) for _ in sizes]
+        dist.all_gather(parts, mine)
+        return [part[: int(size)].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
     def broadcast(self, data: bytes | None) -> bytes:
         """Return rank 0's bytes on every rank; the others give None."""
         if self.layout.world == 1:

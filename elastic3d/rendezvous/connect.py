@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
+from elastic3d import output
 from elastic3d.errors import EtcdUnavailable
 from elastic3d.etcd import EtcdClient, Impaired, Tls
 from elastic3d.rendezvous.settings import Settings
@@ -39,7 +38,7 @@ def connect(settings: Settings, *, patience: float | None = None) -> EtcdClient:
         except EtcdUnavailable as error:
             if isinstance(error, Impaired) or not patience:
                 raise
-            sys.stderr.write(f"elastic3d: {error}; trying for {patience:g} s more\n")
+            output.say(f"{error}; trying for {patience:g} s more")
             made.check(settings.root, budget=patience)
     except BaseException:
         made.close()

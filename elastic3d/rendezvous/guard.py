@@ -2,7 +2,9 @@
 
 torchrun gives its workers no parent-death signal, and an orphan goes on computing, holding its device and its sockets.
 The guard waits for the agent's pidfd; when the agent is gone, it kills every process that carries the agent's token in
-its environment. It ends with the agent in any case.
+its environment - unless the agent said before that it ends in order: what is left then was detached by the user. The
+token and that word come over stdin, for the arguments of a process are there for everybody to read. The guard ends with
+the agent in any case.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import signal
 import sys
 
 VARIABLE = "ELASTIC3D_AGENT"
+DONE = b"done\n"
+"""What the agent says when it ends in order; torchrun has ended its workers by then."""
 
 
-def main(agent: int, token: str) -> None:
-    """Wait for process `agent` to end, then kill what carries `token`."""
+def main(agent: int, word: int) -> None:
+    """Wait for process `agent` to end, then kill what carries its token. word: descriptor of what the agent says."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -25,6 +29,9 @@ def main(agent: int, token: str) -> None:
         descriptor = -1
     if descriptor >= 0:
         select.select([descriptor], [], [])
+    token, end = said(word)
+    if end or not token:
+        return
     mark = f"{VARIABLE}={token}".encode()
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -37,5 +44,21 @@ def main(agent: int, token: str) -> None:
             continue
 
 
+def said(word: int) -> tuple[str, bool]:
+    """Return the agent's token, and whether it said that it ends in order.
+
+    What is there is read and no end of file waited for: a process the agent forked may hold the other end.
+    """
+    os.set_blocking(word, False)
+    data = b""
+    try:
+        while part := os.read(word, 4096):
+            data += part
+    except BlockingIOError:
+        pass
+    token, _, rest = data.partition(b"\n")
+    return token.decode(), rest == DONE
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.stdin.fileno())

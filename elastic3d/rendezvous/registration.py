@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from elastic3d import output
+
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
 
@@ -53,7 +55,7 @@ def _complain(error: Exception) -> None:
         f"elastic3d could not take over --rdzv-backend=etcd in this torch ({type(error).__name__}: {error}). "
         f"Use --rdzv-backend=etcd-v3, or set {SWITCH}=0 to keep torch's own backend."
     )
-    sys.stderr.write(text + "\n")
+    output.say(text)
     asked = any(a in ("--rdzv-backend=etcd", "--rdzv_backend=etcd") for a in sys.argv) or any(
         a in ("--rdzv-backend", "--rdzv_backend") and b == "etcd" for a, b in zip(sys.argv, sys.argv[1:], strict=False)
     )

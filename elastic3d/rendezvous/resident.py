@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import replace
 
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elastic3d.etcd import EtcdClient
+from elastic3d.membership.driver.ended import end_seen
+from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.settings import VARIABLE, Settings
 
@@ -38,9 +41,13 @@ class ResidentHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Check that etcd is there, tell the keepers what to join, and be alone."""
         client: EtcdClient = connect(self._settings)
+        if self._settings.end_seen is None:
+            # Not asked again when torchrun starts the keepers anew: they belong to the job this agent was started for.
+            self._settings = replace(self._settings, end_seen=end_seen(client, self._settings.root))
         client.close()
         os.environ[VARIABLE] = self._settings.to_environment()
         os.environ[TOKEN] = secrets.token_hex(8)
+        os.environ[agent.VARIABLE] = agent.identity(os.getpid())
         # A template is safe to fork only if no thread pool was ever started; trainers set their own thread count.
         os.environ["OMP_NUM_THREADS"] = "1"
         # torch.cuda.is_available() would otherwise initialise CUDA, which no fork survives.

@@ -25,6 +25,7 @@ from typing import cast
 from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from elastic3d import output
 from elastic3d.errors import Elastic3dError, JobEnded
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import actions as acts
@@ -34,7 +35,7 @@ from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan
 from elastic3d.rendezvous.connect import connect
-from elastic3d.rendezvous.guard import VARIABLE
+from elastic3d.rendezvous.guard import DONE, VARIABLE
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.rendezvous.store import GenerationStore
 from elastic3d.rendezvous.table import GenerationOver, Seat, Table
@@ -50,6 +51,7 @@ class RestartHandler(RendezvousHandler):
     def __init__(self, settings: Settings, backend: str) -> None:
         self._settings, self._backend = settings, backend
         self._client: EtcdClient | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._member: Member | None = None
         self._links: Links | None = None
         self._table: Table | None = None
@@ -109,7 +111,10 @@ class RestartHandler(RendezvousHandler):
                 self._member.tell(m.Finished(key=generation.key))
 
         first = generation.nodes[0]
-        seat = Seat(first.address, first.store_port, f"{self._settings.run_id}/{generation.key}/", over)
+        root = f"{self._settings.run_id}/"
+        if self._table is not None:
+            self._table.forget(root, generation.number)
+        seat = Seat(first.address, first.store_port, f"{root}{generation.key}/", over)
         store = GenerationStore(seat, position, len(generation.nodes), finished)
         # torch only calls its methods, and an own Store class would be called through C++, deaf to signals.
         as_torchs = cast(Store, store)
@@ -139,8 +144,8 @@ class RestartHandler(RendezvousHandler):
         self._closed = True
         if self._member is None:
             return True
+        error = sys.exc_info()[1]
         if self._running is not None:
-            error = sys.exc_info()[1]
             if error is None:
                 self._member.tell(m.Finished(key=self._running.key))
             else:
@@ -151,19 +156,22 @@ class RestartHandler(RendezvousHandler):
                     pass
             except queue.Empty:
                 pass
-        self._leave()
+        self._leave(clean=error is None)
         return True
 
     def _join(self) -> None:
         settings = self._settings
+        output.unblock()
         token = secrets.token_hex(8)
         os.environ[VARIABLE] = token
-        subprocess.Popen(
-            [sys.executable, "-S", "-E", str(Path(__file__).with_name("guard.py")), str(os.getpid()), token],
+        self._guard = subprocess.Popen(
+            [sys.executable, "-S", "-E", str(Path(__file__).with_name("guard.py")), str(os.getpid())],
             env={k: v for k, v in os.environ.items() if k != VARIABLE},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             start_new_session=True,
+            bufsize=0,
         )
+        self._tell_guard(token.encode() + b"\n")
         self._client = connect(settings)
         self._links = Links(settings.address, lambda event: self._member.tell(event) if self._member else None)
         self._table = Table(settings.address)
@@ -179,6 +187,13 @@ class RestartHandler(RendezvousHandler):
         )
         atexit.register(self._leave)
         self._take_part(node)
+
+    def _tell_guard(self, word: bytes) -> None:
+        if self._guard is not None and self._guard.stdin is not None:
+            try:
+                self._guard.stdin.write(word)
+            except OSError:
+                pass  # somebody killed it
 
     def _take_part(self, node: Node, *, again: bool = False) -> None:
         assert self._client is not None
@@ -211,7 +226,7 @@ class RestartHandler(RendezvousHandler):
                 self._rejoin()
                 continue
             if isinstance(news, acts.Exit):
-                self._leave()
+                self._leave(clean=not news.failed)
                 if not news.failed:
                     raise SystemExit(0)
                 raise JobEnded(news.detail)
@@ -245,10 +260,14 @@ class RestartHandler(RendezvousHandler):
                 case _:
                     pass
 
-    def _leave(self) -> None:
+    def _leave(self, *, clean: bool = False) -> None:
+        """Take no part any more. clean: torchrun has ended its workers, and what is left was detached by the user."""
         atexit.unregister(self._leave)
         member, links, client = self._member, self._links, self._client
         self._member = self._links = self._client = None
+        if clean:
+            self._tell_guard(DONE)
+        self._guard = None
         if member is not None:
             member.tell(m.LeaveAsked())
             member.settle()

@@ -53,7 +53,8 @@ class Settings:
     home: the machine a scheduler or a label names, where `node` is made up anew at each start: quarantine knows it by
     that. "": by `node`.
     labels: where the node stands, by level of membership/topology.py. admission: whether it checks itself first.
-    drain: seconds that the node takes at most to leave after SIGTERM or SIGINT.
+    drain: seconds that the node takes at most to leave after SIGTERM or SIGINT. end_seen: what `end_seen` of
+    membership/driver/ended.py returned when the agent was started, None where it was not asked.
     """
 
     endpoints: str
@@ -73,6 +74,7 @@ class Settings:
     labels: dict[str, str] = field(default_factory=dict)
     admission: bool = True
     drain: float = 25.0
+    end_seen: int | None = None
     notices: notice_options.Options = field(default_factory=notice_options.Options)
 
     @property
@@ -147,6 +149,7 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
         labels=labels_of(conf.get("labels", ""), os.environ, socket.gethostname(), read_file),
         admission=admission == "on",
         drain=_drain(conf),
+        end_seen=None,
         notices=notice_options.from_conf(conf),
         **{name: conf.get(name, "") for name in ("user", "password_file", "ca", "cert", "key", "gate")},
     )

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 
 POLL = 0.1
@@ -54,14 +55,23 @@ class Table:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._values: dict[str, str] = {}
-        self._added: dict[str, int] = {}
+        self._added: dict[str, tuple[str, int]] = {}
+        self._over = ("", 0)
         self._parked: dict[str, list[tuple[_Guest, list[str], int]]] = {}
         self._wake_out, self._wake_in = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._serve, name="elastic3d-table", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._serve, name="elastic3d-table", edge=threads.Edge.AGAIN)
+
+    def forget(self, root: str, before: int) -> None:
+        """Have what lies under `root` for generations before this one deleted: nobody asks for it any more.
+
+        Keys are root, the generation's `key`, a slash, and a name.
+        """
+        self._over = (root, before)
+        if self._thread.is_alive():
+            self._wake_in.send(b"f")
 
     def close(self) -> None:
         """Stop serving; guests wait until their generation is over. Idempotent."""
@@ -73,8 +83,11 @@ class Table:
         while True:
             for key, mask in self._selector.select():
                 if key.fileobj is self._wake_out:
-                    self._end()
-                    return
+                    if b"c" in self._wake_out.recv(64):
+                        self._end()
+                        return
+                    self._forget(*self._over)
+                    continue
                 if key.fileobj is self._listener:
                     self._accept()
                     continue
@@ -87,6 +100,17 @@ class Table:
                 except (OSError, ValueError):
                     # It is gone, or it is none of ours.
                     self._drop(guest)
+
+    def _forget(self, root: str, before: int) -> None:
+        def old(key: str) -> bool:
+            number = key[len(root) :].partition(".")[0] if key.startswith(root) else ""
+            return number.isdecimal() and int(number) < before
+
+        self._values = {key: value for key, value in self._values.items() if not old(key)}
+        self._added = {token: added for token, added in self._added.items() if not old(added[0])}
+        for key in [key for key in self._parked if old(key)]:
+            for guest, _, _ in self._parked.pop(key):
+                self._drop(guest)
 
     def _end(self) -> None:
         for key in list(self._selector.get_map().values()):
@@ -125,9 +149,9 @@ class Table:
                 self._reply(guest, True)
             case ["add", str(key), int(amount), str(token)]:
                 if token not in self._added:
-                    self._added[token] = int(self._values.get(key, "0")) + amount
-                    self._put(key, str(self._added[token]))
-                self._reply(guest, self._added[token])
+                    self._added[token] = (key, int(self._values.get(key, "0")) + amount)
+                    self._put(key, str(self._added[token][1]))
+                self._reply(guest, self._added[token][1])
             case ["get", [*keys]] if all(isinstance(key, str) for key in keys):
                 self._seat(guest, keys, 0)
             case _:

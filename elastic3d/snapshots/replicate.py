@@ -12,8 +12,9 @@ import socket
 import threading
 from collections.abc import Callable
 
-import structlog
-
+from elastic3d import threads
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.log import said
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots import wire
 from elastic3d.snapshots.holdings import Mark
@@ -23,7 +24,10 @@ from elastic3d.snapshots.wire import WireError
 _IDLE_SECONDS = 60.0
 _RETRY_SECONDS = 0.25
 
-log = structlog.get_logger()
+PATIENCE = 5.0
+"""Seconds of failures in a row after which a buddy counts as out of reach: a dead one is replaced by then."""
+
+log = said()
 
 
 class Stale(Exception):
@@ -34,7 +38,9 @@ class Replicator:
     """Hashes and sends what `memory` has.
 
     digested: called once for each snapshot, when its digests are known. ended: called after each attempt, with whether
-    it made the snapshot the newest one held twice; buffers may have become free. Both on the replicator's thread.
+    it made the snapshot the newest one held twice; buffers may have become free. unreachable: called with the buddy's
+    address, the seconds and the last error when nothing could be sent to it for `patience` seconds, and again after as
+    long. All on the replicator's thread.
     """
 
     def __init__(
@@ -44,19 +50,24 @@ class Replicator:
         run_id: str,
         digested: Callable[[Mark], None],
         ended: Callable[[Mark, bool], None],
+        unreachable: Callable[[str, float, str], None] = lambda buddy, seconds, error: None,
+        patience: float = PATIENCE,
+        clock: Clock = SYSTEM,
         name: str = "replicator",
     ) -> None:
         self._memory = memory
         self._run_id = run_id
         self._digested = digested
         self._ended = ended
+        self._unreachable, self._patience, self._clock = unreachable, patience, clock
+        self._failing: tuple[str, float] | None = None
         self._lock = threading.Lock()
         self._buddy: str | None = None
         self._connection: socket.socket | None = None
         self._told: Mark | None = None
         self._changed = threading.Event()
         self._closed = False
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        threads.start(self._run, name=name, edge=threads.Edge.AGAIN)
 
     def set_buddy(self, address: str | None) -> None:
         """Send to another tile server from now on; what only the former one has is sent again."""
@@ -89,27 +100,44 @@ class Replicator:
     def _run(self) -> None:
         while not self._closed:
             work = self._memory.wait_for_work(_IDLE_SECONDS)
-            if work is None:
-                continue
-            with self._lock:
-                buddy = self._buddy
-            held = refused = failed = False
-            try:
-                held = self._replicate(work, buddy)
-            except Stale:
-                refused = True
-                log.info("replica.stale", generation=work.stored.mark.generation, step=work.stored.mark.step)
-            except (WireError, OSError) as error:
-                failed = True
-                log.info("replica.failed", step=work.stored.mark.step, buddy=buddy, error=str(error))
+            if work is not None and not self._attempt(work):
+                self._changed.wait(_RETRY_SECONDS)
+                self._changed.clear()
+
+    def _attempt(self, work: Replication) -> bool:
+        """Hash and send one snapshot; return False where that is to be tried again after a rest."""
+        with self._lock:
+            buddy = self._buddy
+        held = refused = newer = False
+        error = ""
+        try:
+            held = self._replicate(work, buddy)
+        except Stale:
+            refused = True
+            log.info("replica.stale", generation=work.stored.mark.generation, step=work.stored.mark.step)
+        except (WireError, OSError) as problem:
+            error = str(problem) or type(problem).__name__
+            log.info("replica.failed", step=work.stored.mark.step, buddy=buddy, error=error)
+        finally:
+            # Whatever happened, it is not being sent any more.
             with self._lock:
                 # A buddy that was changed meanwhile holds it, but is none any more.
                 held = held and self._buddy == buddy
                 newer = self._memory.replicated(work.stored.mark, held=held, refused=refused)
-            self._ended(work.stored.mark, newer)
-            if failed:
-                self._changed.wait(_RETRY_SECONDS)
-                self._changed.clear()
+        self._ended(work.stored.mark, newer)
+        self._judge(buddy, error)
+        return not error
+
+    def _judge(self, buddy: str | None, error: str) -> None:
+        """Tell of a buddy that has failed for long."""
+        now = self._clock.monotonic()
+        if not error or buddy is None:
+            self._failing = None
+        elif self._failing is None or self._failing[0] != buddy:
+            self._failing = (buddy, now)
+        elif now - self._failing[1] >= self._patience:
+            since, self._failing = self._failing[1], (buddy, now)
+            self._unreachable(buddy, now - since, error)
 
     def _replicate(self, work: Replication, buddy: str | None) -> bool:
         if buddy is None:

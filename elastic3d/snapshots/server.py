@@ -10,6 +10,7 @@ import socket
 import threading
 from typing import Any
 
+from elastic3d import threads
 from elastic3d.snapshots import memory, wire
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.holdings import Mark
@@ -31,7 +32,7 @@ class TileServer:
         self._connections: set[socket.socket] = set()
         self._closed = False
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name=name, daemon=True).start()
+        threads.start(self._accept, name=name)
 
     def close(self) -> None:
         """Stop serving; connections end where they are."""
@@ -57,7 +58,7 @@ class TileServer:
                     connection.close()
                     return
                 self._connections.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name=f"{self._name}-peer", daemon=True).start()
+            threads.start(self._serve, connection, name=f"{self._name}-peer", edge=threads.Edge.ALONE)
 
     def _serve(self, connection: socket.socket) -> None:
         try:

@@ -73,7 +73,9 @@ class Alone:
         """Keep the record."""
         self.records.append(record)
 
-    def restored(self, source: str, step: int, generation: int) -> None:
+    def restored(
+        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
+    ) -> None:
         """Do nothing."""
 
     def leave(self, step: int) -> NoReturn:
@@ -84,7 +86,7 @@ class Alone:
         """Raise: there is no peer of ours, so a collective failed that the script itself made."""
         raise Elastic3dError(f"a collective of the script's own failed: {error}") from error
 
-    def done(self, digest: str | None) -> NoReturn:
+    def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
         """End the script."""
         raise SystemExit(0)
 

@@ -18,13 +18,20 @@ Main = Callable[[Run], None]
 
 def train(main: Main, port: Port, *, tiers: restoring.Tiers | None = None) -> NoReturn:
     """Go through `main` as the trainer that `port` hosts, and end by it."""
+    unsaved = -1
     try:
-        main(Run(port, tiers=tiers))
+        run = Run(port, tiers=tiers)
+        try:
+            main(run)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+        unsaved = run.finish()
     except Exception as error:  # noqa: BLE001  # the edge of the trainer: whatever the user's code raised goes to the host
         if is_lost_peer(error):
             port.peer_lost(error)
         port.failed(error)
-    port.done(None)
+    port.done(None, unsaved)
 
 
 def run_alone(main: Main, *, threads: int | None = None) -> Run:

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
+
+import structlog
 
 from checkpointing.format.tiles import Box, TensorSpec, uncovered
 from checkpointing.reading.sources import Offered, TileSource
 from elastic3d.data import Order
-from elastic3d.errors import StateUnfit
+from elastic3d.errors import StateError, StateUnfit
 from elastic3d.values import StoreAt, from_json
 
 MEMORY, STORE, NONE = "memory", "store", "none"
+MOVING = ("latest", "verified")
+"""What `restore=` may name beside checkpoints that stay what they are."""
+BEGUN_FROM = "begun_from"
+"""Among the facts of a state: the checkpoint that `restore=` named, to which the run it belongs to went back."""
+
+log = structlog.get_logger()
 
 
 class HeldTile(Protocol):
@@ -64,13 +72,40 @@ class Inventory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What state to go on from. source: "memory", "store" or "none"; generation: that made it."""
+    """What state to go on from. source: "memory", "store" or "none"; generation: that made it.
+
+    checkpoint: its name where it is one. damaged: names of newer ones that were found damaged, and passed over. detail:
+    what a person should know of the choice, "" for nothing.
+    """
 
     source: str
     step: int = 0
     generation: int = 0
     facts: Mapping[str, Any] | None = None
     offers: tuple[Offered, ...] = ()
+    checkpoint: str = ""
+    damaged: tuple[str, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of the run, beside what the tiers hold.
+
+    generation: the one that is to begin; what it goes on from was made before it. newest: the newest step that any
+    keeper of its nodes has heard of, -1 where none has heard of any. reached: a step that was safe in memory, as the
+    membership's record says, 0 for none. fresh: the user accepts to begin at step 0 though there was one. wanted: which
+    checkpoint, "latest", "verified" or what `checkpointing.resolve_name` takes. damaged: names of checkpoints that were
+    found damaged while they were read. failed_after: the step after which the user's code raised, -1 where it did not.
+    """
+
+    generation: int
+    newest: int = -1
+    reached: int = 0
+    fresh: bool = False
+    wanted: str = "latest"
+    damaged: tuple[str, ...] = ()
+    failed_after: int = -1
 
 
 @runtime_checkable
@@ -89,12 +124,18 @@ class Tiers(Protocol):
         """Return what the reachable tile servers hold."""
         ...
 
-    def checkpoint(self, at: StoreAt) -> Decision | None:
-        """Return the newest checkpoint of a store, None when it has none yet."""
+    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> Decision | None:
+        """Return the checkpoint of a store that is wanted, None when the store has none yet.
+
+        damaged: what is not to be taken. Where the newest, or the newest verified one, is damaged, an older one.
+        """
         ...
 
-    def sources(self, decision: Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
-        """Return the sources that a decision's offers name, and this node's own, `Nearer` to it than the store."""
+    def sources(self, decision: Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
+        """Return the sources that a decision's offers name, and this node's own, `Nearer` to it than the store.
+
+        In the order in which `rank` is to ask them.
+        """
         ...
 
 
@@ -105,19 +146,43 @@ def offers(decision: Decision, sources: Mapping[str, TileSource]) -> list[Offere
     return [*near, *decision.offers]
 
 
-def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec]) -> list[Inventory] | None:
+AHEAD = 64
+"""Steps that a snapshot may be ahead of what the keepers have heard of: they hear of steps a moment after the ranks."""
+
+
+def believed(inventory: Inventory, known: Known) -> bool:
+    """Return whether the membership could have seen what a snapshot says of itself.
+
+    It was made in a generation that was sealed before the one that begins, and of a step not far beyond the newest one
+    that the keepers heard of. Where no keeper of the generation trained before, its step is taken on trust.
+    """
+    if not 0 < inventory.generation < known.generation or inventory.step < 0:
+        return False
+    return known.newest < 0 or inventory.step <= known.newest + AHEAD
+
+
+def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec], known: Known) -> list[Inventory] | None:
     """Return the inventories of the newest (step, generation) that is whole, None when none is.
 
-    Whole: every tensor of the model, and every further one that any of the inventories names, is covered.
+    Whole: every tensor of the model, and every further one that any of the inventories names, is covered. What the
+    membership cannot have seen does not count (`believed`). After an error of the user's code the state right behind it
+    is taken only if there is no older one: from there on, what raised (an evaluation after the step, say) would not be
+    done again but skipped, and the job would end as if all were well.
     """
     wanted = {spec.key: spec for spec in specs}
     found: dict[tuple[int, int], list[Inventory]] = {}
     for inventory in inventories:
+        if not believed(inventory, known):
+            log.warning("snapshot.unbelieved", step=inventory.step, made_in=inventory.generation, newest=known.newest)
+            continue
         found.setdefault((inventory.step, inventory.generation), []).append(inventory)
+    behind: list[Inventory] | None = None
     for moment in sorted(found, reverse=True):
         if _whole(found[moment], wanted):
-            return found[moment]
-    return None
+            if moment[0] != known.failed_after:
+                return found[moment]
+            behind = behind or found[moment]
+    return behind
 
 
 def _whole(inventories: Sequence[Inventory], wanted: Mapping[str, TensorSpec]) -> bool:
@@ -132,9 +197,14 @@ def _whole(inventories: Sequence[Inventory], wanted: Mapping[str, TensorSpec]) -
     return all(uncovered(specs[key], boxes[key]) is None for key in specs)
 
 
-def decide(tiers: Tiers, servers: Sequence[str], at: StoreAt | None, specs: Iterable[TensorSpec]) -> Decision:
-    """Return what to go on from: the newest whole state in memory, else the newest checkpoint, else nothing."""
-    chosen = choose(tiers.inventories(servers), specs) if servers else None
+def decide(
+    tiers: Tiers, servers: Sequence[str], at: StoreAt | None, specs: Iterable[TensorSpec], known: Known
+) -> Decision:
+    """Return what to go on from: the newest whole state in memory, else the checkpoint that is wanted, else nothing.
+
+    StateError where steps were safe once, and nothing is left of them.
+    """
+    chosen = choose(tiers.inventories(servers), specs, known) if servers else None
     if chosen:
         first = chosen[0]
         return Decision(
@@ -144,8 +214,25 @@ def decide(tiers: Tiers, servers: Sequence[str], at: StoreAt | None, specs: Iter
             facts=first.facts,
             offers=tuple(offer for inventory in chosen for offer in inventory.offers()),
         )
-    saved = tiers.checkpoint(at) if at else None
-    return saved or Decision(source=NONE)
+    saved = tiers.checkpoint(at, known.wanted, known.damaged) if at else None
+    reached = max(known.reached, known.newest)
+    if saved is not None:
+        if saved.step < reached:
+            again = f"step {reached} was in memory that is gone: from step {saved.step} on they are done again"
+            saved = replace(saved, detail="; ".join(filter(None, (saved.detail, again))))
+        return saved
+    if known.reached > 0 and not known.fresh:
+        where = f"{at.url} holds no checkpoint" if at is not None else "there is no store"
+        raise StateError(
+            f"step {known.reached} had been made and was held in memory, and nothing is left of it: no keeper holds a "
+            f"whole snapshot, and {where}. Trying again helps only if a node that held one comes back; to begin anew "
+            "at step 0, knowing that, start the job with elastic3d.run(..., fresh=True); with store= and every= less "
+            "would be lost next time"
+        )
+    detail = ""
+    if reached > 0:
+        detail = f"steps up to {reached} were made and are lost: the run begins at step 0 again"
+    return Decision(source=NONE, detail=detail)
 
 
 def check_facts(decision: Decision, order: Order, data: str = "") -> Mapping[str, Any]:
@@ -188,12 +275,13 @@ def dump(decision: Decision) -> bytes:
         for offer in decision.offers
     ]
     head = [decision.source, decision.step, decision.generation, decision.facts]
+    head += [decision.checkpoint, list(decision.damaged), decision.detail]
     return json.dumps([head, specs, offers], separators=(",", ":")).encode()
 
 
 def load(data: bytes) -> Decision:
     """Return the decision that `dump` wrote."""
-    (source, step, generation, facts), named, rows = json.loads(data)
+    (source, step, generation, facts, checkpoint, damaged, detail), named, rows = json.loads(data)
     specs = {key: TensorSpec(key=key, dtype=dtype, shape=tuple(shape)) for key, (dtype, shape) in named.items()}
     offers = tuple(
         Offered(
@@ -205,7 +293,16 @@ def load(data: bytes) -> Decision:
         )
         for key, start, stop, digest, offered_by, where in rows
     )
-    return Decision(source=source, step=step, generation=generation, facts=facts, offers=offers)
+    return Decision(
+        source=source,
+        step=step,
+        generation=generation,
+        facts=facts,
+        offers=offers,
+        checkpoint=checkpoint,
+        damaged=tuple(damaged),
+        detail=detail,
+    )
 
 
 class Nowhere:
@@ -215,10 +312,10 @@ class Nowhere:
         """Return nothing."""
         return ()
 
-    def checkpoint(self, at: StoreAt) -> Decision | None:
+    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> Decision | None:
         """Return nothing."""
         return None
 
-    def sources(self, decision: Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
+    def sources(self, decision: Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
         """Return nothing."""
         return {}

@@ -20,9 +20,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import structlog
 import torch
 from torch import nn
 
+from checkpointing.errors import MissingTile
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
@@ -40,6 +42,7 @@ from elastic3d.parallel.numerics.precision import Precision
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.numerics.update import finite, update
 from elastic3d.parallel.outside import Outside
+from elastic3d.parallel.reduction.units import reshard
 from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters
 from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
@@ -48,6 +51,8 @@ from elastic3d.port import Flags, Go, Port, StepRecord
 from elastic3d.training import identity, loading, restoring, starting
 from elastic3d.training.loss import Loss
 from elastic3d.values import Layout
+
+log = structlog.get_logger()
 
 
 class Run:
@@ -70,6 +75,7 @@ class Run:
         self._scale = LossScale.of(Precision.FP32)
         self._since = 0.0
         self._saved_step, self._saved_at = 0, self._clock.monotonic()
+        self._stored_step = 0
         self._save_asked = False
         self._outside: Outside | None = None
         torch.set_num_threads(self._assignment.threads)
@@ -233,16 +239,18 @@ class Run:
         with self._peers():
             assembly.prepare(batches)
             go = self._port.await_go()
-            decision = self._decide(assembly, go)
-        if decision.source != restoring.NONE:
-            if not starting.is_foreign(decision):
-                loading.check_model(decision, assembly.specs)
-            sources = self._tiers.sources(decision, self._assignment.store)
-            self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
-            self._scale = self._scale.restored(decision.facts or {})
+        decision = self._load(assembly, go, optimizer, schedule, batches)
         assembly.experts.settle(optimizer)
-        self._port.restored(decision.source, decision.step, decision.generation)
+        self._port.restored(
+            decision.source,
+            decision.step,
+            decision.generation,
+            detail=decision.detail,
+            damaged=decision.damaged,
+        )
         self._saved_step, self._saved_at = batches.step, self._clock.monotonic()
+        if decision.source == restoring.STORE:
+            self._stored_step = batches.step
         if decision.source != restoring.NONE:
             self._snapshot(checkpoint=False, wait=False)
         self._since = self._clock.monotonic()
@@ -331,6 +339,17 @@ class Run:
         with self._peers():
             return state_digest(assembly.mesh, assembly.model, self._optimizer)
 
+    def finish(self) -> int:
+        """Take a snapshot of the state that `main` left, for the store; return its step, -1 where none has to go there.
+
+        Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
+        """
+        if self._assignment.store is None or self.steps <= self._stored_step:
+            return -1
+        reshard(self._made().model)
+        self._snapshot(checkpoint=False, wait=True)
+        return self.steps
+
     def _made(self) -> Assembly:
         if self._assembly is None:
             raise UsageError("call run.shard first; and while measuring, nothing after run.restore is reached")
@@ -365,17 +384,62 @@ class Run:
                 "planned from; run the same script with the same arguments on every node"
             )
 
-    def _decide(self, assembly: Assembly, go: Go) -> restoring.Decision:
+    def _load(
+        self, assembly: Assembly, go: Go, optimizer: torch.optim.Optimizer, schedule: Any, batches: Batches
+    ) -> restoring.Decision:
+        """Bring the decided state into this rank, on all ranks the same; return the decision.
+
+        Whether a checkpoint's tiles are whole shows when they are read. Where any rank finds one that is damaged, all
+        go back to an older checkpoint.
+        """
+        damaged: tuple[str, ...] = ()
+        while True:
+            with self._peers():
+                decision = self._decide(assembly, go, damaged)
+            missing: MissingTile | None = None
+            if decision.source != restoring.NONE:
+                if not starting.is_foreign(decision):
+                    loading.check_model(decision, assembly.specs)
+                sources = self._tiers.sources(decision, self._assignment.store, self.rank)
+                try:
+                    self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
+                except MissingTile as error:
+                    if decision.source != restoring.STORE or not error.damaged:
+                        raise
+                    missing = error
+                self._scale = self._scale.restored(decision.facts or {})
+            with self._peers():
+                found_damaged = decision.source == restoring.STORE and assembly.mesh.highest(missing is not None) > 0
+            if not found_damaged:
+                return decision
+            log.warning(
+                "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
+            )
+            damaged = (*damaged, decision.checkpoint)
+
+    def _decide(self, assembly: Assembly, go: Go, damaged: tuple[str, ...]) -> restoring.Decision:
+        given = self._assignment
+        newest = assembly.mesh.highest(go.newest)
         decided = None
         if self.rank == 0:
-            store = self._assignment.store
-            decided = restoring.dump(restoring.decide(self._tiers, go.servers, store, assembly.specs))
+            known = restoring.Known(
+                generation=given.generation,
+                newest=newest,
+                reached=go.reached,
+                fresh=given.fresh,
+                wanted=given.restore,
+                damaged=damaged,
+                failed_after=go.failed_after,
+            )
+            decided = restoring.dump(restoring.decide(self._tiers, go.servers, given.store, assembly.specs, known))
         return starting.from_the_start(restoring.load(assembly.mesh.broadcast(decided)))
 
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
         tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)
         assert self._optimizer is not None
         facts = loading.facts(self._ready_batches(), self._optimizer, self._schedule, self._ledger, self._scale)
+        if self._assignment.restore not in restoring.MOVING:
+            facts[restoring.BEGUN_FROM] = self._assignment.restore
         self._port.snapshot(self.steps, tiles, facts, checkpoint=checkpoint, wait=wait)
 
     def _vote(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
-from checkpointing import open_checkpoint, read_latest
-from checkpointing.errors import CheckpointError, StoreUnfit
+from checkpointing import Checkpoint, Ref, Store, open_checkpoint, read_latest, resolve_name
+from checkpointing.errors import CheckpointError, FormatError, NewerFormat, NoCheckpoint, StoreUnfit
+from checkpointing.reading.naming import LATEST, VERIFIED, history
 from checkpointing.reading.packs import PackSource
 from checkpointing.reading.sources import TileSource
 from checkpointing.reading.tier import DiskTier
@@ -32,30 +35,55 @@ class KeepersAndStore:
         """Return what the reachable keepers hold, their own trainers' snapshots and replicas."""
         return inventories(servers, self._run_id)
 
-    def checkpoint(self, at: StoreAt) -> restoring.Decision | None:
-        """Return the newest checkpoint, None where nothing was committed; StateError where it cannot be trusted."""
+    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> restoring.Decision | None:
+        """Return the checkpoint that is wanted, None where nothing was committed; StateError where none can be had.
+
+        "latest" and "verified" fall back to older ones where they are damaged, and the decision says so. Any other one
+        is where the run began: once a newer checkpoint goes back to it, that one is meant.
+        """
         try:
             store = open_to_read(at)
             ref = read_latest(store)
             if ref is None or ref.checkpoint is None:
+                if wanted not in (LATEST, VERIFIED):
+                    raise StateError(f"restore={wanted!r}: nothing was ever committed under {at.url}")
                 return None
-            found = open_checkpoint(store, ref)
+            if wanted not in (LATEST, VERIFIED):
+                return self._begun_from(store, ref, wanted, damaged).decision(at)
+            candidates: Iterator[str] = committed_names(store, ref)
+            if wanted == VERIFIED:
+                if ref.verified is None:
+                    raise StateError(f"restore='verified': no checkpoint under {at.url} was verified yet")
+                first = ref.verified.checkpoint
+                candidates = itertools.dropwhile(lambda name: name != first, candidates)
+            return _newest(store, candidates, damaged).decision(at)
         except (CheckpointError, OSError) as error:
+            what = "the newest checkpoint" if wanted == LATEST else f"checkpoint {wanted!r}"
             raise StateError(
-                f"the newest checkpoint under {at.url} cannot be read: {error}. "
-                f"`elastic3d ckpt verify {at.url}` says more"
+                f"{what} under {at.url} cannot be read: {error}. `elastic3d ckpt verify {at.url}` says more"
             ) from error
-        return restoring.Decision(
-            source=restoring.STORE,
-            step=found.step,
-            generation=found.made_in,
-            facts=found.facts,
-            offers=tuple(found.offers(STORE_SOURCE)),
-        )
 
-    def sources(self, decision: restoring.Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
-        """Return one source per keeper that offers a tile, and the store, behind the disk where there is one."""
+    def _begun_from(self, store: Store, ref: Ref, wanted: str, damaged: Sequence[str]) -> _Found:
+        try:
+            newest = _newest(store, committed_names(store, ref), damaged)
+        except NoCheckpoint:
+            pass
+        else:
+            if newest.checkpoint.facts.get(restoring.BEGUN_FROM) == wanted:
+                return newest
+        name = resolve_name(store, wanted)
+        if name in damaged:
+            raise NoCheckpoint(f"its tiles are damaged, and restore={wanted!r} asks for this one and no other")
+        return _Found(checkpoint=open_checkpoint(store, name))
+
+    def sources(self, decision: restoring.Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
+        """Return one source per keeper that offers a tile, and the store, behind the disk where there is one.
+
+        Each rank begins with another keeper: what all of them hold is then not asked of one alone.
+        """
         names = sorted({offer.source for offer in decision.offers})
+        first = rank % len(names) if names else 0
+        names = [*names[first:], *names[:first]]
         sources: dict[str, TileSource] = {}
         for name in names:
             if name != STORE_SOURCE:
@@ -77,3 +105,55 @@ def _stored(at: StoreAt) -> dict[str, TileSource]:
         except StoreUnfit as error:
             log.warning("cache.unfit", error=str(error))
     return {packs.name: packs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A checkpoint that can be opened. passed: newer ones that are damaged, with the reason where it is known."""
+
+    checkpoint: Checkpoint
+    passed: Mapping[str, str] = field(default_factory=dict)
+
+    def decision(self, at: StoreAt) -> restoring.Decision:
+        detail = ""
+        if self.passed:
+            damaged = "; ".join(name + (f" ({why})" if why else "") for name, why in self.passed.items())
+            detail = (
+                f"damaged under {at.url}, and passed over: {damaged}; the newest that can be read is of step "
+                f"{self.checkpoint.step}, and the steps after it are done again; `elastic3d ckpt verify` says more"
+            )
+        return restoring.Decision(
+            source=restoring.STORE,
+            step=self.checkpoint.step,
+            generation=self.checkpoint.made_in,
+            facts=self.checkpoint.facts,
+            offers=tuple(self.checkpoint.offers(STORE_SOURCE)),
+            checkpoint=self.checkpoint.name,
+            damaged=tuple(self.passed),
+            detail=detail,
+        )
+
+
+def committed_names(store: Store, ref: Ref) -> Iterator[str]:
+    """Yield all committed checkpoints, newest first; the history is read when it is come to."""
+    yield from ref.committed
+    for part in history(store, ref.older):
+        yield from part.checkpoints
+
+
+def _newest(store: Store, candidates: Iterable[str], damaged: Sequence[str]) -> _Found:
+    """Return the first that can be opened and is not known to be damaged; CheckpointError when none is."""
+    passed: dict[str, str] = {}
+    last: CheckpointError | None = None
+    for name in candidates:
+        if name in damaged:
+            passed[name] = "its tiles"
+            continue
+        try:
+            return _Found(checkpoint=open_checkpoint(store, name), passed=passed)
+        except NewerFormat:
+            raise
+        except (FormatError, NoCheckpoint) as error:
+            passed[name], last = str(error), error
+    shown = ", ".join(passed)
+    raise NoCheckpoint(f"none of its checkpoints is whole ({shown})" + (f": {last}" if last is not None else ""))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from elastic3d import output
 from elastic3d.admission import host
 from elastic3d.admission.check import Check, Work, run_checks
 from elastic3d.admission.reach import Target, neighbours, reach
@@ -52,7 +52,7 @@ def admit(
             failed = [check for check in checks if not check.ok]
         for check in checks:
             if check.ok and check.detail:
-                sys.stderr.write(f"elastic3d: admission: {check.name}: {check.detail}\n")
+                output.say(f"admission: {check.name}: {check.detail}")
         if not failed:
             take_back(client, settings.root, settings.node)
             return
@@ -61,7 +61,7 @@ def admit(
         try:
             leave_word(client, settings.root, word)
         except EtcdError as problem:
-            sys.stderr.write(f"elastic3d: admission: etcd does not hear why: {problem}\n")
+            output.say(f"admission: etcd does not hear why: {problem}")
         raise error
 
 

@@ -39,11 +39,16 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRestored:
-    """Trainer: the state is loaded, from `source`; what it came from must be kept for now."""
+    """Trainer: the state is loaded, from `source`; what it came from must be kept for now.
+
+    detail: what a person should know of it. damaged: checkpoints that were passed over.
+    """
 
     source: str
     step: int
     generation: int
+    detail: str = ""
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +89,10 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Trainer, last message: main returned."""
+    """Trainer, last message: main returned. unsaved: the step that goes to the store yet, -1 for none."""
 
     digest: str | None
+    unsaved: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from checkpointing import Store
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership.records import SavedStep
 from elastic3d.values import Generation
-from elastic3d.worker.committer import CommitDone, CommitFailed, Committer, Found
+from elastic3d.worker.committer import CommitDone, CommitFailed, CommitNeedless, Committer, Found
 from elastic3d.worker.figures import Figures
 from elastic3d.worker.housekeeping import Housekeeper, SweepFailed, Swept, Told, Verified, VerifyFailed
 from elastic3d.worker.journal import Journal
@@ -22,7 +22,10 @@ COMMIT_PATIENCE = 10.0
 
 
 class Checkpoints:
-    """Called on the keeper's main thread, which hears of writes through `tell` and hands what it heard to `heard`."""
+    """Called on the keeper's main thread, which hears of writes through `tell` and hands what it heard to `heard`.
+
+    settled: hears, on the committer's thread, of each save that is committed, or with the error that never will be.
+    """
 
     def __init__(
         self,
@@ -35,11 +38,13 @@ class Checkpoints:
         figures: Figures,
         clock: Clock = SYSTEM,
         rest: Callable[[int], float] = rest_after,
+        settled: Callable[[SavedStep, str], None] = lambda saved, error: None,
     ) -> None:
+        self._settled = settled
         self._slots, self._journal, self._figures, self._clock = slots, journal, figures, clock
         self._leads = False
         self._written: dict[int, SavedStep] = {}
-        writer = Writer(store, saving, len(slots))
+        self._writer = writer = Writer(store, saving, len(slots))
         self._housekeeper = Housekeeper(store, saving, self._kept, clock=clock)
         self._committer = Committer(store, self._committed, clock=clock)
         self._uploaders = [Uploader(slot, writer.write, tell, patience=self._patience, rest=rest) for slot in slots]
@@ -65,6 +70,10 @@ class Checkpoints:
         self._leads = False
         self._written.clear()
 
+    def distrust(self, damaged: Collection[str]) -> None:
+        """Build no checkpoint on these, which were found damaged."""
+        self._writer.distrust(damaged)
+
     # Snapshots.
 
     def offer(self, slot: int, step: int, generation: Generation) -> None:
@@ -78,6 +87,10 @@ class Checkpoints:
         for uploader in self._uploaders:
             uploader.flush(step, generation)
         return there
+
+    def retry(self, slot: int, step: int, generation: Generation) -> None:
+        """Write a slot's snapshot of `step` once more: it could not be written."""
+        self._uploaders[slot].flush(step, generation, again=True)
 
     def heard(self, event: Written | WriteFailed) -> SavedStep | None:
         """Take note of what came of a write; return the save that all slots of the node have written now."""
@@ -112,7 +125,7 @@ class Checkpoints:
     def _patience(self) -> float:
         return COMMIT_PATIENCE if self._leads else 0.0
 
-    def _committed(self, event: CommitDone | CommitFailed | Found) -> None:
+    def _committed(self, event: CommitDone | CommitFailed | CommitNeedless | Found) -> None:
         """Take note of a commit; on the committer's thread, for the main one may be waiting for it to end."""
         now = self._clock.monotonic()
         match event:
@@ -121,6 +134,8 @@ class Checkpoints:
                     self._figures.committed(event.step, now - event.age)
                 if event.verified_age is not None:
                     self._figures.verified(event.verified_step, now - event.verified_age)
+            case CommitNeedless():
+                self._settled(event.saved, "")
             case CommitFailed():
                 self._failed(event, now)
             case CommitDone():
@@ -135,6 +150,7 @@ class Checkpoints:
         if event.saved is not None and not event.again:
             for uploader in self._uploaders:
                 uploader.settled(event.saved)
+            self._settled(event.saved, event.error)
 
     def _done(self, event: CommitDone, now: float) -> None:
         self._journal.emit("checkpoint.committed", step=event.saved.step)
@@ -142,6 +158,7 @@ class Checkpoints:
             self._journal.emit("checkpoint.mended", step=event.saved.step)
         for uploader in self._uploaders:
             uploader.settled(event.saved)
+        self._settled(event.saved, "")
         self._housekeeper.committed(event.committed.checkpoint, event.saved.step, now)
 
     def _kept(self, event: Told) -> None:

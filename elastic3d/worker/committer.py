@@ -7,7 +7,6 @@ again, ever more rarely; ranks that are still writing are waited for; a later sa
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from checkpointing import Committed, Ref, Store, commit, fence
 from checkpointing.errors import CheckpointError, CommitRefused, Fenced, Incomplete, Superseded
 from checkpointing.format import names
 from checkpointing.keeping.time import modified_at, store_time
+from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership.records import SavedStep
 
@@ -46,6 +46,13 @@ class CommitFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitNeedless:
+    """A save, or one that comes after it, was a committed checkpoint already."""
+
+    saved: SavedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What the store held when it was fenced: steps of `latest` and `verified`, -1 for none, and their ages in seconds.
 
@@ -58,7 +65,7 @@ class Found:
     verified_age: float | None
 
 
-Told = CommitDone | CommitFailed | Found
+Told = CommitDone | CommitFailed | CommitNeedless | Found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,8 +94,8 @@ class Committer:
         self._saves: dict[SavedStep, _Task] = {}
         self._done: set[SavedStep] = set()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="elastic3d-commit", daemon=True)
-        self._thread.start()
+        self._trying: tuple[SavedStep | None, _Task] | None = None
+        self._thread = threads.start(self._run, name="elastic3d-commit", edge=threads.Edge.AGAIN, failed=self._broken)
 
     def fence(self, number: int) -> None:
         """Put the number into `latest`, so that no older leader can commit any more."""
@@ -110,11 +117,21 @@ class Committer:
                 return
             now = self._clock.monotonic()
             if self._fence is not None and now >= self._fence.due:
+                self._trying = (None, self._fence)
                 self._try_fence(self._fence)
             for saved in sorted(self._saves, key=lambda s: (s.made_in, s.step, s.attempt), reverse=True):
                 task = self._saves.get(saved)
                 if task is not None and now >= task.due:
+                    self._trying = (saved, task)
                     self._try_commit(saved, task)
+            self._trying = None
+
+    def _broken(self, error: BaseException) -> None:
+        """Try again later what failed in a way nobody foresaw; what is asked at the end is then given up."""
+        trying, self._trying = self._trying, None
+        if trying is not None:
+            saved, task = trying
+            self._say(task, saved, f"{type(error).__name__}: {error}", again=True)
 
     def _hear(self) -> None:
         """Take what was asked; wait for it as long as nothing else is to be done."""
@@ -132,7 +149,9 @@ class Committer:
         now = self._clock.monotonic()
         if saved is None:
             self._fence = _Task(number=number, since=now)
-        elif saved not in self._done:
+        elif saved in self._done:
+            self._told(CommitNeedless(saved=saved))
+        else:
             self._saves[saved] = _Task(number=number, since=now)
 
     def _tasks(self) -> list[_Task]:
@@ -168,6 +187,7 @@ class Committer:
                 self._later(task)
         except Superseded:
             del self._saves[saved]
+            self._told(CommitNeedless(saved=saved))
         except Fenced as error:
             # A newer leader commits what is there.
             self._say(task, saved, str(error), again=False, deposed=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from elastic3d import threads
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.table import Table
@@ -52,7 +53,7 @@ class Copier:
         """Begin; the one before must have been finished."""
         if not self._started:
             self._started = True
-            threading.Thread(target=self._run, name="snapshot-copy", daemon=True).start()
+            threads.start(self._run, name="snapshot-copy")
         self._running = copy
         self._copies.put(copy)
 

@@ -71,13 +71,18 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A trainer has its state. source: "none", "memory" or "store"; of which step and generation."""
+    """A trainer has its state. source: "none", "memory" or "store"; of which step and generation.
+
+    detail: what a person should know of it. damaged: checkpoints that were passed over.
+    """
 
     slot: int
     trainer: int
     source: str
     step: int
     generation: int
+    detail: str = ""
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +119,23 @@ class SnapshotHeld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuddyUnreachable:
+    """No snapshot could be sent to the buddy at `address` for `seconds`; `error` is how the last try ended."""
+
+    slot: int
+    address: str
+    seconds: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerExited:
     """A trainer and its whole process group are dead and reaped; the last event of that trainer.
 
     step: the last step it committed or left at, -1 for none. code: exit code, or minus the signal's number.
     digest: of the final state, where kind is `done` and it was computed. fault: where kind is `user_error` or
-    `peer_lost`. detail: one line for people.
+    `peer_lost`. unsaved: where kind is `done`, the step that goes to the store yet, -1 for none. detail: one line for
+    people.
     """
 
     slot: int
@@ -129,6 +145,7 @@ class TrainerExited:
     code: int
     digest: str | None = None
     fault: TrainerFault | None = None
+    unsaved: int = -1
     detail: str = ""
 
 
@@ -156,6 +173,13 @@ class SlotSignalled:
     number: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotAlive:
+    """The slot's companion keeper answers: it was asked whether it is there."""
+
+    slot: int
+
+
 SlotEvent = (
     Measured
     | Started
@@ -164,6 +188,8 @@ SlotEvent = (
     | StepCommitted
     | SnapshotTaken
     | SnapshotHeld
+    | BuddyUnreachable
+    | SlotAlive
     | TrainerExited
     | TemplateDied
     | SlotLost

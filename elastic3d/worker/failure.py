@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 
+from elastic3d import output
 from elastic3d.errors import Elastic3dError
 from elastic3d.worker.events import TrainerExited
 
 TRACEBACK = "Traceback (most recent call last):"
 """How a traceback begins."""
+
+FLUSH_PATIENCE = 2.0
+"""Seconds that the last words of a process have to be written."""
 
 
 def record(error: BaseException) -> None:
@@ -20,8 +23,7 @@ def record(error: BaseException) -> None:
     text = str(error)
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     # torchrun shows what its file says when it ends: a traceback is read once.
-    sys.stderr.write(f"elastic3d: {text.partition(TRACEBACK)[0].rstrip() if path else text}\n")
-    sys.stderr.flush()
+    output.say(text.partition(TRACEBACK)[0].rstrip() if path else text)
     if path:
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
         message = {"message": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}", "extraInfo": extra}
@@ -30,7 +32,8 @@ def record(error: BaseException) -> None:
             with open(path, "w") as file:
                 json.dump({"message": message}, file)
         except OSError as problem:
-            sys.stderr.write(f"elastic3d: torchrun's error file {path} could not be written: {problem}\n")
+            output.say(f"torchrun's error file {path} could not be written: {problem}")
+    output.flush(FLUSH_PATIENCE)
 
 
 def ended(detail: str, raised: str) -> str:

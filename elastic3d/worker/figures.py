@@ -21,7 +21,7 @@ class Figures:
         self._verified: tuple[int, float] | None = None
         self._health, self._failed = WELL, -1
         self._made: dict[int, float] = {}
-        self._training = ""
+        self._stale = self._training = ""
 
     def training(self, trouble: str) -> None:
         """Take note of what is wrong with the training itself, "" for nothing."""
@@ -34,6 +34,10 @@ class Figures:
         self._made[record.step] = now
         if record.safe_step >= 0 and (self._snapshot is None or self._snapshot[0] != record.safe_step):
             self._snapshot = (record.safe_step, self._made.get(record.safe_step, now))
+
+    def stale(self, detail: str) -> None:
+        """Take note that the safe step is too old, with "" that it is not."""
+        self._stale = detail
 
     def committed(self, step: int, now: float) -> bool:
         """Take note of a checkpoint that is durable; return whether something had failed before, which is over."""
@@ -84,7 +88,7 @@ class Figures:
             checkpoint_age=checkpoint_age,
             verified_step=verified_step,
             verified_age=verified_age,
-            health=self._training or self._health,
+            health="; ".join(p for p in (self._training, self._health, self._stale) if p and p != WELL) or WELL,
         )
 
 

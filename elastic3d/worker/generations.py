@@ -12,23 +12,29 @@ from elastic3d.membership import events as m
 from elastic3d.membership import topology
 from elastic3d.port import Go
 from elastic3d.rendezvous.settings import Settings
-from elastic3d.values import Generation, Node
+from elastic3d.values import Cause, Generation, Node
 from elastic3d.worker import events as w
 from elastic3d.worker.failure import words
 from elastic3d.worker.figures import Figures
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Options
+from elastic3d.worker.safety import MOST_SECONDS, SafeStep
 from elastic3d.worker.slot import Slot
 from elastic3d.worker.world import World, assignment
+
+UNREACHABLE = 60.0
+"""Seconds for which a node that took no snapshots is not asked to again, while there is another."""
 
 TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.TrainerExited
 
 
 class Generations:
-    """Worlds by their generation's key. running: the generation that was told to go last. finished: `main` returned.
+    """Worlds by their generation's key. running: the generation that was told to go last.
 
-    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave. raised:
-    what the script raised here last, with its traceback. tell: what the membership hears.
+    finished: `main` returned, and what it left is in the store where there is one (`Ending`).
+
+    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave.
+    raised: what the script raised here last, with its traceback. tell: what the membership hears.
     """
 
     def __init__(
@@ -50,6 +56,9 @@ class Generations:
         self.own_buddy: Node | None = None
         self.finished = False
         self.raised = ""
+        self._out_of_reach: dict[str, float] = {}
+        self._safe_step: SafeStep | None = None
+        self._stale_told: float | None = None
 
     def prepare(self, generation: Generation, me: Node) -> None:
         """Fork the trainers of a generation; they build everything and wait."""
@@ -70,15 +79,17 @@ class Generations:
             for node in (*generation.nodes, *generation.spares)
             for place in node.slots
         )
-        at = next(i for i, node in enumerate(generation.nodes) if node.name == me.name)
-        buddy = generation.nodes[topology.buddies(generation.nodes)[at]]
         self.running = generation
+        self._safe_step = None
+        self._fresh()
         for slot in self._slots:
             slot.set_generation(generation.number)
-        self.own_buddy = buddy if buddy.id != me.id else None
+        self.own_buddy = self._buddy_of(me)
         self.keep_with(self.own_buddy)
+        failed_after = generation.tried_at if generation.cause is Cause.ERROR else -1
+        go = Go(servers=servers, reached=generation.reached, failed_after=failed_after)
         for slot in self._slots:
-            slot.go(world.trainers[slot.index], Go(servers=servers))
+            slot.go(world.trainers[slot.index], go)
 
     def keep_with(self, buddy: Node | None) -> None:
         """Have the snapshots copied to `buddy` from now on, those included that only another has."""
@@ -86,7 +97,76 @@ class Generations:
         for world in self.worlds.values():
             world.held.clear()
         for slot in self._slots:
-            slot.set_buddy(f"{buddy.address}:{buddy.slots[slot.index].tile_port}" if buddy is not None else None)
+            slot.set_buddy(self._address_of(buddy, slot.index) if buddy is not None else None)
+
+    def _buddy_of(self, me: Node) -> Node | None:
+        """Return who is to hold this node's snapshots: one that was not out of reach lately.
+
+        None where it is alone. Where all are out of reach, the snapshots stay at home for a while if there is a store,
+        for no checkpoint is made of them otherwise; without one what the buddy has still is worth more.
+        """
+        assert self.running is not None
+        now, nodes = self._clock.monotonic(), self.running.nodes
+        self._out_of_reach = {id: at for id, at in self._out_of_reach.items() if now - at < UNREACHABLE}
+        able = [node for node in nodes if node.id == me.id or node.id not in self._out_of_reach]
+        if len(able) == 1 and self._options.store is None:
+            able = [me, *sorted((n for n in nodes if n.id != me.id), key=lambda n: self._out_of_reach[n.id])[:1]]
+        at = next(i for i, node in enumerate(able) if node.id == me.id)
+        buddy = able[topology.buddies(able)[at]]
+        return buddy if buddy.id != me.id else None
+
+    def unreachable(self, event: w.BuddyUnreachable, me: Node) -> None:
+        """Have the snapshots copied to another node, where the present buddy is the one that does not take them."""
+        if self.buddy is not None and event.address == self._address_of(self.buddy, event.slot):
+            self._choose(me, f"{event.address} took no snapshot for {event.seconds:.1f} s: {event.error}")
+
+    def _choose(self, me: Node, why: str) -> None:
+        former = self.buddy
+        if former is not None:
+            self._out_of_reach[former.id] = self._clock.monotonic()
+        buddy = self._buddy_of(me)
+        if buddy != former:
+            names = [node.name if node is not None else None for node in (buddy, former)]
+            self._journal.emit("buddy.changed", buddy=names[0], former=names[1], detail=why)
+            self.own_buddy = buddy
+            self.keep_with(buddy)
+
+    def _address_of(self, buddy: Node, slot: int) -> str:
+        return f"{buddy.address}:{buddy.slots[slot].tile_port}"
+
+    def look_after_snapshots(self, me: Node) -> None:
+        """Tell of a safe step that is too old, and act where this node is the reason. Called after each step."""
+        now = self._clock.monotonic()
+        if self.running is None or self._safe_step is None or len(self.running.nodes) < 2:
+            return
+        if self.buddy is None and not self._out_of_reach_lately(now):
+            self._choose(me, "other nodes are tried again")
+        stale = self._safe_step.stale(now)
+        if stale is None:
+            if self._stale_told is not None:
+                self._journal.emit("snapshot.fresh", **self._safe_step.newest())
+            self._fresh()
+            return
+        self._figures.stale(str(stale))
+        if self._stale_told is not None and now - self._stale_told < MOST_SECONDS:
+            return
+        world = self.worlds.get(self.running.key)
+        held = world.held if world is not None else {}
+        # Whoever holds no more than all do is who the others wait for.
+        slots = [slot.index for slot in self._slots if held.get(slot.index, -1) <= stale.safe_step]
+        first = world is not None and world.first_rank == 0
+        if self._stale_told is None and (slots or first):
+            self._journal.emit("snapshot.stale", step=stale.step, safe_step=stale.safe_step, age=stale.age, slots=slots)
+        self._stale_told = now
+        if slots and self.buddy is not None:
+            self._choose(me, str(stale))
+
+    def _out_of_reach_lately(self, now: float) -> bool:
+        return any(now - at < UNREACHABLE for at in self._out_of_reach.values())
+
+    def _fresh(self) -> None:
+        self._stale_told = None
+        self._figures.stale("")
 
     def trainers(self, key: str) -> list[tuple[Slot, int]]:
         """Return the living trainers of a generation, with their slots."""
@@ -136,8 +216,17 @@ class Generations:
                 return
             case w.StepCommitted() if event.slot == 0:
                 record = event.record
-                self._figures.stepped(record, self._clock.monotonic())
-                self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere))
+                now = self._clock.monotonic()
+                self._figures.stepped(record, now)
+                if self._safe_step is not None:
+                    self._safe_step.stepped(record.step, record.safe_step, now)
+                # Without snapshots nothing is ever held: what was made counts, for beginning anew loses it all.
+                kept = self._options.snapshot_every > 0 or self._options.store is not None
+                safe = record.safe_step if kept else record.step
+                self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
+            case w.Restored() if event.slot == 0:
+                now = self._clock.monotonic()
+                self._safe_step = SafeStep(every=self._options.snapshot_every, start=event.step, now=now)
             case w.TrainerExited():
                 self._exited(event, key, world, rank)
             case _:
@@ -146,11 +235,12 @@ class Generations:
 
     def _exited(self, event: w.TrainerExited, key: str, world: World, rank: int) -> None:
         world.ended[event.slot] = event.step
+        world.failed |= event.kind not in (w.ExitKind.DONE, w.ExitKind.LEFT)
         match event.kind:
             case w.ExitKind.DONE:
-                if world.over:
-                    self.finished = True
-                    self._tell(m.Finished(key=key))
+                world.unsaved = max(world.unsaved, event.unsaved)
+                if world.over and not world.failed:
+                    world.returned_at = self._clock.monotonic()
             case w.ExitKind.LEFT:
                 world.leaving_since = self._clock.monotonic()
             case w.ExitKind.STOPPED:
@@ -177,5 +267,5 @@ class Generations:
                 if not world.stopping:
                     self._tell(m.Faulted(key=key, detail=detail))
                 self.stop(key)
-        if world.over and world.leaving_since is None:
+        if world.over and world.leaving_since is None and world.returned_at is None:
             self.worlds.pop(key, None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from checkpointing import Collected, Retention, Store, collect, mark_verified, o
 from checkpointing.errors import CheckpointError
 from checkpointing.format.manifest import StoredTile
 from checkpointing.format.tiles import Box, TensorSpec
+from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.worker.options import Saving, Verification
 
@@ -104,8 +104,7 @@ class Housekeeper:
         self._store, self._saving, self._told, self._clock = store, saving, told, clock
         self._jobs: queue.SimpleQueue[tuple[str, int, float] | None] = queue.SimpleQueue()
         self._collected_at: float | None = None
-        self._thread = threading.Thread(target=self._run, name="elastic3d-keep", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name="elastic3d-keep", edge=threads.Edge.AGAIN)
 
     def committed(self, name: str, step: int, at: float) -> None:
         """Look after a checkpoint that was committed `at` (monotonic)."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+from elastic3d import output, threads
 from elastic3d.clock import SYSTEM
-from elastic3d.log import EventLog
+from elastic3d.log import LIMIT, EventLog
 from elastic3d.membership import events as m
 from elastic3d.values import Generation
 from elastic3d.worker import events as w
@@ -16,7 +16,8 @@ SAID = (
     *("admission.failed", "script.raised", "generation.sealed", "member.fenced"),
     *("node.draining", "node.leaving", "peer.lost"),
     *("training.progress", "loss.nonfinite", "step.late", "nodes.awaited"),
-    *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended"),
+    *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended", "etcd.rolled_back"),
+    *("snapshot.stale", "snapshot.fresh", "buddy.changed"),
     *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified"),
     *("checkpoint.behind", "job.ended"),
 )
@@ -28,9 +29,9 @@ WELL = (w.ExitKind.DONE, w.ExitKind.LEFT, w.ExitKind.MEASURED, w.ExitKind.STOPPE
 class Journal:
     """One node's event file, none where `folder` is None; what matters most is said on stderr too."""
 
-    def __init__(self, folder: str | None, run_id: str, node: str) -> None:
+    def __init__(self, folder: str | None, run_id: str, node: str, *, limit: int = LIMIT) -> None:
         path = Path(folder) / f"{node}-0.jsonl" if folder else None
-        self._log = EventLog(path, run=run_id, node=node, slot=0)
+        self._log = EventLog(path, limit=limit, run=run_id, node=node, slot=0)
         self._sealed = self._proposed = ""
         self._etcd_lost_at: float | None = None
         self._failing = False
@@ -46,8 +47,26 @@ class Journal:
                 for key, value in fields.items()
                 if value not in (None, "", []) and key != "traceback"
             )
-            sys.stderr.write(f"elastic3d: {name} {words}\n")
-            sys.stderr.flush()
+            output.say(f"{name} {words}")
+
+    def thread_failed(self, failure: threads.ThreadFailure) -> None:
+        """Write what reached the edge of a thread, with its traceback; before the process ends, to the disk."""
+        self._log.emit(
+            "thread.failed",
+            thread=failure.thread,
+            error=failure.error,
+            traceback=failure.traceback,
+            consequence=str(failure.edge),
+            times=failure.times,
+        )
+        output.say(f"{threads.words(failure)}\n{failure.traceback.rstrip()}")
+        if failure.edge is threads.Edge.PROCESS:
+            self._log.flush(1.0)
+            output.flush(1.0)
+
+    def flush(self, patience: float) -> bool:
+        """Wait until all events are written, at most `patience` seconds; return whether they are."""
+        return self._log.flush(patience)
 
     def close(self) -> None:
         """Close the file."""
@@ -55,6 +74,8 @@ class Journal:
 
     def noted(self, event: m.Event) -> None:
         """Write what the watch says of generations, once each, and how etcd is."""
+        if isinstance(event, m.Listed) and event.rolled_back and event.tier is m.Tier.BOARD:
+            self.emit("etcd.rolled_back", revision=event.revision)
         for item in event.items if isinstance(event, m.Listed) else (event,):
             match item:
                 case m.GenerationPut() if item.generation.key != self._sealed and item.generation.nodes:
@@ -87,7 +108,10 @@ class Journal:
             case w.Started():
                 log.emit("trainer.started", pid=event.pid)
             case w.Restored():
-                log.emit("state.restored", source=event.source, step=event.step)
+                detail = event.detail or None
+                log.emit("state.restored", source=event.source, step=event.step, detail=detail)
+                if detail and rank == 0:
+                    output.say(f"state.restored source={event.source} step={event.step} {detail}")
             case w.StepCommitted() if rank == 0:
                 record = event.record
                 log.emit(
@@ -102,6 +126,9 @@ class Journal:
                 )
             case w.TrainerExited():
                 error = None if event.kind in WELL else event.detail or None
+                if event.kind is w.ExitKind.PEER_LOST and event.fault is not None:
+                    # The only place where it is kept: nobody is told of it when a peer was lost indeed.
+                    error = f"{error}: {event.fault.kind}: {event.fault.message}\n\n{event.fault.traceback}"
                 log.emit("trainer.exited", kind=str(event.kind), step=event.step, error=error)
             case _:
                 pass

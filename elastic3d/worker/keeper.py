@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from checkpointing import Store
 from checkpointing.stores.retrying import Trouble
-from elastic3d import notices
+from elastic3d import notices, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
@@ -34,11 +34,13 @@ from elastic3d.values import Slot as Place
 from elastic3d.worker import events as w
 from elastic3d.worker.admit import admit
 from elastic3d.worker.checkpoints import Checkpoints
+from elastic3d.worker.ending import Ending
 from elastic3d.worker.failure import ended
 from elastic3d.worker.figures import Figures
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.leaving import Leaving
+from elastic3d.worker.meeting import Meeting
 from elastic3d.worker.options import Options
 from elastic3d.worker.progress import Progress
 from elastic3d.worker.slot import Slot
@@ -69,7 +71,8 @@ class Keeper:
 
     def __init__(self, settings: Settings, options: Options, slots: Sequence[Slot], inbox: Inbox) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
-        self._journal = Journal(options.events, settings.run_id, settings.node)
+        self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
+        threads.report_to(self._journal.thread_failed)
         self._figures = Figures()
         self._generations = Generations(
             settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
@@ -123,11 +126,9 @@ class Keeper:
     # Taking part.
 
     def _take_part(self, profile: ModelProfile, store: Store | None, floor: int) -> None:
-        from torch._C._distributed_c10d import TCPStore
-
         client = connect(self._settings)
         links = Links(self._settings.address, lambda event: self._hear_peer(event))
-        meeting = TCPStore(self._settings.address, 0, is_master=True, wait_for_workers=False, use_libuv=True)
+        self._meeting = meeting = Meeting(self._settings.address)
         node = Node(
             name=self._settings.node,
             incarnation=secrets.token_hex(6),
@@ -148,7 +149,9 @@ class Keeper:
                 self._inbox.put,
                 journal=self._journal,
                 figures=self._figures,
+                settled=lambda saved, error: self._tell(m.Settled(saved=saved, error=error)),
             )
+        self._ending = Ending(self._generations, self._checkpoints, self._tell)
         self._leaving = Leaving(
             self._generations,
             self._checkpoints,
@@ -162,7 +165,7 @@ class Keeper:
             watcher = notices.watch(self._settings.notices, self._inbox.put)
             while self._exit is None:
                 self._handle(self._next())
-                if self._exit is not None and self._exit.rejoin and not self._leaving.told:
+                if self._exit is not None and self._exit.rejoin:
                     self._rejoin(client, links, record)
             if watcher is not None and not self._exit.failed:
                 watcher.acknowledge()
@@ -179,7 +182,7 @@ class Keeper:
             if self._checkpoints is not None:
                 self._checkpoints.close_committer(self._close_patience())
             client.close()
-            del meeting
+            meeting.close()
         self._end()
 
     def _join(self, client: EtcdClient, links: Links, record: MemberRecord, *, again: bool = False) -> None:
@@ -195,8 +198,8 @@ class Keeper:
             heard=lambda there: self._inbox.put(EtcdHeard(there)),
             noted=self._noted,
         )
-        self._member.start(links, again=again)
-        self._journal.emit("member.joined", incarnation=record.node.incarnation)
+        if self._member.start(links, again=again, end_seen=self._settings.end_seen):
+            self._journal.emit("member.joined", incarnation=record.node.incarnation)
 
     def _rejoin(self, client: EtcdClient, links: Links, record: MemberRecord) -> None:
         """Come back as a newcomer after the others put this node out; what the slots hold in memory stays."""
@@ -236,8 +239,8 @@ class Keeper:
     def _next(self) -> object:
         """Return the next thing to handle; None when only time has passed while this node or its trainers leave."""
         try:
-            pause = self._leaving.pause
-            return self._inbox.get(timeout=LOOKS if pause is None else min(pause, LOOKS))
+            pauses = [pause for pause in (self._leaving.pause, self._ending.pause) if pause is not None]
+            return self._inbox.get(timeout=min([*pauses, LOOKS]))
         except queue.Empty:
             return None
 
@@ -248,6 +251,7 @@ class Keeper:
             case acts.Go():
                 if self._checkpoints is not None:
                     self._checkpoints.begin()
+                self._meeting.forget(before=event.generation.number)
                 self._generations.go(event.generation, self._node)
                 self._progress.began(first=event.generation.nodes[0].id == self._node.id)
             case acts.AskLeave():
@@ -261,7 +265,7 @@ class Keeper:
                 if self._checkpoints is not None:
                     self._checkpoints.commit(event.saved, event.number)
             case acts.Exit():
-                self._exit = event
+                self._exit = self._leaving.ended(event)
             case acts.Awaiting():
                 self._progress.awaiting(event.nodes)
             case acts.Draining():
@@ -281,6 +285,7 @@ class Keeper:
             case _:
                 self._handle_slot(event)
         self._leaving.look()
+        self._ending.look()
         running = self._generations.running
         if running is None or not self._generations.trainers(running.key):
             self._progress.over()
@@ -294,6 +299,7 @@ class Keeper:
                 assert self._checkpoints is not None
                 step = event.saved.step if isinstance(event, Written) else event.step
                 self._leaving.flushed(event.slot, step)
+                self._ending.heard(event)
                 saved = self._checkpoints.heard(event)
                 if saved is not None:
                     self._tell(m.Saved(saved=saved))
@@ -305,9 +311,14 @@ class Keeper:
                     self._slots[event.slot].unpin(event.step)
             case w.SnapshotHeld():
                 self._generations.held(event)
+            case w.BuddyUnreachable():
+                self._generations.unreachable(event, self._node)
             case w.Started() | w.Prepared() | w.Restored() | w.StepCommitted() | w.TrainerExited():
+                if isinstance(event, w.Restored) and event.damaged and self._checkpoints is not None:
+                    self._checkpoints.distrust(event.damaged)
                 self._generations.heard(event)
                 if isinstance(event, w.StepCommitted):
+                    self._generations.look_after_snapshots(self._node)
                     found = self._generations.find(event.slot, event.trainer)
                     if found is not None and found[1].first_rank + event.slot == 0:
                         self._progress.stepped(event.record)

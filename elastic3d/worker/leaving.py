@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
 from elastic3d.membership.records import Notice
 from elastic3d.values import Generation, Node
@@ -61,6 +62,12 @@ class Leaving:
         if any(world.leaving_since is not None for world in self._generations.worlds.values()):
             return 0.02
         return 0.2 if self._departure.deadline is not None else None
+
+    def ended(self, end: acts.Exit) -> acts.Exit:
+        """Return how the node's part ends: whoever was to leave, and was put out before it had, has left as told."""
+        if self.told and end.rejoin:
+            return acts.Exit(failed=False, detail=f"left the job, put out before it could say so: {end.detail}")
+        return end
 
     # Being told.
 
@@ -120,7 +127,7 @@ class Leaving:
     def flushed(self, slot: int, step: int) -> None:
         """Take note that a slot's part of a step is in the store, or will not be."""
         for world in self._generations.worlds.values():
-            if world.flushing and world.step == step:
+            if world.leaving_since is not None and world.flushing and world.step == step:
                 world.flushed.add(slot)
 
     def look(self) -> None:

@@ -7,6 +7,7 @@ heard before its exit is told.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import os
 import queue
@@ -15,8 +16,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
+from elastic3d.log import said
 from elastic3d.port import Assignment, Flags, Go
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.holdings import Mark
@@ -31,7 +31,7 @@ from elastic3d.worker.supervisor import TemplateLost, TemplateSupervisor, descri
 _CLEAN_SECONDS = 0.02
 _WATCH_SECONDS = 1.0
 
-log = structlog.get_logger()
+log = said()
 
 
 @dataclass(slots=True)
@@ -68,6 +68,7 @@ class SlotLoop:
         self._lost: list[_Trainer] = []
         self._etcd_away = False
         self._ready = True
+        self._newest = -1
         self._writer: int | None = None
         self._taken: dict[Mark, tuple[int, bool]] = {}
         self._posted: collections.deque[Callable[[], object]] = collections.deque()
@@ -95,7 +96,7 @@ class SlotLoop:
 
     def go(self, number: int, go: Go) -> None:
         """Let a trainer start."""
-        self._say(number, channel.Start(go=go))
+        self._say(number, channel.Start(go=dataclasses.replace(go, newest=self._newest)))
 
     def ask_leave(self, number: int) -> None:
         """Raise a trainer's leave flag."""
@@ -153,6 +154,10 @@ class SlotLoop:
         if trainer is not None and trainer.assignment.generation == mark.generation:
             self._send(trainer, channel.Held(step=mark.step))
         self._tell(events.SnapshotHeld(slot=self._index, generation=mark.generation, step=mark.step))
+
+    def unreachable(self, address: str, seconds: float, error: str) -> None:
+        """Tell that nothing can be sent to the buddy."""
+        self._tell(events.BuddyUnreachable(slot=self._index, address=address, seconds=seconds, error=error))
 
     def end(self) -> None:
         """Kill and reap everything; the loop returns."""
@@ -302,6 +307,7 @@ class SlotLoop:
                 trainer.last = message
                 self._tell(events.Measured(slot=slot, trainer=number, profile=message.profile, checks=message.checks))
             case channel.StateRestored():
+                self._newest = max(self._newest, message.step)
                 self._writer = number
                 base = Mark(message.generation, message.step) if message.source == "memory" else None
                 self._memory.set_generation(generation)
@@ -314,6 +320,8 @@ class SlotLoop:
                         source=message.source,
                         step=message.step,
                         generation=message.generation,
+                        detail=message.detail,
+                        damaged=message.damaged,
                     )
                 )
             case channel.Tabled():
@@ -327,6 +335,7 @@ class SlotLoop:
                 self.grant()
             case channel.Committed():
                 trainer.step = message.record.step
+                self._newest = max(self._newest, message.record.step)
                 if number == self._writer and message.record.safe_step >= 0:
                     self._memory.safe(Mark(generation, message.record.safe_step))
                     self.grant()
@@ -376,6 +385,7 @@ class SlotLoop:
                 code=code,
                 digest=trainer.last.digest if isinstance(trainer.last, channel.Finished) else None,
                 fault=trainer.last.fault if isinstance(trainer.last, channel.Faulted) else None,
+                unsaved=trainer.last.unsaved if isinstance(trainer.last, channel.Finished) else -1,
                 detail=detail or f"the trainer of rank {trainer.assignment.rank} {describe_exit(code)}",
             )
         )

@@ -18,6 +18,7 @@ from enum import IntEnum
 from typing import NoReturn
 
 from elastic3d.port import Assignment
+from elastic3d.rendezvous import agent
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -70,6 +71,17 @@ def die_with_parent(parent: int | None = None) -> None:
     expected = os.getppid() if parent is None else parent
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != expected:
+        os._exit(ExitCode.ORPHANED)
+
+
+def die_with_agent(identity: str) -> None:
+    """End at once if the agent of this `identity` is gone, and from now on with the parent.
+
+    identity: as it travelled in the environment, "" for none, where the parent is taken for it.
+    """
+    parent = os.getppid()
+    die_with_parent(agent.pid_of(identity) if identity and agent.pid_of(identity) == parent else parent)
+    if identity and not agent.lives(identity):
         os._exit(ExitCode.ORPHANED)
 
 

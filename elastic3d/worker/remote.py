@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, cast, get_args
 
+from elastic3d import threads
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import StateError
 from elastic3d.port import Assignment, Go
@@ -26,12 +27,21 @@ from elastic3d.snapshots import memory
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.values import from_json, to_json
-from elastic3d.worker.events import SlotEvent, SlotLost, SlotSignalled
+from elastic3d.worker.events import SlotAlive, SlotEvent, SlotLost, SlotSignalled
 from elastic3d.worker.slot import LocalSlot, PinnedSnapshot
 
 _LENGTH = struct.Struct("<I")
 _EVENTS = {kind.__name__: kind for kind in get_args(SlotEvent)}
 _CLOSE_SECONDS = 5.0
+
+INTERVAL = 0.5
+"""Seconds between two questions to a companion keeper whether it is there."""
+
+SILENCE = 10.0
+"""Seconds without an answer after which it is killed. It shares this host: what is late here is late there."""
+
+PAUSE = 0.5
+"""Seconds this process may be late itself before the time is taken off the companion's silence."""
 
 
 class SlotServer:
@@ -57,9 +67,9 @@ class SlotServer:
                     signal.signal(number, self._signalled)
                 _send(connection, {"index": self._slot.index, "tile_port": self._slot.tile_port, "pid": os.getpid()})
                 self._listener.settimeout(None)
-                threading.Thread(target=self._accept_pins, name="slot-pins", daemon=True).start()
+                threads.start(self._accept_pins, name="slot-pins")
                 lock = threading.Lock()
-                threading.Thread(target=self._forward, args=(connection, lock), name="slot-events", daemon=True).start()
+                threads.start(self._forward, connection, lock, name="slot-events")
                 with contextlib.suppress(OSError):
                     while (frame := _receive(connection)) is not None and frame["call"] != "close":
                         self._obey(frame)
@@ -96,6 +106,8 @@ class SlotServer:
                 slot.set_generation(frame["number"])
             case "unpin":
                 slot.unpin(frame["step"])
+            case "ping":
+                self._events.put(SlotAlive(slot=slot.index))
             case other:
                 raise AssertionError(other)
 
@@ -112,7 +124,7 @@ class SlotServer:
                 connection = _accept(self._listener)
             except OSError:
                 return
-            threading.Thread(target=self._serve_pin, args=(connection,), name="slot-pin", daemon=True).start()
+            threads.start(self._serve_pin, connection, name="slot-pin", edge=threads.Edge.ALONE)
 
     def _serve_pin(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
@@ -139,13 +151,18 @@ class SlotServer:
 class RemoteSlot:
     """A companion keeper's slot; see `slot.Slot`. Events arrive in the queue given here."""
 
-    def __init__(self, name: str, events: queue.SimpleQueue[SlotEvent], *, patience: float) -> None:
-        """Connect to the `SlotServer` of this abstract name; TimeoutError when it does not come in `patience` s."""
+    def __init__(
+        self, name: str, events: queue.SimpleQueue[SlotEvent], *, patience: float, silence: float = SILENCE
+    ) -> None:
+        """Connect to the `SlotServer` of this abstract name; TimeoutError when it does not come in `patience` s.
+
+        silence: seconds without an answer after which the companion is killed, and the slot lost.
+        """
         self._name = name
         self._events = events
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._killed = False
         self._connection = _connect(name, patience)
         hello = _receive(self._connection)
         if hello is None:
@@ -153,8 +170,14 @@ class RemoteSlot:
         self.index: int = hello["index"]
         self.pid: int = hello["pid"]
         self._tile_port: int = hello["tile_port"]
-        self._reader = threading.Thread(target=self._read, name=f"remote-slot-{self.index}", daemon=True)
-        self._reader.start()
+        self._silence, self._heard_at = silence, SYSTEM.monotonic()
+        self._process = os.pidfd_open(self.pid)
+        self._left = threading.Event()
+        self._reader = threads.start(
+            self._read, name=f"remote-slot-{self.index}", edge=threads.Edge.ALONE, failed=self._broken
+        )
+
+        self._watcher = threads.start(self._watch, name=f"remote-slot-{self.index}-watch")
 
     @property
     def tile_port(self) -> int:
@@ -234,9 +257,14 @@ class RemoteSlot:
 
     def close(self) -> None:
         """Have the companion keeper leave. Idempotent."""
+        if self._closed:
+            return
         self._closed = True
+        self._left.set()
         self._call("close")
         self._reader.join(_CLOSE_SECONDS)
+        self._watcher.join(_CLOSE_SECONDS)
+        os.close(self._process)
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -246,13 +274,56 @@ class RemoteSlot:
         with self._lock, contextlib.suppress(OSError):
             _send(self._connection, {"call": name, **arguments})
 
+    def _watch(self) -> None:
+        """Ask the companion whether it is there, and kill one that does not answer: it holds up every rank.
+
+        Time in which this process did not run counts for nobody.
+        """
+        turned_at = SYSTEM.monotonic()
+        while not self._left.wait(INTERVAL):
+            now = SYSTEM.monotonic()
+            late = now - turned_at - INTERVAL
+            if late >= PAUSE:
+                self._heard_at += late
+            turned_at = now
+            silent = now - self._heard_at
+            if silent >= self._silence:
+                self._kill(silent)
+                return
+            # A call that waits for a companion which takes nothing in is no reason to wait here.
+            if self._lock.acquire(timeout=INTERVAL):
+                try:
+                    self._connection.send(_PING, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    pass  # what it has not read yet is question enough
+                except OSError:
+                    return  # the reader tells
+                finally:
+                    self._lock.release()
+
+    def _kill(self, silent: float) -> None:
+        self._killed = True
+        detail = f"its keeper has not answered for {silent:.1f} s, so it was stopped or hangs, and was killed"
+        self._events.put(SlotLost(slot=self.index, detail=detail))
+        try:
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def _broken(self, error: BaseException) -> None:
+        self._events.put(SlotLost(slot=self.index, detail=f"what the keeper of slot {self.index} says: {error!r}"))
+
     def _read(self) -> None:
         try:
             while (frame := _receive(self._connection)) is not None:
-                self._events.put(cast(SlotEvent, from_json(_EVENTS[frame["event"]], frame["body"])))
+                self._heard_at = SYSTEM.monotonic()
+                event = cast(SlotEvent, from_json(_EVENTS[frame["event"]], frame["body"]))
+                if not isinstance(event, SlotAlive):
+                    self._events.put(event)
         except OSError:
             pass
-        if not self._closed:
+        self._left.set()
+        if not self._closed and not self._killed:
             self._events.put(SlotLost(slot=self.index, detail=f"the keeper of slot {self.index} is gone"))
 
 
@@ -289,9 +360,16 @@ def _accept(listener: socket.socket) -> socket.socket:
         connection.close()
 
 
-def _send(connection: socket.socket, frame: dict[str, Any]) -> None:
+def _frame(frame: dict[str, Any]) -> bytes:
     body = json.dumps(frame, separators=(",", ":")).encode()
-    connection.sendall(_LENGTH.pack(len(body)) + body)
+    return _LENGTH.pack(len(body)) + body
+
+
+_PING = _frame({"call": "ping"})
+
+
+def _send(connection: socket.socket, frame: dict[str, Any]) -> None:
+    connection.sendall(_frame(frame))
 
 
 def _receive(connection: socket.socket) -> dict[str, Any] | None:

@@ -6,13 +6,13 @@ import contextlib
 import functools
 import itertools
 import queue
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from checkpointing.format.tiles import Piece
+from elastic3d import threads
 from elastic3d.port import Assignment, Go
 from elastic3d.snapshots import memory
 from elastic3d.snapshots.memory import SnapshotMemory, Stored
@@ -134,10 +134,10 @@ class LocalSlot:
             run_id=run_id,
             digested=lambda mark: loop.post(lambda: loop.digested(mark)),
             ended=lambda mark, newer: loop.post(lambda: loop.replicated(mark, newer)),
+            unreachable=lambda *told: loop.post(lambda: loop.unreachable(*told)),
             name=f"replicator-{index}",
         )
-        self._thread = threading.Thread(target=loop.run, name=f"slot-{index}", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(loop.run, name=f"slot-{index}", edge=threads.Edge.ALONE)
 
     @property
     def tile_port(self) -> int:

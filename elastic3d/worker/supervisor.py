@@ -1,6 +1,10 @@
-"""The keeper's hold on its template: starts it, commands it, notices its death and starts its successor.
+"""The keeper's hold on its template: starts it, commands it, notices its death and puts another in its place.
 
-For one thread, the slot's. The first template is forked on the keeper's main thread before that thread exists.
+A second template is kept warm, for a new one has to import everything, which takes seconds on an idle machine and a
+minute on a busy one, and all the other nodes would wait for it. It does nothing and shares its memory with the first.
+
+For one thread, the slot's. The first two are forked on the keeper's main thread before that thread exists; those that
+come later are new interpreters.
 """
 
 from __future__ import annotations
@@ -13,9 +17,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from elastic3d.clock import SYSTEM
+from elastic3d.log import said
 from elastic3d.worker import process, spawn, template
 from elastic3d.worker.spawn import Script
 from elastic3d.worker.template import Packet, TrainerMain
@@ -23,7 +26,10 @@ from elastic3d.worker.template import Packet, TrainerMain
 _ANSWER_SECONDS = 10.0
 _STARTS = 3
 
-log = structlog.get_logger()
+SPARE_AFTER = 5.0
+"""Seconds after a template died, or a second one could not be started, until a second one is: recovery comes first."""
+
+log = said()
 
 
 class TemplateLost(Exception):
@@ -40,22 +46,25 @@ class _Handle:
 
 
 class TemplateSupervisor:
-    """One template after another."""
+    """One template after another, and one in reserve."""
 
     def __init__(self, trainer_main: TrainerMain) -> None:
         """Fork the template. On the main thread, before any other; where that is not safe, start interpreters."""
         self._script = Script.current()
         self._hazard = process.fork_hazard()
-        self._failed_starts = 0
+        self._failed_starts = self._spare_deaths = 0
         self._answer_by: float | None = None
         self._dead_session: int | None = None
         process.adopt_orphans()
         if self._hazard is None:
-            pid, control = template.fork_template(trainer_main)
-            self._handle = _Handle(pid=pid, control=control, pidfd=os.pidfd_open(pid), popen=None)
+            self._handle = self._fork(trainer_main)
+            self._spare: _Handle | None = self._fork(trainer_main, self._handle.control)
         else:
             log.warning("template.unsafe", reason=self._hazard, consequence="each trainer starts a new interpreter")
+            # This one is a bare interpreter, there in a moment.
+            self._spare = None
             self._handle = self._start()
+        self._spare_at = SYSTEM.monotonic() + SPARE_AFTER
 
     @property
     def pid(self) -> int:
@@ -106,7 +115,11 @@ class TemplateSupervisor:
         return packets
 
     def check(self, *, owes_answer: bool) -> None:
-        """Kill a template that is ready and does not do what it was told: it is stopped, or worse."""
+        """Kill a template that is ready and does not do what it was told: it is stopped, or worse.
+
+        Also sees to it that there is a second one.
+        """
+        self._keep_spare()
         if not owes_answer or not self._handle.ready:
             self._answer_by = None
         elif self._answer_by is None:
@@ -117,17 +130,36 @@ class TemplateSupervisor:
             self._answer_by = None
 
     def replace(self) -> str:
-        """Reap the dead template and start another; return how it ended. TemplateLost after too many."""
-        ended = self._reap()
+        """Reap the dead template and put another in its place; return how it ended. TemplateLost after too many."""
+        ended = self._reap(self._handle)
         if not self._handle.ready:
             self._failed_starts += 1
         self._dead_session = self._handle.pid
         self.clean()
         if self._failed_starts >= _STARTS:
             raise TemplateLost(f"{ended}; it never got as far as calling elastic3d.run")
-        self._handle = self._start()
+        self._handle = self._take_spare() or self._start()
         self._answer_by = None
+        self._spare_at = SYSTEM.monotonic() + SPARE_AFTER
         return ended
+
+    def _take_spare(self) -> _Handle | None:
+        """Return the second template, None where there is none that lives."""
+        spare, self._spare = self._spare, None
+        if spare is not None and _dead(spare):
+            self._reap(spare)
+            return None
+        return spare
+
+    def _keep_spare(self) -> None:
+        """Start a second template, or another in place of one that died, once the first is there to do its work."""
+        if self._spare is not None and _dead(self._spare):
+            log.warning("template.spare_died", detail=self._reap(self._spare))
+            self._spare, self._spare_at = None, SYSTEM.monotonic() + SPARE_AFTER
+            self._spare_deaths += 1
+        due = self._hazard is None and self._handle.ready and SYSTEM.monotonic() >= self._spare_at
+        if self._spare is None and due and self._spare_deaths < _STARTS:
+            self._spare = self._start()
 
     def clean(self) -> bool:
         """Kill and reap what the dead template's session still has; return whether nothing is left."""
@@ -138,23 +170,31 @@ class TemplateSupervisor:
         return self._dead_session is None
 
     def end(self) -> None:
-        """Kill and reap the template and everything in its session."""
+        """Kill and reap the templates and everything in their sessions."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            # It has forked nothing.
+            signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
+            self._reap(spare)
         if self._handle.pidfd >= 0:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            self._reap()
+            self._reap(self._handle)
         deadline = SYSTEM.monotonic() + _ANSWER_SECONDS
         self.clean()
         self._dead_session = self._handle.pid
         while not self.clean() and SYSTEM.monotonic() < deadline:
             SYSTEM.sleep(0.002)
 
+    def _fork(self, trainer_main: TrainerMain, *others: socket.socket) -> _Handle:
+        pid, control = template.fork_template(trainer_main, others)
+        return _Handle(pid=pid, control=control, pidfd=os.pidfd_open(pid), popen=None)
+
     def _start(self) -> _Handle:
         start = spawn.start_template if self._hazard is None else spawn.start_bare_template
         popen, control = start(self._script)
         return _Handle(pid=popen.pid, control=control, pidfd=os.pidfd_open(popen.pid), popen=popen)
 
-    def _reap(self) -> str:
-        handle = self._handle
+    def _reap(self, handle: _Handle) -> str:
         if handle.popen is not None:
             code = handle.popen.wait()
         else:
@@ -163,6 +203,10 @@ class TemplateSupervisor:
         os.close(handle.pidfd)
         handle.pidfd = -1
         return f"the template {describe_exit(code)}"
+
+
+def _dead(handle: _Handle) -> bool:
+    return bool(select.select([handle.pidfd], [], [], 0)[0])
 
 
 def describe_exit(code: int) -> str:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
+from elastic3d import output
 from elastic3d.clock import SYSTEM
 from elastic3d.values import from_json, to_json
 from elastic3d.worker import process
@@ -117,10 +118,11 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def fork_template(trainer_main: TrainerMain) -> tuple[int, socket.socket]:
+def fork_template(trainer_main: TrainerMain, others: Sequence[socket.socket] = ()) -> tuple[int, socket.socket]:
     """Fork a template from this process; return its pid and the keeper's end of its socket.
 
-    Called on the keeper's main thread before there is another one (`process.fork_hazard` says None).
+    others: the keeper's ends of other templates' sockets, of which this one keeps no copy. Called on the keeper's main
+    thread before there is another one (`process.fork_hazard` says None).
     """
     keeper = os.getpid()
     ours, theirs = socket_pair()
@@ -132,7 +134,8 @@ def fork_template(trainer_main: TrainerMain) -> tuple[int, socket.socket]:
         return pid, ours
     try:
         os.setsid()
-        ours.close()
+        for end in (ours, *others):
+            end.close()
         serve(theirs, trainer_main, keeper)
     finally:
         os._exit(1)
@@ -142,6 +145,7 @@ def serve(control: socket.socket, trainer_main: TrainerMain, keeper: int) -> NoR
     """Be the template until the keeper's end of `control` closes. keeper: the pid of the parent."""
     process.die_with_parent(keeper)
     process.adopt_orphans()
+    output.survive_readers()
     try:
         _Template(control, trainer_main).loop()
     except Exception:  # noqa: BLE001 - the edge of a process: whatever it is, say it and end
@@ -152,6 +156,7 @@ def serve(control: socket.socket, trainer_main: TrainerMain, keeper: int) -> NoR
 
 def run_trainer_main(trainer_main: TrainerMain, spec: str, descriptors: tuple[int, ...]) -> NoReturn:
     """Run `trainer_main` in a fresh child; nothing it raises gets past here."""
+    output.survive_readers()
     try:
         trainer_main(spec, descriptors)
     except BaseException:  # noqa: BLE001 - the edge of a process: the stack below belongs to the template or the script

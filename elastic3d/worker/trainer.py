@@ -16,6 +16,7 @@ import structlog
 import torch
 import torch.distributed as dist
 
+from elastic3d import threads
 from elastic3d.admission.devices import DEVICE, check_devices
 from elastic3d.errors import Elastic3dError
 from elastic3d.port import Assignment, Flags, Go, Port, StepRecord
@@ -57,7 +58,7 @@ class ChannelPort:
         self._flags = Flags(leave=False, etcd_away=False)
         self._held = -1
         self._credits: list[int] = []
-        threading.Thread(target=self._listen, name="keeper", daemon=True).start()
+        threads.start(self._listen, name="keeper")
 
     def measured(self, profile: ModelProfile) -> NoReturn:
         """Report the profile of a measuring trainer, and the node's devices if they are to be checked, and end it."""
@@ -127,9 +128,12 @@ class ChannelPort:
         self._cadence.voted(record.safe_step)
         self._say(channel.Committed(record=record))
 
-    def restored(self, source: str, step: int, generation: int) -> None:
+    def restored(
+        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
+    ) -> None:
         """Tell the keeper where the state came from: it lets go of what is not needed any more."""
-        self._say(channel.StateRestored(source=source, step=step, generation=generation))
+        told = channel.StateRestored(source=source, step=step, generation=generation, detail=detail, damaged=damaged)
+        self._say(told)
 
     def leave(self, step: int) -> NoReturn:
         """End this trainer at a step boundary."""
@@ -143,10 +147,10 @@ class ChannelPort:
         self._say(channel.Faulted(peer=True, fault=_fault(error)))
         process.leave(ExitCode.PEER_LOST)
 
-    def done(self, digest: str | None) -> NoReturn:
+    def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
         """End this trainer because main returned."""
         self.finish_copy()
-        self._say(channel.Finished(digest=digest))
+        self._say(channel.Finished(digest=digest, unsaved=unsaved))
         process.leave(ExitCode.DONE)
 
     def failed(self, error: BaseException) -> NoReturn:

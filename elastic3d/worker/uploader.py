@@ -8,11 +8,11 @@ says whether it is ready: the step vote begins a checkpoint only when every rank
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from checkpointing.errors import CheckpointError
+from elastic3d import threads
 from elastic3d.errors import StateError
 from elastic3d.membership.records import SavedStep
 from elastic3d.values import Generation
@@ -85,8 +85,11 @@ class Uploader:
         self._offered = (-1, "")
         self._failures = 0
         self._waits: SavedStep | None = None
-        self._thread = threading.Thread(target=self._run, name=f"upload-{slot.index}", daemon=True)
-        self._thread.start()
+        self._writing: _Job | None = None
+        self._rest: float | None = None  # None: until there is something to do
+        self._thread = threads.start(
+            self._run, name=f"upload-{slot.index}", edge=threads.Edge.AGAIN, failed=self._broken
+        )
 
     @property
     def ready(self) -> bool:
@@ -100,9 +103,12 @@ class Uploader:
         else:
             self._put(step, generation, last=False)
 
-    def flush(self, step: int, generation: Generation) -> None:
-        """Write the snapshot of `step`, the last there will be, whatever is being written now."""
-        if self._offered != (step, generation.key):
+    def flush(self, step: int, generation: Generation, *, again: bool = False) -> None:
+        """Write the snapshot of `step`, the last there will be, whatever is being written now.
+
+        again: also where it was written, or tried, before.
+        """
+        if again or self._offered != (step, generation.key):
             self._put(step, generation, last=True)
 
     def settled(self, saved: SavedStep) -> None:
@@ -119,26 +125,35 @@ class Uploader:
         self._jobs.put(_Job(step=step, generation=generation, last=last))
 
     def _run(self) -> None:
-        rest: float | None = None  # None: until there is something to do
         while True:
             try:
-                job = self._jobs.get(timeout=rest)
+                job = self._jobs.get(timeout=self._rest)
             except queue.Empty:
-                rest = None
+                self._rest = None
                 self._rested()
                 continue
             if job is None:
                 return
             if isinstance(job, _Settled):
                 if self._waits is not None and self._waits == job.saved:
-                    rest = None
+                    self._rest = None
                     self._rested()
                 continue
+            self._writing = job
             said = self._write(job)
-            rest = self._after(said) or None
-            if rest is None:
+            self._writing = None
+            self._rest = self._after(said) or None
+            if self._rest is None:
                 # Before it is told: whoever hears that it is done may offer the next.
                 self._rested()
+            self._tell(said)
+
+    def _broken(self, error: BaseException) -> None:
+        """Take a write that ended in a way nobody foresaw for one that failed."""
+        job, self._writing = self._writing, None
+        if job is not None:
+            said = self._write_failed(job, f"{type(error).__name__}: {error}")
+            self._rest = said.rest
             self._tell(said)
 
     def _rested(self) -> None:
@@ -164,7 +179,10 @@ class Uploader:
             with self._slot.pieces(job.step) as pinned:
                 total, new = self._store(pinned, saved, job.last)
         except (CheckpointError, StateError, OSError) as error:
-            self._failures += 1
-            rest = self._rest_after(self._failures)
-            return WriteFailed(slot=self._slot.index, step=job.step, error=str(error), rest=rest)
+            return self._write_failed(job, str(error))
         return Written(slot=self._slot.index, saved=saved, bytes=total, new=new)
+
+    def _write_failed(self, job: _Job, error: str) -> WriteFailed:
+        self._failures += 1
+        rest = self._rest_after(self._failures)
+        return WriteFailed(slot=self._slot.index, step=job.step, error=error, rest=rest)

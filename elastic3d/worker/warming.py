@@ -16,6 +16,9 @@ from elastic3d.worker import events as w
 from elastic3d.worker.failure import words
 from elastic3d.worker.slot import Slot
 
+TRIES = 3
+"""Measuring trainers that may lose their template before the node gives up."""
+
 Inbox = queue.SimpleQueue[Any]
 
 
@@ -29,16 +32,21 @@ class Signalled:
 def measure(slot: Slot, assignment: Assignment, inbox: Inbox) -> tuple[ModelProfile, tuple[Check, ...]]:
     """Run `main` up to `run.restore` with the model on meta; return its profile, and how the devices are.
 
-    What is wrong with the script shows here: TrainingFailed, MembershipError.
+    What is wrong with the script shows here: TrainingFailed, MembershipError. A trainer whose template dies is no word
+    about the script, and another one measures.
     """
     slot.measure(assignment)
     measured: w.Measured | None = None
+    tries = 1
     while True:
         match inbox.get():
             case w.Measured() as event:
                 measured = event
             case w.TrainerExited(kind=w.ExitKind.MEASURED) if measured is not None:
                 return measured.profile, measured.checks
+            case w.TrainerExited(kind=w.ExitKind.TEMPLATE) if tries < TRIES:
+                tries, measured = tries + 1, None
+                slot.measure(assignment)
             case w.TrainerExited(kind=w.ExitKind.USER_ERROR) as event:
                 raise TrainingFailed(words(event, assignment.node, 0))
             case w.TrainerExited() as event:

@@ -15,6 +15,8 @@ from elastic3d.worker.options import Options
 class World:
     """One trainer per slot. `trainers`: its number in the slot; `ended`: its last step; `held`: its newest safe one.
 
+    unsaved: where `main` returned, the step that goes to the store before the others hear of it, -1 for none. failed: a
+    trainer ended in another way than by returning or leaving.
     last: nobody takes over from memory, so that what it leaves goes to the store; `flushed`: slots that are done there.
     """
 
@@ -26,6 +28,9 @@ class World:
     held: dict[int, int] = field(default_factory=dict)
     stopping: bool = False
     leaving_since: float | None = None
+    returned_at: float | None = None
+    unsaved: int = -1
+    failed: bool = False
     last: bool = False
     flushing: bool = False
     flushed: set[int] = field(default_factory=set)
@@ -81,4 +86,6 @@ def assignment(
         checkpoint_seconds=options.saving.every.seconds if options.store else 0.0,
         seed_digest=generation.job.partition(" ")[0] if generation is not None else "",
         places=places,
+        restore=options.restore,
+        fresh=options.fresh,
     )

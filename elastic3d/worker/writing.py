@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import replace
 
 from checkpointing import Checkpoint, SaveOptions, Store, open_checkpoint, read_latest, save_rank
@@ -20,13 +21,30 @@ class Parent:
         self._store = store
         self._lock = threading.Lock()
         self._open: Checkpoint | None = None
+        self._damaged: frozenset[str] = frozenset()
+
+    def distrust(self, damaged: Collection[str]) -> None:
+        """Take no tile of these checkpoints for there: they were found damaged."""
+        with self._lock:
+            self._damaged |= frozenset(damaged)
+            self._open = None
+
+    def suspect(self) -> bool:
+        """Return whether the newest committed checkpoint is damaged, and with it perhaps packs of the same contents."""
+        if not self._damaged:
+            return False
+        try:
+            ref = read_latest(self._store)
+        except (CheckpointError, OSError):
+            return True
+        return ref is not None and ref.checkpoint in self._damaged
 
     def newest(self) -> Checkpoint | None:
         """Return it; None where there is none, or it cannot be read: then everything is written."""
         with self._lock:
             try:
                 ref = read_latest(self._store)
-                if ref is None or ref.checkpoint is None:
+                if ref is None or ref.checkpoint is None or ref.checkpoint in self._damaged:
                     self._open = None
                 elif self._open is None or self._open.name != ref.checkpoint:
                     self._open = open_checkpoint(self._store, ref)
@@ -43,6 +61,10 @@ class Writer:
         self._store, self._saving, self._slots = store, saving, slots
         self._parent = Parent(store)
         self._speeds: dict[int, Speeds | None] = {}
+
+    def distrust(self, damaged: Collection[str]) -> None:
+        """Write everything anew until there is a newest checkpoint that is none of these, which are damaged."""
+        self._parent.distrust(damaged)
 
     def write(self, pinned: PinnedSnapshot, saved: SavedStep, last: bool) -> tuple[int, int]:
         """Return the bytes of the slot's tiles, and of those that had to be written.
@@ -77,6 +99,7 @@ class Writer:
             codec=self._saving.codec,
             max_bandwidth=limit / self._slots if limit is not None and not last else None,
             speeds=self._speeds.get(rank),
+            rewrite=self._parent.suspect(),
         )
         # What was measured once is not measured again when the time is short.
         return options if not last or options.speeds is not None else replace(options, codec="raw")

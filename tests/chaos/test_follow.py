@@ -107,6 +107,7 @@ def test_a_follower_reads_each_whole_line_once(tmp_path: Path) -> None:
     assert follower.poll() == []
     with EventLog(tmp_path / "n0-0.jsonl", node="n0", slot=0) as log:
         log.emit("member.joined", incarnation="a")
+        assert log.flush(30)
         assert [e.name for e in follower.poll()] == ["member.joined"]
         with (tmp_path / "n0-0.jsonl").open("a") as file:
             file.write('{"event": "snapshot.he')

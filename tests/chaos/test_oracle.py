@@ -54,6 +54,15 @@ def test_one_other_bit_is_a_broken_promise() -> None:
     assert "loss of step 6" in " ".join(changed.broken)
 
 
+def test_a_last_step_that_is_no_checkpoint_is_a_broken_promise() -> None:
+    """The end of a run is always a checkpoint, where there is a store."""
+    seen = replace(outcome(a_death_and_a_join()), store="file:///store")
+    assert "last step, 6, is no checkpoint" in " ".join(judge(seen).broken)
+    saved = replace(step(6, 20.0, 3), name="checkpoint.committed", fields={"step": 6})
+    events = replace(outcome([*a_death_and_a_join(), saved]), store="file:///store")
+    assert judge(events).kept
+
+
 def test_without_a_quiet_run_nothing_is_claimed() -> None:
     """same_bits is None, and the other promises still count."""
     assert judge(outcome(a_death_and_a_join())).same_bits is None

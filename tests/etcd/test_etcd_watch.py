@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from etcd_helpers import Relay, wait_until
 
-from chaos.etcd import EtcdCluster, EtcdServer
+from chaos.etcd import EtcdCluster, EtcdMember, EtcdServer
 from elastic3d.etcd import Change, Changes, Connected, Delivery, Disconnected, EtcdClient, LeaseKeeper, Snapshot, Watch
 from elastic3d.etcd import watch as etcd_watch
 from elastic3d.etcd.breaker import ELECTION
@@ -348,3 +349,72 @@ def test_nothing_there_is_disconnected_from_the_start(one_binary: Path) -> None:
             wait_until(lambda: seen.of(Connected))
             assert [type(delivery) for delivery in seen.all] == [Disconnected, Snapshot, Connected]
             watch.close()
+
+
+def changed_since(seen: Seen, key: str) -> bool:
+    """Return whether a change of `key` was delivered after the newest snapshot."""
+    last = max(index for index, delivery in enumerate(seen.all) if isinstance(delivery, Snapshot))
+    after = [change for delivery in seen.all[last:] if isinstance(delivery, Changes) for change in delivery.changes]
+    return key in [change.key for change in after]
+
+
+def test_a_watch_hears_of_an_etcd_that_comes_back_empty(one_binary: Path) -> None:
+    """Its revisions begin anew: what is there is listed, marked as a roll-back, and changes flow again."""
+    with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
+        for number in range(20):
+            client.put("a/1", str(number).encode())
+        with watching(client, "a/") as seen:
+            server.restore(None)
+            wait_until(lambda: len(seen.of(Snapshot)) == 2, 20)
+            second = seen.of(Snapshot)[1]
+            assert isinstance(second, Snapshot)
+            assert (second.rolled_back, second.gap, second.kvs) == (True, True, ())
+            client.put("a/2", b"")
+            wait_until(lambda: changed_since(seen, "a/2"))
+
+
+def test_a_watch_hears_of_an_older_backup(one_binary: Path) -> None:
+    """Even where others have written so much by the time it resumes that the revisions it knows are there again."""
+    with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
+        client.put("a/1", b"old")
+        backup = server.back_up()
+        with watching(client, "a/") as seen:
+            client.put("a/1", b"new")
+            client.put("a/2", b"new")
+            wait_until(lambda: len(seen.changes) == 2)
+            server.restore(went_on(server, backup, writes=6))
+            wait_until(lambda: len(seen.of(Snapshot)) == 2, 20)
+            second = seen.of(Snapshot)[1]
+            assert isinstance(second, Snapshot)
+            assert second.rolled_back
+            assert {kv.key: kv.value for kv in second.kvs} == {"a/1": b"old"}
+            client.put("a/3", b"")
+            wait_until(lambda: changed_since(seen, "a/3"))
+
+
+def went_on(server: EtcdServer, backup: Path, *, writes: int) -> Path:
+    """Return a backup of a history that went on from `backup` with other writes than the server's own."""
+    copy = backup.with_name(backup.name + "-later")
+    shutil.copytree(backup, copy)
+    member = server.members[0]
+    own = f"--data-dir={member.directory / member.name}"
+    other = EtcdMember("other", member.directory)
+    with EtcdServer(binary=server.binary) as free:
+        free.kill()
+        other.port = free.members[0].port
+        moved = {
+            own: f"--data-dir={copy}",
+            f"--listen-client-urls={member.endpoint}": f"--listen-client-urls={other.endpoint}",
+        }
+        peer = f"--listen-peer-urls=http://127.0.0.1:{member.peer_port}"
+        moved[peer] = f"--listen-peer-urls=http://127.0.0.1:{free.members[0].peer_port}"
+        other.arguments = [moved.get(argument, argument) for argument in member.arguments]
+        other.start()
+        try:
+            with EtcdClient(other.endpoint, budget=20.0) as client:
+                wait_until(other.healthy, 20)
+                for number in range(writes):
+                    client.put(f"b/{number}", b"", idempotent=True)
+        finally:
+            other.kill()
+    return copy

@@ -79,6 +79,14 @@ def test_the_users_own_error_ends_the_job_with_its_traceback(job_etcd: EtcdServe
     assert said.count('raise KeyError("the user') == 1
 
 
+def test_what_raises_after_a_step_on_every_try_ends_the_job(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """An evaluation is done again, not skipped: a job whose every evaluation fails does not end as if all were well."""
+    codes, said = start(tmp_path, job_etcd.endpoint, ["evaluate", "9"])
+    assert codes == {1}
+    assert "the evaluation's own mistake" in said
+    assert "elastic3d: job.ended kind=error" in said
+
+
 def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """A node whose model or batches differ is told so; the job that runs goes on to its end."""
     launch = Launch(

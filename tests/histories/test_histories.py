@@ -29,7 +29,7 @@ SMALL = Setting(
     context=32,
     global_batch=14,
     micro_batch=2,
-    options=("--checkpoint-every=4",),
+    options=("--checkpoint-every=5",),
     patience=120.0,
 )
 # What is prepared beside a running generation, or what outlasts an outage, must find the job training still.

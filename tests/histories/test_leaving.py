@@ -169,6 +169,19 @@ def test_a_keeper_killed_takes_its_sibling_along_at_once(slot: int, job_etcd: Et
         assert not cluster.leftovers()
 
 
+@pytest.mark.long
+def test_a_keeper_stopped_ends_its_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """Its sibling misses its answers, kills it and leaves with it: the others would wait for its snapshots for ever."""
+    with Cluster(launch(job_etcd, "stopped-sibling", 2), tmp_path) as cluster:
+        node = cluster.start_node("node0")
+        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60), node.log.read_text()
+        second = next(pid for pid in node.keepers() if b"LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+        send([second], signal.SIGSTOP)
+        assert cluster.wait(60) == {"node0": 1}, node.log.read_text()
+        assert "its keeper has not answered" in node.log.read_text()
+        assert not cluster.leftovers()
+
+
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_a_second_signal_ends_the_node_at_once(number: signal.Signals, job_etcd: EtcdServer, tmp_path: Path) -> None:
     """As a person expects of a second Ctrl-C."""

@@ -51,6 +51,7 @@ class Hand:
         policy: Policy,
         profile: ModelProfile = PROFILE,
         pulse: Callable[[Generation | None], Pulse] = still,
+        end_seen: int | None = None,
     ) -> None:
         self.name, self.root, self.policy = name, root, policy
         self.running: Generation | None = None
@@ -61,7 +62,7 @@ class Hand:
         self.acted_on: set[str] = set()
         self.client = connect()
         self.links = Links("127.0.0.1", lambda event: self.member.tell(event))
-        self._pulse = pulse
+        self._pulse, self._end_seen = pulse, end_seen
         node = Node(
             name=name,
             incarnation=secrets.token_hex(4),
@@ -84,7 +85,7 @@ class Hand:
             heard=self.heard.append,
             noted=self.noted.append,
         )
-        self.member.start(self.links, again=again)
+        self.member.start(self.links, again=again, end_seen=self._end_seen)
 
     def rejoin(self) -> None:
         """Do what an owner does after Exit(rejoin=True)."""

@@ -415,7 +415,9 @@ class Story:
             case acts.Draining():
                 left = "at leisure" if action.seconds is None else f"within {action.seconds:g} s"
                 self.say(name, f"makes ready to leave {left}: {action.detail}")
-            case acts.Fence() | acts.Commit():
+            case acts.Commit():
+                self.later(0.01, lambda: self.to(name, e.Settled(saved=action.saved)))
+            case acts.Fence():
                 pass
             case acts.Awaiting():
                 self.awaited[name] = action.nodes

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
+from elastic3d.membership.machine.leader import COMMIT_LIMIT
+from elastic3d.membership.machine.trainers import Phase
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import Claim, MemberRecord, Out, Report, Tomb, decode
+from elastic3d.membership.records import Claim, End, MemberRecord, Out, Report, SavedStep, Tomb, decode
 from elastic3d.membership.transactions import transaction
 from elastic3d.planner import Plan
 from elastic3d.values import Cause, Generation, Layout, Node
@@ -149,3 +153,115 @@ def test_an_idle_member_asks_for_no_tick() -> None:
     story = Story()
     story.tell("> start a b c\n> run 5")
     assert [core.alarm(story.now) for core in story.cores.values()] == [None, None, None]
+
+
+def finishing(core: Core, now: float, saved: SavedStep | None) -> list[acts.Action]:
+    """Let all three nodes say that `main` returned, and that they wrote this step."""
+    reports = [
+        e.ReportPut(id=node.id, report=Report(incarnation=node.incarnation, finished="1.1", saved=saved), revision=20)
+        for node in NODES[1:]
+    ]
+    own: list[e.Event] = [e.Saved(saved=saved)] if saved is not None else []
+    core._trainers._phase["1.1"] = Phase.RUNNING
+    return core.handle([*own, e.Finished(key="1.1"), *reports], now)
+
+
+def ends(told: list[acts.Action]) -> list[End]:
+    return [action.end for action in told if isinstance(action, acts.PutEnd)]
+
+
+LAST = SavedStep(step=9, made_in=1, attempt=1, world=3)
+
+
+def test_a_job_ends_when_its_last_step_is_a_checkpoint() -> None:
+    """All have finished, and the store has not answered for the commit yet: there is no end before it has."""
+    core = member("a")
+    told = finishing(core, 1.0, LAST)
+    assert acts.Commit(saved=LAST, number=1) in told
+    assert ends(told) == []
+    assert ends(core.handle([e.Settled(saved=dataclasses.replace(LAST, step=8))], 1.5)) == []
+    assert ends(core.handle([e.Settled(saved=LAST)], 2.0)) == [End(failed=False)]
+
+
+def test_a_job_without_a_store_ends_at_once() -> None:
+    """Nobody saved anything: there is nothing to wait for."""
+    assert ends(finishing(member("a"), 1.0, None)) == [End(failed=False)]
+
+
+def test_a_last_step_that_is_no_checkpoint_is_no_good_end() -> None:
+    """What the store refused, or never answered, is told as what it is, with what to do."""
+    refused, silent = member("a"), member("a")
+    finishing(refused, 1.0, LAST)
+    (end,) = ends(refused.handle([e.Settled(saved=LAST, error="rank 2 wrote another step")], 2.0))
+    assert end.failed
+    assert "its last step is no checkpoint: rank 2 wrote another step" in end.detail
+    finishing(silent, 1.0, LAST)
+    assert ends(silent.handle([e.Tick()], COMMIT_LIMIT)) == []
+    (end,) = ends(silent.handle([e.Tick()], 1.1 + COMMIT_LIMIT))
+    assert end.failed
+
+
+def test_that_a_step_was_safe_is_in_the_record_once_and_for_all() -> None:
+    """The leader puts it there as soon as it knows; every later generation carries it on, whoever forms it."""
+    core = member("a")
+    running = core.view.generation
+    assert running is not None
+    assert not [a for a in core.handle([e.Progress(step=1, etcd_away=False, safe=-1)], 1.0) if isinstance(a, acts.Mend)]
+    told = core.handle([e.Progress(step=2, etcd_away=False, safe=1)], 1.1)
+    (mend,) = (action for action in told if isinstance(action, acts.Mend))
+    assert mend.generation == dataclasses.replace(running, reached=1)
+    # Whoever holds rank 0 says so too, for the leader may be another.
+    assert [action.report.safe for action in told if isinstance(action, acts.PutReport)] == [1]
+    echo = e.GenerationPut(generation=mend.generation, revision=11)
+    told = core.handle([e.WriteDone(write=mend, ok=True), echo, e.Progress(step=3, etcd_away=False, safe=2)], 1.2)
+    assert not [action for action in told if isinstance(action, acts.Mend | acts.PutReport | acts.Stop | acts.Prepare)]
+    (seal,) = (a for a in core.handle([buried("b", Out.DEAD, "c")], 1.3) if isinstance(a, acts.Seal))
+    assert seal.generation.reached == 2
+
+
+def rolled_back(*items: e.OfBoard) -> e.Listed:
+    return e.Listed(tier=e.Tier.BOARD, items=items, revision=3, gap=True, rolled_back=True)
+
+
+def test_an_emptied_etcd_gets_the_job_again_from_who_knows_it() -> None:
+    """All register anew, whoever leads writes the generation there, and news of low revisions counts."""
+    core = member("a")
+    told = core.handle([rolled_back()], 1.0)
+    assert {acts.PutMember, acts.PutReport} <= {type(action) for action in told}
+    told = core.handle([e.Registered(revision=4)], 1.1)
+    assert acts.Campaign(expected=0) in told
+    claim = Claim(name="a", incarnation="a1")
+    core.handle([e.LeaderPut(claim=claim, revision=5), e.WriteDone(write=told[-1], ok=True)], 1.2)  # type: ignore[arg-type]
+    told = core.handle([e.Listed(tier=e.Tier.ROLL, items=(), revision=5, gap=True, rolled_back=True)], 1.3)
+    assert [action for action in told if isinstance(action, acts.Mend)] == [
+        acts.Mend(generation=core.view.generation, token=5, previous=0)  # type: ignore[arg-type]
+    ]
+
+
+def test_an_older_generation_of_a_backup_is_not_gone_back_to() -> None:
+    """Its record is spoiled and its end was an earlier job's; who leads writes the newer one over it."""
+    core = member("a")
+    older = Generation(number=0, attempt=1, cause=Cause.START, nodes=())
+    items = (
+        e.LeaderPut(claim=Claim(name="a", incarnation="a1"), revision=1),
+        e.GenerationPut(generation=older, revision=2),
+        e.EndPut(end=End(failed=True), revision=2),
+    )
+    told = core.handle([rolled_back(*items)], 1.0)
+    assert not core.exited
+    assert core.view.generation.number == 1  # type: ignore[union-attr]
+    told = core.handle([e.Registered(revision=4)], 1.1)
+    mend = [action for action in told if isinstance(action, acts.Mend)]
+    assert [(action.generation.number, action.previous) for action in mend] == [(1, 2)]
+
+
+def test_who_knows_more_than_the_others_after_a_roll_back_comes_anew() -> None:
+    """The others never heard of the newest generation: its member is none of theirs any more, and joins them again."""
+    core = member("b")
+    newer = Generation(number=2, attempt=2, cause=Cause.JOIN, nodes=tuple(NODES))
+    core.handle([e.GenerationPut(generation=newer, revision=12)], 1.0)
+    core.handle([rolled_back()], 2.0)
+    older = Generation(number=1, attempt=1, cause=Cause.START, nodes=tuple(NODES))
+    told = core.handle([e.GenerationPut(generation=older, revision=4)], 2.1)
+    exits = [action for action in told if isinstance(action, acts.Exit)]
+    assert [action.rejoin for action in exits] == [True]

@@ -16,6 +16,7 @@ from chaos.etcd import EtcdServer
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
+from elastic3d.membership.driver.ended import end_seen
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Drain, Out, Tomb, encode
 from elastic3d.values import Cause, Generation, ModelProfile
@@ -261,6 +262,26 @@ def test_a_job_that_ended_makes_room_for_the_next(job: Job) -> None:
     assert job.worlds() in ({(2, "ac")}, {(2, "ca")})
     assert job.all["a"].running is not None
     assert job.all["a"].running.cause is Cause.START
+
+
+def test_a_node_that_comes_after_the_end_does_not_begin_anew(job: Job) -> None:
+    """It was started while the job ran, and was slow: it is done as the others are. One started later is a new job."""
+    job.start("a")
+    job.trains("a", 1, 5)
+    seen = end_seen(job.client, job.root)
+    assert seen == 0
+    one = job.all.pop("a")
+    assert one.running is not None
+    one.member.tell(e.Finished(key=one.running.key))
+    wait(lambda: one.exit is not None, 5)
+    one.close()
+    before = job.records()
+    late = Hand(job._connect, job.root, "late", job.policy, end_seen=seen)
+    assert late.exit == acts.Exit(failed=False, detail="the job ended before this node joined it")
+    late.close()
+    assert job.records() == before
+    job.all["b"] = Hand(job._connect, job.root, "b", job.policy, end_seen=end_seen(job.client, job.root))
+    job.trains("b", 2, 10)
 
 
 def test_errors_without_progress_end_the_job(job: Job) -> None:

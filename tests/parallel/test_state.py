@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -178,6 +179,9 @@ W = TensorSpec(key="model/w", dtype="float32", shape=(4, 2))
 M = TensorSpec(key="optimizer/w/m", dtype="float32", shape=(4, 2))
 
 
+KNOWN = restoring.Known(generation=3)
+
+
 def rows(spec: TensorSpec, start: int, stop: int) -> Held:
     return Held(spec=spec, box=Box(start=(start, 0), stop=(stop, 2)))
 
@@ -187,22 +191,53 @@ def test_the_newest_whole_state_is_chosen() -> None:
     holed = Stock(step=9, tiles=[rows(W, 0, 2)])
     first, second = Stock(step=8, tiles=[rows(W, 0, 2)]), Stock(step=8, tiles=[rows(W, 2, 4)])
     older = Stock(step=7, tiles=[rows(W, 0, 4)])
-    assert restoring.choose([older, holed, first, second, first], [W]) == [first, second, first]
+    assert restoring.choose([older, holed, first, second, first], [W], KNOWN) == [first, second, first]
     again = Stock(step=8, generation=2, tiles=[rows(W, 0, 4)])
-    assert restoring.choose([first, again, second], [W]) == [again]
-    assert restoring.choose([holed], [W]) is None
-    assert restoring.choose([], [W]) is None
+    assert restoring.choose([first, again, second], [W], KNOWN) == [again]
+    assert restoring.choose([holed], [W], KNOWN) is None
+    assert restoring.choose([], [W], KNOWN) is None
 
 
 def test_optimizer_state_must_be_whole_as_well() -> None:
     """Tensors that the model does not know, but a snapshot names, count; steps and generations are not mixed."""
     half = Stock(step=8, tiles=[rows(W, 0, 4), rows(M, 0, 2)])
     rest = Stock(step=8, generation=2, tiles=[rows(M, 2, 4)])
-    assert restoring.choose([half, rest], [W]) is None
+    assert restoring.choose([half, rest], [W], KNOWN) is None
     rest.generation = 1
-    assert restoring.choose([half, rest], [W]) == [half, rest]
+    assert restoring.choose([half, rest], [W], KNOWN) == [half, rest]
     other = TensorSpec(key="model/w", dtype="float32", shape=(4, 3))
-    assert restoring.choose([half, rest], [other]) is None
+    assert restoring.choose([half, rest], [other], KNOWN) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "generation"),
+    [(10**6, 2), (500, 3), (500, 7), (500, 0), (-1, 2)],
+    ids=["far ahead", "of the generation that begins", "of one to come", "of none", "of no step"],
+)
+def test_what_the_membership_cannot_have_seen_is_not_believed(step: int, generation: int) -> None:
+    """One keeper that claims the highest step does not decide what everybody trains from."""
+    true = Stock(step=490, generation=2, tiles=[rows(W, 0, 4)])
+    forged = Stock(step=step, generation=generation, tiles=[rows(W, 0, 4)])
+    known = restoring.Known(generation=3, newest=492)
+    assert restoring.choose([forged, true], [W], known) == [true]
+    assert restoring.choose([forged], [W], known) is None
+
+
+def test_what_raised_after_a_step_is_done_again_and_not_skipped() -> None:
+    """The state right behind an error is passed over for an older one, as long as nobody has come further."""
+    before, behind, further = (Stock(step=step, generation=1, tiles=[rows(W, 0, 4)]) for step in (6, 7, 8))
+    failed = restoring.Known(generation=2, newest=7, failed_after=7)
+    assert restoring.choose([before, behind], [W], failed) == [before]
+    assert restoring.choose([behind], [W], failed) == [behind]
+    assert restoring.choose([before, behind, further], [W], failed) == [further]
+    assert restoring.choose([before, behind], [W], replace(failed, failed_after=-1)) == [behind]
+
+
+def test_a_snapshot_may_be_a_little_ahead_of_what_keepers_heard_of() -> None:
+    """A rank that died had made the step already; and where no keeper trained before, its word is all there is."""
+    ahead = Stock(step=500, generation=2, tiles=[rows(W, 0, 4)])
+    assert restoring.choose([ahead], [W], restoring.Known(generation=3, newest=499)) == [ahead]
+    assert restoring.choose([ahead], [W], restoring.Known(generation=3)) == [ahead]
 
 
 SHELF = StoreAt(url="file:///x")
@@ -217,7 +252,7 @@ class Shelf(restoring.Nowhere):
     def inventories(self, servers: Any) -> Any:
         return self.stocks
 
-    def checkpoint(self, at: StoreAt) -> restoring.Decision | None:
+    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> restoring.Decision | None:
         return self.saved
 
 
@@ -225,12 +260,37 @@ def test_memory_comes_before_the_store_and_the_store_before_nothing() -> None:
     """The decision names its source, and survives being broadcast."""
     stock = Stock(step=3, tiles=[rows(W, 0, 4)], facts={"step": 3})
     saved = restoring.Decision(source="store", step=2, generation=1, facts={})
-    assert restoring.decide(Shelf([stock], saved), ["a:1"], SHELF, [W]).source == "memory"
-    assert restoring.decide(Shelf([], saved), ["a:1"], SHELF, [W]) == saved
-    assert restoring.decide(Shelf([], None), ["a:1"], SHELF, [W]).source == "none"
-    assert restoring.decide(Shelf([stock], saved), [], None, [W]).source == "none"
-    decision = restoring.decide(Shelf([stock], saved), ["a:1"], None, [W])
+    assert restoring.decide(Shelf([stock], saved), ["a:1"], SHELF, [W], KNOWN).source == "memory"
+    assert restoring.decide(Shelf([], saved), ["a:1"], SHELF, [W], KNOWN) == saved
+    assert restoring.decide(Shelf([], None), ["a:1"], SHELF, [W], KNOWN).source == "none"
+    assert restoring.decide(Shelf([stock], saved), [], None, [W], KNOWN).source == "none"
+    decision = restoring.decide(Shelf([stock], saved), ["a:1"], None, [W], KNOWN)
     assert restoring.load(restoring.dump(decision)) == decision
+
+
+def test_a_safe_step_of_which_nothing_is_left_is_not_begun_anew_silently() -> None:
+    """It is an error that says what was lost; whoever means it says so, and is told all the same."""
+    reached = restoring.Known(generation=3, reached=40)
+    for at in (SHELF, None):
+        with pytest.raises(StateError, match=r"step 40 had been made.*nothing is left.*fresh=True"):
+            restoring.decide(Shelf([], None), ["a:1"], at, [W], reached)
+    meant = restoring.decide(Shelf([], None), ["a:1"], None, [W], replace(reached, fresh=True, newest=43))
+    assert meant.source == "none"
+    assert "up to 43" in meant.detail
+    # Nothing was safe yet: that is what a death costs, and is told.
+    early = restoring.decide(Shelf([], None), ["a:1"], None, [W], restoring.Known(generation=2, newest=1))
+    assert (early.source, early.step) == ("none", 0)
+    assert "begins at step 0 again" in early.detail
+    assert restoring.decide(Shelf([], None), ["a:1"], None, [W], KNOWN).detail == ""
+
+
+def test_a_checkpoint_far_behind_what_was_in_memory_is_told() -> None:
+    """A node and its buddy lost at once cost the steps since the checkpoint, and a person sees it."""
+    saved = restoring.Decision(source="store", step=20, generation=1, facts={})
+    known = restoring.Known(generation=3, reached=1, newest=43)
+    decision = restoring.decide(Shelf([], saved), ["a:1"], SHELF, [W], known)
+    assert (decision.source, decision.step) == ("store", 20)
+    assert "step 43 was in memory that is gone: from step 20 on they are done again" in decision.detail
 
 
 def test_a_state_of_other_samples_is_refused() -> None:
@@ -302,3 +362,25 @@ def test_lost_peers_are_known_by_their_cause() -> None:
     assert is_lost_peer(torch.distributed.DistNetworkError("timed out"))
     assert not is_lost_peer(RuntimeError("shapes cannot be multiplied"))
     assert not is_lost_peer(ValueError("gloo/"))
+
+
+def test_a_users_words_are_no_lost_peer() -> None:
+    """An error that Python code raised is its own, whatever it says; one of C++ is known by its words."""
+
+    def raised(call: Callable[[], object]) -> RuntimeError:
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        return caught.value
+
+    def users() -> None:
+        raise RuntimeError("the label server: Connection reset by peer")
+
+    def again() -> None:
+        raise RuntimeError("a batch could not be made") from raised(users)
+
+    # Any function of C++ whose message can be chosen.
+    native = raised(lambda: torch.ones(1).to("Connection closed by peer"))
+    assert "Connection closed by peer" in str(native)
+    assert is_lost_peer(native)
+    assert not is_lost_peer(raised(users))
+    assert not is_lost_peer(raised(again))

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from checkpointing.errors import SourceError
 from checkpointing.format.tiles import Box, TensorSpec, digest
@@ -117,7 +118,9 @@ class Host(Alone):
             file = self.orders.keep / f"{step}.{self.assignment.generation}.{self.assignment.rank}"
             file.write_bytes(pickle.dumps((facts, content)))
 
-    def restored(self, source: str, step: int, generation: int) -> None:
+    def restored(
+        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
+    ) -> None:
         self.report.restored = (source, step, generation)
 
     def leave(self, step: int) -> NoReturn:
@@ -126,7 +129,7 @@ class Host(Alone):
     def peer_lost(self, error: BaseException) -> NoReturn:
         raise Ended("peer lost", str(error))
 
-    def done(self, digest: str | None) -> NoReturn:
+    def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
         raise Ended("done")
 
     def failed(self, error: BaseException) -> NoReturn:
@@ -175,10 +178,10 @@ class Files:
     def inventories(self, servers: Sequence[str]) -> Sequence[Kept]:
         return [Kept(file=file) for server in servers for file in sorted(Path(server).iterdir())]
 
-    def checkpoint(self, at: StoreAt) -> Decision | None:
+    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> Decision | None:
         return None
 
-    def sources(self, decision: Decision, at: StoreAt | None) -> Mapping[str, TileSource]:
+    def sources(self, decision: Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
         return {self.name: self}
 
     def fetch(self, tile: Offered) -> bytes | memoryview:
@@ -234,8 +237,14 @@ def _store() -> Iterator[tuple[str, int]]:
     del store
 
 
+def _no_pickle(*given: Any) -> NoReturn:
+    raise AssertionError(f"a pickle would be sent: {given!r:.200}")
+
+
 def _rank(main: Main, orders: Orders, rank: int, store: tuple[str, int], prefix: str, sender: Any) -> None:
     host = Host(orders, rank, store, prefix)
+    # On no layout does anything travel as a pickle, be it torch's own parts that would send it.
+    distributed_c10d._object_to_tensor = _no_pickle
     try:
         host.report.result = main(Run(host, tiers=Files()))
         host.report.ended = "done"

@@ -16,7 +16,7 @@ import pytest
 from torch.distributed.elastic.utils.store import barrier
 
 from elastic3d.rendezvous.store import GenerationStore
-from elastic3d.rendezvous.table import GenerationOver, Seat
+from elastic3d.rendezvous.table import GenerationOver, Seat, Table
 
 SERVER = """\
 import sys
@@ -179,3 +179,28 @@ def test_a_stopped_server_is_waited_out(meeting: Meeting) -> None:
     with pytest.raises(GenerationOver):
         meeting.agent(1, admitted=False).get("MASTER_ADDR")
     assert time.monotonic() - began < 2
+
+
+def test_what_generations_left_goes_when_a_later_one_begins() -> None:
+    """The table of a job that re-forms for months does not grow; what is to come, and others' keys, stay."""
+    table = Table("127.0.0.1")
+    seats = {
+        root + key: Seat("127.0.0.1", table.port, f"{root}{key}/", lambda: False)
+        for root, key in (("a/", "1.4"), ("a/", "2.9"), ("a/", "3.1"), ("b/", "1.1"))
+    }
+    try:
+        for seat in seats.values():
+            seat.set("name", b"value")
+            seat.add("count", 1)
+        table.forget("a/", 3)
+        deadline = time.monotonic() + 60
+        while {key.rpartition("/")[0] for key in table._values} != {"a/3.1", "b/1.1"}:
+            assert time.monotonic() < deadline, table._values
+            time.sleep(0.01)
+        assert len(table._added) == 2
+        assert seats["a/3.1"].get(["name"]) == [b"value"]
+        assert seats["a/3.1"].add("count", 1) == 2
+    finally:
+        for seat in seats.values():
+            seat.close()
+        table.close()

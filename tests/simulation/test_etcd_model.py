@@ -23,6 +23,7 @@ class Bench:
         self.leases: list[Lease | None] = []
         self.seen: list[Change] = []
         self.gaps = 0
+        self.rolled_back = False
 
     def write(self, *operations: Put | Delete, given: tuple[Compare, ...] = (), lost: bool = False) -> Answer | None:
         self.etcd.send(
@@ -42,8 +43,9 @@ class Bench:
         log = self.etcd.store.log("roll")
         self.etcd.watch(self.client, "roll", len(log), self.etcd.store.revision, self.seen.extend, self._gap)
 
-    def _gap(self) -> None:
+    def _gap(self, rolled_back: bool) -> None:
         self.gaps += 1
+        self.rolled_back = rolled_back
 
     def reach(self, there: bool) -> None:
         self.client.reaches = there
@@ -142,9 +144,34 @@ def test_watchers_share_their_members_link() -> None:
     arrived: list[float] = []
     for server in range(300):
         bench.etcd.watch(
-            Client(server=server), "roll", 0, 1, lambda changes: arrived.append(bench.loop.now), lambda: None
+            Client(server=server),
+            "roll",
+            0,
+            1,
+            lambda changes: arrived.append(bench.loop.now),
+            lambda rolled_back: None,
         )
     began = bench.loop.now
     bench.write(Put(KEY, value))
     assert len(arrived) == 300
     assert arrived[-1] - began > 100 * len(value) / Speeds().bandwidth
+
+
+def test_a_rolled_back_etcd_has_keys_leases_and_revisions_of_then() -> None:
+    """Keys written since are gone, what was deleted is there again, and a watch is told that it must list anew."""
+    bench = Bench()
+    kept = bench.lease(5.0)
+    bench.write(Put(KEY, b"1"), Put(KEY + "2", b"1", kept.id))
+    then, revision = bench.loop.now, bench.etcd.store.revision
+    bench.write(Put(KEY, b"2"), Put(KEY + "3", b"1"), Delete(KEY + "2"))
+    bench.watch()
+    bench.etcd.up = False
+    bench.reach(False)
+    bench.etcd.roll_back(then)
+    bench.etcd.up = True
+    bench.reach(True)
+    store = bench.etcd.store
+    assert store.revision == revision
+    held = [store.get(KEY + name) for name in ("", "2", "3")]
+    assert [item.value if item else None for item in held] == [b"1", b"1", None]
+    assert (bench.gaps, bench.rolled_back) == (1, True)

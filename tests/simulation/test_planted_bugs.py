@@ -8,6 +8,7 @@ from zlib import crc32
 
 import pytest
 
+from chaos.simulation.etcd import Etcd
 from chaos.simulation.run import Outcome, play
 from chaos.simulation.schedule import draw
 from elastic3d.membership import actions as acts
@@ -23,6 +24,7 @@ from elastic3d.membership.machine.suspicion import Cut, Suspect
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Report
+from elastic3d.values import Generation
 from elastic3d.worker import departure
 
 MOST = 400
@@ -114,6 +116,16 @@ def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(silence, "suspects", partial)
 
 
+def forget_what_was_reached(patch: pytest.MonkeyPatch) -> None:
+    """A generation's record says only what its own leader has seen, not what the record before it said."""
+    honest = leader.forming.seal
+
+    def forgetful(view: View, generation: Generation) -> acts.Seal:
+        return honest(view, replace(generation, reached=0))
+
+    patch.setattr(leader.forming, "seal", forgetful)
+
+
 def leave_without_refuge(patch: pytest.MonkeyPatch) -> None:
     """A node that leaves with its buddy, or has none, keeps its snapshots to itself."""
     patch.setattr(departure, "refuge", lambda *_: None)
@@ -124,6 +136,22 @@ def let_one_node_end_the_job(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leader, "raising", lambda *_: Raising())
 
 
+def resume_in_whatever_history(patch: pytest.MonkeyPatch) -> None:
+    """A watch goes on from the revision that it knows, at an etcd that came back empty or from a backup too."""
+    patch.setattr(Etcd, "rolled_back", lambda self, watch: False)
+
+
+def believe_old_revisions(patch: pytest.MonkeyPatch) -> None:
+    """A listing of a rolled back etcd is taken in, and all that its members write there is older than what is known."""
+    honest = Core.handle
+
+    def stubborn(self: Core, events: Sequence[e.Event], now: float) -> list[acts.Action]:
+        known = [replace(event, rolled_back=False) if isinstance(event, e.Listed) else event for event in events]
+        return honest(self, known, now)
+
+    patch.setattr(Core, "handle", stubborn)
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
@@ -132,7 +160,10 @@ def let_one_node_end_the_job(patch: pytest.MonkeyPatch) -> None:
         (forget_the_relist, ""),
         (accept_stale_acknowledgements, "had not"),
         (take_a_lost_lease_for_death, "without cause|nothing had been done"),
+        (resume_in_whatever_history, ""),
+        (believe_old_revisions, ""),
         (let_the_cut_off_confirm_each_other, "without cause|nothing had been done"),
+        (forget_what_was_reached, "forgets that step"),
         (leave_without_refuge, "was planned, and goes back"),
         (let_one_node_end_the_job, "the job was ended without cause"),
     ],

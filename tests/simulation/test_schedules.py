@@ -29,6 +29,27 @@ def test_a_hundred_thousand_schedules(first: int) -> None:
 
 
 FOUND = {
+    # Its tomb was lost with the rest, its member's key came back, and both it and who replaced it were taken in.
+    "an etcd that forgot a tomb": """
+        job seed=23 members=7 minimum=2 maximum=8 multiple_of=1 beside=0
+        2.350 notice n6 for 3.85
+        2.377 pause leader for 0.35
+        3.239 pause n1 for 2.43
+        3.250 pause n4 for 4.56
+        3.275 isolate n2 for 0.15
+        3.297 vanish n1
+        6.121 deafen n6 for 2.93
+        6.500 cut n7 for 7.18
+        7.762 etcd-restore for 1.31
+        8.230 notice n6 for 7.68
+    """,
+    # Nodes that came while etcd was away led when it was back without data, and began the job anew.
+    "newcomers in an emptied etcd": """
+        job seed=108 members=7 minimum=1 maximum=7 multiple_of=1 beside=1
+        4.842 etcd-empty for 3.51
+        7.367 start n4,n7
+        7.456 start n8
+    """,
     # A death between a lost lease and its renewal sealed out whoever was not registered at that moment.
     "a death while a lease is lost": """
         job seed=91 members=3 minimum=1 maximum=4 multiple_of=1 beside=1

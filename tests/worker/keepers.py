@@ -77,6 +77,11 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def _started(pid: int) -> int:
+    """When a process was started, in clock ticks; of two in the same tick the pid decides."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000 + pid
+
+
 @dataclass
 class Keeper:
     """A keeper process and its slot, as the tests drive it."""
@@ -93,10 +98,14 @@ class Keeper:
         return f"127.0.0.1:{self.slot.tile_port}"
 
     @property
+    def templates(self) -> list[int]:
+        """Pids of its templates: its children, the one that forks trainers first, and then the one in reserve."""
+        return sorted((child for child in children(self.pid) if os.getsid(child) == child), key=_started)
+
+    @property
     def template(self) -> int:
-        """Pid of its template: its only child."""
-        (pid,) = [child for child in children(self.pid) if os.getsid(child) == child]
-        return pid
+        """Pid of the template that forks trainers: the older one."""
+        return self.templates[0]
 
     def wait(self, kind: type[E], seconds: float = 20.0, where: Callable[[E], bool] = lambda _: True) -> E:
         """Return the next event of a kind, keeping those passed over in `seen`."""

@@ -81,6 +81,7 @@ class Scene:
 
     def names(self) -> list[str]:
         """The events so far."""
+        assert self.journal.flush(30)
         return [json.loads(line)["event"] for line in next(self.events.iterdir()).read_text().splitlines()]
 
     def health(self) -> str:

@@ -97,13 +97,13 @@ def test_a_killed_keeper_takes_everything_along(nursery: Nursery) -> None:
     assert eventually(lambda: all(map(gone, everybody)), seconds=2.0), [p for p in everybody if not gone(p)]
 
 
-def test_a_killed_template_is_replaced_by_a_new_interpreter(nursery: Nursery) -> None:
-    """Its trainer goes with it, snapshots' keeper stays; forks asked for meanwhile are made by the successor."""
+def test_a_killed_template_is_replaced_by_the_one_in_reserve(nursery: Nursery) -> None:
+    """Its trainer goes with it, snapshots' keeper stays; the next fork waits for no import."""
     keeper = nursery.keeper("loader")
     keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
     keeper.wait(Prepared)
-    dead = keeper.template
+    dead, reserve = keeper.templates
     everybody = {dead, *group(pid)}
     os.kill(dead, signal.SIGKILL)
     keeper.wait(TemplateDied)
@@ -111,13 +111,27 @@ def test_a_killed_template_is_replaced_by_a_new_interpreter(nursery: Nursery) ->
     ended = keeper.wait(TrainerExited)
     assert ended.kind is ExitKind.TEMPLATE
     assert all(map(gone, everybody))
-    assert keeper.wait(Started, seconds=60.0).trainer == second
+    started = keeper.wait(Started)
+    assert started.trainer == second
     keeper.wait(Prepared)
-    successor = keeper.template
-    # An interpreter of its own, running the same script: not a fork of the keeper with its threads.
-    assert Path(f"/proc/{successor}/cmdline").read_bytes() == Path(f"/proc/{keeper.pid}/cmdline").read_bytes()
-    assert os.getsid(successor) == successor
-    assert eventually(lambda: children(keeper.pid) == [successor])
+    assert keeper.template == reserve
+    assert children(reserve) == [started.pid]
+    # An interpreter of its own, running the same script, is the next reserve: not a fork of a keeper with threads.
+    assert eventually(lambda: len(keeper.templates) == 2, 60)
+    successor = keeper.templates[1]
+    command = Path(f"/proc/{keeper.pid}/cmdline").read_bytes()
+    assert eventually(lambda: Path(f"/proc/{successor}/cmdline").read_bytes() == command, 60)
+
+
+def test_two_killed_templates_are_replaced_by_a_new_interpreter(nursery: Nursery) -> None:
+    """One after the other, sooner than a new one could be warm."""
+    keeper = nursery.keeper("idle")
+    for template in keeper.templates:
+        os.kill(template, signal.SIGKILL)
+    keeper.wait(TemplateDied)
+    trainer = keeper.slot.prepare(assignment())
+    assert keeper.wait(Started, seconds=100.0).trainer == trainer
+    keeper.wait(Prepared)
 
 
 def test_a_stopped_template_is_replaced(nursery: Nursery) -> None:
@@ -135,8 +149,10 @@ def test_a_stopped_template_is_replaced(nursery: Nursery) -> None:
 def test_a_new_template_dies_with_its_keeper_while_it_still_imports(nursery: Nursery) -> None:
     """The parent-death signal is set before the seconds that imports take."""
     keeper = nursery.keeper("idle")
-    os.kill(keeper.template, signal.SIGKILL)
+    for template in keeper.templates:
+        os.kill(template, signal.SIGKILL)
     keeper.wait(TemplateDied)
+    assert eventually(lambda: bool(keeper.templates), 60)
     successor = keeper.template
     os.kill(keeper.pid, signal.SIGKILL)
     assert eventually(lambda: gone(keeper.pid) and gone(successor), seconds=2.0)
@@ -209,7 +225,8 @@ def test_a_script_with_threads_gets_new_interpreters(nursery: Nursery) -> None:
 def test_a_script_that_never_gets_to_run_again_loses_the_slot(nursery: Nursery) -> None:
     """Templates that end before they are ready are not started for ever."""
     keeper = nursery.keeper("idle", broken_again=True)
-    os.kill(keeper.template, signal.SIGKILL)
+    for template in keeper.templates:
+        os.kill(template, signal.SIGKILL)
     trainer = keeper.slot.prepare(assignment())
     lost = keeper.wait(SlotLost, seconds=60.0)
     assert "never got as far as calling elastic3d.run" in lost.detail

@@ -18,6 +18,7 @@ from elastic3d.values import StoreAt
 
 SPEC = TensorSpec(key="model/w", dtype="float32", shape=(1024,))
 WHOLE = Box(start=(0,), stop=(1024,))
+KNOWN = restoring.Known(generation=2)
 TENSOR = torch.arange(1024, dtype=torch.float32)
 
 
@@ -32,10 +33,10 @@ def save(at: StoreAt) -> None:
 def restore(at: StoreAt) -> bytes:
     """Return the bytes of the tensor, as a trainer would get them."""
     tiers = KeepersAndStore("run")
-    decision = restoring.load(restoring.dump(restoring.decide(tiers, (), at, [SPEC])))
+    decision = restoring.load(restoring.dump(restoring.decide(tiers, (), at, [SPEC], KNOWN)))
     assert (decision.source, decision.step, decision.facts) == ("store", 5, {"step": 5})
     buffer = bytearray(WHOLE.numel * 4)
-    sources = tiers.sources(decision, at)
+    sources = tiers.sources(decision, at, 0)
     offers = restoring.offers(decision, sources)
     resolve([(SPEC, WHOLE)], offers, sources, lambda spec, box: memoryview(buffer))
     return bytes(buffer)
@@ -100,4 +101,4 @@ def test_nothing_committed_is_nothing(tmp_path: Path) -> None:
     """A store that was opened and never committed to."""
     at = StoreAt(url=str(tmp_path / "store"))
     open_store(at.url)
-    assert restoring.decide(KeepersAndStore("run"), (), at, [SPEC]).source == restoring.NONE
+    assert restoring.decide(KeepersAndStore("run"), (), at, [SPEC], KNOWN).source == restoring.NONE

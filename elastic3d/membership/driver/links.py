@@ -25,10 +25,10 @@ from __future__ import annotations
 import queue
 import select
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
@@ -117,8 +117,7 @@ class Links:
         self._neighbours: dict[str, _Neighbour] = {}
         self._beat_at = 0.0
         self._closed = False
-        self._thread = threading.Thread(target=self._loop, name="elastic3d-links", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._loop, name="elastic3d-links")
 
     def speak_for(self, id: str) -> None:
         """Be this incarnation from now on. Nobody is watched any more; those who mean an earlier one are told."""

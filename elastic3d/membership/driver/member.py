@@ -10,10 +10,10 @@ from __future__ import annotations
 import gc
 import queue
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.etcd import Delivery, EtcdClient, Watch
 from elastic3d.etcd import watch as etcd_watch
@@ -81,17 +81,18 @@ class Member:
         self._rolls = BOARD
         self._there = self._away = False
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="elastic3d-member", daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def node(self) -> Node:
         """The incarnation this is."""
         return self._core.record.node
 
-    def start(self, links: Links, *, again: bool = False) -> None:
+    def start(self, links: Links, *, again: bool = False, end_seen: int | None = None) -> bool:
         """Join. A job that ended under this id makes room for a new one as soon as its last member is gone.
 
-        again: rejoin the job that this process took part in, whatever became of it.
+        again: rejoin the job that this process took part in, whatever became of it. end_seen: see `make_room`. Returns
+        False where the job that this node was started for is over: it does not join, and hears `Exit`.
         """
         # A full collection visits all that torch's modules are made of, 0.3 s of computing in which every thread stands
         # still: on a busy machine long enough for the neighbours to take this node for dead.
@@ -99,10 +100,17 @@ class Member:
         self._links = links
         links.speak_for(self.node.id)
         if not again:
-            make_room(self._client, self._root, self._policy.lease, self._clock)
-        self._thread.start()
+            end = make_room(self._client, self._root, self._policy.lease, self._clock, end_seen)
+            if end is not None:
+                detail = "the job ended before this node joined it" + (f": {end.detail}" if end.detail else "")
+                self._act(acts.Exit(failed=end.failed, detail=detail))
+                return False
+        self._thread = threads.start(
+            self._decide, name="elastic3d-member", edge=threads.Edge.ALONE, failed=self._broken
+        )
         self._writer.start()
         self._board = self._watch("board/", e.Tier.BOARD, BOARD)
+        return True
 
     def tell(self, event: e.Event) -> None:
         """Tell the core what happened here."""
@@ -120,7 +128,7 @@ class Member:
             return
         self._closed = True
         self._inbox.put(None)
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
         for watch in (self._board, self._roll):
             if watch is not None:
@@ -143,12 +151,9 @@ class Member:
 
     # The core's thread.
 
-    def _run(self) -> None:
-        try:
-            self._decide()
-        except Exception as error:  # noqa: BLE001  # the thread's edge: a member that decides nothing must not look alive
-            traceback.print_exc()
-            self._act(acts.Exit(failed=True, detail=f"the membership failed: {type(error).__name__}: {error}"))
+    def _broken(self, error: BaseException) -> None:
+        """Leave: a member that decides nothing must not look alive."""
+        self._act(acts.Exit(failed=True, detail=f"the membership failed: {type(error).__name__}: {error}"))
 
     def _decide(self) -> None:
         while not self._closed:
@@ -229,15 +234,18 @@ class Member:
                         put(said)
                     elif said is not None:
                         items.append(said)
-                put(e.Listed(tier=tier, items=tuple(items), revision=news.revision, gap=news.gap))
+                told = e.Listed(
+                    tier=tier, items=tuple(items), revision=news.revision, gap=news.gap, rolled_back=news.rolled_back
+                )
+                put(told)
             case etcd_watch.Changes():
                 for change in news.changes:
                     if change.kv is not None:
-                        told = reading.read(self._root, change.kv)
+                        said = reading.read(self._root, change.kv)
                     else:
-                        told = reading.gone(self._root, change.key, change.revision)
-                    if told is not None:
-                        put(told)
+                        said = reading.gone(self._root, change.key, change.revision)
+                    if said is not None:
+                        put(said)
             case etcd_watch.Connected() if tier is e.Tier.BOARD:
                 self._there, self._away = True, False
                 self._writer.impaired("")

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from elastic3d import threads
 from elastic3d.clock import Clock
 from elastic3d.errors import EtcdError, EtcdUnavailable
 from elastic3d.etcd import EtcdClient, Impaired, Lease, LeaseGone, LeaseKeeper
@@ -64,11 +65,13 @@ class Writer:
         self._registered = self._reported = 0
         self._impaired = self._told = ""
         self._pulse_at: float | None = None
-        self._thread = threading.Thread(target=self._run, name="elastic3d-member-writes", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to write."""
-        self._thread.start()
+        self._thread = threads.start(
+            self._run, name="elastic3d-member-writes", edge=threads.Edge.ALONE, failed=self._broken
+        )
 
     def write(self, action: acts.Write) -> None:
         """Write this after all that was asked for before; of two reports in a row only the newer one."""
@@ -98,7 +101,7 @@ class Writer:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=2 * BUDGET)
         self._leases.close()
 
@@ -113,6 +116,10 @@ class Writer:
                 pass  # it runs out by itself
 
     # The writer's thread.
+
+    def _broken(self, error: BaseException) -> None:
+        """Have the member leave: what it decides would never be written."""
+        self._tell(e.Broken(detail=f"the writes to etcd failed: {type(error).__name__}: {error}"))
 
     def _run(self) -> None:
         while True:

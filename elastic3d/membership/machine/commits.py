@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from elastic3d.membership import actions as acts
+from elastic3d.membership import events as e
+from elastic3d.membership.machine.lead import Lead
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import SavedStep
 
@@ -14,7 +16,7 @@ class Commits:
         self._fenced = 0
         self._committing: tuple[SavedStep, int] | None = None
 
-    def follow(self, view: View, actions: list[acts.Action]) -> None:
+    def follow(self, view: View, lead: Lead, actions: list[acts.Action]) -> None:
         """Fence the store for this generation; commit what all its nodes, or what is left of an older one, wrote."""
         current, roll = view.generation, view.roll
         if current is None or not current.nodes or roll is None:
@@ -29,5 +31,13 @@ class Commits:
         nodes = saved[newest]
         complete = nodes >= len(current.nodes) or newest.made_in != current.number
         if complete and self._committing != (newest, nodes):
+            if self._committing is None or self._committing[0] != newest:
+                lead.committing = newest
             self._committing = (newest, nodes)
             actions.append(acts.Commit(saved=newest, number=current.number))
+
+    @staticmethod
+    def settled(lead: Lead, event: e.Settled) -> None:
+        """Take in what the store answered; the answer for an older save than the newest one says nothing."""
+        if event.saved == lead.committing:
+            lead.committing, lead.uncommitted = None, event.error

@@ -74,7 +74,7 @@ class Core:
         self._lost_since: float | None = None
         self._outvoted_since: float | None = None
         self._vacant_since: float | None = None
-        self._active_in = 0
+        self._active_in = self._newest = 0
         self._draining = self._hindered = False
         self._led = self._awaited = 0
         self._commits = Commits()
@@ -104,13 +104,19 @@ class Core:
             self.view.apply(event, now)
             if isinstance(event, e.Listed) and event.gap:
                 self._lead.leading = now
+                if event.rolled_back and event.tier is e.Tier.BOARD:
+                    # The own keys may be older ones now, or gone although their lease is kept.
+                    self._registered = self._registering = False
+                    self._registered_at = 0
             self._hear(event, actions, now)
             if self.exited:
                 return actions
         self._silence.follow(self.view, now)
         if self.leads and self._led != self.view.token:
             self._led = self.view.token
-            self._lead = Lead(buried=self._buried, leading=now, attempt=self.view.token, silence=self._silence)
+            # A rolled back etcd counts its revisions anew, and attempts never repeat.
+            attempt = max(self.view.token, self.view.forgotten)
+            self._lead = Lead(buried=self._buried, leading=now, attempt=attempt, silence=self._silence)
             self._busy, self._commits = None, Commits()
         if self.view.listed and self._lost_since is None:
             self._take_part(actions)
@@ -123,8 +129,9 @@ class Core:
         elif self._lost_since is not None:
             self._endure(actions)
         self._await(actions)
-        # Steps alone are not worth a write each: they travel with the next one.
-        if self.report != self._told and replace(self.report, step=self._told.step) != self._told:
+        # Steps alone are not worth a write each: they travel with the next one. That there is a safe one is.
+        first = self.report.safe > 0 and self._told.safe == 0 and self._first_rank()
+        if first or replace(self.report, step=self._told.step, safe=self._told.safe) != self._told:
             self._told = self.report
             actions.append(acts.PutReport(report=self.report))
         return actions
@@ -135,6 +142,11 @@ class Core:
         if awaited != self._awaited:
             self._awaited = awaited
             actions.append(acts.Awaiting(nodes=awaited))
+
+    def _first_rank(self) -> bool:
+        """Return whether this node holds rank 0, and says for all what all know."""
+        world = self.view.world
+        return world is not None and world.index.get(self._id) == 0
 
     def _hear(self, event: e.Event, actions: list[acts.Action], now: float) -> None:
         """Take in what concerns this member alone."""
@@ -199,8 +211,12 @@ class Core:
                     self._outvoted_since = now
                 if event.step > self.report.step:
                     self.report = replace(self.report, step=event.step)
+                if event.safe > self.report.safe:
+                    self.report = replace(self.report, safe=event.safe)
             case e.Saved():
                 self.report = replace(self.report, saved=event.saved)
+            case e.Settled():
+                self._commits.settled(self._lead, event)
             case e.Noticed():
                 self.report = replace(self.report, notice=event.notice)
                 self._drain(actions, event.notice.seconds, event.notice.detail or event.notice.kind)
@@ -251,7 +267,17 @@ class Core:
         if view.end is not None:
             self._exit(actions, "the job is over", acts.Exit(failed=view.end.failed, detail=view.end.detail))
             return
+        if current is not None and current.number < self._newest:
+            detail = f"etcd lost generation {self._newest}, and the others went on from {current.number}"
+            self._exit(actions, "etcd was rolled back", acts.Exit(failed=True, detail=detail, rejoin=True))
+            return
+        if view.outdated is not None and not self.leads and view.leader is not None:
+            detail = "etcd was rolled back to an older generation, and nobody wrote this node's there again"
+            if self._alarm.due(view.outdated + 2 * self.policy.lease + self.policy.grace):
+                self._exit(actions, "etcd was rolled back", acts.Exit(failed=True, detail=detail, rejoin=True))
+                return
         if current is not None and current.nodes:
+            self._newest = current.number
             world = world_of(current)
             if self._id in world.index:
                 self._active_in = current.number
@@ -295,6 +321,9 @@ class Core:
                 self._campaign(actions, self.view.token)
             return
         self._vacant_since = None
+        if ready and self._registered and not self.leads and self.view.led_by_newcomer:
+            self._campaign(actions, self.view.token)
+            return
         roll = self.view.roll
         if roll is None or not roll.listed or not self._registered:
             return
@@ -310,7 +339,7 @@ class Core:
             elif leader in dead:
                 self._bury(leader, dead[leader], actions)
             return
-        self._commits.follow(self.view, actions)
+        self._commits.follow(self.view, self._lead, actions)
         writes = decide(
             self.view, self.policy, self._planner, self._lead, self._alarm, ready=ready, hindered=self._hindered
         )

@@ -99,6 +99,7 @@ def form(view: View, me: MemberRecord, policy: Policy, planner: Planner, there: 
     present = view.generation.layout if view.generation is not None else None
     used, layout = _fit(len(there.candidates), me, policy, planner, present)
     chosen = [p.node for p in there.candidates[:used]]
+    roll = view.roll
     floor = max((p.record.floor for p in there.candidates), default=0)
     return Generation(
         number=max(view.generation.number if view.generation else 0, floor) + 1,
@@ -108,6 +109,7 @@ def form(view: View, me: MemberRecord, policy: Policy, planner: Planner, there: 
         layout=layout,
         leader=me.node.name,
         job=me.profile.job if me.profile else "",
+        reached=max(view.generation.reached if view.generation else 0, roll.reports.safe() if roll is not None else 0),
     )
 
 

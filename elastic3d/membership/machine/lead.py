@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from elastic3d.membership.machine.silence import Silence
+from elastic3d.membership.records import SavedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class Lead:
     lost_at: when the first loss of the sealed generation was seen. raised: since when somebody's code is known to have
     raised where, so far, no other's did. losses: still to be
     counted; counted: all that are or were among them. drained: names buried because they were told to leave.
+    committing: the newest save that the store was asked to commit and has not answered for; uncommitted: why the newest
+    one that it answered for is no checkpoint, "" where it is one. ended: since when `main` has returned everywhere.
     """
 
     buried: dict[str, None]
@@ -38,9 +41,12 @@ class Lead:
     proposed: float | None = None
     waiting: float | None = None
     lost_at: float | None = None
+    ended: float | None = None
     raised: float | None = None
     not_before: float = 0.0
     considered: int = -1
+    committing: SavedStep | None = None
+    uncommitted: str = ""
     silence: Silence = field(default_factory=Silence)
     losses: list[Loss] = field(default_factory=list)
     counted: dict[str, None] = field(default_factory=dict)
@@ -72,4 +78,4 @@ class Lead:
         if revision != self._sealed:
             self._sealed = revision
             self.below = self.unplanned = self.orphan = self.interrupted = None
-            self.proposed = self.waiting = self.lost_at = self.raised = None
+            self.proposed = self.waiting = self.lost_at = self.raised = self.ended = None

@@ -27,6 +27,9 @@ from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import End, Out
 from elastic3d.values import Cause
 
+COMMIT_LIMIT = 120.0
+"""Seconds that the store has for the last commit of a run, through all that is tried again."""
+
 
 def decide(
     view: View, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm, *, ready: bool, hindered: bool
@@ -72,7 +75,8 @@ def _fenced(
         return acts.Mend(generation=current, token=view.token, previous=view.generation_revision)
     finished = len(roll.reports.who("finished", current.key))
     if finished == len(current.nodes):
-        return acts.PutEnd(end=End(failed=False), token=view.token)
+        return _over(view, lead, alarm)
+    lead.ended = None
     why = urgent(view, roll, policy, lead, lost, alarm)
     if why is not None:
         if why.cause is Cause.ERROR and raised.waiting:
@@ -84,7 +88,37 @@ def _fenced(
     lead.below = lead.orphan = None
     if finished:
         return acts.Withdraw(token=view.token) if view.proposal else None
-    return planned(view, roll, policy, planner, lead, alarm) or chore(view, roll, policy, lead, alarm)
+    return (
+        _reached(view, roll)
+        or planned(view, roll, policy, planner, lead, alarm)
+        or chore(view, roll, policy, lead, alarm)
+    )
+
+
+def _reached(view: View, roll: Roll) -> acts.Fenced | None:
+    """Put into the record, once for the job, that a step was safe: whoever leads later begins at step 0 no more."""
+    current, safe = view.generation, roll.reports.safe()
+    assert current is not None
+    if current.reached or not safe or view.proposal is not None:
+        return None
+    return acts.Mend(generation=replace(current, reached=safe), token=view.token, previous=view.generation_revision)
+
+
+def _over(view: View, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
+    """End the job, whose `main` has returned everywhere, once the store has answered for the last save."""
+    lead.ended = alarm.now if lead.ended is None else lead.ended
+    why = lead.uncommitted
+    if lead.committing is not None:
+        if not alarm.due(lead.ended + COMMIT_LIMIT):
+            return None
+        why = f"the store did not answer for {COMMIT_LIMIT:g} s"
+    if not why:
+        return acts.PutEnd(end=End(failed=False), token=view.token)
+    detail = (
+        f"the run is through, but its last step is no checkpoint: {why}. Nothing is lost before the newest checkpoint: "
+        "see to the store and start the job again, it goes on from there"
+    )
+    return acts.PutEnd(end=End(failed=True, detail=detail), token=view.token)
 
 
 def _first(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> acts.Fenced | None:

@@ -180,7 +180,11 @@ def _drive(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> 
             switch = replace(proposal, switch=True)
             return acts.Propose(proposal=switch, token=view.token, previous=view.generation_revision)
         return None
-    return forming.seal(view, replace(formed, spent=spent(view, policy, alarm.now))) if all_left else None
+    if not all_left:
+        return None
+    # What was safe when it was proposed may have been nothing yet.
+    reached = max(formed.reached, roll.reports.safe())
+    return forming.seal(view, replace(formed, spent=spent(view, policy, alarm.now), reached=reached))
 
 
 def _withdraw(view: View, lead: Lead, alarm: Alarm, *, soon: bool = False) -> acts.Withdraw:

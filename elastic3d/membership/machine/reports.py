@@ -45,6 +45,10 @@ class Reports:
         """Return the newest step anybody committed, 0 for none."""
         return max((report.step for report in self._reports.values()), default=0)
 
+    def safe(self) -> int:
+        """Return the newest step that anybody knows to be held by all ranks, 0 for none."""
+        return max((report.safe for report in self._reports.values()), default=0)
+
     def hear(self, id: str, report: Report, now: float) -> bool:
         """Take in a report; return whether its notice is news."""
         old = self._reports.get(id) or Report(incarnation=report.incarnation)

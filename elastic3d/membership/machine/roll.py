@@ -141,6 +141,8 @@ class Roll:
 
     def list(self, event: e.Listed, now: float) -> None:
         """Take in all of the roll at once; what is not listed is gone, unless newer news of it came."""
+        if event.rolled_back:
+            self._revisions.clear()
         keep = {key for key, revision in self._revisions.items() if revision > event.revision}
         for item in event.items:
             match item:
@@ -179,8 +181,10 @@ class Roll:
     # What the board has news of.
 
     def buried(self, id: str) -> None:
-        """A tomb was put up, or cleared away."""
+        """A tomb was put up, or cleared away, or lost with a rolled back etcd while the member's key came back."""
         self.missing.pop(id, None)
+        if id in self.members and id not in self._board.tombs:
+            self._find_twins(self.members[id].node)
         self._judge(id)
         self._propose(id)
 

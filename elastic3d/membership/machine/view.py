@@ -8,6 +8,8 @@ Everybody knows the board. Who leads, or judges the leader, knows the roll too.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.roll import Roll
 from elastic3d.membership.machine.world import Ring, World, ring_of, world_of
@@ -20,9 +22,10 @@ class View:
 
     outs: active nodes of the sealed generation that are out, by id, with the time that was heard of. fallen: whoever
     died of it or of the generation proposed, with its machine, until the next is sealed. generation_revision: of what
-    stands under the generation's key; while it is spoiled that is something else than the generation. garbage:
-    revisions of keys that are to be swept. sealed_at: when the generation was heard of. tombs_at, doubts_at: the same
-    for these.
+    stands under the generation's key; while it is spoiled that is something else than the generation. outdated: since
+    when that is an older record, for etcd was rolled back; None otherwise. forgotten: the greatest revision heard of
+    before that, 0 if it never was. garbage: revisions of keys that are to be swept. sealed_at: when the generation was
+    heard of. tombs_at, doubts_at: the same for these.
     """
 
     def __init__(self, me: MemberRecord) -> None:
@@ -32,6 +35,8 @@ class View:
         self.generation: Generation | None = None
         self.generation_revision = 0
         self.spoiled = False
+        self.outdated: float | None = None
+        self.forgotten = 0
         self.garbage: dict[str, int] = {}
         self.sealed_at = 0.0
         self.proposal: Proposal | None = None
@@ -69,6 +74,17 @@ class View:
     def leader_id(self) -> str:
         """The identity of who leads, "" for nobody."""
         return f"{self.leader.name}@{self.leader.incarnation}" if self.leader is not None else ""
+
+    @property
+    def led_by_newcomer(self) -> bool:
+        """Return whether etcd came back without the job, and who leads it now is none who could write it there again.
+
+        It would form a first generation of a job that is well under way.
+        """
+        known, lost = self.world, self.forgotten > 0 and self.spoiled and self.generation_revision == 0
+        if known is None or not known.index or not lost or self.leader is None:
+            return False
+        return not self.takes_part(self.leader_id)
 
     def active(self, id: str) -> bool:
         """Return whether the node trains in the sealed generation."""
@@ -134,13 +150,14 @@ class View:
             case e.LeaderGone() if self._newer("leader", event.revision):
                 self.leader, self.token = None, event.token
             case e.GenerationSpoiled() if self._newer("generation", event.revision):
-                self.generation_revision, self.spoiled = event.stands, True
+                self.generation_revision, self.spoiled, self.outdated = event.stands, True, None
             case e.Garbage():
                 self.garbage[event.key] = event.revision
             case e.GenerationPut() if self._newer("generation", event.revision):
-                mended = self.generation == event.generation
+                # Its record may be put again with what was found out meanwhile.
+                mended = self.generation is not None and self.generation.key == event.generation.key
                 self.generation, self.generation_revision = event.generation, event.revision
-                self.spoiled = False
+                self.spoiled, self.outdated = False, None
                 if not mended:
                     self.sealed_at = now
                     self.fallen = {}
@@ -183,6 +200,10 @@ class View:
         return True
 
     def _list(self, event: e.Listed, now: float) -> None:
+        if event.rolled_back:
+            self.forgotten = max(self.forgotten, *self._revisions.values(), 0)
+            self._revisions.clear()
+            event = self._without_the_past(event, now)
         keep = {key for key, revision in self._revisions.items() if revision > event.revision}
         for item in event.items:
             match item:
@@ -205,8 +226,29 @@ class View:
             del self.doubts[id], self.doubts_at[id]
         if "leader" not in keep:
             self.leader, self.token = None, 0
-        if "generation" not in keep and self.generation is not None:
+        if "generation" not in keep and self.generation is not None and self.outdated is None:
             self.generation_revision, self.spoiled = 0, True
         if "proposal" not in keep:
             self._propose(None)
         self.listed = True
+
+    def _without_the_past(self, event: e.Listed, now: float) -> e.Listed:
+        """Return a listing of a rolled back etcd without the records that were overcome before it was rolled back.
+
+        Whoever leads writes the generation that it knows over an older one. An end that an older generation came to
+        was an earlier job's.
+        """
+        known = self.generation
+        past = next((item for item in event.items if isinstance(item, e.GenerationPut)), None)
+        if known is None or past is None or past.generation.number > known.number or past.generation == known:
+            return event
+        self.generation_revision, self.spoiled = past.revision, True
+        self.outdated = now if self.outdated is None else self.outdated
+        self._revisions["generation"] = past.revision
+        items: list[e.OfRoll | e.OfBoard] = []
+        for item in event.items:
+            if isinstance(item, e.EndPut):
+                items.append(e.Garbage(key="board/end", revision=item.revision))
+            elif item is not past:
+                items.append(item)
+        return replace(event, items=tuple(items))

@@ -41,6 +41,13 @@ def flats_of(model: nn.Module, units: Sequence[FSDPModule]) -> list[Flat]:
     return [Flat(group, names) for unit in units for group in _parameter_groups(unit)]
 
 
+def reshard(model: nn.Module) -> None:
+    """Let go of gathered parameters, which a forward pass without a backward has left."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def reduce_now(units: Sequence[FSDPModule]) -> None:
     """Do what FSDP does at the end of a backward pass, where autograd's hooks did not run; the root is the last unit.
 

@@ -45,6 +45,8 @@ def main(run: elastic3d.Run) -> None:
             raise KeyError("the user's own mistake")
         loss = run.backward(model, batch, nn.functional.mse_loss)
         run.step(optimizer, loss=loss)
+        if kind == "evaluate" and run.steps % 3 == 0:
+            raise KeyError("the evaluation's own mistake")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,57 @@
+"""Which torchrun agent a process belongs to, so that it ends with that agent and with no other.
+
+What a process reads of its parent after an agent has died is that of whoever adopted it: a keeper whose agent was
+killed while it imported would take init for its agent, and train alone. So the agent names itself in the environment
+of its workers, by a pid and the time it was started at, for pids come again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+
+from elastic3d import threads
+
+VARIABLE = "ELASTIC3D_AGENT_PROCESS"
+
+
+def identity(pid: int) -> str:
+    """Return what names this process for as long as the machine runs; "" where it does not live."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return "" if fields[0] in "ZX" else f"{pid}:{fields[19]}"
+
+
+def pid_of(agent: str) -> int:
+    """Return the pid in an `identity`."""
+    return int(agent.partition(":")[0])
+
+
+def lives(agent: str) -> bool:
+    """Return whether the process of this `identity` lives."""
+    return identity(pid_of(agent)) == agent
+
+
+def end_with(agent: str, end: Callable[[], object]) -> None:
+    """Call `end` from a thread when the agent is gone.
+
+    For a process that is not the agent's own child, since something stands between them: a wrapper, a shell. The
+    parent-death signal tells of that alone.
+    """
+    try:
+        handle = os.pidfd_open(pid_of(agent))
+    except ProcessLookupError:
+        end()
+        return
+    if not lives(agent):
+        end()
+    threads.start(_wait, handle, end, name="elastic3d-agent")
+
+
+def _wait(handle: int, end: Callable[[], object]) -> None:
+    select.select([handle], [], [])
+    end()

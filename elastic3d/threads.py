@@ -1,0 +1,149 @@
+"""The edge of every background thread: what gets there is told, and then the thread goes on, ends, or ends the process.
+
+A thread that dies of an exception nobody expected takes along what it did for the others - checkpoints, heartbeats,
+deliveries - while the process looks alive. So no thread of elastic3d is started but by `start`, which says at that one
+place what its end would mean.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from elastic3d.clock import SYSTEM
+
+EXIT_CODE = 70
+"""How a process ends that cannot go on without one of its threads: EX_SOFTWARE of sysexits."""
+
+SHORTEST, LONGEST = 0.1, 5.0
+"""Seconds between a failure and the next try: doubled with each failure in a row, up to the longer one."""
+
+CALM = 60.0
+"""Seconds without a failure after which the next one counts as the first."""
+
+
+class Edge(StrEnum):
+    """What follows an exception that reaches the edge of a thread; the values are words for people.
+
+    AGAIN: the work is called again, after a pause. ALONE: the thread ends, and only what it served with it. PROCESS:
+    the process ends at once, for others can see that, and not that it does less than it should.
+    """
+
+    AGAIN = "it goes on"
+    ALONE = "what it served ends with it"
+    PROCESS = "this process ends"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadFailure:
+    """An exception reached the edge of a thread.
+
+    thread: its name. error: class and message. traceback: formatted. edge: what follows. times: failures in a row.
+    """
+
+    thread: str
+    error: str
+    traceback: str
+    edge: Edge
+    times: int
+
+
+Report = Callable[[ThreadFailure], None]
+
+
+def _report_on_stderr(failure: ThreadFailure) -> None:
+    from elastic3d import output  # output has a thread itself
+
+    output.say(f"{words(failure)}\n{failure.traceback.rstrip()}")
+    if failure.edge is Edge.PROCESS:
+        output.flush(1.0)
+
+
+_report: Report = _report_on_stderr
+_end: Callable[[int], Any] = os._exit
+
+
+def words(failure: ThreadFailure) -> str:
+    """Return one line for people."""
+    again = f" ({failure.times} times in a row)" if failure.times > 1 else ""
+    return f"thread {failure.thread} failed{again}, {failure.edge}; this is a bug, please report it: {failure.error}"
+
+
+def report_to(report: Report | None, *, end: Callable[[int], Any] = os._exit) -> None:
+    """Have failures of this process's threads reported to `report`, None for stderr alone.
+
+    Like `threading.excepthook` there is one, for threads outlive and outnumber what started them. `report` is called
+    on the thread that failed; before the process ends it must have written what it is to write when it returns. end:
+    ends the process.
+    """
+    global _report, _end
+    _report, _end = report or _report_on_stderr, end
+
+
+def start(
+    work: Callable[..., object],
+    *args: Any,
+    name: str,
+    edge: Edge = Edge.PROCESS,
+    failed: Callable[[BaseException], None] | None = None,
+) -> threading.Thread:
+    """Call `work` on a daemon thread of this name and return it.
+
+    failed: called on the thread after a failure was reported, to tell whoever waits for it or to make its state whole
+    before the work is called again; where it raises itself, the process ends.
+    """
+    thread = threading.Thread(target=_run, args=(work, args, name, edge, failed), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _run(
+    work: Callable[..., object],
+    args: tuple[Any, ...],
+    name: str,
+    edge: Edge,
+    failed: Callable[[BaseException], None] | None,
+) -> None:
+    times, failed_at = 0, 0.0
+    while True:
+        try:
+            work(*args)
+            return
+        except BaseException as error:  # noqa: BLE001  # the one edge of all threads: see the module
+            now = SYSTEM.monotonic()
+            times = times + 1 if now - failed_at < CALM else 1
+            failed_at = now
+            if _told(error, name, edge, times) and failed is not None:
+                _recovered(failed, error, name)
+        if edge is not Edge.AGAIN:
+            return
+        SYSTEM.sleep(min(LONGEST, SHORTEST * 2 ** min(times - 1, 16)))
+
+
+def _told(error: BaseException, name: str, edge: Edge, times: int) -> bool:
+    """Report a failure, of many in a row the 1st, 2nd, 4th, 8th...; return False where the process was to end."""
+    text = "".join(traceback.format_exception(error))
+    failure = ThreadFailure(
+        thread=name, error=f"{type(error).__name__}: {error}", traceback=text, edge=edge, times=times
+    )
+    if times & (times - 1) == 0:
+        try:
+            _report(failure)
+        except BaseException:  # noqa: BLE001  # whatever the report fails of, the failure itself is not to be lost
+            _report_on_stderr(failure)
+    if edge is Edge.PROCESS:
+        _end(EXIT_CODE)
+        return False
+    return True
+
+
+def _recovered(failed: Callable[[BaseException], None], error: BaseException, name: str) -> None:
+    try:
+        failed(error)
+    except BaseException as another:  # noqa: BLE001  # nobody would hear that the thread is gone
+        _told(another, name, Edge.PROCESS, 1)

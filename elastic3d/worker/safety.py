@@ -1,0 +1,71 @@
+"""How old the safe step is, and whether that is too old: what a death would cost.
+
+A snapshot becomes safe when every rank holds it at home and at its buddy. One rank that cannot reach its buddy keeps
+the safe step of all where it is; nothing else shows of that, until a node dies and everything since is done again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_SECONDS = 30.0
+"""Age at which the safe step is too old, where steps are quick."""
+
+MOST_STEPS = 20
+"""Snapshots behind which the safe step is too old, whatever its age."""
+
+ORDINARY_STEPS = 4
+"""Snapshots the safe step may be behind at any age: two wait to become safe, and a vote tells of it one step later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """The safe step is too old.
+
+    step: the last one made. safe_step: what a death would go back to, -1 where nothing of this generation is safe.
+    behind: steps between them. age: seconds since the safe step last moved.
+    """
+
+    step: int
+    safe_step: int
+    behind: int
+    age: float
+
+    def __str__(self) -> str:
+        safe = f"the safe step is {self.safe_step}" if self.safe_step >= 0 else "no step is safe"
+        return f"{safe}, {self.behind} steps and {self.age:.0f} s behind step {self.step}"
+
+
+class SafeStep:
+    """The safe step of one generation as its votes tell it. every: steps from one snapshot to the next."""
+
+    def __init__(
+        self, *, every: int, start: int, now: float, most_seconds: float = MOST_SECONDS, most_steps: int = MOST_STEPS
+    ) -> None:
+        self._every, self._start = every, start
+        self._most_seconds, self._most_steps = most_seconds, most_steps
+        self._step, self._safe, self._moved_at = start, -1, now
+        self._stale = False
+
+    def stepped(self, step: int, safe_step: int, now: float) -> None:
+        """Take note of a step and its vote."""
+        self._step = step
+        if safe_step > self._safe:
+            self._safe, self._moved_at = safe_step, now
+
+    def newest(self) -> dict[str, int]:
+        """Return the last step and the safe one."""
+        return {"step": self._step, "safe_step": self._safe}
+
+    def stale(self, now: float) -> Staleness | None:
+        """Return how old the safe step is, None while that is well.
+
+        Once it was too old, it is well again only within half of the bounds: a word of it is not taken back at once.
+        """
+        part = 0.5 if self._stale else 1.0
+        behind, age = self._step - max(self._safe, self._start), now - self._moved_at
+        old = age > part * self._most_seconds and behind > part * ORDINARY_STEPS * self._every
+        self._stale = self._every > 0 and (old or behind > part * self._most_steps * self._every)
+        if not self._stale:
+            return None
+        return Staleness(step=self._step, safe_step=self._safe, behind=behind, age=age)

@@ -1,0 +1,50 @@
+"""What was made and is lost for good is never begun anew in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster import Cluster, Launch
+from chaos.etcd import EtcdServer
+from chaos.processes import wait_until
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership.records import decode
+from elastic3d.values import Generation
+
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(400)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
+
+
+def test_a_spare_does_not_begin_anew_what_died_with_the_only_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """Without a store nothing is left: the spare ends the job and says what was lost, and what to say to mean it."""
+    launch = Launch(
+        run_id="lost",
+        endpoint=job_etcd.endpoint,
+        script=SCRIPT,
+        script_args=("good", "1000000"),
+        min_nodes=1,
+        max_nodes=1,
+        conf={"mode": "resident", "last_call": "0", "orphan": "1"},
+    )
+    key = "/elastic3d/lost/board/generation"
+
+    def reached() -> bool:
+        with EtcdClient(job_etcd.endpoint) as client:
+            found = client.get(key)
+        return found is not None and decode(Generation, found.value, key).reached > 0
+
+    with Cluster(launch, tmp_path) as cluster:
+        first = cluster.start_node("node0")
+        assert wait_until(lambda: "generation.sealed" in first.log.read_text(), 150)
+        spare = cluster.start_node("node1")
+        assert wait_until(lambda: "generation.sealed" in spare.log.read_text(), 150)
+        assert wait_until(reached, 60)
+        cluster.kill_node("node0")
+        assert cluster.wait(150) == {"node0": -9, "node1": 1}
+        said = spare.log.read_text()
+        assert "had been made and was held in memory, and nothing is left of it" in said
+        assert "fresh=True" in said
+        assert not cluster.leftovers()

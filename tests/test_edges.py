@@ -1,0 +1,269 @@
+"""Each background thread fails once of something that nobody foresaw: it is told, and what the thread does goes on."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from checkpointing import Store, open_store
+from elastic3d import threads
+from elastic3d.clock import SYSTEM
+from elastic3d.etcd import Delivery, EtcdClient, LeaseKeeper, Loss, Watch
+from elastic3d.etcd import watch as etcd_watch
+from elastic3d.membership import actions as acts
+from elastic3d.membership import events as e
+from elastic3d.membership.driver.links import Links
+from elastic3d.membership.driver.writer import Writer
+from elastic3d.membership.records import MemberRecord, Pulse, Report
+from elastic3d.notices.notice import Kind, Notice
+from elastic3d.notices.source import Look, Source
+from elastic3d.notices.watcher import Watcher
+from elastic3d.rendezvous.table import Table
+from elastic3d.snapshots.client import inventories
+from elastic3d.snapshots.holdings import Mark
+from elastic3d.snapshots.memory import SnapshotMemory
+from elastic3d.threads import Edge, ThreadFailure
+from elastic3d.values import Node
+from elastic3d.worker import committer as c
+from elastic3d.worker.committer import CommitDone, CommitFailed, Committer
+from elastic3d.worker.events import SlotLost
+from elastic3d.worker.housekeeping import Housekeeper, Verified
+from elastic3d.worker.housekeeping import Told as Kept
+from elastic3d.worker.options import Saving
+from elastic3d.worker.remote import RemoteSlot
+from elastic3d.worker.uploader import Uploader, WriteFailed, Written
+from tests.snapshots.test_serving import Place, eventually
+from tests.worker.test_committer import write
+from tests.worker.test_housekeeping import committed
+from tests.worker.test_uploader import Shelf, generation
+
+Reported = queue.SimpleQueue[ThreadFailure]
+
+
+class Unforeseen(Exception):
+    """What no thread expects."""
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that raises the first time it is called."""
+    calls: list[None] = []
+
+    def raises_once(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 1:
+            raise Unforeseen
+        return function(*args, **kwargs)
+
+    return raises_once
+
+
+def failed(reported: Reported, thread: str, edge: Edge) -> None:
+    """Wait for the report of this thread."""
+    failure = reported.get(timeout=30)
+    assert (failure.thread, failure.edge) == (thread, edge), failure
+    assert failure.error.startswith("Unforeseen"), failure
+
+
+def test_the_uploader(reported: Reported) -> None:
+    """The write counts as failed; after its rest the slot is ready for the next, which is written."""
+    shelf, told = Shelf(5, 6), queue.SimpleQueue[Written | WriteFailed]()
+    store = once(lambda pinned, saved, last: (10, 10))
+    uploader = Uploader(shelf, store, told.put, rest=lambda failures: 0.01)  # type: ignore[arg-type]
+    uploader.offer(5, generation(1))
+    shelf.gate.put(None)
+    said = told.get(timeout=30)
+    assert isinstance(said, WriteFailed)
+    assert "Unforeseen" in said.error
+    failed(reported, "upload-0", Edge.AGAIN)
+    assert shelf.ready.get(timeout=30)
+    uploader.offer(6, generation(1))
+    shelf.gate.put(None)
+    assert isinstance(told.get(timeout=30), Written)
+    uploader.close(10)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "store"))
+
+
+def test_the_committer(reported: Reported, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be committed is told, and committed at the next try."""
+    told: queue.SimpleQueue[c.Told] = queue.SimpleQueue()
+    monkeypatch.setattr(c, "commit", once(c.commit))
+    committer = Committer(store, told.put)
+    committer.commit(write(store, 5), 1)
+    assert isinstance(told.get(timeout=30), CommitFailed)
+    failed(reported, "elastic3d-commit", Edge.AGAIN)
+    assert isinstance(told.get(timeout=30), CommitDone)
+    committer.close(10)
+
+
+def test_the_housekeeper(reported: Reported, store: Store) -> None:
+    """The next checkpoint is read back all the same."""
+    told: queue.SimpleQueue[Kept] = queue.SimpleQueue()
+    keeper = Housekeeper(store, Saving(), once(told.put))
+    keeper.committed(committed(store, 5).checkpoint, 5, 1.0)
+    failed(reported, "elastic3d-keep", Edge.AGAIN)
+    keeper.committed(committed(store, 6).checkpoint, 6, 2.0)
+    said = told.get(timeout=30)
+    assert isinstance(said, Verified)
+    assert said.step == 6
+    keeper.close(10)
+
+
+def test_the_replicator(reported: Reported) -> None:
+    """The snapshot it was at is sent again, and held."""
+    home, buddy = Place(0), Place(1)
+    try:
+        home.replicator._digested = once(home.digested.append)
+        home.begin(1)
+        buddy.begin(1)
+        home.replicator.set_buddy(buddy.address)
+        home.write(Mark(1, 3))
+        failed(reported, "replicator", Edge.AGAIN)
+        assert eventually(lambda: home.held == [Mark(1, 3)], 30)
+    finally:
+        home.close()
+        buddy.close()
+
+
+def test_the_tile_server_and_one_that_asks_it(reported: Reported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer's thread ends with its connection, and the next peer is served."""
+    monkeypatch.setattr(SnapshotMemory, "offered", once(SnapshotMemory.offered))
+    home = Place(0)
+    try:
+        home.begin(1)
+        home.write(Mark(1, 3))
+        assert inventories([home.address], "run") == []
+        failed(reported, "tiles-peer", Edge.ALONE)
+        assert eventually(lambda: len(inventories([home.address], "run")) == 1, 30)
+    finally:
+        home.close()
+
+
+def test_heartbeats(reported: Reported) -> None:
+    """A process that hears nobody would call everybody silent: it ends."""
+    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+    links = Links("127.0.0.1", once(told.put), fresh=0.05)
+    links.speak_for("a@1")
+    links.watch(acts.Watch(peers=(), expected=("b@1",)))
+    failed(reported, "elastic3d-links", Edge.PROCESS)
+    links.close()
+    for end in (links._listener, links._wake_out, links._poll, links._arrivals):
+        end.close()
+
+
+def test_the_table_of_restarted_workers(reported: Reported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on serving."""
+    monkeypatch.setattr(Table, "_accept", once(Table._accept))
+    table = Table("127.0.0.1")
+    socket.create_connection(("127.0.0.1", table.port), timeout=10).close()
+    failed(reported, "elastic3d-table", Edge.AGAIN)
+    table.close()
+    assert not table._thread.is_alive()
+
+
+def test_what_a_companion_says(reported: Reported) -> None:
+    """A keeper that does not understand its companion has lost that slot, and hears so."""
+    name = f"elastic3d-test-{os.getpid()}-{secrets.token_hex(4)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + name)
+    listener.listen()
+    with listener:
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        made: queue.SimpleQueue[RemoteSlot] = queue.SimpleQueue()
+        threads.start(lambda: made.put(RemoteSlot(name, events, patience=30)), name="first-keeper")
+        connection, _ = listener.accept()
+        with connection:
+            for body in (b'{"index":1,"tile_port":1,"pid":1}', b'{"event":"Nonsense"}'):
+                connection.sendall(struct.pack("<I", len(body)) + body)
+            lost = events.get(timeout=30)
+    assert isinstance(lost, SlotLost)
+    assert lost.slot == 1
+    failure = reported.get(timeout=30)
+    assert (failure.thread, failure.edge) == ("remote-slot-1", Edge.ALONE)
+    made.get(timeout=30).close()
+
+
+def test_the_listener_for_spot_notices(reported: Reported) -> None:
+    """It goes on asking."""
+    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    notice = Notice(kind=Kind.AWS, action="terminate", seconds=120.0, detail="spot")
+    look = once(lambda: Look(notices={"a": notice}, pause=60.0))
+    source = SimpleNamespace(name="cloud", look=look, close=lambda: None)
+    watcher = Watcher([cast(Source, source)], told.put)
+    failed(reported, "elastic3d-notices-0", Edge.AGAIN)
+    assert told.get(timeout=30) == notice
+    watcher.close()
+
+
+# Against a real etcd.
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client(etcd: EtcdServer) -> Iterator[EtcdClient]:
+    with EtcdClient(etcd.endpoint, namespace=f"/test/{secrets.token_hex(4)}/") as client:
+        yield client
+
+
+@pytest.mark.etcd
+def test_a_watch_whose_delivery_fails(reported: Reported, client: EtcdClient) -> None:
+    """It tells that it has ended, which ends the member: one that hears nothing must not look alive."""
+    told: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    watch = Watch(client, "a/", once(told.put))
+    failed(reported, "etcd-watch", Edge.ALONE)
+    assert isinstance(told.get(timeout=30), etcd_watch.Ended)
+    watch.close()
+
+
+@pytest.mark.etcd
+def test_the_leases(reported: Reported, client: EtcdClient) -> None:
+    """One lease's owner fails over its loss, and the others' leases are kept all the same."""
+    keeper = LeaseKeeper(client)
+    lost: queue.SimpleQueue[Loss] = queue.SimpleQueue()
+    on_lost = once(lambda lease, loss: lost.put(loss))
+    first, second = keeper.grant(2, on_lost), keeper.grant(2, on_lost)
+    client.revoke(first.id)
+    failed(reported, "etcd-leases", Edge.AGAIN)
+    deadline = second.deadline
+    assert eventually(lambda: second.deadline > deadline, 30)
+    client.revoke(second.id)
+    assert lost.get(timeout=30) is Loss.GONE
+    keeper.close()
+
+
+@pytest.mark.etcd
+def test_the_writes_to_etcd(reported: Reported, client: EtcdClient) -> None:
+    """The member hears that it cannot go on."""
+    told: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
+    me = Node(name="a", incarnation="1", address="127.0.0.1", slots=())
+
+    def pulse() -> Pulse:
+        raise Unforeseen
+
+    writer = Writer(client, "job/", me, 2.0, told.put, pulse, lambda: 0.05, SYSTEM)
+    writer.start()
+    writer.write(acts.PutMember(record=MemberRecord(node=me)))
+    writer.write(acts.PutReport(report=Report(incarnation="1")))
+    failed(reported, "elastic3d-member-writes", Edge.ALONE)
+    while not isinstance(said := told.get(timeout=30), e.Broken):
+        pass
+    assert "Unforeseen" in said.detail
+    writer.close()

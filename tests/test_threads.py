@@ -1,0 +1,119 @@
+"""Every background thread has an edge that tells, and then goes on, ends alone, or ends the process."""
+
+from __future__ import annotations
+
+import ast
+import os
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from elastic3d import threads
+from elastic3d.threads import Edge, ThreadFailure
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_work_that_fails_is_called_again(reported: queue.SimpleQueue[ThreadFailure]) -> None:
+    """After it was told, and after its owner has put its state in order; each failure once more in a row."""
+    tries: list[str] = []
+    done = threading.Event()
+
+    def work(word: str) -> None:
+        tries.append(word)
+        if tries.count("w") < 3:
+            raise KeyError(tries.count("w"))
+        done.set()
+
+    thread = threads.start(
+        work, "w", name="worker", edge=Edge.AGAIN, failed=lambda error: tries.append(type(error).__name__)
+    )
+    assert done.wait(30)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert tries == ["w", "KeyError", "w", "KeyError", "w"]
+    first, second = reported.get(timeout=10), reported.get(timeout=10)
+    assert (first.thread, first.error, first.times, second.times) == ("worker", "KeyError: 1", 1, 2)
+    assert "raise KeyError" in first.traceback
+    assert "it goes on" in threads.words(first)
+
+
+def test_a_thread_that_fails_alone_tells_who_waits_for_it(reported: queue.SimpleQueue[ThreadFailure]) -> None:
+    """Once; the others go on."""
+    told: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        raise SystemExit(3)
+
+    threads.start(work, name="one", edge=Edge.ALONE, failed=told.put).join(30)
+    assert isinstance(told.get(timeout=10), SystemExit)
+    assert reported.get(timeout=10).edge is Edge.ALONE
+
+
+def test_a_report_that_fails_loses_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """What it was to report is said on stderr."""
+
+    def broken(failure: ThreadFailure) -> None:
+        raise OSError("the report")
+
+    def work() -> None:
+        raise KeyError("the failure")
+
+    threads.report_to(broken)
+    try:
+        threads.start(work, name="one", edge=Edge.ALONE).join(30)
+    finally:
+        threads.report_to(None)
+    assert "KeyError: 'the failure'" in capfd.readouterr().err
+
+
+ENDS = """
+import sys, time
+from elastic3d import threads
+from elastic3d.worker.journal import Journal
+
+if len(sys.argv) > 1:
+    threads.report_to(Journal(sys.argv[1], "run", "node").thread_failed)
+
+def work():
+    raise KeyError("nobody foresaw this")
+
+threads.start(work, name="needed")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_a_process_does_not_outlive_a_thread_it_needs(journal: bool, tmp_path: Path) -> None:
+    """It ends at once, and says why: on stderr, with the traceback, and in the event file where there is one."""
+    arguments = [str(tmp_path)] if journal else []
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, *arguments], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == threads.EXIT_CODE
+    assert "thread needed failed, this process ends" in done.stderr
+    assert 'raise KeyError("nobody foresaw this")' in done.stderr or "KeyError: 'nobody foresaw this'" in done.stderr
+    if journal:
+        assert '"event":"thread.failed"' in (tmp_path / "node-0.jsonl").read_text()
+
+
+BARE = ("Thread", "Timer", "start_new_thread")
+
+
+def test_no_thread_is_started_without_an_edge() -> None:
+    """threading.Thread and its like are called in one place; pools hand exceptions to whoever asks for the result."""
+    wrong = []
+    for path in sorted((ROOT / "elastic3d").rglob("*.py")):
+        if path == ROOT / "elastic3d" / "threads.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if called in BARE:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} calls {called}; use elastic3d.threads.start")
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,178 @@
+"""Which checkpoint a run goes on from where no state is in memory, and what it makes of damaged ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from checkpointing import (
+    Box,
+    Piece,
+    Store,
+    TensorSpec,
+    commit,
+    mark_verified,
+    open_checkpoint,
+    open_store,
+    read_latest,
+    resolve_name,
+    save_rank,
+)
+from checkpointing.format import names
+from elastic3d.errors import StateError
+from elastic3d.membership.records import SavedStep
+from elastic3d.parallel.state import buffer_of
+from elastic3d.port import Go
+from elastic3d.training import Run
+from elastic3d.training.alone import Alone
+from elastic3d.training.tiers import KeepersAndStore
+from elastic3d.values import StoreAt
+from elastic3d.worker.options import Saving
+from elastic3d.worker.slot import PinnedSnapshot
+from elastic3d.worker.writing import Writer
+from tests.parallel.mains import train
+
+
+class Keeping(Alone):
+    """The port of a run of one rank that commits a checkpoint of every step."""
+
+    def __init__(self, folder: Path, generation: int, *, restore: str = "latest", writer: Writer | None = None) -> None:
+        super().__init__()
+        self.store, self.writer = open_store(str(folder)), writer
+        self.assignment = replace(
+            self.assignment, generation=generation, store=StoreAt(url=str(folder)), snapshot_every=1, restore=restore
+        )
+        self.told: dict[str, Any] = {}
+
+    def await_go(self) -> Go:
+        return Go(servers=())
+
+    def snapshot(
+        self,
+        step: int,
+        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
+        facts: dict[str, Any],
+        *,
+        checkpoint: bool,
+        wait: bool,
+    ) -> None:
+        made_in = self.assignment.generation
+        pieces = [Piece(spec=s, box=b, data=buffer_of(tensor.contiguous())) for s, b, tensor in tiles]
+        if self.writer is not None:
+            pinned = PinnedSnapshot(generation=made_in, step=step, rank=0, world=1, facts=facts, pieces=pieces)
+            self.writer.write(pinned, SavedStep(step=step, made_in=made_in, attempt=0, world=1), False)
+        else:
+            save_rank(self.store, step=step, made_in=made_in, attempt=0, rank=0, world=1, pieces=pieces, facts=facts)
+        commit(self.store, step=step, made_in=made_in, attempt=0, committed_in=made_in, world=1)
+
+    def restored(
+        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
+    ) -> None:
+        self.told = {"source": source, "step": step, "detail": detail, "damaged": damaged}
+        if self.writer is not None and damaged:
+            self.writer.distrust(damaged)
+
+    def failed(self, error: BaseException) -> NoReturn:
+        raise error
+
+
+def go_through(port: Keeping, steps: int = 4) -> str:
+    """Train up to `steps` on this port; return the digest."""
+    return train(Run(port, tiers=KeepersAndStore("run")), steps=steps)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store with checkpoints of steps 1 to 4."""
+    go_through(Keeping(tmp_path / "store", 1))
+    return tmp_path / "store"
+
+
+def spoil_tiles(store: Store, step: int) -> None:
+    """Change one byte in every pack that no older checkpoint needs."""
+    older: set[str] = set()
+    for before in range(1, step):
+        older |= set(open_checkpoint(store, str(before)).packs)
+    for pack in set(open_checkpoint(store, str(step)).packs) - older:
+        path = Path(store.url.removeprefix("file://")) / names.pack(pack)
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.chmod(0o644)
+        path.write_bytes(data)
+
+
+def test_damaged_tiles_cost_the_steps_since_the_checkpoint_before(folder: Path) -> None:
+    """The run goes on from the newest that is whole, says so, and ends with the bits it would have had."""
+    undisturbed = go_through(Keeping(folder.parent / "other", 1), steps=6)
+    store = open_store(str(folder))
+    newest = resolve_name(store, "4")
+    spoil_tiles(store, 4)
+    port = Keeping(folder, 2, writer=Writer(store, Saving(), 1))
+    assert go_through(port, steps=6) == undisturbed
+    assert (port.told["source"], port.told["step"], port.told["damaged"]) == ("store", 3, (newest,))
+    assert "passed over" in port.told["detail"]
+    # Step 4 was made again, with the same bits and so the same packs: they were written anew.
+    again = Keeping(folder, 3, restore="4")
+    go_through(again, steps=4)
+    assert (again.told["step"], again.told["damaged"]) == (4, ())
+    last = Keeping(folder, 4)
+    go_through(last, steps=6)
+    assert (last.told["step"], last.told["damaged"]) == (4, ())
+
+
+def test_a_damaged_record_is_passed_over_too(folder: Path) -> None:
+    """The checkpoint cannot even be opened; the one before can."""
+    store = open_store(str(folder))
+    newest = resolve_name(store, "latest")
+    path = folder / names.record(newest)
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-3])
+    port = Keeping(folder, 2)
+    go_through(port)
+    assert (port.told["step"], port.told["damaged"]) == (3, (newest,))
+
+
+def test_where_no_checkpoint_is_whole_the_run_does_not_begin_anew(folder: Path) -> None:
+    """All that was made is there and damaged: a person decides."""
+    for record in folder.glob("checkpoints/*.record"):
+        record.chmod(0o644)
+        record.write_bytes(b"")
+    with pytest.raises(StateError, match=r"none of its checkpoints is whole"):
+        go_through(Keeping(folder, 2))
+
+
+def test_verified_goes_on_from_what_was_read_back(folder: Path) -> None:
+    """Newer checkpoints that nobody has verified are left aside; without any verified one there is nothing to begin."""
+    with pytest.raises(StateError, match=r"no checkpoint .* was verified yet"):
+        go_through(Keeping(folder, 2, restore="verified"))
+    store = open_store(str(folder))
+    mark_verified(store, resolve_name(store, "2"))
+    port = Keeping(folder, 2, restore="verified")
+    go_through(port)
+    assert (port.told["source"], port.told["step"]) == ("store", 2)
+
+
+def test_a_checkpoint_that_is_named_is_where_the_run_begins_and_not_where_it_goes_back_to(folder: Path) -> None:
+    """Started once more, the run goes on from its own newest checkpoint, though the script still names the first."""
+    first = Keeping(folder, 2, restore="2")
+    go_through(first, steps=3)
+    assert first.told["step"] == 2
+    ref = read_latest(open_store(str(folder)))
+    assert ref is not None
+    assert (ref.step, ref.made_in) == (3, 2)
+    second = Keeping(folder, 3, restore="2")
+    go_through(second, steps=5)
+    assert second.told["step"] == 3
+    with pytest.raises(StateError, match=r"'nonsense' is no tag, step or committed checkpoint"):
+        go_through(Keeping(folder, 4, restore="nonsense"))
+
+
+def test_a_named_checkpoint_that_is_damaged_has_no_substitute(folder: Path) -> None:
+    """Whoever names one means that one."""
+    spoil_tiles(open_store(str(folder)), 4)
+    with pytest.raises(StateError, match=r"asks for this one and no other"):
+        go_through(Keeping(folder, 2, restore="4"))

@@ -1,0 +1,85 @@
+"""A keeper ends with its agent, whatever it was doing when that died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic3d.rendezvous import agent
+from elastic3d.worker.process import ExitCode
+from tests.worker.keepers import eventually, gone
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+# An agent starts a worker, through a wrapper or not; the worker "imports" until it is told to go on.
+AGENT = """
+import os, subprocess, sys, time
+from elastic3d.rendezvous import agent
+
+environment = os.environ | {agent.VARIABLE: agent.identity(os.getpid())}
+command = [sys.executable, "-c", sys.argv[1]]
+if sys.argv[2] == "wrapped":
+    command = ["sh", "-c", '"$@"; exit $?', "wrapper", *command]
+subprocess.Popen(command, env=environment, stdin=int(sys.argv[3]), start_new_session=True)
+time.sleep(600)
+"""
+WORKER = """
+import os, sys, time
+print(os.getpid(), flush=True)
+if {importing}:
+    sys.stdin.readline()
+from elastic3d.rendezvous import agent
+from elastic3d.worker.process import ExitCode, die_with_agent
+
+identity = os.environ[agent.VARIABLE]
+die_with_agent(identity)
+if agent.pid_of(identity) != os.getppid():
+    agent.end_with(identity, lambda: os._exit(ExitCode.ORPHANED))
+print("trains", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["direct", "wrapped"])
+@pytest.mark.parametrize("importing", [True, False])
+def test_a_keeper_does_not_outlive_its_agent(how: str, importing: bool) -> None:
+    """Killed while the worker imports, and so has not said yet that it dies with its parent; or afterwards."""
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", AGENT, WORKER.format(importing=importing), how, str(reading)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        pass_fds=[reading],
+        text=True,
+    )
+    os.close(reading)
+    assert process.stdout is not None
+    with process.stdout as said:
+        worker = int(said.readline())
+        if not importing:
+            assert said.readline() == "trains\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        os.write(writing, b"go on\n")
+        os.close(writing)
+        assert eventually(lambda: gone(worker), 60)
+        # It never got to train, but for the one that did before.
+        assert said.read() == ""
+
+
+def test_an_agent_is_known_by_more_than_its_pid() -> None:
+    """Another process under its pid is not the agent; one that is dead and not reaped is none either."""
+    me = agent.identity(os.getpid())
+    assert agent.lives(me)
+    assert agent.pid_of(me) == os.getpid()
+    assert not agent.lives(f"{os.getpid()}:1")
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert agent.identity(child.pid) == ""
+    child.wait()
+    assert ExitCode.ORPHANED == 85

@@ -1,0 +1,287 @@
+"""Snapshots that nobody takes: told of, and given to somebody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from elastic3d.membership.policy import Policy
+from elastic3d.port import StepRecord
+from elastic3d.rendezvous.settings import Settings
+from elastic3d.snapshots.holdings import Mark
+from elastic3d.snapshots.replicate import Replicator
+from elastic3d.values import Cause, Generation, Node, StoreAt
+from elastic3d.values import Slot as Place
+from elastic3d.worker import events as w
+from elastic3d.worker.figures import Figures
+from elastic3d.worker.generations import UNREACHABLE, Generations
+from elastic3d.worker.journal import Journal
+from elastic3d.worker.options import Options
+from elastic3d.worker.safety import SafeStep
+from elastic3d.worker.slot import Slot
+from tests.clocks import HandClock
+from tests.snapshots.test_serving import Place as Memory
+from tests.snapshots.test_serving import eventually
+from tests.worker.keepers import Nursery, assignment, gone
+
+# When the safe step is too old.
+
+
+def run(safe: SafeStep, steps: range, held: Callable[[int], int], seconds: float) -> list[int]:
+    """Make steps of so many seconds; return those after which the safe step was too old."""
+    found = []
+    for step in steps:
+        safe.stepped(step, held(step), step * seconds)
+        if safe.stale(step * seconds):
+            found.append(step)
+    return found
+
+
+def test_a_safe_step_that_follows_is_well() -> None:
+    """Two steps behind is as near as it comes, however long a step takes and however seldom snapshots are."""
+    assert run(SafeStep(every=1, start=0, now=0.0), range(1, 100), lambda step: step - 2, 0.1) == []
+    assert run(SafeStep(every=1, start=0, now=0.0), range(1, 100), lambda step: step - 2, 300.0) == []
+    assert run(SafeStep(every=50, start=0, now=0.0), range(1, 500), lambda step: step // 50 * 50 - 50, 1.0) == []
+
+
+def test_a_safe_step_that_stands_still_is_told_by_steps_or_by_seconds() -> None:
+    """The first of twenty steps and thirty seconds; after a restore it counts from what was restored."""
+    assert run(SafeStep(every=1, start=0, now=0.0), range(1, 40), lambda step: min(step, 3), 0.1)[0] == 24
+    assert run(SafeStep(every=1, start=0, now=0.0), range(1, 40), lambda step: min(step, 3), 5.0)[0] == 10
+    assert run(SafeStep(every=1, start=100, now=0.0), range(101, 140), lambda step: -1, 0.1)[0] == 121
+    assert run(SafeStep(every=0, start=0, now=0.0), range(1, 400), lambda step: -1, 9.0) == []
+
+
+def test_it_is_not_told_twice_of_one_that_stumbles() -> None:
+    """It is well again only when it is well within the bounds."""
+    safe = SafeStep(every=1, start=0, now=0.0)
+    safe.stepped(21, -1, 1.0)
+    assert str(safe.stale(1.0)) == "no step is safe, 21 steps and 1 s behind step 21"
+    safe.stepped(22, 5, 2.0)
+    assert safe.stale(2.0)
+    safe.stepped(23, 13, 3.0)
+    assert not safe.stale(3.0)
+    assert safe.newest() == {"step": 23, "safe_step": 13}
+
+
+# Another buddy.
+
+
+class Bench:
+    """A slot that notes whom its snapshots go to."""
+
+    index = 0
+
+    def __init__(self) -> None:
+        self.buddies: list[str | None] = []
+
+    def set_generation(self, number: int) -> None:
+        pass
+
+    def set_buddy(self, address: str | None) -> None:
+        self.buddies.append(address)
+
+    def prepare(self, told: Any) -> int:
+        return 1
+
+    def go(self, trainer: int, go: Any) -> None:
+        pass
+
+
+class Scene:
+    """The first node of a generation of so many."""
+
+    def __init__(self, folder: Path, nodes: int, store: StoreAt | None = None) -> None:
+        self.clock, self.slot, self.figures = HandClock(), Bench(), Figures()
+        self.nodes = tuple(
+            Node(name=f"n{i}", incarnation="1", address="host", slots=(Place(tile_port=i),)) for i in range(nodes)
+        )
+        self.file = folder / "n0-0.jsonl"
+        self.journal = Journal(str(folder), "run", "n0")
+        settings = Settings(
+            endpoints="", run_id="run", mode="resident", node="n0", address="127.0.0.1", policy=Policy()
+        )
+        self.generations = Generations(
+            settings,
+            Options(store=store),
+            [cast(Slot, self.slot)],
+            lambda event: None,
+            journal=self.journal,
+            figures=self.figures,
+            clock=self.clock,
+        )
+        self.begin(1)
+
+    def begin(self, number: int) -> None:
+        """Be in another generation of the same nodes."""
+        generation = Generation(number=number, cause=Cause.START, nodes=self.nodes)
+        self.generations.prepare(generation, self.nodes[0])
+        self.generations.go(generation, self.nodes[0])
+        self.generations.heard(w.Restored(slot=0, trainer=1, source="none", step=0, generation=0))
+
+    def fail(self) -> str | None:
+        """The present buddy takes nothing; return whom the snapshots go to now."""
+        address = self.slot.buddies[-1]
+        assert address is not None
+        told = w.BuddyUnreachable(slot=0, address=address, seconds=5.0, error="refused")
+        self.generations.unreachable(told, self.nodes[0])
+        return self.slot.buddies[-1]
+
+    def step(self, step: int, safe: int) -> None:
+        """Make a step in a second."""
+        self.clock.now += 1.0
+        record = StepRecord(
+            generation=1,
+            step=step,
+            loss=1.0,
+            gradient_norm=None,
+            seconds=1.0,
+            safe_step=safe,
+            etcd_away_everywhere=False,
+            samples=(0, 1),
+            sample_sum=0,
+        )
+        self.generations.heard(w.StepCommitted(slot=0, trainer=1, record=record))
+        self.generations.look_after_snapshots(self.nodes[0])
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of this name so far."""
+        assert self.journal.flush(30)
+        return [line for line in map(json.loads, self.file.read_text().splitlines()) if line["event"] == name]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
+    made: list[Scene] = []
+
+    def make(nodes: int, store: StoreAt | None = None) -> Scene:
+        made.append(Scene(tmp_path, nodes, store))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.journal.close()
+
+
+def test_a_buddy_out_of_reach_is_left_for_another(scene: Callable[..., Scene]) -> None:
+    """And stays so in the next generation; after a while the best one is tried again."""
+    one = scene(4)
+    assert one.slot.buddies == ["host:1"]
+    assert one.fail() == "host:2"
+    assert one.fail() == "host:3"
+    # A word about one that is no buddy any more is late.
+    late = w.BuddyUnreachable(slot=0, address="host:1", seconds=5.0, error="refused")
+    one.generations.unreachable(late, one.nodes[0])
+    assert one.slot.buddies[-1] == "host:3"
+    one.begin(2)
+    assert one.slot.buddies[-1] == "host:3"
+    one.clock.now += UNREACHABLE
+    one.begin(3)
+    assert one.slot.buddies[-1] == "host:1"
+    assert [(e["buddy"], e["former"]) for e in one.events("buddy.changed")] == [("n2", "n1"), ("n3", "n2")]
+
+
+def test_without_a_store_the_only_buddy_is_asked_for_ever(scene: Callable[..., Scene]) -> None:
+    """What it has of an older step is all that a death would leave."""
+    one = scene(2)
+    assert one.fail() == "host:1"
+    assert one.events("buddy.changed") == []
+
+
+def test_with_a_store_checkpoints_go_on_without_a_buddy(scene: Callable[..., Scene]) -> None:
+    """They are made of snapshots, which would end with the safe step; the others are tried again later."""
+    one = scene(3, StoreAt(url="/store"))
+    assert one.fail() == "host:2"
+    assert one.fail() is None
+    one.step(1, 1)
+    assert one.slot.buddies[-1] is None
+    one.clock.now += UNREACHABLE
+    one.step(2, 2)
+    assert one.slot.buddies[-1] == "host:1"
+    assert [e["buddy"] for e in one.events("buddy.changed")] == ["n2", None, "n1"]
+
+
+def test_a_safe_step_that_stands_still_is_told_and_acted_upon(scene: Callable[..., Scene]) -> None:
+    """Once, in the event file and in the node's health, with another buddy; and once more when it is well again."""
+    one = scene(3)
+    for step in range(1, 40):
+        one.step(step, min(step, 3))
+    (stale,) = one.events("snapshot.stale")
+    assert (stale["step"], stale["safe_step"], stale["slots"]) == (24, 3, [0])
+    assert one.slot.buddies == ["host:1", "host:2"]
+    health = one.figures.pulse("active", 1, one.clock.now).health
+    assert health == "the safe step is 3, 36 steps and 36 s behind step 39"
+    assert one.events("snapshot.fresh") == []
+    for step in range(40, 50):
+        one.step(step, step - 1)
+    (fresh,) = one.events("snapshot.fresh")
+    assert (fresh["step"], fresh["safe_step"]) == (40, 39)
+    assert one.figures.pulse("active", 1, one.clock.now).health == "ok"
+
+
+def test_a_replicator_tells_of_a_buddy_that_takes_nothing() -> None:
+    """Again and again, until it is given another; the snapshot it could not send goes there."""
+    home, buddy = Memory(0), Memory(1)
+    told: queue.SimpleQueue[tuple[str, float, str]] = queue.SimpleQueue()
+    home.replicator.close()
+    home.memory = type(home.memory)()
+    home.server.close()
+    replicator = Replicator(
+        home.memory,
+        run_id="run",
+        digested=home.digested.append,
+        ended=lambda mark, newer: newer and home.held.append(mark),
+        unreachable=lambda *args: told.put(args),
+        patience=0.2,
+    )
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            address = f"127.0.0.1:{closed.getsockname()[1]}"
+        home.begin(1)
+        buddy.begin(1)
+        replicator.set_buddy(address)
+        home.write(Mark(1, 3))
+        for _ in range(2):
+            where, seconds, error = told.get(timeout=30)
+            assert (where, "refused" in error) == (address, True)
+            assert seconds >= 0.2
+        assert home.held == []
+        replicator.set_buddy(buddy.address)
+        assert eventually(lambda: home.held == [Mark(1, 3)], 30)
+    finally:
+        replicator.close()
+        buddy.close()
+
+
+# Companions.
+
+
+def test_a_stopped_companion_is_killed_and_lost(nursery: Nursery) -> None:
+    """It would hold up the safe step of everybody: as a neighbour that is silent it is put out, with its trainers."""
+    keeper = nursery.keeper("idle")
+    keeper.slot.prepare(assignment())
+    pid = keeper.wait(w.Started).pid
+    keeper.wait(w.Prepared)
+    os.kill(keeper.pid, signal.SIGSTOP)
+    keeper.slot._silence = 1.0
+    lost = keeper.wait(w.SlotLost, seconds=60)
+    assert "has not answered" in lost.detail
+    assert eventually(lambda: gone(keeper.pid) and gone(pid), 30)
+
+
+def test_a_companion_that_answers_is_left_alone(nursery: Nursery) -> None:
+    """Its answers are no events: nobody is woken by them."""
+    keeper = nursery.keeper("idle")
+    keeper.slot.prepare(assignment())
+    keeper.wait(w.Prepared)
+    first = keeper.slot._heard_at
+    assert eventually(lambda: keeper.slot._heard_at > first, 30)
+    assert keeper.events.empty()
