@@ -210,6 +210,7 @@ def _too_few(count: int, policy: Policy, lead: Lead, alarm: Alarm) -> bool:
         lead.below = None
         return False
     lead.below = alarm.now if lead.below is None else lead.below
+    lead.awaited = max(1, policy.minimum - count)
     return True
 
 
