@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from checkpointing.errors import FormatError, Inconsistent, NoCheckpoint, Superseded
@@ -351,6 +352,9 @@ class Writer(StorageWriter, AsyncStager):
             paths = {**{name: list(path) for name, path in cached.items() if _is_path(path)}, **save.paths}
             if paths:
                 yield object_piece(objects.PATHS, objects.to_json(paths))
+            tied = _ties(planner)
+            if tied:
+                yield object_piece(objects.TIES, objects.to_json(tied))
         if refused:
             warnings.warn(
                 f"saved, but not loadable before their classes are allowed with "
@@ -361,6 +365,23 @@ class Writer(StorageWriter, AsyncStager):
 
 def _is_path(path: Any) -> bool:
     return isinstance(path, tuple) and all(type(step) in (str, int) for step in path)
+
+
+def _ties(planner: SavePlanner) -> list[list[str]]:
+    """Return the names of tensors that are one in memory, as far as the planner has them by name, group by group."""
+    groups: dict[Any, list[str]] = {}
+    state = getattr(planner, "state_dict", None)
+    for name, value in state.items() if isinstance(state, Mapping) else ():
+        local = value.to_local() if isinstance(value, DTensor) else value
+        if type(name) is str and isinstance(local, torch.Tensor) and _plain(local) and local.numel():
+            where = (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride())
+            spread = (tuple(value.shape), value.device_mesh, value.placements) if isinstance(value, DTensor) else None
+            groups.setdefault((where, spread), []).append(name)
+    return sorted(sorted(group) for group in groups.values() if len(group) > 1)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _piece(item: WriteItem, planner: SavePlanner) -> Piece:

@@ -7,6 +7,7 @@ The format holds tensors alone, so objects become tensors of uint8 under keys of
 | `object/json/KEY` | JSON, where that gives back an equal value of the same types |
 | `object/torch/KEY` | what `torch.save` made of anything else: a pickle |
 | `object/paths` | JSON: under each flat key the way to its place in the nested state dict |
+| `object/ties` | JSON: lists of flat keys that are one tensor in memory |
 
 A pickle is only ever read by torch's `weights_only` unpickler; what it refuses cannot be loaded, whoever wrote it.
 A way is a list of steps: text is a key of a dict, a number an index of a list, `["key", n]` a number as a dict's key.
@@ -28,6 +29,7 @@ from checkpointing.errors import ForeignFormat, Unloadable
 JSON = "object/json/"
 TORCH = "object/torch/"
 PATHS = "object/paths"
+TIES = "object/ties"
 
 Step = str | int | list[Any]
 Path = Sequence[Step]
@@ -40,7 +42,7 @@ def to_json(value: Any) -> bytes:
 
 def is_object(key: str) -> bool:
     """Return whether the key is one of those kept for what is no tensor."""
-    return key.startswith((JSON, TORCH)) or key == PATHS
+    return key.startswith((JSON, TORCH)) or key in (PATHS, TIES)
 
 
 def name_of(key: str) -> str:
@@ -203,6 +205,12 @@ def read_paths(data: bytes) -> dict[str, Path]:
     """Return the ways stored under `object/paths`; those that are not of the form above are left out."""
     found = json.loads(data)
     return {name: path for name, path in found.items() if path and all(map(_is_step, path))}
+
+
+def read_ties(data: bytes) -> list[list[str]]:
+    """Return the groups stored under `object/ties`, of what has that form."""
+    found = json.loads(data)
+    return [group for group in found if isinstance(group, list) and all(isinstance(name, str) for name in group)]
 
 
 def _is_step(step: Any) -> bool:
