@@ -88,9 +88,10 @@ def read(source: Path) -> Foreign:
     return Foreign(tensors=tuple(tensors), objects=held)
 
 
-def load_without_data(file: Any, name: str, *, fake: bool = False) -> Any:
+def load_without_data(file: Any, name: str, *, fake: bool = False, ours: bool = False) -> Any:
     """Return what `torch.save` wrote to an open file, its tensors without bytes; ForeignFormat names the file.
 
+    ours: this process has just written the file, of values that it has: there is nothing to be careful of.
     fake: make them with fake tensors, as a torch must whose meta tensors do not know where their bytes lie.
     """
     mode: Any = contextlib.nullcontext()
@@ -105,7 +106,7 @@ def load_without_data(file: Any, name: str, *, fake: bool = False) -> Any:
                 raise ForeignFormat(f"{name}: was saved on a big-endian machine; load and save it again here")
         file.seek(0)
         with mode:
-            return torch.load(file, map_location=None if fake else "meta", weights_only=True)
+            return torch.load(file, map_location=None if fake else "meta", weights_only=not ours)
     except zipfile.BadZipFile as error:
         raise ForeignFormat(
             f"{name}: is no file of torch.save, is cut short, or is older than torch 1.6 (load and save it again)"
@@ -160,7 +161,7 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     with target.open("wb") as opened, torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save(state, opened)
     with target.open("rb") as written:
-        found, _ = objects.flatten(load_without_data(written, str(target)))
+        found, _ = objects.flatten(load_without_data(written, str(target), ours=True))
     places = {
         name: locate(name, value, target).offset for name, value in found.items() if isinstance(value, torch.Tensor)
     }
