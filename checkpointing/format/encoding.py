@@ -58,6 +58,12 @@ def document(kind: str, body: dict[str, Any]) -> bytes:
     return frame + _SKIPPABLE + blake3.blake3(frame).digest()
 
 
+def moved(kind: str, where: str) -> bytes:
+    """Return a document of the next version, which says only that what was here is elsewhere."""
+    frame = pack_json({"format": FORMAT, "version": VERSION + 1, "kind": kind, "moved": where})
+    return frame + _SKIPPABLE + blake3.blake3(frame).digest()
+
+
 def parse(data: bytes, kind: str, name: str) -> dict[str, Any]:
     """Return the body of a document; Corrupt, NewerFormat or FormatError, each naming the object `name`.
 
