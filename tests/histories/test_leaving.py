@@ -169,7 +169,7 @@ def test_a_keeper_killed_takes_its_sibling_along_at_once(slot: int, job_etcd: Et
         assert not cluster.leftovers()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_keeper_stopped_ends_its_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """Its sibling misses its answers, kills it and leaves with it: the others would wait for its snapshots for ever."""
     with Cluster(launch(job_etcd, "stopped-sibling", 2), tmp_path) as cluster:
