@@ -17,6 +17,7 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.membership.driver.ended import end_seen
 from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.errors import as_torchs
 from elastic3d.rendezvous.settings import VARIABLE, Settings
 
 TOKEN = "ELASTIC3D_NODE_TOKEN"
@@ -39,12 +40,14 @@ class ResidentHandler(RendezvousHandler):
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Check that etcd is there, tell the keepers what to join, and be alone."""
-        client: EtcdClient = connect(self._settings)
-        if self._settings.end_seen is None:
-            # Not asked again when torchrun starts the keepers anew: they belong to the job this agent was started for.
-            self._settings = replace(self._settings, end_seen=end_seen(client, self._settings.root))
-        client.close()
+        """Check that etcd is there, tell the keepers what to join, and be alone; RendezvousConnectionError."""
+        with as_torchs():
+            client: EtcdClient = connect(self._settings)
+            if self._settings.end_seen is None:
+                # Not asked again when torchrun starts the keepers anew: they belong to the job this agent was started
+                # for.
+                self._settings = replace(self._settings, end_seen=end_seen(client, self._settings.root))
+            client.close()
         os.environ[VARIABLE] = self._settings.to_environment()
         os.environ[TOKEN] = secrets.token_hex(16)
         os.environ[agent.VARIABLE] = agent.identity(os.getpid())

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elastic3d import output
-from elastic3d.errors import Elastic3dError, JobEnded
+from elastic3d.errors import Elastic3dError
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
@@ -35,6 +35,7 @@ from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan
 from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.errors import RendezvousEnded, as_torchs
 from elastic3d.rendezvous.guard import DONE, VARIABLE
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.rendezvous.store import GenerationStore
@@ -78,7 +79,8 @@ class RestartHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Block until a generation with this node is sealed; return its store, this node's rank and their number.
 
-        Raises JobEnded where the job failed; ends the process with 0 where it finished without this node.
+        Raises RendezvousEnded where the job failed, EtcdAway or EtcdRefusedUs where etcd cannot be used; ends the
+        process with 0 where the job finished without this node.
         """
         if self._member is None:
             self._join()
@@ -179,8 +181,9 @@ class RestartHandler(RendezvousHandler):
         )
         self._tell_guard(token.encode() + b"\n")
         raise_file_limit()
-        self._client = connect(settings)
-        secret = obtain(self._client, settings.root)
+        with as_torchs():
+            self._client = connect(settings)
+            secret = obtain(self._client, settings.root)
         self._credentials = Credentials(secret=secret, id=settings.node)
         self._links = Links(
             settings.address,
@@ -243,7 +246,7 @@ class RestartHandler(RendezvousHandler):
                 self._leave(clean=not news.failed)
                 if not news.failed:
                     raise SystemExit(0)
-                raise JobEnded(news.detail)
+                raise RendezvousEnded(news.detail)
             with self._lock:
                 if self._wanted == news.key:
                     self._waiting, self._changed, self._wanted = False, False, ""

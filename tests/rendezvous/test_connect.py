@@ -6,12 +6,15 @@ import threading
 import time
 
 import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
 
 from chaos.etcd import EtcdServer
 from chaos.processes import free_port
-from elastic3d.errors import EtcdUnavailable
+from elastic3d.errors import EtcdUnavailable, JobEnded
 from elastic3d.membership.policy import Policy
 from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.errors import RendezvousEnded
+from elastic3d.rendezvous.resident import ResidentHandler
 from elastic3d.rendezvous.settings import Settings
 
 pytestmark = pytest.mark.etcd
@@ -54,3 +57,13 @@ def test_an_etcd_that_never_comes_is_an_error(capsys: pytest.CaptureFixture[str]
     with pytest.raises(EtcdUnavailable):
         connect(told, patience=0.0)
     assert "more" not in capsys.readouterr().err
+
+
+def test_errors_of_a_handler_are_of_the_kind_that_torch_names() -> None:
+    """Who catches torch's errors of rendezvous, or ours, catches them; the words are the same."""
+    told = settings(f"127.0.0.1:{free_port()}", below_minimum=1.0)
+    for kind in (RendezvousConnectionError, EtcdUnavailable):
+        with pytest.raises(kind, match="see that etcd runs"):
+            ResidentHandler(told, "etcd").next_rendezvous()
+    assert issubclass(RendezvousEnded, RendezvousClosedError)
+    assert issubclass(RendezvousEnded, JobEnded)
