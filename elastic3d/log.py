@@ -66,6 +66,14 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # Written by the slot that holds rank 0 only. `step` counts the updates made, this one included. `samples` is
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
         "step.committed": ("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
+        # From the node that holds rank 0, every ten seconds: `left` is the time to step `until`, for people.
+        "training.progress": ("step", "until", "loss", "steps_per_second", "left"),
+        # The first loss of a row that is no number; training goes on unless the script says `skip_nonfinite`.
+        "loss.nonfinite": ("step", "loss"),
+        # The node that holds rank 0 has seen no step for so long; said again each minute.
+        "step.late": ("seconds", "detail"),
+        # From who leads, while fewer nodes are there than the job may train with.
+        "nodes.awaited": ("count", "detail"),
         "snapshot.held": ("step",),
         # A death would cost more than it should: no step was safe for long. `slots` of this node are the reason.
         "snapshot.stale": ("step", "safe_step", "age", "slots"),
@@ -81,6 +89,8 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # The store is busy or away: an operation was tried `tries` times in `seconds`, and is tried on, for as long as
         # `patience=` says. At most one each half minute.
         "store.waiting": ("error", "tries", "seconds"),
+        # At the end: what failed has not worked again, and `step` is the newest checkpoint this node knows of.
+        "checkpoint.behind": ("step", "error"),
         # What failed before works again.
         "checkpoint.mended": ("step",),
         # It was read back: `kind` is how much of it, "sample" or "all".

@@ -95,6 +95,7 @@ class StepRecord:
     step: the number of optimizer updates made, this one included. gradient_norm: before clipping, None where no clip
     was asked for. safe_step: the newest step that every rank holds at home and at its buddy, -1 for none.
     samples: positions of the run this step consumed, half-open. sample_sum: keyed sum of the consumed sample ids.
+    until: the step up to which the script trains, 0 where it did not say.
     """
 
     generation: int
@@ -106,6 +107,7 @@ class StepRecord:
     etcd_away_everywhere: bool
     samples: tuple[int, int]
     sample_sum: int
+    until: int = 0
 
 
 class Port(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from checkpointing import Store, open_store, read_latest
 from checkpointing.errors import CheckpointError, StoreUnfit
+from checkpointing.stores.address import redacted
 from checkpointing.stores.keys import Key
 from checkpointing.stores.register import Register
 from checkpointing.stores.retrying import Trouble
@@ -25,7 +26,8 @@ def open_to_read(at: StoreAt) -> Store:
 def open_checked(
     at: StoreAt, register: Register | None, told: Callable[[Trouble], None] | None = None
 ) -> tuple[Store, int]:
-    """Return the store and the newest generation it knows; ConfigurationError where it cannot be used.
+    """Return the store and the newest generation it knows; ConfigurationError where it cannot be used,
+    which names it without its secrets.
 
     `told` hears, on whatever thread, when the store is waited for.
     """
@@ -34,9 +36,9 @@ def open_checked(
         latest = read_latest(store)
     except StoreUnfit as error:
         hint = "" if at.register else ". Where a store cannot write on conditions, register='etcd' lets etcd decide"
-        raise ConfigurationError(f"store={at.url!r} cannot be used: {error}{hint}") from error
+        raise ConfigurationError(f"store={redacted(at.url)!r} cannot be used: {error}{hint}") from error
     except (CheckpointError, OSError) as error:
-        raise ConfigurationError(f"store={at.url!r} cannot be used: {error}") from error
+        raise ConfigurationError(f"store={redacted(at.url)!r} cannot be used: {error}") from error
     return store, latest.generation if latest is not None else 0
 
 

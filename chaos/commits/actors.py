@@ -96,7 +96,7 @@ class Cast:
         return self._seats[name]
 
     def _add(self, name: str, body: Callable[[Seat, Actor], None], *, lives: int = 1) -> Actor:
-        seat = Seat(self._store, lambda: actor)
+        seat = self._store.seat(lambda: actor)
         actor = Actor(name, lambda: body(seat, actor), lives=lives)
         self.actors[name], self._seats[name] = actor, seat
         return actor

@@ -83,6 +83,10 @@ class ModelStore:
     _tokens: int = 0
     _doing: Request | None = None
 
+    def seat(self, actor: Callable[[], Actor]) -> Seat:
+        """Return an actor's store."""
+        return Seat(self, actor)
+
     def do(self, request: Request) -> object:
         """Do one request, and tell the observers what it changed."""
         self.now += 1.0
@@ -186,7 +190,7 @@ class Seat:
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes [start, stop) of an object."""
-        return self._turn("get", name, lambda: self._store.held(name).data[start:stop])
+        return self.take("get", name, lambda: self._store.held(name).data[start:stop])
 
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token."""
@@ -195,24 +199,24 @@ class Seat:
             found = self._store.objects.get(name)
             return Versioned(data=found.data, token=found.token) if found else None
 
-        return self._turn("read", name, read)
+        return self.take("read", name, read)
 
     def size(self, name: str) -> int:
         """Return an object's bytes."""
-        return self._turn("size", name, lambda: len(self._store.held(name).data))
+        return self.take("size", name, lambda: len(self._store.held(name).data))
 
     def put(self, name: str, data: Data, *, check: bool = False) -> None:
         """Write an object, whole or not at all. The model damages nothing: there is nothing to check."""
         whole = b"".join(chunks(data))
-        self._turn("put", name, lambda: self._store.put(name, whole))
+        self.take("put", name, lambda: self._store.put(name, whole))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object."""
-        return self._turn("create", name, lambda: self._store.create(name, data))
+        return self.take("create", name, lambda: self._store.create(name, data))
 
     def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
         """Replace an object."""
-        return self._turn("swap", name, lambda: self._store.swap(name, expected, data))
+        return self.take("swap", name, lambda: self._store.swap(name, expected, data))
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield names, sorted."""
@@ -221,13 +225,14 @@ class Seat:
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield objects, sorted by name."""
-        yield from self._turn("list", prefix, lambda: self._store.listed(prefix))
+        yield from self.take("list", prefix, lambda: self._store.listed(prefix))
 
     def delete(self, name: str) -> None:
         """Remove an object."""
-        self._turn("delete", name, lambda: self._store.delete(name))
+        self.take("delete", name, lambda: self._store.delete(name))
 
-    def _turn(self, verb: str, name: str, act: Callable[[], T]) -> T:
+    def take(self, verb: str, name: str, act: Callable[[], T]) -> T:
+        """Take the turns for one request, and do it as the fault that was drawn for it says."""
         if verb != "list":
             check_name(name)
         actor = self._actor()

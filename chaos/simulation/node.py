@@ -160,7 +160,7 @@ class Member:
             case acts.Commit():
                 world.checkpoints.commit(action.number, action.saved.step)
                 self.tell(e.Settled(saved=action.saved))
-            case acts.Draining():
+            case acts.Draining() | acts.Awaiting():
                 pass
             case acts.LetGo():
                 # Nobody keeps it from here on: it lapses, and the next own write gets another.

@@ -15,7 +15,8 @@ VERSION = 1
 LARGEST = 1 << 30  # a document that would unpack to more is refused
 _SKIPPABLE = bytes.fromhex("502a4d1820000000")
 TRAILER = len(_SKIPPABLE) + 32
-SEALED = b"E3DSEAL1"  # what an encrypted object begins with
+SEALED = b"E3DSEAL2"  # what an encrypted object begins with
+SEALED_BEFORE = b"E3DSEAL1"  # the same, of stores whose packs have names that follow from what is in them
 
 
 def canonical(value: Any) -> bytes:
@@ -58,12 +59,18 @@ def document(kind: str, body: dict[str, Any]) -> bytes:
     return frame + _SKIPPABLE + blake3.blake3(frame).digest()
 
 
+def moved(kind: str, where: str) -> bytes:
+    """Return a document of the next version, which says only that what was here is elsewhere."""
+    frame = pack_json({"format": FORMAT, "version": VERSION + 1, "kind": kind, "moved": where})
+    return frame + _SKIPPABLE + blake3.blake3(frame).digest()
+
+
 def parse(data: bytes, kind: str, name: str) -> dict[str, Any]:
     """Return the body of a document; Corrupt, NewerFormat or FormatError, each naming the object `name`.
 
     WrongKey when it is encrypted: the store was opened without a key.
     """
-    if data.startswith(SEALED):
+    if data.startswith((SEALED, SEALED_BEFORE)):
         raise WrongKey(f"{name}: is encrypted: open the store with the key it was written with")
     frame, trailer = data[:-TRAILER], data[-TRAILER:]
     if trailer[: len(_SKIPPABLE)] != _SKIPPABLE or trailer[len(_SKIPPABLE) :] != blake3.blake3(frame).digest():

@@ -54,7 +54,7 @@ class Contents:
         return {
             objects.name_of(key): key
             for key in sorted(self.checkpoint.specs)
-            if objects.is_object(key) and key != objects.PATHS
+            if objects.is_object(key) and key not in (objects.PATHS, objects.TIES)
         }
 
     def fill(self, wanted: Iterable[Wanted]) -> None:
@@ -99,6 +99,24 @@ class Contents:
         if objects.PATHS not in self.checkpoint.specs:
             return {}
         return objects.read_paths(bytes(self.read([objects.PATHS])[objects.PATHS]))
+
+    def ties(self) -> dict[str, str]:
+        """Return, by the key of a tensor that is another one in memory, that other one's key.
+
+        Only of tensors that are still equal, to the last bit: a group that has come apart is none.
+        """
+        if objects.TIES not in self.checkpoint.specs:
+            return {}
+        found: dict[str, str] = {}
+        for group in objects.read_ties(bytes(self.read([objects.TIES])[objects.TIES])):
+            there = [key for key in group if key in self.checkpoint.specs]
+            looks = {key: self._look(key) for key in there}
+            found |= {key: there[0] for key in there[1:] if looks[key] == looks[there[0]]}
+        return found
+
+    def _look(self, key: str) -> tuple[str, tuple[int, ...], frozenset[tuple[Box, str]]]:
+        spec = self.checkpoint.specs[key]
+        return spec.dtype, spec.shape, frozenset((offer.box, offer.digest) for offer in self._offers.get(key, ()))
 
     def _flush(self, batch: list[Wanted]) -> Iterator[tuple[TensorSpec, Box, memoryview]]:
         self.fill(batch)

@@ -6,9 +6,10 @@
 Nothing but storage differs from torch's own: each rank's shards are boxes of their global tensors, cut into verified
 tiles, and the coordinator commits what all ranks have written, so `latest` never names half a checkpoint.
 
-**What is no tensor** (`objects`) is kept as JSON where JSON gives it back unchanged. Anything else DCP has pickled with
-`torch.save`: it is stored as opaque bytes, and **not loaded unless torch's `weights_only` unpickler takes it**; allow
-the classes you trust with `torch.serialization.add_safe_globals`. Saving warns of such objects.
+**What is no tensor** (`objects`) is kept as JSON where JSON gives it back unchanged, and so are numpy's arrays and
+scalars, `io.BytesIO`, dates, paths and members of enums (`plain`). Anything else DCP has pickled with `torch.save`: it
+is kept **if torch's `weights_only` unpickler takes it**, as tuples, and else refused when it is saved, by the name of
+its class; allow the classes you trust with `torch.serialization.add_safe_globals`, when you save and when you load.
 
 **Generations.** A Writer fences out every older one at its first save, so that a job which was thought dead cannot
 move `latest` any more: keep one Writer for the life of a job, and pass `checkpoint_id=step` to each save. Somebody who

@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.metadata import (
 
 from checkpointing.errors import ForeignFormat
 from checkpointing.format.tiles import Box, TensorSpec
-from checkpointing.interchange import dcp_metadata, objects, torch_files
+from checkpointing.interchange import dcp_metadata, objects, safetensors_files, torch_files
 from checkpointing.interchange.contents import Contents
-from checkpointing.interchange.foreign import Foreign, Progress, Stored, read_range
+from checkpointing.interchange.foreign import Foreign, Progress, Stored, read_range, ties
 from checkpointing.interchange.tensors import DTYPES, dtype_name, tensor_of
 
 METADATA = ".metadata"
@@ -56,6 +56,9 @@ def read(source: Path) -> Foreign:
     paths = _paths(metadata.paths)
     if paths:
         held[objects.PATHS] = objects.to_json(paths)
+    tied = ties(tensors)
+    if tied:
+        held[objects.TIES] = objects.to_json(tied)
     return Foreign(tensors=tuple(tensors), objects=held)
 
 
@@ -63,13 +66,15 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     """Write tensors (by the name they are to have) and, where all are taken, objects as the DCP folder `target`.
 
     Large tensors are written as several chunks, as if many ranks had saved them. DCP knows text alone as keys of dicts:
-    what is nested under numbers is nested under their text.
+    what is nested under numbers is nested under their text. Tensors that were one in memory lie at one place.
     """
     target.mkdir()
     found: dict[str, Any] = {}
     paths: dict[str, objects.Path] = {}
-    total = sum(spec.box.numel * spec.itemsize for spec in specs.values())
     names = {spec.key: name for name, spec in specs.items()}
+    tied = {key: first for key, first in contents.ties().items() if key in names and first in names}
+    once = [spec for spec in specs.values() if spec.key not in tied]
+    total = sum(spec.box.numel * spec.itemsize for spec in once)
     for name, spec in specs.items():
         properties = TensorProperties(dtype=DTYPES[spec.dtype])
         found[name] = TensorStorageMetadata(properties=properties, size=torch.Size(spec.shape), chunks=[])
@@ -78,10 +83,12 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
         for name, spec in specs.items():
             if not spec.box.numel:
                 output.tensor(name, found[name], spec, spec.box, memoryview(b""))
-        for spec, box, slab in contents.slabs(specs.values()):
+        for spec, box, slab in contents.slabs(once):
             output.tensor(names[spec.key], found[names[spec.key]], spec, box, slab)
             done += slab.nbytes
             progress(done, total)
+        for key, first in tied.items():
+            output.again(names[key], found[names[key]], names[first], found[names[first]])
         if all(name == spec.key for name, spec in specs.items()):
             paths = contents.paths()
             stored = contents.read(list(contents.objects.values()))
@@ -108,6 +115,7 @@ class _Files:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[Path, BinaryIO] = {}
+        self._safetensors: dict[tuple[Path, int], dict[str, Stored]] = {}
 
     def __enter__(self) -> _Files:
         return self
@@ -124,6 +132,20 @@ class _Files:
         if not path.is_file():
             raise ForeignFormat(f"{path}: is missing")
         return path
+
+    def in_safetensors(self, info: _StorageInfo, name: str) -> Stored | None:
+        """Return where a tensor lies in safetensors that torch wrote behind objects; None in files of another kind."""
+        path = self.path(info.relative_path)
+        where = (path, info.offset)
+        if where not in self._safetensors:
+            # Where torch.save has a zip archive, this has a length and then JSON.
+            there = info.offset + 9 <= path.stat().st_size
+            begins = bytes(read_range(path, info.offset, 9)) if there else b""
+            self._safetensors[where] = safetensors_files.read_file(*where)[0] if begins[8:] == b"{" else {}
+        held = self._safetensors[where]
+        if held and name not in held:
+            raise ForeignFormat(f"{path}: {name} is not in it")
+        return held.get(name)
 
     def tensor(self, info: _StorageInfo, name: str) -> tuple[torch.Tensor, Path]:
         """Return a stored tensor without its data, and the file it is in."""
@@ -155,6 +177,12 @@ def _chunks(
         if not box.numel:
             continue
         info = _info(places, key, box.start, name)
+        inside = files.in_safetensors(info, key)
+        if inside is not None:
+            if inside.spec.shape != box.shape or inside.spec.dtype != dtype:
+                raise ForeignFormat(f"{inside.file}: {key} {box} is stored as {inside.spec.dtype} {inside.spec.shape}")
+            yield Stored(spec=spec, box=box, file=inside.file, offset=inside.offset)
+            continue
         found, path = files.tensor(info, key)
         if tuple(found.shape) != box.shape or dtype_name(found.dtype) != dtype:
             raise ForeignFormat(
@@ -229,6 +257,14 @@ class _Output:
         torch.save(tensor_of(data, spec.dtype, box.shape), file)
         self._placed(index, offset)
         entry.chunks.append(ChunkStorageMetadata(offsets=torch.Size(box.start), sizes=torch.Size(box.shape)))
+
+    def again(self, name: str, entry: TensorStorageMetadata, first: str, other: TensorStorageMetadata) -> None:
+        """Let a tensor lie where another one does."""
+        entry.chunks.extend(other.chunks)
+        for number, chunk in enumerate(other.chunks):
+            self.places[MetadataIndex(name, chunk.offsets, number)] = self.places[
+                MetadataIndex(first, chunk.offsets, number)
+            ]
 
     def bytes(self, name: str, data: bytes) -> None:
         """Write one object."""

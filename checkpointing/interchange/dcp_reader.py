@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import uuid
 from typing import Any
 
 import torch
@@ -41,15 +42,28 @@ class Reader(StorageReader):
     store: a URL, or an open store. checkpoint: `latest` or a checkpoint's name; `checkpoint_id` of a load replaces it.
     All ranks read the checkpoint that the coordinator has opened.
 
-    Values are never cast: a tensor of another dtype is an error that names all of them. Objects saved as pickles are
-    loaded only if torch's `weights_only` unpickler takes them, else Unloadable.
+    A tensor of another dtype is an error that names all of them, unless `cast` lets them be given the values as torch
+    converts them. Objects saved as pickles are loaded only if torch's `weights_only` unpickler takes them, else
+    Unloadable. A store that is not there is an error of the load, and arrives as CheckpointException like all others.
     """
 
-    def __init__(self, store: str | Store, checkpoint: str = "latest") -> None:
+    def __init__(
+        self, store: str | os.PathLike[str] | Store, checkpoint: str = "latest", *, cast: bool = False
+    ) -> None:
         super().__init__()
-        self._store = open_store(store, write=False) if isinstance(store, str) else store
+        self._url = os.fspath(store) if isinstance(store, str | os.PathLike) else None
+        self._open = None if isinstance(store, str | os.PathLike) else store
         self._name = checkpoint
+        self._cast = cast
         self._contents: Contents | None = None
+        self.load_id = str(uuid.uuid4())
+
+    @property
+    def _store(self) -> Store:
+        if self._open is None:
+            assert self._url is not None
+            self._open = open_store(self._url, write=False)
+        return self._open
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -59,6 +73,7 @@ class Reader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the checkpoint to be loaded next."""
         self._contents = None
+        self.load_id = str(uuid.uuid4())
         if checkpoint_id is not None:
             self._name = str(checkpoint_id)
 
@@ -80,7 +95,7 @@ class Reader(StorageReader):
         return Metadata(
             state_dict_metadata=found,
             planner_data={name: objects.plain_path(name, paths) for name in found},
-            storage_meta=StorageMeta(checkpoint_id=contents.checkpoint.name),
+            storage_meta=StorageMeta(checkpoint_id=contents.checkpoint.name, load_id=self.load_id),
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -115,20 +130,22 @@ class Reader(StorageReader):
             target = planner.resolve_tensor(item).detach()
             spec = specs.get(item.storage_index.fqn)
             box = _read_box(item)
-            if spec is None or DTYPES.get(spec.dtype) != target.dtype or box.shape != tuple(target.shape):
+            other = spec is not None and DTYPES.get(spec.dtype) != target.dtype
+            if spec is None or (other and not self._cast) or box.shape != tuple(target.shape):
                 saved = f"{spec.dtype} {list(spec.shape)}" if spec else "not there"
                 wrong.append(f"{item.storage_index.fqn}: saved {saved}, wanted {target.dtype} {list(target.shape)}")
             else:
                 targets.append((item, spec, box, target))
         if wrong:
             raise SpecMismatch(
-                f"{len(wrong)} tensors do not fit what was saved; values are never cast or reshaped: {shortened(wrong)}"
+                f"{len(wrong)} tensors do not fit what was saved: {shortened(wrong)}. Nothing is reshaped; "
+                "Reader(..., cast=True) converts values to another dtype, as torch does it"
             )
-        direct = [entry for entry in targets if _in_place(entry[3])]
+        direct = [entry for entry in targets if _in_place(entry[3], entry[1])]
         self._contents.fill(Wanted(spec=spec, box=box, buffer=buffer_of(target)) for _, spec, box, target in direct)
         for item, _, _, target in direct:
             planner.commit_tensor(item, target)
-        self._stage([entry for entry in targets if not _in_place(entry[3])], planner)
+        self._stage([entry for entry in targets if not _in_place(entry[3], entry[1])], planner)
 
     def _stage(self, targets: list[tuple[ReadItem, TensorSpec, Box, torch.Tensor]], planner: LoadPlanner) -> None:
         """Read what cannot be read in place by way of host memory, a batch at a time."""
@@ -138,8 +155,9 @@ class Reader(StorageReader):
             batch: list[tuple[ReadItem, TensorSpec, Box, torch.Tensor, bytearray]] = []
             while targets and (not batch or held + targets[-1][3].nbytes <= BATCH_BYTES):
                 item, spec, box, target = targets.pop()
-                held += target.nbytes
-                batch.append((item, spec, box, target, bytearray(target.nbytes)))
+                nbytes = box.numel * spec.itemsize
+                held += nbytes
+                batch.append((item, spec, box, target, bytearray(nbytes)))
             self._contents.fill(Wanted(spec=spec, box=box, buffer=data) for _, spec, box, _, data in batch)
             for item, spec, box, target, data in batch:
                 target.copy_(tensor_of(data, spec.dtype, box.shape))
@@ -161,5 +179,7 @@ def _read_box(item: ReadItem) -> Box:
     return Box(start=start, stop=tuple(a + n for a, n in zip(start, item.lengths, strict=True)))
 
 
-def _in_place(tensor: torch.Tensor) -> bool:
+def _in_place(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    if tensor.dtype != DTYPES[spec.dtype]:
+        return False
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

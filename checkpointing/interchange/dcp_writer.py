@@ -7,7 +7,6 @@ import io
 import os
 import threading
 import uuid
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from checkpointing.errors import FormatError, Inconsistent, NoCheckpoint, Superseded
@@ -32,6 +32,7 @@ from checkpointing.format import names
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 from checkpointing.interchange import objects
 from checkpointing.interchange.dcp_turns import Staged, Turns
+from checkpointing.interchange.plain import NoPlainForm, name_of_class
 from checkpointing.interchange.tensors import buffer_of, dtype_name, object_piece, shortened
 from checkpointing.reading.naming import committed
 from checkpointing.reading.reader import Checkpoint, open_checkpoint, read_latest
@@ -332,17 +333,10 @@ class Writer(StorageWriter, AsyncStager):
             return None
 
     def _pieces(self, save: _Save, plan: SavePlan, planner: SavePlanner, sizes: dict[Any, int]) -> Iterator[Piece]:
-        refused = []
+        # What is no tensor comes first: what cannot be kept is found before anything is written.
+        kept = _objects(plan, planner)
         for item in plan.items:
-            if item.type is WriteItemType.BYTE_IO:
-                found = planner.resolve_data(item)
-                assert isinstance(found, io.BytesIO)
-                key, data = objects.wrap_saved(item.index.fqn, found.getvalue())
-                if not objects.loadable(key, data):
-                    refused.append(item.index.fqn)
-                piece = object_piece(key, data)
-            else:
-                piece = _piece(item, planner)
+            piece = object_piece(*kept[item.index]) if item.index in kept else _piece(item, planner)
             sizes[item.index] = piece.data.nbytes
             yield piece
         if save.coordinator:
@@ -351,16 +345,66 @@ class Writer(StorageWriter, AsyncStager):
             paths = {**{name: list(path) for name, path in cached.items() if _is_path(path)}, **save.paths}
             if paths:
                 yield object_piece(objects.PATHS, objects.to_json(paths))
-        if refused:
-            warnings.warn(
-                f"saved, but not loadable before their classes are allowed with "
-                f"torch.serialization.add_safe_globals: {shortened(refused)}",
-                stacklevel=2,
-            )
+            tied = _ties(planner)
+            if tied:
+                yield object_piece(objects.TIES, objects.to_json(tied))
+
+
+def _objects(plan: SavePlan, planner: SavePlanner) -> dict[Any, tuple[str, bytes]]:
+    """Return key and bytes of all that is no tensor; ValueError names what could not be loaded again."""
+    kept: dict[Any, tuple[str, bytes]] = {}
+    refused = []
+    for item in plan.items:
+        if item.type is not WriteItemType.BYTE_IO:
+            continue
+        found = planner.resolve_data(item)
+        assert isinstance(found, io.BytesIO)
+        key, data = objects.wrap_saved(item.index.fqn, found.getvalue())
+        try:
+            if not objects.loadable(key, data):
+                key, data = objects.wrap_plain(item.index.fqn, _looked_up(item, planner, found.getvalue()))
+            kept[item.index] = key, data
+        except NoPlainForm as error:
+            refused.append(f"{item.index.fqn}: {error}")
+    if refused:
+        raise ValueError(
+            f"{len(refused)} entries are not saved, for they would be pickles that nobody could load: "
+            f"{shortened(refused)}. Save them as tensors or plain data, such as numpy's arrays, dates and paths, or "
+            "allow their classes with torch.serialization.add_safe_globals, here and wherever they are loaded"
+        )
+    return kept
+
+
+def _looked_up(item: WriteItem, planner: SavePlanner, data: bytes) -> Any:
+    """Return the value that a planner has pickled; NoPlainForm where it is not known to be what it was given."""
+    lookup = getattr(planner, "lookup_object", None)
+    if lookup is None:
+        raise NoPlainForm("a pickle of a planner that has no lookup_object")
+    value = lookup(item.index)
+    if objects.saved(value) != data:
+        raise NoPlainForm(f"{name_of_class(type(value))}, which the planner changes")
+    return value
 
 
 def _is_path(path: Any) -> bool:
     return isinstance(path, tuple) and all(type(step) in (str, int) for step in path)
+
+
+def _ties(planner: SavePlanner) -> list[list[str]]:
+    """Return the names of tensors that are one in memory, as far as the planner has them by name, group by group."""
+    groups: dict[Any, list[str]] = {}
+    state = getattr(planner, "state_dict", None)
+    for name, value in state.items() if isinstance(state, Mapping) else ():
+        local = value.to_local() if isinstance(value, DTensor) else value
+        if type(name) is str and isinstance(local, torch.Tensor) and _plain(local) and local.numel():
+            where = (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride())
+            spread = (tuple(value.shape), value.device_mesh, value.placements) if isinstance(value, DTensor) else None
+            groups.setdefault((where, spread), []).append(name)
+    return sorted(sorted(group) for group in groups.values() if len(group) > 1)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _piece(item: WriteItem, planner: SavePlanner) -> Piece:

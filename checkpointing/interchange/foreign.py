@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,20 @@ class Foreign:
     tensors: tuple[Stored, ...]
     objects: dict[str, bytes] = field(default_factory=dict)
     facts: dict[str, Any] | None = None
+
+
+def ties(tensors: Iterable[Stored]) -> list[list[str]]:
+    """Return the names of tensors that lie at one and the same place, group by group."""
+    places: dict[str, list[Any]] = {}
+    for stored in tensors:
+        if stored.box.numel:
+            spec = stored.spec
+            place = (spec.dtype, spec.shape, stored.box, stored.file, stored.offset, stored.strides)
+            places.setdefault(spec.key, []).append(place)
+    groups: dict[frozenset[Any], list[str]] = {}
+    for name, found in places.items():
+        groups.setdefault(frozenset(found), []).append(name)
+    return sorted(sorted(group) for group in groups.values() if len(group) > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,11 +36,16 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What an export has written: the file or folder, tensors and their bytes."""
+    """What an export has written.
+
+    target: the file or folder. tensors: how many. bytes: of all of them. left_out: objects, which are no tensors, that
+    were not written.
+    """
 
     target: Path
     tensors: int
     bytes: int
+    left_out: int = 0
 
 
 _READ: Mapping[Kind, Callable[[Path], Foreign]] = {
@@ -123,7 +128,8 @@ def export_checkpoint(
     target: must not exist. A DCP folder; a file of `torch.save`; a file if it ends in `.safetensors`, else a Hugging
     Face folder with one `model.safetensors`, or shards of 5 GB and their index. It appears whole or not at all.
     prefix: take the tensors under it alone and leave it out of their names, as for a model without its optimizer;
-    without one, objects are written, too. Facts go into safetensors' metadata; DCP and torch have no place for them.
+    without one, objects are written, too, but into a folder of Hugging Face's, which holds tensors
+    alone. Facts go into safetensors' metadata; DCP and torch have no place for them.
 
     NotExportable names the tensors that the format cannot hold, Unloadable the pickles that torch does not take for
     plain data (`torch` alone loads them).
@@ -154,8 +160,12 @@ def export_checkpoint(
         if isinstance(error, OSError):
             raise NotExportable(f"{path}: cannot be written: {error}; nothing is left of it") from error
         raise
+    tensors_alone = bool(prefix) or (known is Kind.SAFETENSORS and path.suffix != ".safetensors")
     return Exported(
-        target=path, tensors=len(specs), bytes=sum(spec.box.numel * spec.itemsize for spec in specs.values())
+        target=path,
+        tensors=len(specs),
+        bytes=sum(spec.box.numel * spec.itemsize for spec in specs.values()),
+        left_out=len(contents.objects) if tensors_alone else 0,
     )
 
 

@@ -5,8 +5,10 @@ The format holds tensors alone, so objects become tensors of uint8 under keys of
 | key | bytes |
 |---|---|
 | `object/json/KEY` | JSON, where that gives back an equal value of the same types |
+| `object/data/KEY` | JSON of what JSON has no words for, such as numpy's arrays, as `plain` writes it |
 | `object/torch/KEY` | what `torch.save` made of anything else: a pickle |
 | `object/paths` | JSON: under each flat key the way to its place in the nested state dict |
+| `object/ties` | JSON: lists of flat keys that are one tensor in memory |
 
 A pickle is only ever read by torch's `weights_only` unpickler; what it refuses cannot be loaded, whoever wrote it.
 A way is a list of steps: text is a key of a dict, a number an index of a list, `["key", n]` a number as a dict's key.
@@ -24,10 +26,13 @@ from typing import Any
 import torch
 
 from checkpointing.errors import ForeignFormat, Unloadable
+from checkpointing.interchange import plain
 
 JSON = "object/json/"
+DATA = "object/data/"
 TORCH = "object/torch/"
 PATHS = "object/paths"
+TIES = "object/ties"
 
 Step = str | int | list[Any]
 Path = Sequence[Step]
@@ -35,17 +40,20 @@ Path = Sequence[Step]
 
 def to_json(value: Any) -> bytes:
     """Return JSON in which dicts keep their order."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    try:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which is text to Python and no text to UTF-8
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def is_object(key: str) -> bool:
     """Return whether the key is one of those kept for what is no tensor."""
-    return key.startswith((JSON, TORCH)) or key == PATHS
+    return key.startswith((JSON, DATA, TORCH)) or key in (PATHS, TIES)
 
 
 def name_of(key: str) -> str:
     """Return the object's own name."""
-    return key.removeprefix(JSON).removeprefix(TORCH)
+    return next((key.removeprefix(kind) for kind in (JSON, DATA, TORCH) if key.startswith(kind)), key)
 
 
 def wrap(name: str, value: Any) -> tuple[str, bytes]:
@@ -64,8 +72,23 @@ def wrap_saved(name: str, data: bytes) -> tuple[str, bytes]:
     return (JSON + name, to_json(value)) if _plain(value) else (TORCH + name, data)
 
 
+def wrap_plain(name: str, value: Any) -> tuple[str, bytes]:
+    """Return the key and the bytes of an object that `weights_only` does not take, without a pickle.
+
+    plain.NoPlainForm, a ValueError, names the class that has no such form.
+    """
+    return DATA + name, to_json(plain.encode(value))
+
+
 def unwrap(key: str, data: bytes) -> Any:
     """Return the object under a key; Unloadable for a pickle that torch does not take for harmless."""
+    if key.startswith(DATA):
+        try:
+            return plain.decode(json.loads(data))
+        except plain.NotHere as error:
+            raise Unloadable(f"{name_of(key)}: {error}") from error
+        except (*_REFUSED, RecursionError) as error:
+            raise Unloadable(f"{name_of(key)}: is not what elastic3d writes: {error}") from error
     if not key.startswith(TORCH):
         return json.loads(data)
     try:
@@ -203,6 +226,12 @@ def read_paths(data: bytes) -> dict[str, Path]:
     """Return the ways stored under `object/paths`; those that are not of the form above are left out."""
     found = json.loads(data)
     return {name: path for name, path in found.items() if path and all(map(_is_step, path))}
+
+
+def read_ties(data: bytes) -> list[list[str]]:
+    """Return the groups stored under `object/ties`, of what has that form."""
+    found = json.loads(data)
+    return [group for group in found if isinstance(group, list) and all(isinstance(name, str) for name in group)]
 
 
 def _is_step(step: Any) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from checkpointing.errors import ForeignFormat, NotExportable
-from checkpointing.format.tiles import TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange import objects
 from checkpointing.interchange.contents import Contents
 from checkpointing.interchange.foreign import Foreign, Progress, Stored, read_range
@@ -26,6 +27,8 @@ SHARD_BYTES = 5_000_000_000
 
 _INDEX = ".safetensors.index.json"
 _FACTS = "elastic3d.facts"
+_SHARD = re.compile(r"(?:shard-\d+-)?(?P<stem>.+)-(?P<number>\d+)-of-(?P<all>\d+)\.safetensors")
+_SHARDING = "DCP_SHARDING_INFO"  # which part of its tensor each entry is, where torch's writers leave every rank a file
 _LARGEST_HEADER = 100_000_000  # the format's own limit
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -41,21 +44,29 @@ def read(source: Path) -> Foreign:
     """Return where the tensors of a file, an index, or a folder of shards lie; ForeignFormat for what is none."""
     files = _files(source) if source.is_dir() or source.name.endswith(_INDEX) else {source: None}
     tensors: dict[str, Stored] = {}
+    parts: list[tuple[Stored, tuple[int, ...]]] = []
     facts = None
     for file, expected in files.items():
-        found, metadata = _read_file(file)
+        found, metadata = read_file(file)
         if expected is not None and expected - found.keys():
             missing = ", ".join(sorted(expected - found.keys())[:8])
             raise ForeignFormat(f"{file}: its index says it holds {missing}, and it does not")
-        twice = sorted(found.keys() & tensors.keys())
+        offsets = _offsets(metadata, file)
+        parts.extend((stored, offsets[name]) for name, stored in found.items() if name in offsets)
+        whole = {name: stored for name, stored in found.items() if name not in offsets}
+        twice = sorted(whole.keys() & tensors.keys())
         if twice:
             raise ForeignFormat(f"{file}: {', '.join(twice[:8])}: in another shard, too")
-        tensors |= found
+        tensors |= whole
         facts = _facts(metadata, file) or facts
+    joined = _joined(parts, source)
+    twice = sorted(tensors.keys() & {stored.spec.key for stored in joined})
+    if twice:
+        raise ForeignFormat(f"{source}: {', '.join(twice[:8])}: whole in one shard, and in parts in others")
     # Objects of ours were exported as the tensors they are stored as.
     held = {name: stored for name, stored in tensors.items() if objects.is_object(name)}
     return Foreign(
-        tensors=tuple(stored for name, stored in tensors.items() if name not in held),
+        tensors=(*(stored for name, stored in tensors.items() if name not in held), *joined),
         objects={
             name: bytes(read_range(stored.file, stored.offset, stored.spec.box.numel * stored.spec.itemsize))
             for name, stored in held.items()
@@ -68,7 +79,8 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     """Write tensors, by the name they are to have, to the file or folder `target`."""
     check(specs)
     facts = {}
-    if all(name == spec.key for name, spec in specs.items()):
+    # A folder is a model of Hugging Face's, whose readers know tensors alone.
+    if target.suffix == ".safetensors" and all(name == spec.key for name, spec in specs.items()):
         specs = {**specs, **{key: contents.checkpoint.specs[key] for key in _object_keys(contents)}}
         facts = {_FACTS: objects.to_json(contents.checkpoint.facts).decode()}
     sizes = {name: spec.box.numel * spec.itemsize for name, spec in specs.items()}
@@ -151,10 +163,7 @@ def _files(source: Path) -> dict[Path, set[str] | None]:
     """Return the shards of a folder or an index, and which tensors the index says each holds."""
     folder, index = (source, _index(source)) if source.is_dir() else (source.parent, source)
     if index is None:
-        alone = sorted(folder.glob("*.safetensors"))
-        if not alone:
-            raise ForeignFormat(f"{folder}: has no {INDEX} and no file *.safetensors")
-        return dict.fromkeys(alone)
+        return dict.fromkeys(_without_index(folder))
     held: dict[str, set[str]] = {}
     try:
         for name, file in json.loads(index.read_bytes())["weight_map"].items():
@@ -169,6 +178,29 @@ def _files(source: Path) -> dict[Path, set[str] | None]:
     return {folder / file: names for file, names in held.items()}
 
 
+def _without_index(folder: Path) -> list[Path]:
+    """Return the only file of a folder, or the shards of one set that is complete; ForeignFormat for anything more.
+
+    Files that nobody says belong together, such as an adapter beside a model, would be one model in silence.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ForeignFormat(f"{folder}: has no {INDEX} and no file *.safetensors")
+    if len(files) == 1:
+        return files
+    shards = [_SHARD.fullmatch(file.name) for file in files]
+    sets = {(found["stem"], int(found["all"])) for found in shards if found}
+    if all(shards) and len(sets) == 1:
+        ((_, count),) = sets
+        if {int(found["number"]) for found in shards if found} == set(range(1, count + 1)):
+            return files
+        raise ForeignFormat(f"{folder}: has {len(files)} shards of {count}, and no index: some are missing")
+    raise ForeignFormat(
+        f"{folder}: has {len(files)} files of safetensors and no index that says which belong together; nothing was "
+        f"imported. Give the one to import: {shortened([file.name for file in files])}"
+    )
+
+
 def _index(folder: Path) -> Path | None:
     """Return the index in a folder: the usual one, or the only one there is, as of a variant."""
     found = [folder / INDEX] if (folder / INDEX).exists() else sorted(folder.glob("*" + _INDEX))
@@ -177,28 +209,64 @@ def _index(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _read_file(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
-    size = file.stat().st_size
-    length = int.from_bytes(bytes(read_range(file, 0, 8)), "little") if size >= 8 else -1
+def read_file(file: Path, base: int = 0) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Return what a file of safetensors holds, from byte `base` to its end: where tensors lie, and its metadata."""
+    size = file.stat().st_size - base
+    length = int.from_bytes(bytes(read_range(file, base, 8)), "little") if size >= 8 else -1
     if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
         raise ForeignFormat(f"{file}: is no safetensors file, or is cut short")
+    end = base + 8 + length
     try:
-        header = json.loads(bytes(read_range(file, 8, length)), object_pairs_hook=_once)
+        header = json.loads(bytes(read_range(file, base + 8, length)), object_pairs_hook=_once)
         if not isinstance(header, dict):
             raise ValueError("its header is no object")
         metadata = header.pop("__metadata__", None) or {}
-        found = {name: _stored(name, entry, file, 8 + length) for name, entry in header.items()}
+        found = {name: _stored(name, entry, file, end) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ForeignFormat(f"{file}: its header is damaged: {error}") from error
     # The format's own rule: bytes that no tensor names, or two, could hide something.
-    end = 8 + length
     for stored in sorted(found.values(), key=lambda item: (item.offset, item.spec.box.numel)):
         if stored.offset != end:
             raise ForeignFormat(f"{file}: {stored.spec.key} does not begin where the tensor before it ends")
         end += stored.spec.box.numel * stored.spec.itemsize
-    if end != size:
-        raise ForeignFormat(f"{file}: has {size} bytes where its header says {end}: it is cut short, or has a tail")
+    if end != base + size:
+        raise ForeignFormat(
+            f"{file}: has {base + size} bytes where its header says {end}: it is cut short, or has a tail"
+        )
     return found, metadata
+
+
+def _offsets(metadata: Mapping[str, Any], file: Path) -> dict[str, tuple[int, ...]]:
+    """Return where in its tensor each part begins, of files that hold parts."""
+    if not isinstance(metadata, dict) or _SHARDING not in metadata:
+        return {}
+    try:
+        found = {name: tuple(entry["saved_offsets"]) for name, entry in json.loads(metadata[_SHARDING]).items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ForeignFormat(f"{file}: its {_SHARDING} is damaged: {error}") from error
+    if not all(type(n) is int and 0 <= n < 1 << 63 for offset in found.values() for n in offset):
+        raise ForeignFormat(f"{file}: its {_SHARDING} has an offset that is no number from 0")
+    return found
+
+
+def _joined(parts: Sequence[tuple[Stored, tuple[int, ...]]], source: Path) -> list[Stored]:
+    """Return parts as boxes of their tensors, whose shapes are those that the parts reach, for nobody says them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    for part, offset in parts:
+        key, shape = part.spec.key, part.spec.shape
+        reach = tuple(a + n for a, n in zip(offset, shape, strict=False))
+        before = shapes.get(key, reach)
+        if not len(offset) == len(shape) == len(before) or dtypes.setdefault(key, part.spec.dtype) != part.spec.dtype:
+            raise ForeignFormat(f"{source}: {key}: its parts do not fit one another")
+        shapes[key] = tuple(map(max, before, reach))
+    found: dict[tuple[str, Box], Stored] = {}
+    for part, offset in parts:
+        spec = TensorSpec(key=part.spec.key, dtype=part.spec.dtype, shape=shapes[part.spec.key])
+        box = Box(start=offset, stop=tuple(a + n for a, n in zip(offset, part.spec.shape, strict=True)))
+        # What every rank has whole is in each of their files.
+        found.setdefault((spec.key, box), Stored(spec=spec, box=box, file=part.file, offset=part.offset))
+    return list(found.values())
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

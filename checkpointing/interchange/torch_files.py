@@ -24,7 +24,7 @@ from checkpointing.format.tiles import TensorSpec
 from checkpointing.interchange import objects
 from checkpointing.interchange.checksums import mend
 from checkpointing.interchange.contents import Contents
-from checkpointing.interchange.foreign import Foreign, Progress, Stored
+from checkpointing.interchange.foreign import Foreign, Progress, Stored, ties
 from checkpointing.interchange.tensors import DTYPES, dtype_name
 
 
@@ -82,12 +82,16 @@ def read(source: Path) -> Foreign:
             held[key] = data
     if paths:
         held[objects.PATHS] = objects.to_json(paths)
+    tied = ties(tensors)
+    if tied:
+        held[objects.TIES] = objects.to_json(tied)
     return Foreign(tensors=tuple(tensors), objects=held)
 
 
-def load_without_data(file: Any, name: str, *, fake: bool = False) -> Any:
+def load_without_data(file: Any, name: str, *, fake: bool = False, ours: bool = False) -> Any:
     """Return what `torch.save` wrote to an open file, its tensors without bytes; ForeignFormat names the file.
 
+    ours: this process has just written the file, of values that it has: there is nothing to be careful of.
     fake: make them with fake tensors, as a torch must whose meta tensors do not know where their bytes lie.
     """
     mode: Any = contextlib.nullcontext()
@@ -102,7 +106,7 @@ def load_without_data(file: Any, name: str, *, fake: bool = False) -> Any:
                 raise ForeignFormat(f"{name}: was saved on a big-endian machine; load and save it again here")
         file.seek(0)
         with mode:
-            return torch.load(file, map_location=None if fake else "meta", weights_only=True)
+            return torch.load(file, map_location=None if fake else "meta", weights_only=not ours)
     except zipfile.BadZipFile as error:
         raise ForeignFormat(
             f"{name}: is no file of torch.save, is cut short, or is older than torch 1.6 (load and save it again)"
@@ -136,13 +140,19 @@ def locate(name: str, tensor: torch.Tensor, file: Path, base: int = 0) -> Stored
 
 
 def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, progress: Progress) -> None:
-    """Write tensors (by the name they are to have) and, where all are taken, objects as one file of `torch.save`."""
+    """Write tensors (by the name they are to have) and, where all are taken, objects as one file of `torch.save`.
+
+    Tensors that were one in memory are one there, and lie in the file once.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
         leaves: dict[str, Any] = {
             name: torch.empty(spec.shape, dtype=DTYPES[spec.dtype]) for name, spec in specs.items()
         }
+    named = {spec.key: name for name, spec in specs.items()}
+    tied = {key: first for key, first in contents.ties().items() if key in named and first in named}
+    leaves |= {named[key]: leaves[named[first]] for key, first in tied.items()}
     state: dict[Any, Any] = leaves
     if all(name == spec.key for name, spec in specs.items()):
         leaves |= contents.values()
@@ -151,15 +161,16 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     with target.open("wb") as opened, torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save(state, opened)
     with target.open("rb") as written:
-        found, _ = objects.flatten(load_without_data(written, str(target)))
+        found, _ = objects.flatten(load_without_data(written, str(target), ours=True))
     places = {
         name: locate(name, value, target).offset for name, value in found.items() if isinstance(value, torch.Tensor)
     }
-    begins = {spec.key: places[name] for name, spec in specs.items() if spec.box.numel}
-    total = sum(spec.box.numel * spec.itemsize for spec in specs.values())
+    written_once = [spec for spec in specs.values() if spec.key not in tied]
+    begins = {spec.key: places[named[spec.key]] for spec in written_once if spec.box.numel}
+    total = sum(spec.box.numel * spec.itemsize for spec in written_once)
     done, at, checksums = 0, dict(begins), dict.fromkeys(begins.values(), 0)
     with target.open("r+b") as file:
-        for spec, _, data in contents.slabs(specs.values()):
+        for spec, _, data in contents.slabs(written_once):
             file.seek(at[spec.key])
             file.write(data)
             at[spec.key] += data.nbytes

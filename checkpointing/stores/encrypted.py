@@ -2,26 +2,35 @@
 
 AES-256-GCM over chunks of 64 KiB, so that any range can be read by itself. Every object has a key of its own, derived
 from the user's and its name; each chunk is bound to the name, its number, and whether it is the last. A store can
-therefore lose or roll back whole objects, which digests find, but not change, swap, cut or mix them. Names and sizes
-stay visible. Tokens are those of the store below.
+therefore lose or roll back whole objects, which digests find, but not change, swap, cut or mix them. Sizes stay
+visible, and names but those of packs: a pack's id follows from its contents, so that whoever knows or guesses them
+would see that they are there. It is encrypted, deterministically (AES-SIV, RFC 5297), so that a listing can be read
+back. Packs that were written before that have their ids as names, and are read. Tokens are those of the store below.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 
-from checkpointing.errors import Tampered, WrongKey
-from checkpointing.format.encoding import SEALED
+from checkpointing.errors import StoreNotFound, Tampered, WrongKey
+from checkpointing.format import names
+from checkpointing.format.encoding import SEALED, SEALED_BEFORE
 from checkpointing.stores.keys import Key
 from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_name, chunks
 
+_T = TypeVar("_T")
+
 CHUNK = 64 << 10
 _HEAD = len(SEALED) + 8  # the magic, the key's id
+_HIDDEN = re.compile(r"packs/[0-9a-f]{2}/([0-9a-f]{96})\.pack")
 _NONCE = 12
 _STORED = _NONCE + CHUNK + 16
 _BATCH = 16  # chunks handed on at once
@@ -34,6 +43,7 @@ class EncryptedStore:
         """Wrap `store`, all of whose objects are, or will be, encrypted with `key`."""
         self._store = store
         self._key = key
+        self._pack_names = AESSIV(key.for_pack_names())
         self._cipher: Callable[[str], _Sealer] = functools.lru_cache(maxsize=256)(lambda name: _Sealer(key, name))
 
     @property
@@ -44,13 +54,13 @@ class EncryptedStore:
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes [start, stop) of an object; Tampered or WrongKey when they cannot be opened."""
         if start == 0 and stop is None:
-            return self._open(name, self._store.get(name))
+            return self._open(name, self._fetch(name))
         if stop is not None and stop <= start:
-            return self._store.get(name, start, start)
+            return self._fetch(name, start, start)
         if stop is None:
-            stored = self._store.get(name, _place(start // CHUNK))
+            stored = self._fetch(name, _place(start // CHUNK))
             return self._open_chunks(name, stored, start // CHUNK, whole=True)[start % CHUNK :]
-        return self._open_range(name, self._store.get(name, *_around(start, stop)), start, stop)
+        return self._open_range(name, self._fetch(name, *_around(start, stop)), start, stop)
 
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token, None if it is not there."""
@@ -61,37 +71,75 @@ class EncryptedStore:
 
     def size(self, name: str) -> int:
         """Return an object's bytes, as they are when opened."""
-        return _plain_size(self._store.size(name))
+        return _plain_size(self._either(name, self._store.size))
 
     def put(self, name: str, data: Data, *, check: bool = False) -> None:
         """Write an object; with `check`, what was sealed is compared."""
         check_name(name)
         sealed = _Sealed(self._cipher(name), data)
         # What comes only once is shown to be so, or the store below would try to send it again.
-        self._store.put(name, iter(sealed) if isinstance(data, Iterator) else sealed, check=check)
+        self._store.put(self._at(name), iter(sealed) if isinstance(data, Iterator) else sealed, check=check)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object; False if one was there."""
         check_name(name)
-        return self._store.put_if_absent(name, self._seal(name, data))
+        return self._store.put_if_absent(self._at(name), self._seal(name, data))
 
     def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
         """Replace an object if its token is `expected`."""
         check_name(name)
-        return self._store.compare_and_swap(name, expected, self._seal(name, data))
+        return self._store.compare_and_swap(self._at(name), expected, self._seal(name, data))
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the names that begin with `prefix`, sorted."""
-        return self._store.list(prefix)
+        for entry in self.entries(prefix):
+            yield entry.name
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the objects whose names begin with `prefix`, sorted by name, with their sizes when opened."""
-        for entry in self._store.entries(prefix):
-            yield Entry(name=entry.name, size=_plain_size(entry.size), modified=entry.modified)
+        """Yield the objects whose names begin with `prefix`, sorted by name."""
+        # Names of packs are another set below: all of them are asked for.
+        below = names.PACKS if prefix.startswith(names.PACKS) else prefix
+        found: dict[str, Entry] = {}
+        for entry in self._store.entries(below):
+            name = self._name_of(entry.name)
+            if name.startswith(prefix):
+                found[name] = Entry(name=name, size=_plain_size(entry.size), modified=entry.modified)
+        for name in sorted(found):
+            yield found[name]
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""
-        self._store.delete(name)
+        for place in dict.fromkeys((self._at(name), name)):
+            self._store.delete(place)
+
+    def _at(self, name: str) -> str:
+        """Return the name under which an object is stored."""
+        pack = names.parse_pack(name)
+        if pack is None:
+            return name
+        hidden = self._pack_names.encrypt(bytes.fromhex(pack), None).hex()
+        return f"{names.PACKS}{hidden[:2]}/{hidden}.pack"
+
+    def _name_of(self, stored: str) -> str:
+        """Return the name of what is stored under a name; what this key has not named keeps its own."""
+        match = _HIDDEN.fullmatch(stored)
+        if match is None:
+            return stored
+        try:
+            return names.pack(self._pack_names.decrypt(bytes.fromhex(match[1]), None).hex())
+        except InvalidTag:
+            return stored
+
+    def _fetch(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        return self._either(name, lambda place: self._store.get(place, start, stop))
+
+    def _either(self, name: str, ask: Callable[[str], _T]) -> _T:
+        """Ask for an object under the name it has now, and under that which it had in older stores."""
+        place = self._at(name)
+        if place != name:
+            with contextlib.suppress(StoreNotFound):
+                return ask(place)
+        return ask(name)
 
     def _seal(self, name: str, data: bytes) -> bytes:
         return b"".join(_Sealed(self._cipher(name), data))
@@ -101,10 +149,10 @@ class EncryptedStore:
         return self._open_chunks(name, memoryview(stored)[_HEAD:], 0, whole=True)
 
     def _check_head(self, name: str, head: bytes) -> None:
-        if head == SEALED + self._key.id:
+        if head in (SEALED + self._key.id, SEALED_BEFORE + self._key.id):
             return
         where = f"store {self.url}: {name}"
-        if head[: len(SEALED)] == SEALED and len(head) == _HEAD:
+        if head[: len(SEALED)] in (SEALED, SEALED_BEFORE) and len(head) == _HEAD:
             raise WrongKey(
                 f"{where} is encrypted with the key {head[len(SEALED) :].hex()}, and {self._key.id.hex()} was given: "
                 "give that key"
@@ -132,7 +180,7 @@ class EncryptedStore:
             final = (True,) if at_end and (whole or len(piece) < _STORED) else (False, True) if at_end else (False,)
             opened = next((out for flag in final if (out := sealer.open(piece, number, flag)) is not None), None)
             if opened is None:
-                self._check_head(name, self._store.get(name, 0, _HEAD))
+                self._check_head(name, self._fetch(name, 0, _HEAD))
                 raise Tampered(
                     f"store {self.url}: {name}: bytes from {number * CHUNK} on are not as they were sealed under this "
                     "name: the object is damaged, cut short or another one's. Restore from elsewhere."
@@ -166,7 +214,7 @@ class _Sealer:
             return None
 
     def _bound(self, number: int, final: bool) -> bytes:
-        return SEALED + number.to_bytes(8, "little") + bytes([final]) + self._name
+        return SEALED_BEFORE + number.to_bytes(8, "little") + bytes([final]) + self._name
 
 
 class _Sealed:

@@ -38,6 +38,10 @@ class Key:
         """Return the key of the object `name`."""
         return self._derive(b"elastic3d-checkpoint object " + name.encode())
 
+    def for_pack_names(self) -> bytes:
+        """Return the key under which the ids of packs are encrypted: 64 bytes, for AES-256-SIV."""
+        return self._derive(b"elastic3d-checkpoint pack names", 64)
+
     def text(self) -> str:
         """Return the secret as text for a key file or a secrets manager."""
         return base64.b64encode(self._secret).decode()
@@ -79,7 +83,7 @@ class Key:
             raise StoreUnfit(f"environment variable {variable}: is not set; it should hold the store's key")
         return cls.from_text(text, f"environment variable {variable}")
 
-    def _derive(self, info: bytes) -> bytes:
+    def _derive(self, info: bytes, length: int = SIZE) -> bytes:
         try:
             from cryptography.hazmat.primitives.hashes import SHA256
             from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -87,4 +91,4 @@ class Key:
             raise StoreUnfit(
                 "encryption needs the package cryptography: pip install 'elastic3d[encryption]'"
             ) from error
-        return HKDF(algorithm=SHA256(), length=SIZE, salt=None, info=info).derive(self._secret)
+        return HKDF(algorithm=SHA256(), length=length, salt=None, info=info).derive(self._secret)

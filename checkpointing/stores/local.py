@@ -1,9 +1,12 @@
 """A directory as a store, on a local or a shared file system.
 
 A new object is written to a scratch file, synced, and given its name by link(2), which fails if the name is taken,
-or by rename(2), which replaces. Compare-and-swap happens under an flock'd file; its token is the digest of the
-content, which the write-id in it makes unique. A killed writer leaves only a scratch file, which is recognised by its
-free lock and removed by the next store that is opened for writing.
+or by rename(2), which replaces. Compare-and-swap is link(2) onto numbered names (`numbered.py`). Nothing waits for a
+lock: whoever can open a file could hold it for ever, and on some mounts locks do not hold at all.
+
+A killed writer leaves only a scratch file, which the next store that is opened for writing removes: at once when it was
+written on the same machine and the lock that its writer had on it is free, else when it has not changed for a day. A
+writer that lost its scratch file by such a guess is told so, and writes it again.
 """
 
 from __future__ import annotations
@@ -14,18 +17,25 @@ import fcntl
 import itertools
 import os
 import secrets
-import threading
+import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from checkpointing.errors import StoreDenied, StoreError, StoreFull, StoreNotFound, StoreUnfit
-from checkpointing.format.encoding import hexdigest
+from checkpointing.format.encoding import hexdigest, moved
 from checkpointing.stores.checking import Sent
+from checkpointing.stores.numbered import newest, swap
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
 _SCRATCH = "tmp"
-_LOCK = "lock"
+_VERSIONS = "versions"
+_LOCK = "lock"  # of stores that were written when swaps took one
+_HIDDEN = (f"{_SCRATCH}/", f"{_VERSIONS}/")
+_ABANDONED = 86400.0
+_TRIES = 16
+# What older software finds under the name of an object that was swapped: it must neither read nor write by it.
+_MOVED = moved("ref", f"{_VERSIONS}/")
 _VECTOR = 1024  # buffers that one call takes
 
 
@@ -37,7 +47,7 @@ class LocalStore:
     def __init__(self, root: Path, *, create: bool = True) -> None:
         """Open the directory; with `create` it is made where missing, and dead writers' scratch files removed."""
         self._root = root
-        self._threads = threading.Lock()
+        self._machine = _machine()
         if create:
             try:
                 _make_directory(root)
@@ -57,58 +67,62 @@ class LocalStore:
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes [start, stop) of an object."""
-        with self._errors("read", name), open(self._path(name), "rb", buffering=0) as file:
-            file.seek(start)
-            wanted = -1 if stop is None else max(0, stop - start)
-            data = file.read(wanted)
-            # One read returns less than asked only at the end, past 2 GiB, or on a signal.
-            while wanted < 0 or len(data) < wanted:
-                more = file.read(-1 if wanted < 0 else wanted - len(data))
-                if not more:
+        with self._errors("read", name), self._opened(name) as descriptor:
+            left = os.fstat(descriptor).st_size - start if stop is None else stop - start
+            pieces: list[bytes] = []
+            while left > 0:
+                # One read returns less than asked only at the end, past 2 GiB, or on a signal.
+                piece = os.pread(descriptor, left, start)
+                if not piece:
                     break
-                data += more
-            return data
+                pieces.append(piece)
+                start += len(piece)
+                left -= len(piece)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> int:
         """Fill buffers one after another with bytes from `start` on; return how many there were, fewer at its end."""
-        with self._errors("read", name):
-            descriptor = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                left, total = deque(buffers), 0
-                while left:
-                    got = os.preadv(descriptor, list(itertools.islice(left, _VECTOR)), start + total)
-                    if not got and any(buffer.nbytes for buffer in left):
-                        break
-                    total += got
-                    while left and got >= left[0].nbytes:
-                        got -= left.popleft().nbytes
-                    if got:
-                        left[0] = left[0][got:]
-                return total
-            finally:
-                os.close(descriptor)
+        with self._errors("read", name), self._opened(name) as descriptor:
+            left, total = deque(buffers), 0
+            while left:
+                got = os.preadv(descriptor, list(itertools.islice(left, _VECTOR)), start + total)
+                if not got and any(buffer.nbytes for buffer in left):
+                    break
+                total += got
+                while left and got >= left[0].nbytes:
+                    got -= left.popleft().nbytes
+                if got:
+                    left[0] = left[0][got:]
+            return total
 
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token, None if it is not there."""
-        try:
-            data = self.get(name)
-        except StoreNotFound:
-            return None
-        return Versioned(data=data, token=hexdigest(data))
+        with self._errors("read", name):
+            found = newest(self._versions(name), f"store {self._root}: {name}")
+        return found[1] if found is not None else None
 
     def size(self, name: str) -> int:
         """Return an object's bytes."""
-        with self._errors("read", name):
-            return self._path(name).stat().st_size
+        with self._errors("read", name), self._opened(name) as descriptor:
+            return os.fstat(descriptor).st_size
 
     def put(self, name: str, data: Data, *, check: bool = False) -> None:
         """Write an object, durably, replacing what was there; `check` reads it back."""
         sent = Sent(data) if check else None
         with self._errors("write", name):
+            versions = self._versions(name)
             path = self._prepare(name)
             with self._scratch(data if sent is None else sent) as scratch:
-                os.rename(scratch, path)
-            _sync_directory(path.parent)
+                if not any(versions.numbers()):
+                    os.rename(scratch, path)
+                    _sync_directory(path.parent)
+                else:
+                    for _ in range(_TRIES):
+                        if versions.place(max(versions.numbers(), default=0) + 1, scratch):
+                            break
+                    else:
+                        raise StoreError(f"store {self._root}: {name} is swapped all the time; try again")
+                    os.unlink(scratch)
         if sent is not None:
             sent.compare(self, name)
 
@@ -116,50 +130,63 @@ class LocalStore:
         """Create an object, durably; False if one was there."""
         with self._errors("create", name):
             path = self._prepare(name)
+            if any(self._versions(name).numbers()):
+                return False
             with self._scratch(data) as scratch:
-                try:
-                    os.link(scratch, path)
-                except FileExistsError:
-                    return False
-                finally:
-                    os.unlink(scratch)
+                done = _link(scratch, path)
+                os.unlink(scratch)
             _sync_directory(path.parent)
-            return True
+            return done
 
     def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
         """Replace an object if its token is `expected`."""
         if expected is None:
             return self.put_if_absent(name, data)
-        with self._errors("swap", name), self._locked():
-            found = self.read(name)
-            if found is None or found.token != expected:
-                return False
-            self._replace(name, data)
-            return True
+        with self._errors("swap", name):
+            done = swap(self._versions(name), expected, data, f"store {self._root}: {name}")
+            if done:
+                self._mark_moved(self._path(name))
+            return done
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the names that begin with `prefix`, sorted."""
         names: list[str] = []
+        # Only the folder that holds them all: a store has many thousands of packs and few refs.
+        folder = prefix.rpartition("/")[0]
+        if folder and not _is_name(folder):
+            return
         with self._errors("list", prefix):
-            for directory, _, files in os.walk(self._root, onerror=_raise):
-                relative = Path(directory).relative_to(self._root).as_posix()
-                for file in files:
-                    name = file if relative == "." else f"{relative}/{file}"
-                    if name.startswith(prefix) and not name.startswith(f"{_SCRATCH}/") and name != _LOCK:
-                        names.append(name)
-        yield from sorted(names)
+            try:
+                for directory, folders, files in os.walk(self._root / folder, onerror=_raise):
+                    relative = Path(directory).relative_to(self._root).as_posix()
+                    if relative == ".":
+                        folders[:] = [name for name in folders if f"{name}/" not in _HIDDEN]
+                    for file in files:
+                        name = file if relative == "." else f"{relative}/{file}"
+                        if name.startswith(prefix) and name != _LOCK:
+                            names.append(name)
+            except FileNotFoundError:
+                # A folder that was never made, or one that went away beside: the latter must not hide the rest.
+                if (self._root / folder).is_dir():
+                    raise
+        yield from (name for name in sorted(names) if not name.startswith(_HIDDEN))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects whose names begin with `prefix`, sorted by name; what vanishes meanwhile is left out."""
         for name in self.list(prefix):
-            with self._errors("list", prefix), contextlib.suppress(FileNotFoundError):
-                found = self._path(name).stat()
+            with self._errors("list", prefix), contextlib.suppress(FileNotFoundError), self._opened(name) as descriptor:
+                found = os.fstat(descriptor)
                 yield Entry(name=name, size=found.st_size, modified=found.st_mtime)
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""
         with self._errors("delete", name):
+            versions = self._versions(name)
+            # What is under its own name first: else that would count again for a moment.
             self._path(name).unlink(missing_ok=True)
+            for number in sorted(versions.numbers()):
+                versions.remove(number)
+            versions.close()
 
     def _path(self, name: str) -> Path:
         return self._root / check_name(name)
@@ -169,36 +196,58 @@ class LocalStore:
         _make_directory(path.parent)
         return path
 
-    def _replace(self, name: str, data: bytes) -> None:
-        path = self._path(name)
-        # The lock is held: no sweep can meet the scratch file before it is locked itself.
-        with self._write_scratch(self._open_scratch(), data) as scratch:
-            os.rename(scratch, path)
-        _sync_directory(path.parent)
+    def _versions(self, name: str) -> _Files:
+        return _Files(self, self._path(name), self._root / _VERSIONS / name)
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        """Open the file of the version that counts."""
+        versions = self._versions(name)
+        for last in [False] * _TRIES + [True]:
+            number = max(versions.numbers(), default=0)
+            try:
+                descriptor = os.open(versions.path(number), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                if last or (number == 0 and not any(versions.numbers())):
+                    raise
+                continue
+            if number == 0 and any(versions.numbers()):
+                os.close(descriptor)  # the first swap came between
+                continue
+            break
+        else:
+            raise StoreError(f"store {self._root}: {name} changed under every read; try again")
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _mark_moved(self, path: Path) -> None:
+        """Keep software that knows no versions away from an object that has some. The swap is done either way."""
+        with contextlib.suppress(OSError):
+            if path.stat().st_size != len(_MOVED) or path.read_bytes() != _MOVED:
+                with self._scratch(_MOVED) as scratch:
+                    os.rename(scratch, path)
+                _sync_directory(path.parent)
 
     @contextlib.contextmanager
     def _scratch(self, data: Data) -> Iterator[str]:
-        with self._locked():
-            opened = self._open_scratch()
-        with self._write_scratch(opened, data) as scratch:
-            yield scratch
-
-    def _open_scratch(self) -> tuple[int, str]:
-        path = str(self._root / _SCRATCH / secrets.token_hex(12))
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return descriptor, path
-
-    @contextlib.contextmanager
-    def _write_scratch(self, opened: tuple[int, str], data: Data) -> Iterator[str]:
-        descriptor, path = opened
+        descriptor, path = self._open_scratch()
         try:
             for chunk in chunks(data):
                 written = 0
                 while written < chunk.nbytes:
                     written += os.write(descriptor, chunk[written:])
             os.fsync(descriptor)
-            yield path
+            try:
+                yield path
+            except FileNotFoundError as error:
+                if os.path.exists(path):
+                    raise
+                raise StoreError(
+                    f"store {self._root}: a scratch file was taken for a dead writer's and removed, as this process "
+                    "stood still for long; write it again"
+                ) from error
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -206,28 +255,44 @@ class LocalStore:
         finally:
             os.close(descriptor)
 
+    def _open_scratch(self) -> tuple[int, str]:
+        while True:
+            path = str(self._root / _SCRATCH / f"{self._machine}-{secrets.token_hex(12)}")
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            # The lock only says that this writer lives. Without one, its file is safe for a day.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor, path
+            os.close(descriptor)  # swept before it was locked
+
     def _sweep_scratch(self) -> None:
-        with self._locked():
-            for entry in os.scandir(self._root / _SCRATCH):
-                with contextlib.suppress(FileNotFoundError):
+        now: float | None = None
+        for entry in os.scandir(self._root / _SCRATCH):
+            # Another user's file is not ours to open, nor to remove.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                if entry.name.startswith(f"{self._machine}-"):
                     descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
                     try:
                         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         os.unlink(entry.path)
+                        continue
                     except BlockingIOError:
-                        pass  # its writer lives
+                        pass  # its writer lives, or a stranger holds it
                     finally:
                         os.close(descriptor)
+                now = now if now is not None else self._now()
+                if now - entry.stat().st_mtime > _ABANDONED:
+                    os.unlink(entry.path)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self._threads:
-            descriptor = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(descriptor)
+    def _now(self) -> float:
+        """Return the time by the file system's clock."""
+        descriptor, path = self._open_scratch()
+        try:
+            return os.fstat(descriptor).st_mtime
+        finally:
+            os.unlink(path)
+            os.close(descriptor)
 
     @contextlib.contextmanager
     def _errors(self, verb: str, name: str) -> Iterator[None]:
@@ -243,7 +308,7 @@ class LocalStore:
                 errno.EROFS: "; remount it writable or give another directory",
                 errno.EACCES: "; check its permissions",
                 errno.EPERM: "; check its permissions, and that the file system has hard links",
-                errno.ENOTSUP: "; the file system must have hard links and flock",
+                errno.ENOTSUP: "; the file system must have hard links",
             }.get(error.errno or 0, "")
             kind = {
                 errno.ENOSPC: StoreFull,
@@ -254,6 +319,81 @@ class LocalStore:
                 errno.EROFS: StoreDenied,
             }.get(error.errno or 0, StoreError)
             raise kind(f"store {self._root}: cannot {verb} {name}: {error.strerror}{advice}") from error
+
+
+class _Files:
+    """The versions of one object, as files named by their numbers. Number 0 is the file under the object's own name."""
+
+    def __init__(self, store: LocalStore, plain: Path, folder: Path) -> None:
+        self._store, self._plain, self._folder = store, plain, folder
+
+    def path(self, number: int) -> Path:
+        """Return where a version is."""
+        return self._folder / str(number) if number else self._plain
+
+    def numbers(self) -> list[int]:
+        """Return the numbers from 1 that are taken."""
+        try:
+            return [int(name) for name in os.listdir(self._folder) if name.isdigit()]
+        except FileNotFoundError:
+            return []
+
+    def open(self, number: int) -> bytes | None:
+        """Return a version's bytes, None when it is not there."""
+        try:
+            return self.path(number).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def link(self, number: int, data: bytes) -> bool:
+        """Create a version, durably; False when the number is taken."""
+        with self._store._scratch(data) as scratch:
+            done = self.place(number, scratch)
+            os.unlink(scratch)
+        return done
+
+    def place(self, number: int, scratch: str) -> bool:
+        """Give what was written to a scratch file a number; False when it is taken."""
+        _make_directory(self._folder)
+        done = _link(scratch, self.path(number))
+        _sync_directory(self._folder)
+        return done
+
+    def remove(self, number: int) -> None:
+        """Remove a version; nothing happens if it is not there."""
+        self.path(number).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the folder if it is empty."""
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+
+def _link(scratch: str, path: Path) -> bool:
+    """Give a file one more name; False when the name is taken by another."""
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        # Over a network an answer may be lost, and the request be made again by the client: then it is this very file.
+        return os.path.exists(path) and os.path.samefile(scratch, path)
+    return True
+
+
+def _machine() -> str:
+    """Return what tells this machine, since it was started, from all others, where locks of the dead are free."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        text = str(uuid.getnode())
+    return hexdigest(text.encode())[:12]
+
+
+def _is_name(text: str) -> bool:
+    try:
+        check_name(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _raise(error: OSError) -> None:

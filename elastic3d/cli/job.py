@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from elastic3d.errors import ConfigurationError, Elastic3dError, UsageError
-from elastic3d.etcd import EtcdClient, Tls, parse_endpoints
+from elastic3d.etcd import EtcdClient, Tls, parse_endpoints, password_warning
 from elastic3d.membership.looking.jobs import Job, job
 
 PANEL = "Which job"
@@ -115,6 +115,11 @@ class JobOptions:
     def connect(self) -> Iterator[tuple[EtcdClient, Job]]:
         """Give a client that has proved it may read, and the job; errors say what to do."""
         password = self.password()
+        if password is not None:
+            endpoints = parse_endpoints(self.endpoint, tls=self.tls() is not None)
+            warning = password_warning(self.user, endpoints)
+            if warning:
+                print(f"elastic3d: {warning}", file=sys.stderr)
         with EtcdClient(self.endpoint, user=self.user or None, password=password, tls=self.tls()) as client:
             client.check(f"{self.path}/{self.id}/" if self.id else f"{self.path}/")
             yield client, job(client, self.path, self.id)

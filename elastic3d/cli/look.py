@@ -20,6 +20,7 @@ from elastic3d.cli.job import JobOptions
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import EtcdUnavailable, UsageError
 from elastic3d.etcd import Changes, Delivery, Disconnected, Ended, Snapshot, Watch
+from elastic3d.membership.looking.database import fullness
 from elastic3d.membership.looking.found import HISTORY, history
 from elastic3d.membership.looking.jobs import read_status
 from elastic3d.membership.looking.status import Status
@@ -71,6 +72,7 @@ def status(
     if not every:
         with options.connect() as (client, job):
             _print(read_status(client, job), as_json)
+            _complain(fullness(client.database_size()))
         return
     try:
         _watch(options, every, as_json)
@@ -142,6 +144,7 @@ def _print(status: Status, as_json: bool) -> None:
 def _watch(options: JobOptions, every: float, as_json: bool) -> None:
     console = Console()
     with options.connect() as (client, job):
+        _complain(fullness(client.database_size()))
         if as_json:
             _again(lambda: print(json.dumps(document(read_status(client, job))), flush=True), every)
         elif not console.is_terminal:

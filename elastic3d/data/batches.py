@@ -74,7 +74,8 @@ WORDS = 200
 
 
 class Batches:
-    """Iterate the steps of a run over a data set, map-style or a stream; `step` is the number of steps made.
+    """Iterate the steps of a run over a data set, map-style or a stream; `step` is the number of steps made,
+    `goal` that up to which they are iterated, 0 before that is known.
 
     The next step is loaded while the present one trains: in a thread, or by `workers` DataLoader processes (one, for a
     stream). They are forked from the trainer when the iteration starts and belong to its process group, so whatever
@@ -110,6 +111,7 @@ class Batches:
         self.workers = workers
         self.device = device or torch.device("cpu")
         self.step = 0
+        self.goal = 0
         # What nodes, and runs over one state, must have alike beyond the length, where the data set can tell it.
         said = str(getattr(dataset, "fingerprint", ""))
         self.fingerprint = said if len(said) <= WORDS else blake3(said.encode()).hexdigest()
@@ -130,6 +132,7 @@ class Batches:
 
     def until(self, step: int) -> Iterator[Batch]:
         """Yield this rank's part of each step from the present one to `step`, which is not made any more."""
+        self.goal = step
         loaded = self._loaded(self.step, step)
         try:
             while self.step < step:

@@ -8,7 +8,7 @@ Not fork-safe: open it after a fork, never before. A child of a process that has
 """
 
 from elastic3d.etcd.client import EtcdClient
-from elastic3d.etcd.endpoints import Endpoint, parse_endpoints
+from elastic3d.etcd.endpoints import Endpoint, parse_endpoints, password_warning
 from elastic3d.etcd.failures import Compacted, FutureRevision, Impaired, LeaseGone, OutcomeUnknown
 from elastic3d.etcd.history import Change
 from elastic3d.etcd.lease import Lease, LeaseKeeper, Loss
@@ -21,6 +21,7 @@ __all__ = [
     "Endpoint",
     "Tls",
     "parse_endpoints",
+    "password_warning",
     "KeyValue",
     "Compare",
     "Get",

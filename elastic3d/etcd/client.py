@@ -162,8 +162,12 @@ class EtcdClient:
         )
         return TxnResult(succeeded=bool(answer.succeeded), revision=int(answer.header.revision), gets=gets)
 
+    def database_size(self, *, budget: float | None = None) -> int:
+        """Return the bytes that the database of the member which answers has allocated."""
+        return int(self.session.call(transport.STATUS, messages.new("StatusRequest"), safe=True, budget=budget).dbSize)
+
     def compact(self, revision: int) -> None:
-        """Let etcd forget everything before `revision`. For tests and tools: a cluster has its own schedule."""
+        """Let etcd forget how all keys, also others', were before `revision`; what is current stays."""
         self.session.call(transport.COMPACT, messages.new("CompactionRequest", revision=revision), safe=True)
 
     def grant(self, ttl: float, *, budget: float | None = None) -> tuple[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -38,6 +39,30 @@ def parse_endpoints(endpoints: str | Sequence[str], *, tls: bool = False) -> tup
     if not parts:
         raise ConfigurationError("etcd: no endpoint given; write host:port, several separated by commas")
     return tuple(dict.fromkeys(_parse(part, tls=tls) for part in parts))
+
+
+def readable_on_the_way(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """Return those that are on other hosts and not encrypted: a password sent there can be read by others."""
+    return tuple(endpoint for endpoint in endpoints if not endpoint.tls and not _here(endpoint.host))
+
+
+def password_warning(user: str, endpoints: Sequence[Endpoint]) -> str:
+    """Return the line for people about a password that is sent unencrypted to another host, "" if none is."""
+    readable = ", ".join(map(str, readable_on_the_way(endpoints)))
+    if not readable:
+        return ""
+    return (
+        f"the password of etcd's user {user} goes unencrypted to {readable}, where everybody on the way can "
+        "read it; let etcd serve TLS and give its authority (ca), or write https:// before the endpoints"
+    )
+
+
+def _here(host: str) -> bool:
+    """Return whether what is sent to `host` stays on this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _parse(text: str, *, tls: bool) -> Endpoint:

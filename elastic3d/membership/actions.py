@@ -220,6 +220,13 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Awaiting:
+    """This member leads, and so many more nodes have to come before the job can train; 0: it waits for none."""
+
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draining:
     """This node is to leave within `seconds` (None: at leisure): secure what it alone holds."""
 
@@ -239,5 +246,5 @@ class Exit:
 Unfenced = PutMember | PutReport | Bury | PutDoubt
 Fenced = Campaign | Seal | Propose | Withdraw | PutEnd | PutQuarantine | PutFlap | Clear | Mend | Sweep
 Write = Unfenced | Fenced
-Local = Watch | WatchRoll | LetGo | Prepare | Go | AskLeave | Stop | Fence | Commit | Draining | Exit
+Local = Watch | WatchRoll | LetGo | Prepare | Go | AskLeave | Stop | Fence | Commit | Awaiting | Draining | Exit
 Action = Write | Local

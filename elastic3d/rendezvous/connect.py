@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic3d import output
 from elastic3d.errors import EtcdUnavailable
-from elastic3d.etcd import EtcdClient, Impaired, Tls
+from elastic3d.etcd import EtcdClient, Impaired, Tls, parse_endpoints, password_warning
 from elastic3d.rendezvous.settings import Settings
 
 
@@ -16,6 +16,9 @@ def client(settings: Settings) -> EtcdClient:
         # Read each time etcd asks, so that the password can be changed while the job runs; now, to tell what is wrong.
         password = settings.password
         password()
+        warning = password_warning(settings.user, parse_endpoints(settings.endpoints, tls=tls is not None))
+        if warning:
+            output.say(warning)
     return EtcdClient(settings.endpoints, user=settings.user or None, password=password, tls=tls)
 
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic3d import output
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership.policy import Policy
 from elastic3d.notices import options as notice_options
+from elastic3d.rendezvous import torch_options
 from elastic3d.rendezvous.labels import labels_of, read_file
 from elastic3d.values import from_json, to_json
 
@@ -105,13 +107,19 @@ def from_environment() -> Settings | None:
 
 def from_parameters(parameters: RendezvousParameters) -> Settings:
     """Return checked settings from torchrun's parameters; ConfigurationError says what to change."""
-    conf = {str(k): str(v) for k, v in parameters.config.items() if v is not None}
+    given = {str(k): str(v) for k, v in parameters.config.items() if v is not None}
+    conf, endpoint, told = torch_options.translated(given, (parameters.endpoint or "").strip())
+    for line in told:
+        output.say(line)
     unknown = sorted(set(conf) - set(KNOWN))
     if unknown:
         raise ConfigurationError(f"--rdzv-conf has unknown key(s) {', '.join(unknown)}; known are {', '.join(KNOWN)}")
     mode = conf.get("mode", "restart")
     if mode not in ("restart", "resident"):
         raise ConfigurationError(f"--rdzv-conf=mode={mode}: choose restart (any script) or resident (elastic3d.run)")
+    if mode == "restart":
+        # Without a keeper that prepares a newcomer beside those that train, each one that is late costs a restart.
+        conf.setdefault("last_call", torch_options.LAST_CALL)
     run_id = parameters.run_id
     if not _NAME.fullmatch(run_id or ""):
         raise ConfigurationError(f"--rdzv-id={run_id!r}: use 1 to 128 letters, digits and . _ : -")
@@ -127,7 +135,6 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
     admission = conf.get("admission", "on")
     if admission not in ("on", "off"):
         raise ConfigurationError(f"--rdzv-conf=admission={admission}: choose on or off")
-    endpoint = (parameters.endpoint or "").strip()
     if not endpoint:
         raise ConfigurationError("--rdzv-endpoint is missing: give etcd's address, e.g. --rdzv-endpoint=host:2379")
     policy = Policy(

@@ -1,17 +1,18 @@
-"""What must be the same on every node beside the model and its batches: the script itself, optimizer and schedule."""
+"""What a script asks for beside the model: the same on every node, and compared with what made a saved state."""
 
 from __future__ import annotations
 
 import functools
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from blake3 import blake3
 
-from elastic3d.errors import StateError
+from elastic3d.errors import StateError, StateUnfit
 from elastic3d.parallel import facts
 
 
@@ -37,6 +38,48 @@ def schedule_digest(optimizer: torch.optim.Optimizer, schedule: Any) -> str:
         # What cannot be written down cannot be compared; whoever needs it written down will say so.
         pass
     return blake3(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def asked(optimizer: torch.optim.Optimizer, schedule: Any, micro_batch: int) -> dict[str, Any]:
+    """Return as plain JSON what the script asks for, from a fresh optimizer and schedule; saved with every state."""
+    said: dict[str, Any] = {"optimizer": kind_of(optimizer), "schedule": kind_of(schedule), "micro_batch": micro_batch}
+    try:
+        said |= {"groups": facts.optimizer_groups(optimizer), "schedule_state": facts.schedule_state(schedule)}
+    except StateError:
+        said |= {"groups": [], "schedule_state": None}
+    return said
+
+
+def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return in words what the script asks for that a saved state was not made with, and which of the two counts.
+
+    StateUnfit for another class of optimizer or schedule, whose state means nothing to this one.
+    """
+    for what in ("optimizer", "schedule"):
+        if saved[what] != now[what]:
+            old, new = saved[what] or "none", now[what] or "none"
+            raise StateUnfit(
+                f"the saved state was made with {old} as its {what}, and this script has {new}. Trying again does not "
+                f"help: go back to {old}, or start a new run"
+            )
+    found = []
+    if saved["micro_batch"] != now["micro_batch"]:
+        found.append(
+            f"micro_batch was {saved['micro_batch']} and is {now['micro_batch']} from here on: the samples are the "
+            "same, the bits are not"
+        )
+    for number, (old, new) in enumerate(zip(saved["groups"], now["groups"], strict=False)):
+        found += [_kept(f"{key} of parameter group {number}", old, new, key) for key in new if old.get(key) != new[key]]
+    old, new = saved["schedule_state"] or {}, now["schedule_state"] or {}
+    found += [_kept(f"{key} of the schedule", old, new, key) for key in new if old.get(key) != new[key]]
+    return found
+
+
+def _kept(what: str, saved: Mapping[str, Any], now: Mapping[str, Any], key: str) -> str:
+    return (
+        f"{what} is {now[key]} in the script and was {saved.get(key)} when the run began: the saved one counts; to "
+        "change it set it after run.restore"
+    )
 
 
 def kind_of(thing: Any) -> str:

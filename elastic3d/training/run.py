@@ -55,6 +55,10 @@ from elastic3d.values import Layout
 log = structlog.get_logger()
 
 
+ASKED = "asked"
+"""The fact that says what the script asked for, beside what has become of it."""
+
+
 class Run:
     """One generation of a training run, as its trainer on one rank sees it."""
 
@@ -77,6 +81,7 @@ class Run:
         self._saved_step, self._saved_at = 0, self._clock.monotonic()
         self._stored_step = 0
         self._save_asked = False
+        self._asked: dict[str, Any] = {}
         self._outside: Outside | None = None
         torch.set_num_threads(self._assignment.threads)
         torch.use_deterministic_algorithms(True)
@@ -234,6 +239,7 @@ class Run:
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
             self._port.measured(replace(profile, script=script, schedule=planned))
         self._optimizer, self._schedule = optimizer, schedule
+        self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch)
         assembly = self._made()
         self._check_profile(assembly, batches)
         with self._peers():
@@ -245,7 +251,7 @@ class Run:
             decision.source,
             decision.step,
             decision.generation,
-            detail=decision.detail,
+            detail="; ".join(filter(None, [decision.detail, *self._changes(decision)])),
             damaged=decision.damaged,
         )
         self._saved_step, self._saved_at = batches.step, self._clock.monotonic()
@@ -400,6 +406,7 @@ class Run:
             if decision.source != restoring.NONE:
                 if not starting.is_foreign(decision):
                     loading.check_model(decision, assembly.specs)
+                    self._changes(decision)  # for what it refuses, before anything is loaded
                 sources = self._tiers.sources(decision, self._assignment.store, self.rank)
                 try:
                     self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
@@ -434,10 +441,16 @@ class Run:
             decided = restoring.dump(restoring.decide(self._tiers, go.servers, given.store, assembly.specs, known))
         return starting.from_the_start(restoring.load(assembly.mesh.broadcast(decided)))
 
+    def _changes(self, decision: restoring.Decision) -> list[str]:
+        """Return what the script asks for otherwise than the one that saved the state; older states do not say."""
+        saved = (decision.facts or {}).get(ASKED)
+        return [] if saved is None else identity.changes(saved, self._asked)
+
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
         tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)
         assert self._optimizer is not None
         facts = loading.facts(self._ready_batches(), self._optimizer, self._schedule, self._ledger, self._scale)
+        facts[ASKED] = self._asked
         if self._assignment.restore not in restoring.MOVING:
             facts[restoring.BEGUN_FROM] = self._assignment.restore
         self._port.snapshot(self.steps, tiles, facts, checkpoint=checkpoint, wait=wait)
@@ -488,6 +501,7 @@ class Run:
             etcd_away_everywhere=outcome.etcd_away,
             samples=batches.order.positions(batches.step - 1),
             sample_sum=outcome.sample_sum,
+            until=batches.goal,
         )
         self._since = now
         self._port.committed(record)

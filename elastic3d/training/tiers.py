@@ -14,6 +14,7 @@ from checkpointing.reading.naming import LATEST, VERIFIED, history
 from checkpointing.reading.packs import PackSource
 from checkpointing.reading.sources import TileSource
 from checkpointing.reading.tier import DiskTier
+from checkpointing.stores.address import redacted
 from elastic3d.errors import StateError
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
 from elastic3d.storage import open_to_read
@@ -47,21 +48,22 @@ class KeepersAndStore:
             ref = read_latest(store)
             if ref is None or ref.checkpoint is None:
                 if wanted not in (LATEST, VERIFIED):
-                    raise StateError(f"restore={wanted!r}: nothing was ever committed under {at.url}")
+                    raise StateError(f"restore={wanted!r}: nothing was ever committed under {redacted(at.url)}")
                 return None
             if wanted not in (LATEST, VERIFIED):
                 return self._begun_from(store, ref, wanted, damaged).decision(at)
             candidates: Iterator[str] = committed_names(store, ref)
             if wanted == VERIFIED:
                 if ref.verified is None:
-                    raise StateError(f"restore='verified': no checkpoint under {at.url} was verified yet")
+                    raise StateError(f"restore='verified': no checkpoint under {redacted(at.url)} was verified yet")
                 first = ref.verified.checkpoint
                 candidates = itertools.dropwhile(lambda name: name != first, candidates)
             return _newest(store, candidates, damaged).decision(at)
         except (CheckpointError, OSError) as error:
             what = "the newest checkpoint" if wanted == LATEST else f"checkpoint {wanted!r}"
             raise StateError(
-                f"{what} under {at.url} cannot be read: {error}. `elastic3d ckpt verify {at.url}` says more"
+                f"{what} under {redacted(at.url)} cannot be read: {error}. "
+                f"`elastic3d ckpt verify {redacted(at.url)}` says more"
             ) from error
 
     def _begun_from(self, store: Store, ref: Ref, wanted: str, damaged: Sequence[str]) -> _Found:
@@ -121,7 +123,7 @@ class _Found:
         if self.passed:
             damaged = "; ".join(name + (f" ({why})" if why else "") for name, why in self.passed.items())
             detail = (
-                f"damaged under {at.url}, and passed over: {damaged}; the newest that can be read is of step "
+                f"damaged under {redacted(at.url)}, and passed over: {damaged}; the newest that can be read is of step "
                 f"{self.checkpoint.step}, and the steps after it are done again; `elastic3d ckpt verify` says more"
             )
         return restoring.Decision(

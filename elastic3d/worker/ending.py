@@ -15,9 +15,9 @@ from elastic3d.worker.generations import Generations
 from elastic3d.worker.uploader import WriteFailed, Written
 from elastic3d.worker.world import World
 
-END_PATIENCE = 120.0
-"""Seconds that writing the last step is tried; what is left is then a failure, and the generation's next try has them
-again."""
+END_PATIENCE = 240.0
+"""Seconds that writing the last step is tried: twice what one write takes that the store keeps waiting. Then it is a
+failure, and the generation's next try has them again."""
 
 
 class Ending:

@@ -21,7 +21,11 @@ class Figures:
         self._verified: tuple[int, float] | None = None
         self._health, self._failed = WELL, -1
         self._made: dict[int, float] = {}
-        self._stale = ""
+        self._stale = self._training = ""
+
+    def training(self, trouble: str) -> None:
+        """Take note of what is wrong with the training itself, "" for nothing."""
+        self._training = trouble
 
     def stepped(self, record: StepRecord, now: float) -> None:
         """Take note of a step. A snapshot is as old as the step it is of, as far as this node saw that."""
@@ -47,6 +51,11 @@ class Figures:
     def wrote(self, step: int) -> bool:
         """Take note that this node's part of a checkpoint is in the store; return whether that ends a trouble."""
         return step > self._failed and self._mended()
+
+    def behind(self) -> tuple[int | None, str]:
+        """Return the newest checkpoint's step, None for none, and why there is no newer one, "" where all is well."""
+        step = None if self._checkpoint is None else self._checkpoint[0]
+        return step, "" if self._health == WELL else self._health
 
     def checkpoint_age(self, now: float) -> float | None:
         """Return the seconds since the newest commit that this node made, None where it made none."""
@@ -79,7 +88,7 @@ class Figures:
             checkpoint_age=checkpoint_age,
             verified_step=verified_step,
             verified_age=verified_age,
-            health="; ".join(part for part in (self._health, self._stale) if part and part != WELL) or WELL,
+            health="; ".join(p for p in (self._training, self._health, self._stale) if p and p != WELL) or WELL,
         )
 
 

@@ -19,12 +19,15 @@ from elastic3d.worker.failure import words
 from elastic3d.worker.figures import Figures
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Options
-from elastic3d.worker.safety import MOST_SECONDS, SafeStep
+from elastic3d.worker.safety import SafeStep
 from elastic3d.worker.slot import Slot
 from elastic3d.worker.world import World, assignment
 
 UNREACHABLE = 60.0
 """Seconds for which a node that took no snapshots is not asked to again, while there is another."""
+
+HELD_WITHIN = 60.0
+"""Seconds in which a buddy has to hold a snapshot while the safe step is too old; doubled after each that has not."""
 
 TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.TrainerExited
 
@@ -62,6 +65,8 @@ class Generations:
         self._out_of_reach: dict[str, float] = {}
         self._safe_step: SafeStep | None = None
         self._stale_told: float | None = None
+        self._held_at: dict[int, float] = {}
+        self._patience = HELD_WITHIN
 
     def show(self, credentials: Credentials) -> None:
         """Have the slots, and the trainers to come, show these credentials, and take others of the same run."""
@@ -117,6 +122,7 @@ class Generations:
     def keep_with(self, buddy: Node | None) -> None:
         """Have the snapshots copied to `buddy` from now on, those included that only another has."""
         self.buddy = buddy
+        self._held_at = dict.fromkeys(range(len(self._slots)), self._clock.monotonic())
         for world in self.worlds.values():
             world.held.clear()
         for slot in self._slots:
@@ -171,8 +177,6 @@ class Generations:
             self._fresh()
             return
         self._figures.stale(str(stale))
-        if self._stale_told is not None and now - self._stale_told < MOST_SECONDS:
-            return
         world = self.worlds.get(self.running.key)
         held = world.held if world is not None else {}
         # Whoever holds no more than all do is who the others wait for.
@@ -181,7 +185,9 @@ class Generations:
         if self._stale_told is None and (slots or first):
             self._journal.emit("snapshot.stale", step=stale.step, safe_step=stale.safe_step, age=stale.age, slots=slots)
         self._stale_told = now
-        if slots and self.buddy is not None:
+        if self.buddy is not None and any(now - self._held_at[slot] > self._patience for slot in slots):
+            # Large snapshots take long to send, and would never arrive anywhere if each began anew in the same time.
+            self._patience *= 2
             self._choose(me, str(stale))
 
     def _out_of_reach_lately(self, now: float) -> bool:
@@ -220,6 +226,7 @@ class Generations:
     def held(self, event: w.SnapshotHeld) -> None:
         """Take note of what is at home and at the buddy."""
         self._journal.emit("snapshot.held", step=event.step, slot=event.slot, generation=event.generation)
+        self._held_at[event.slot], self._patience = self._clock.monotonic(), HELD_WITHIN
         for world in self.worlds.values():
             if world.generation.number == event.generation:
                 world.held[event.slot] = max(event.step, world.held.get(event.slot, -1))

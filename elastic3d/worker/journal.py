@@ -15,9 +15,11 @@ from elastic3d.worker import events as w
 SAID = (
     *("admission.failed", "script.raised", "generation.sealed", "member.fenced"),
     *("node.draining", "node.leaving", "peer.lost", "peer.refused"),
+    *("training.progress", "loss.nonfinite", "step.late", "nodes.awaited"),
     *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended", "etcd.rolled_back"),
     *("snapshot.stale", "snapshot.fresh", "buddy.changed"),
-    *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified", "job.ended"),
+    *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified"),
+    *("checkpoint.behind", "job.ended"),
 )
 """Events a person reading torchrun's output wants to see."""
 

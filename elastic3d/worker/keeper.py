@@ -45,10 +45,14 @@ from elastic3d.worker.journal import Journal
 from elastic3d.worker.leaving import Leaving
 from elastic3d.worker.meeting import Meeting
 from elastic3d.worker.options import Options
+from elastic3d.worker.progress import Progress
 from elastic3d.worker.slot import Slot
 from elastic3d.worker.uploader import WriteFailed, Written
 from elastic3d.worker.warming import Inbox, Signalled, measure, wait_at_gate
 from elastic3d.worker.world import assignment
+
+LOOKS = 1.0
+"""Seconds after which the keeper looks at its trainers though nothing has happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class Keeper:
         self._generations = Generations(
             settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
         )
+        self._progress = Progress(self._journal.emit, self._figures)
         self._member: Member | None = None
         self._checkpoints: Checkpoints | None = None
         self._exit: acts.Exit | None = None
@@ -249,6 +254,9 @@ class Keeper:
 
     def _end(self) -> None:
         assert self._exit is not None
+        step, trouble = self._figures.behind()
+        if trouble:
+            self._journal.emit("checkpoint.behind", step=step, error=trouble)
         kind = "error" if self._exit.failed else "done"
         self._journal.emit("job.ended", kind=kind, error=self._exit.detail or None)
         self._journal.close()
@@ -261,7 +269,7 @@ class Keeper:
         """Return the next thing to handle; None when only time has passed while this node or its trainers leave."""
         try:
             pauses = [pause for pause in (self._leaving.pause, self._ending.pause) if pause is not None]
-            return self._inbox.get(timeout=min(pauses, default=None))
+            return self._inbox.get(timeout=min([*pauses, LOOKS]))
         except queue.Empty:
             return None
 
@@ -274,6 +282,7 @@ class Keeper:
                     self._checkpoints.begin()
                 self._meeting.forget(before=event.generation.number)
                 self._generations.go(event.generation, self._node)
+                self._progress.began(first=event.generation.nodes[0].id == self._node.id)
             case acts.AskLeave():
                 self._leaving.ask_leave(event.key)
             case acts.Stop():
@@ -286,6 +295,8 @@ class Keeper:
                     self._checkpoints.commit(event.saved, event.number)
             case acts.Exit():
                 self._exit = self._leaving.ended(event)
+            case acts.Awaiting():
+                self._progress.awaiting(event.nodes)
             case acts.Draining():
                 self._leaving.drain(event.seconds, event.detail)
             case notices.Notice():
@@ -315,6 +326,10 @@ class Keeper:
                 self._handle_slot(event)
         self._leaving.look()
         self._ending.look()
+        running = self._generations.running
+        if running is None or not self._generations.trainers(running.key):
+            self._progress.over()
+        self._progress.look()
 
     def _handle_slot(self, event: object) -> None:
         match event:
@@ -344,6 +359,9 @@ class Keeper:
                 self._generations.heard(event)
                 if isinstance(event, w.StepCommitted):
                     self._generations.look_after_snapshots(self._node)
+                    found = self._generations.find(event.slot, event.trainer)
+                    if found is not None and found[1].first_rank + event.slot == 0:
+                        self._progress.stepped(event.record)
             case _:
                 pass
 

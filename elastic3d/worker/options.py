@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.keeping.collecting import GRACE
+from checkpointing.stores.address import redacted
 from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError
 from elastic3d.log import LIMIT
@@ -112,7 +113,9 @@ def store_at(
     given = os.fspath(url) if isinstance(url, str | os.PathLike) else b""
     if not isinstance(given, str) or not given.strip() or (given is url and not re.search(r"[/~.]", given)):
         # A name alone may be a bucket whose s3:// was forgotten.
-        raise UsageError(f"elastic3d.run(store={url!r}): give a URL such as s3://bucket/run, or a path such as ./run")
+        raise UsageError(
+            f"elastic3d.run(store={redacted(str(url))!r}): give a URL such as s3://bucket/run, or a path such as ./run"
+        )
     if not re.match(r"^[a-z0-9+]+://", given):
         given = str(Path(given).expanduser().absolute())
     if register not in ("", "etcd"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from states import SMALL, load, make_state, save_and_commit
 
 from checkpointing import Key, Store, fence, open_checkpoint, open_store, read_latest, verify
-from checkpointing.errors import StoreUnfit, Tampered, WrongKey
+from checkpointing.errors import StoreNotFound, StoreUnfit, Tampered, WrongKey
 from checkpointing.stores.encrypted import CHUNK, EncryptedStore
 
 _numbers = itertools.count()
@@ -164,3 +165,39 @@ def test_a_key_does_not_show_its_secret() -> None:
     assert bytes(range(32)).hex() not in repr(KEY)
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(KEY)
+
+
+def test_names_of_packs_say_nothing_of_what_is_in_them(tmp_path: Path) -> None:
+    """The same contents have the same name under one key, and another one under another; listings show the ids."""
+    plain = open_store(str(tmp_path / "plain"))
+    save_and_commit(plain, make_state(SMALL))
+    packs = list(plain.list("packs/"))
+    hidden = []
+    for number in (1, 2):
+        root = tmp_path / str(number)
+        store = open_store(str(root), key=Key(bytes([number]) * 32))
+        save_and_commit(store, make_state(SMALL))
+        assert list(store.list("packs/")) == packs
+        assert [entry.size for entry in store.entries(packs[0][:9])] == [plain.size(packs[0])]
+        hidden.append({path.name for path in (root / "packs").rglob("*.pack")})
+        assert not hidden[-1] & {name.rpartition("/")[2] for name in packs}
+        assert not list(verify(store))
+        store.delete(packs[0])
+        assert list(store.list("packs/")) == packs[1:]
+    assert not hidden[0] & hidden[1]
+
+
+def test_packs_of_older_stores_are_found_beside_new_ones(tmp_path: Path) -> None:
+    """They are not written again, and go when they are deleted."""
+    shutil.copytree(Path(__file__).parent.parent / "testdata" / "stores" / "encrypted-v1", tmp_path / "store")
+    store = open_store(str(tmp_path / "store"), key=Key(bytes(range(32))))
+    packs = list(store.list("packs/"))
+    assert len(packs) == 4
+    contents = store.get(packs[0])
+    store.put(packs[0], contents)
+    assert (list(store.list("packs/")), store.get(packs[0])) == (packs, contents)
+    assert not list(verify(store))
+    store.delete(packs[0])
+    assert list(store.list("packs/")) == packs[1:]
+    with pytest.raises(StoreNotFound):
+        store.get(packs[0])

@@ -92,7 +92,8 @@ def contents(
 
 def read(root: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Restore the newest checkpoint below a directory: every tensor's bytes, and the facts."""
-    ref = document((root / "refs/latest").read_bytes(), "ref")
+    versions = sorted((root / "versions/refs/latest").glob("*"), key=lambda path: int(path.name))
+    ref = document((versions or [root / "refs/latest"])[-1].read_bytes(), "ref")
     stored = (root / f"checkpoints/{ref['checkpoint']}.record").read_bytes()
     assert h(stored) == ref["record_digest"]
     record = document(stored, "checkpoint")

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from chaos.commits import actors
+from chaos.commits import actors, numbered
 from chaos.commits.model import ModelStore, Seat
+from chaos.commits.numbered import NumberedStore
 from chaos.commits.run import Outcome, play, smallest
 from chaos.commits.schedule import draw, parse
 from checkpointing import SavedRank
@@ -19,6 +20,7 @@ from checkpointing.format.refs import Ref, Verdict, decide_commit, decode_ref, e
 from checkpointing.keeping import collecting
 from checkpointing.keeping.planning import Marker
 from checkpointing.saving import commit as committing
+from checkpointing.stores.numbered import newest
 from checkpointing.stores.protocol import Store
 
 MOST = 600
@@ -161,6 +163,36 @@ def test_a_store_that_ignores_tokens_is_found() -> None:
     assert outcome is not None
     assert any("back from" in violation or "lost" in violation for violation in outcome.violations), outcome.report()
     assert play(outcome.schedule).violations == []
+
+
+def lock_that_does_not_hold(patch: pytest.MonkeyPatch) -> None:
+    """Swaps as a shared directory had them: compare under a lock, then rename; where the lock does not hold."""
+
+    def swap(versions: Any, expected: str, data: bytes, where: str) -> bool:
+        found = newest(versions, where)
+        if found is None or found[1].token != expected:
+            return False
+        number = found[0]
+        while not versions.link(number := number + 1, data):
+            pass
+        return True
+
+    patch.setattr(numbered, "swap", swap)
+
+
+def test_a_directory_whose_lock_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two swaps that both succeed; numbered links pass the same schedule."""
+    lock_that_does_not_hold(monkeypatch)
+    outcome = found(NumberedStore)
+    assert outcome is not None, f"{MOST} schedules did not show it"
+    monkeypatch.undo()
+    assert play(outcome.schedule, store=NumberedStore()).violations == []
+
+
+def test_a_directory_passes() -> None:
+    """Whatever comes between the steps of a swap."""
+    outcome = found(NumberedStore, range(1, 41))
+    assert outcome is None, outcome.report()
 
 
 def test_a_failing_schedule_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic3d.errors import ConfigurationError, EtcdRefused, UsageError
-from elastic3d.etcd import Compare, Delete, EtcdClient, Get, LeaseGone, Put, Tls, failures, messages, parse_endpoints
+from elastic3d.etcd import (
+    Compare,
+    Delete,
+    EtcdClient,
+    Get,
+    LeaseGone,
+    Put,
+    Tls,
+    failures,
+    messages,
+    parse_endpoints,
+    password_warning,
+)
 from elastic3d.etcd.breaker import ELECTION, FIRST_REST, LONGEST_REST, Breaker
 from elastic3d.etcd.codec import Codec
 from elastic3d.etcd.diagnosis import require_version
@@ -250,3 +262,19 @@ def test_a_closed_client_says_so() -> None:
     client.close()
     with pytest.raises(UsageError, match="closed"):
         client.get("k")
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "named"),
+    [
+        ("127.0.0.1:2379,localhost:2379,[::1]:2379", ()),
+        ("https://etcd.example:2379", ()),
+        ("127.0.0.1:2379,etcd.example,10.0.0.7:2379", ("http://etcd.example:2379", "http://10.0.0.7:2379")),
+    ],
+)
+def test_a_password_that_others_can_read_is_told(endpoints: str, named: tuple[str, ...]) -> None:
+    """It goes unencrypted to another host; what stays on this one, or is encrypted, is nobody's business."""
+    said = password_warning("me", parse_endpoints(endpoints))
+    assert bool(said) == bool(named)
+    assert all(endpoint in said for endpoint in named)
+    assert "127.0.0.1" not in said

@@ -22,7 +22,7 @@ CONTINUOUS = dataclasses.replace(SMALL, options=("--checkpoint-every=continuous"
 def test_continuous_saving_beside_a_death(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """The next checkpoint begins when the last is committed, no rank writes another step than the others."""
     outcome = held(play(CONTINUOUS, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
-    (place,) = (tmp_path / "job" / "store").rglob("refs")
+    (place,) = (tmp_path / "job" / "store").rglob("checkpoints")
     store = open_store(str(place.parent), write=False)
     found = open_checkpoint(store)
     assert found.step == max(outcome.picture.checkpoints)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import collections
+import datetime
+import enum
+import io
+import math
 import pickle
+import random
 import warnings
+import zoneinfo
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -16,7 +24,8 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from checkpointing import open_checkpoint, open_store
-from checkpointing.interchange import Reader, Writer
+from checkpointing.errors import Unloadable
+from checkpointing.interchange import Reader, Writer, export_checkpoint, objects
 from checkpointing.saving.options import SaveOptions
 from tests.interchange.samples import every_dtype, same
 
@@ -73,10 +82,18 @@ def test_objects_are_json_where_json_has_them(tmp_path: Path) -> None:
     assert loaded == state
 
 
-def test_a_pickle_that_is_not_plain_data_is_saved_but_never_loaded(tmp_path: Path) -> None:
-    """Saving warns; loading says what to do and runs nothing; allowing the class loads it; all else is loadable."""
-    with pytest.warns(UserWarning, match="add_safe_globals: mine"):
-        dcp.save({"mine": Own(), "w": torch.ones(2)}, storage_writer=Writer(str(tmp_path), step=1))
+def test_a_class_of_ones_own_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    """By its name, with what to do, before anything is written; allowed, it is saved, and loaded where allowed."""
+    state = {"mine": Own(), "w": torch.ones(2)}
+    with pytest.raises(dcp.CheckpointException) as raised:
+        dcp.save(state, storage_writer=Writer(str(tmp_path), step=1))
+    assert "1 entries are not saved" in str(cause(raised))
+    assert "mine: tests.interchange.test_dcp.Own" in str(cause(raised))
+    assert "add_safe_globals" in str(cause(raised))
+    assert not list(tmp_path.rglob("*.pack"))
+    with torch.serialization.safe_globals([Own]):
+        dcp.save(state, storage_writer=Writer(str(tmp_path), step=1))
+    Own.ran = False
     with pytest.raises(dcp.CheckpointException) as raised:
         dcp.load({"mine": None, "w": torch.zeros(2)}, storage_reader=Reader(str(tmp_path)))
     assert "mine: is a pickle that torch refuses" in str(cause(raised))
@@ -89,6 +106,151 @@ def test_a_pickle_that_is_not_plain_data_is_saved_but_never_loaded(tmp_path: Pat
         loaded = {"mine": None}
         dcp.load(loaded, storage_reader=Reader(str(tmp_path)))
     assert isinstance(loaded["mine"], Own)
+
+
+class Phase(enum.StrEnum):
+    """A part of a training."""
+
+    WARMUP = "warmup"
+
+
+class Parts(enum.Flag):
+    """Parts of a model."""
+
+    HEAD = enum.auto()
+    TAIL = enum.auto()
+
+
+def beside_tensors() -> dict[str, Any]:
+    """Return what training states hold that is neither a tensor nor JSON."""
+    return {
+        "array": np.arange(6, dtype="i2").reshape(2, 3).T,
+        "record": np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]),
+        "scalar": np.float32(1.5),
+        "when": np.datetime64("2026-01-02T03:04"),
+        "numpy": (np.random.RandomState(3).get_state(), np.random.PCG64(4).state),
+        "python": random.Random(5).getstate(),
+        "times": (
+            datetime.datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=zoneinfo.ZoneInfo("UTC")),
+            datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+            datetime.date(2026, 1, 2),
+            datetime.timedelta(days=-1, microseconds=3),
+        ),
+        "path": Path("/data/größe"),
+        "phase": Phase.WARMUP,
+        "parts": Parts.HEAD | Parts.TAIL,
+        "mixed": ({1: {2, 3}, "$": b"\x00\xff"}, collections.OrderedDict(a=Path("b")), 1j, math.inf, "\ud800"),
+        "dtype": (torch.bfloat16, torch.device("cpu"), np.int64(3)),
+    }
+
+
+def test_what_training_states_hold_beside_tensors(tmp_path: Path) -> None:
+    """numpy, dates, paths, enums and files in memory come back as they were, and no pickle is stored for them."""
+    file = io.BytesIO(b"losses")
+    file.seek(2)
+    state = {**beside_tensors(), "file": file, "w": torch.ones(2)}
+    dcp.save(dict(state), storage_writer=Writer(str(tmp_path), step=1))
+    loaded = {**dict.fromkeys(state), "w": torch.zeros(2)}
+    dcp.load(loaded, storage_reader=Reader(str(tmp_path)))
+    found = loaded.pop("file")
+    assert (found.getvalue(), found.tell()) == (b"losses", 2)
+    for key, value in beside_tensors().items():
+        equal(loaded[key], value, key)
+    keys = open_checkpoint(open_store(str(tmp_path), write=False)).specs.keys()
+    # Ints in tuples are what torch's unpickler of data has always taken.
+    assert {key for key in keys if key.startswith("object/torch/")} <= {"object/torch/python"}
+
+
+def equal(left: Any, right: Any, where: str) -> None:
+    assert type(left) is type(right), where
+    if isinstance(right, np.ndarray):
+        assert left.dtype == right.dtype, where
+        assert np.array_equal(left, right), where
+    elif isinstance(right, dict):
+        assert list(left) == list(right), where
+        for key in right:
+            equal(left[key], right[key], f"{where}.{key}")
+    elif isinstance(right, list | tuple):
+        assert len(left) == len(right), where
+        for number, (one, other) in enumerate(zip(left, right, strict=True)):
+            equal(one, other, f"{where}.{number}")
+    else:
+        assert left == right, where
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+def test_such_states_are_exported(kind: str, tmp_path: Path) -> None:
+    """torch's own tools read them, where the person lets them load what is more than tensors."""
+    state = {"array": np.arange(3), "path": Path("a"), "w": torch.ones(2)}
+    dcp.save(dict(state), storage_writer=Writer(str(tmp_path / "store"), step=1))
+    out = tmp_path / "out"
+    export_checkpoint(kind, open_checkpoint(open_store(str(tmp_path / "store"), write=False)), out)
+    if kind == "torch":
+        loaded = torch.load(out, weights_only=False)
+    else:
+        loaded = {"array": None, "path": None, "w": torch.zeros(2)}
+        dcp.load(loaded, checkpoint_id=out)
+    equal(loaded["array"], state["array"], "array")
+    assert loaded["path"] == Path("a")
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ('{"$":"enum","module":"os","class":"system","name":"x"}', "enum os.system is not there"),
+        ('{"$":"enum","module":"not.imported","class":"E","name":"x"}', "import its module before you load"),
+        ('{"$":"array","npy":"AAAA"}', "is not what elastic3d writes"),
+        ('{"$":"later"}', "is of a newer version"),
+        ('{"$":"tuple"}', "is not what elastic3d writes"),
+        ("[" * 5000 + "]" * 5000, "is not what elastic3d writes"),
+    ],
+)
+def test_plain_forms_that_lie(tree: str, said: str) -> None:
+    """Nothing is imported or called for them but what makes values."""
+    with pytest.raises(Unloadable, match=said):
+        objects.unwrap("object/data/x", tree.encode())
+
+
+def test_values_that_contain_themselves_or_are_of_no_plain_class() -> None:
+    """The class is named, however deep it lies."""
+    loop: list[Any] = []
+    loop.append(loop)
+    for value, said in (
+        (loop, "contain themselves"),
+        ({"a": [Own()]}, "test_dcp.Own"),
+        (np.array([None]), "of object"),
+        (np.ma.masked_array([1]), "MaskedArray"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            objects.wrap_plain("x", value)
+
+
+def test_values_are_cast_where_that_is_asked_for(tmp_path: Path) -> None:
+    """As torch's own reader does it; the error names the way."""
+    dcp.save({"w": torch.rand(300), "n": torch.arange(3)}, storage_writer=Writer(tmp_path, step=1))
+    wanted = {"w": torch.zeros(300).bfloat16(), "n": torch.zeros(3).double()}
+    with pytest.raises(dcp.CheckpointException) as raised:
+        dcp.load(dict(wanted), storage_reader=Reader(tmp_path))
+    assert "cast=True" in str(cause(raised))
+    saved = {"w": torch.zeros(300), "n": torch.zeros(3).long()}
+    dcp.load(saved, storage_reader=Reader(tmp_path))
+    dcp.load(wanted, storage_reader=Reader(tmp_path, cast=True))
+    same(wanted, {"w": saved["w"].bfloat16(), "n": saved["n"].double()})
+
+
+def test_a_store_that_is_not_there(tmp_path: Path) -> None:
+    """It is an error of the load, like any other of DCP's."""
+    with pytest.raises(dcp.CheckpointException):
+        dcp.load({"w": torch.ones(1)}, storage_reader=Reader(tmp_path / "absent"))
+
+
+def test_saves_and_loads_have_identities(tmp_path: Path) -> None:
+    """As torch's own storage gives them: another one each time."""
+    writer, reader = Writer(tmp_path), Reader(tmp_path)
+    ids = {dcp.save({"w": torch.ones(1)}, storage_writer=writer, checkpoint_id=n).storage_meta.save_id for n in "123"}
+    ids |= {(reader.reset(n), reader.read_metadata().storage_meta.load_id)[1] for n in "123"}
+    assert len(ids) == 6
+    assert None not in ids
 
 
 def test_tensors_of_another_dtype_are_all_named(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from checkpointing import Checkpoint, Store, open_checkpoint, open_store, verify
-from checkpointing.errors import NotExportable, Superseded
+from checkpointing.errors import ForeignFormat, NotExportable, Superseded
 from checkpointing.interchange import Kind, Reader, Writer, export_checkpoint, foreign, import_checkpoint, moving
 from checkpointing.interchange import contents as reading
 from checkpointing.interchange import safetensors_files as layout
@@ -231,3 +232,87 @@ def test_an_export_appears_whole_or_not_at_all(tmp_path: Path, store: Store) -> 
         with pytest.raises(Exception, match="no source has a good copy"):
             export_checkpoint(kind, checkpoint, tmp_path / "out")
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", [Kind.TORCH, Kind.DCP])
+def test_tied_tensors_stay_tied(kind: Kind, tmp_path: Path, store: Store) -> None:
+    """Tensors that are one in memory lie in the exported file once, whether they were imported or saved through DCP."""
+    weight = torch.rand(300, 40)
+    state = {"embed": weight, "head": weight, "like": weight.clone(), "part": weight[:10], "norm": torch.ones(3)}
+    torch.save(state, tmp_path / "in.pt")
+    other = open_store(str(tmp_path / "other"))
+    dcp.save(state, storage_writer=Writer(other, step=1))
+    for number, checkpoint in enumerate((imported(store, "torch", tmp_path / "in.pt"), open_checkpoint(other))):
+        out = tmp_path / f"out{number}"
+        export_checkpoint(kind, checkpoint, out)
+        again = imported(open_store(str(tmp_path / f"again{number}")), kind, out)
+        export_checkpoint("torch", again, tmp_path / f"{number}.pt")
+        loaded = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+        same(loaded, state)
+        assert loaded["embed"].data_ptr() == loaded["head"].data_ptr() != loaded["like"].data_ptr()
+        written = sum(file.stat().st_size for file in ([out] if out.is_file() else out.iterdir()))
+        assert written < 2.5 * weight.nbytes
+
+
+def test_ties_that_have_come_apart_are_none(tmp_path: Path, store: Store) -> None:
+    """What says so is from a save whose tensors were equal; a prefix keeps the ties of what it takes."""
+    weight = torch.rand(4, 3)
+    torch.save({"model": {"a": weight, "b": weight}}, tmp_path / "in.pt")
+    checkpoint = imported(store, "torch", tmp_path / "in.pt")
+    export_checkpoint("torch", checkpoint, tmp_path / "out.pt", prefix="model.")
+    loaded = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
+    contents = reading.Contents(checkpoint)
+    assert contents.ties() == {"model.b": "model.a"}
+    contents._offers["model.b"] = []
+    assert contents.ties() == {}
+
+
+def test_a_folder_of_hugging_face_holds_tensors_alone(tmp_path: Path) -> None:
+    """Objects stay out of it, and are counted; a file of our own making keeps them."""
+    store = open_store(str(tmp_path / "store"))
+    dcp.save({"model": {"w": torch.ones(3)}, "epoch": 3}, storage_writer=Writer(store, step=1))
+    done = export_checkpoint("safetensors", open_checkpoint(store), tmp_path / "out")
+    assert (done.tensors, done.left_out) == (1, 1)
+    assert safetensors.torch.load_file(tmp_path / "out" / "model.safetensors").keys() == {"model.w"}
+    done = export_checkpoint("safetensors", open_checkpoint(store), tmp_path / "out.safetensors")
+    assert done.left_out == 0
+    assert "epoch" in reading.Contents(imported(open_store(str(tmp_path / "b")), "safetensors", done.target)).objects
+
+
+def test_files_that_nobody_joins_are_not_merged(tmp_path: Path, store: Store) -> None:
+    """An adapter beside a model is no part of it; shards without an index are one model if none is missing."""
+    source = tmp_path / "in"
+    source.mkdir()
+    for name in ("model-00001-of-00002", "model-00002-of-00002", "adapter_model"):
+        (source / f"{name}.safetensors").write_bytes(safetensors.torch.save({f"{name}.w": torch.ones(2)}))
+    with pytest.raises(ForeignFormat, match=r"3 files of safetensors and no index.*adapter_model\.safetensors"):
+        import_checkpoint("safetensors", source, store)
+    assert imported(store, "safetensors", source / "adapter_model.safetensors").specs.keys() == {"adapter_model.w"}
+    (source / "adapter_model.safetensors").unlink()
+    assert len(imported(store, "safetensors", source, step=1).specs) == 2
+    (source / "model-00001-of-00002.safetensors").unlink()
+    (source / "model-00003-of-00003.safetensors").write_bytes(safetensors.torch.save({"x": torch.ones(2)}))
+    with pytest.raises(ForeignFormat, match="no index"):
+        import_checkpoint("safetensors", source, store, step=2)
+
+
+def test_parts_that_torch_saves_as_safetensors(tmp_path: Path, store: Store) -> None:
+    """DCP's folder with the format SAFETENSORS, and a rank's own file of Hugging Face's layout with offsets in it."""
+    state = {"w": torch.rand(4, 3), "v": torch.ones(2, dtype=torch.bfloat16), "epoch": 3}
+    form = SerializationFormat.SAFETENSORS
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "dcp", serialization_format=form))
+    read = {"w": torch.zeros(4, 3), "v": torch.zeros(2, dtype=torch.bfloat16), "epoch": 0}
+    dcp.load(read, storage_reader=Reader(str(tmp_path / "store"), imported(store, "dcp", tmp_path / "dcp").name))
+    same(read, state)
+    source = tmp_path / "hf"
+    source.mkdir()
+    for number, rows in enumerate((slice(0, 3), slice(3, 4)), start=1):
+        sharding = json.dumps({"w": {"saved_offsets": [rows.start, 0]}, "v": {"saved_offsets": [0]}})
+        data = {"w": state["w"][rows].clone(), "v": state["v"]}
+        file = source / f"shard-{number:05d}-model-00001-of-00001.safetensors"
+        file.write_bytes(safetensors.torch.save(data, metadata={"DCP_SHARDING_INFO": sharding}))
+    del read["epoch"], state["epoch"]
+    read["w"].zero_()
+    dcp.load(read, storage_reader=Reader(str(tmp_path / "store"), imported(store, "safetensors", source, 1).name))
+    same(read, state)

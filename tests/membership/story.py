@@ -100,6 +100,7 @@ class Story:
         self.tie = itertools.count()
         self.steps = 40
         self.sealed: list[Generation] = []
+        self.awaited: dict[str, int] = {}
 
     def tell(self, text: str) -> list[str]:
         """Run every command of the text and return the story with what happened."""
@@ -418,6 +419,8 @@ class Story:
                 self.later(0.01, lambda: self.to(name, e.Settled(saved=action.saved)))
             case acts.Fence():
                 pass
+            case acts.Awaiting():
+                self.awaited[name] = action.nodes
             case acts.Exit():
                 how = ("failed" if action.failed else "well") + (", to rejoin:" if action.rejoin else "")
                 self.say(name, f"exit {how} {action.detail}")

@@ -34,3 +34,15 @@ def test_numbers_grow_and_no_node_is_twice(path: Path) -> None:
     for generation in story.sealed:
         names = [node.name for node in (*generation.nodes, *generation.spares)]
         assert len(names) == len(set(names))
+
+
+def test_the_leader_knows_how_many_nodes_are_missing() -> None:
+    """And no other says so; when they have come it waits for none."""
+    story = Story()
+    story.tell("> policy minimum=3 maximum=4\n> start a\n> run 2")
+    assert story.awaited == {"a": 2}
+    story.tell("> start b\n> run 2")
+    assert story.awaited == {"a": 1}
+    story.tell("> start c\n> run 3")
+    assert story.awaited == {"a": 0}
+    assert len(story.sealed) == 1

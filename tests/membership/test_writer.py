@@ -11,9 +11,10 @@ import pytest
 
 from chaos.etcd import EtcdServer
 from elastic3d.clock import SYSTEM
-from elastic3d.etcd import EtcdClient
+from elastic3d.etcd import Compacted, EtcdClient
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
+from elastic3d.membership.driver.compaction import Compaction
 from elastic3d.membership.driver.writer import Writer
 from elastic3d.membership.records import (
     Claim,
@@ -37,7 +38,7 @@ TTL = 2.0
 class Desk:
     """A writer, what it told, and what stands in etcd."""
 
-    def __init__(self, etcd: EtcdServer, period: float = 1e6) -> None:
+    def __init__(self, etcd: EtcdServer, period: float = 1e6, *, leads: bool = False) -> None:
         self.etcd = etcd
         self.root = f"/test/{secrets.token_hex(4)}/"
         self.client, self.other = EtcdClient(etcd.endpoint), EtcdClient(etcd.endpoint)
@@ -53,6 +54,8 @@ class Desk:
             lambda: Pulse(state="active", generation=3, every=0),
             lambda: period,
             SYSTEM,
+            leads=lambda: leads,
+            compaction=Compaction(kept=0.3, every=0.2),
         )
         self.writer.start()
 
@@ -270,3 +273,37 @@ def test_without_etcd_it_neither_loses_nor_hangs(etcd: EtcdServer) -> None:
     finally:
         desk.close()
         other.close()
+
+
+def test_the_leader_lets_etcd_forget_the_past(etcd: EtcdServer) -> None:
+    """Pulses of long ago are compacted away, while it leads, and what is current stays."""
+    desk = Desk(etcd, period=0.05, leads=True)
+    try:
+        desk.register()
+        _items, before = desk.other.range(desk.root)
+
+        def forgotten() -> bool:
+            try:
+                desk.other.range(desk.root, before)
+            except Compacted:
+                return True
+            return False
+
+        wait(forgotten, 20)
+        assert {"roll/members/a@1", "roll/reports/a@1"} <= desk.there()
+    finally:
+        desk.close()
+
+
+def test_only_what_is_old_enough_is_compacted_and_each_revision_once() -> None:
+    """The newest revision of before the time that is kept; an etcd that was rolled back begins anew."""
+    compaction = Compaction(kept=10.0, every=5.0)
+    for now in range(20):
+        compaction.saw(100 + now, float(now))
+    assert compaction.due(19.0) == 109
+    assert compaction.due(19.0) == 0
+    compaction.saw(120, 22.0)
+    assert compaction.due(22.0) == 0
+    assert compaction.due(24.0) == 112
+    compaction.saw(7, 25.0)
+    assert compaction.due(99.0) == 0

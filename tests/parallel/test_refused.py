@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +12,7 @@ from torch import nn
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.sources import Offered
 from elastic3d.errors import StateUnfit, UsageError
-from elastic3d.training import Run, loading, restoring, run_alone
+from elastic3d.training import Run, identity, loading, restoring, run_alone
 from elastic3d.training.restoring import Decision
 
 
@@ -55,3 +58,22 @@ def test_the_state_of_another_model_is_refused_in_words() -> None:
     with pytest.raises(StateUnfit, match=r"blocks.0.weight \(float32\[4, 4\], now float32\[5, 5\]\)"):
         loading.check_model(decided(specs(1)), specs(1, width=5))
     assert StateUnfit.final
+
+
+def asked(lr: float = 0.1, *, optimizer: type[Any] = torch.optim.SGD, steps: int = 9, micro_batch: int = 2) -> Any:
+    made = optimizer(nn.Linear(2, 2).parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=steps)
+    return json.loads(json.dumps(identity.asked(made, schedule, micro_batch)))
+
+
+def test_a_script_that_was_changed_is_told_what_counts() -> None:
+    """What was saved goes on where it can; another class of optimizer cannot take it."""
+    assert identity.changes(asked(), asked()) == []
+    said = identity.changes(asked(), asked(lr=0.01))
+    assert (
+        "lr of parameter group 0 is 0.01 in the script and was 0.1 when the run began: the saved one counts" in said[0]
+    )
+    assert any("T_max of the schedule is 20" in text for text in identity.changes(asked(), asked(steps=20)))
+    assert "micro_batch was 2 and is 4" in identity.changes(asked(), asked(micro_batch=4))[0]
+    with pytest.raises(StateUnfit, match=r"SGD as its optimizer, and this script has .*AdamW"):
+        identity.changes(asked(), asked(optimizer=torch.optim.AdamW))

@@ -75,11 +75,12 @@ class Agents:
     def start(
         self, name: str, *script: str, nodes: str = "1", backend: str = "etcd", restarts: int = 3, conf: str = ""
     ) -> Agent:
-        """Start one agent whose worker runs `script`."""
+        """Start one agent whose worker runs `script`; without a `last_call` in `conf`, who is late has 3 s."""
+        called = "" if "last_call" in conf else "last_call=3"
         command = [
             *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=1"),
             *(f"--rdzv-backend={backend}", f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={self.run_id}"),
-            *(f"--max-restarts={restarts}", "--rdzv-conf=" + ",".join(filter(None, (f"node={name}", conf)))),
+            *(f"--max-restarts={restarts}", "--rdzv-conf=" + ",".join(filter(None, (f"node={name}", called, conf)))),
             *script,
         ]
         environment = {**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"}

@@ -220,3 +220,43 @@ def test_unreadable_password_file() -> None:
     settings: Settings = from_parameters(parameters(user="u", password_file="/no/such/file"))
     with pytest.raises(ConfigurationError, match="/no/such/file"):
         settings.password()
+
+
+def test_what_torchs_own_backends_take_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    """In our words where there is a counterpart; else a line says that it has no effect, and why."""
+    settings = from_parameters(
+        parameters(
+            endpoint="127.0.0.1:2379",
+            protocol="https",
+            etcd_prefix="/torchelastic/p2p",
+            last_call_timeout="7",
+            timeout="900",
+            join_timeout="120",
+            cacert="/ca",
+            cert="/cert",
+            key="/key",
+            is_host="true",
+            keep_alive_interval="5",
+        )
+    )
+    assert (settings.endpoints, settings.prefix) == ("https://127.0.0.1:2379", "/torchelastic/p2p")
+    assert (settings.policy.first_gather, settings.policy.below_minimum) == (7.0, 120.0)
+    assert (settings.ca, settings.cert, settings.key) == ("/ca", "/cert", "/key")
+    said = capsys.readouterr().err
+    assert "is_host=true has no effect" in said
+    assert "keep_alive_interval=5 has no effect" in said
+    assert "etcd_prefix" not in said
+
+
+def test_torchs_keys_contradict_nobody() -> None:
+    """One setting under two names with two values is an error, as is a protocol that is none."""
+    with pytest.raises(ConfigurationError, match="prefix and etcd_prefix"):
+        from_parameters(parameters(prefix="a", etcd_prefix="b"))
+    with pytest.raises(ConfigurationError, match="choose http or https"):
+        from_parameters(parameters(protocol="ftp"))
+
+
+@pytest.mark.parametrize(("mode", "seconds"), [("restart", 30.0), ("resident", 3.0)])
+def test_the_last_call_is_torchs_where_torchrun_restarts(mode: str, seconds: float) -> None:
+    """30 s for whoever is late, which costs everybody a restart; a keeper lets it in beside those that train."""
+    assert from_parameters(parameters(mode=mode)).policy.first_gather == seconds

@@ -27,6 +27,17 @@ def test_a_node_that_never_trained_tells_of_nothing() -> None:
     assert pulse.health == "ok"
 
 
+def test_what_failed_last_is_known_at_the_end() -> None:
+    """With the newest checkpoint there is; not once it was mended."""
+    figures = Figures()
+    assert figures.behind() == (None, "")
+    figures.committed(10, 1.0)
+    figures.failed(20, "no space left")
+    assert figures.behind() == (10, "checkpoint of step 20 failed: no space left")
+    figures.committed(30, 2.0)
+    assert figures.behind() == (30, "")
+
+
 def test_a_snapshot_is_as_old_as_its_step() -> None:
     """The vote of step 3 says that step 2 is safe: that is the age of step 2, not of the vote."""
     figures = Figures()

@@ -9,6 +9,7 @@ import torch
 
 from checkpointing import Box, Piece, TensorSpec, commit, open_store, resolve, save_rank
 from checkpointing.errors import MissingTile
+from checkpointing.reading.sources import Offered
 from checkpointing.stores.keys import Key
 from elastic3d.errors import ConfigurationError, StateError
 from elastic3d.storage import open_checked
@@ -102,3 +103,25 @@ def test_nothing_committed_is_nothing(tmp_path: Path) -> None:
     at = StoreAt(url=str(tmp_path / "store"))
     open_store(at.url)
     assert restoring.decide(KeepersAndStore("run"), (), at, [SPEC], KNOWN).source == restoring.NONE
+
+
+def test_each_rank_begins_with_another_keeper() -> None:
+    """What all keepers hold is not asked of the first one alone; what only one holds is found all the same."""
+    offers = tuple(
+        Offered(spec=SPEC, box=WHOLE, digest="0" * 64, source=server, where=[1, 5, 0, 0, 4096])
+        for server in ("a:1", "b:1", "c:1")
+    )
+    decision = restoring.Decision(source=restoring.MEMORY, step=5, generation=1, offers=offers)
+    tiers = KeepersAndStore("run")
+    orders = ["".join(name[0] for name in tiers.sources(decision, None, rank)) for rank in range(4)]
+    assert orders == ["abc", "bca", "cab", "abc"]
+
+
+def test_no_secret_of_a_store_url_is_repeated(tmp_path: Path) -> None:
+    """What cannot be opened is named without the user's name, the password and what follows a question mark."""
+    at = StoreAt(url="nothing://me:hidden@host/run?token=hidden", key="")
+    for fails, error in ((lambda: open_checked(at, None), ConfigurationError), (lambda: restore(at), StateError)):
+        with pytest.raises(error) as raised:
+            fails()
+        assert "host/run" in str(raised.value)
+        assert "hidden" not in str(raised.value)

@@ -117,7 +117,10 @@ def export(
 
         done = export_checkpoint(str(kind), found, target, prefix=prefix, progress=advance)
     what = f"{target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} of {found.name}, as {kind}"
+    if done.left_out:
+        what += f"; {count(done.left_out, 'object')} that are no tensors left out"
     data = {"checkpoint": found.name, "target": str(target), "kind": kind, "tensors": done.tensors, "bytes": done.bytes}
+    data["left_out"] = done.left_out
     tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
 
 

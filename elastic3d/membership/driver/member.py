@@ -74,7 +74,17 @@ class Member:
         self._act, self._heard, self._noted = act, heard, noted
         self._core = Core(record, policy, planner)
         self._inbox: queue.SimpleQueue[e.Event | _Heard | threading.Event | None] = queue.SimpleQueue()
-        self._writer = Writer(client, root, record.node, policy.lease, self._inbox.put, pulse, self._period, clock)
+        self._writer = Writer(
+            client,
+            root,
+            record.node,
+            policy.lease,
+            self._inbox.put,
+            pulse,
+            self._period,
+            clock,
+            leads=lambda: self._core.leads,
+        )
         self._links: Links | None = None
         self._board: Watch | None = None
         self._roll: Watch | None = None

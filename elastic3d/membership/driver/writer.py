@@ -5,8 +5,8 @@ since only the core can say whether they still make sense: one without an answer
 what became of it. What a write changed is told to the core at once; the watch's echo comes later and is recognised by
 its revision.
 
-Between writes comes the pulse. Since it is conditional on the member's own keys, it also finds out when somebody
-deleted them, or wrote over them.
+Between writes comes the pulse, and while this member leads, now and then, a compaction. Since the pulse is conditional
+on the member's own keys, it also finds out when somebody deleted them, or wrote over them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from elastic3d.etcd import EtcdClient, Impaired, Lease, LeaseGone, LeaseKeeper
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
+from elastic3d.membership.driver.compaction import Compaction
 from elastic3d.membership.records import Pulse
 from elastic3d.values import Node
 
@@ -41,7 +42,8 @@ class Writer:
     """Writes for the member `me` of the job under `root`, own keys under a lease of `ttl` seconds.
 
     `tell` is called with what came of it. `pulse` is asked for the next pulse's content and `period` for the seconds
-    between two. All three from the writer's own thread; they must not block.
+    between two, `leads` whether etcd's past is this member's to compact, as `compaction` says. All from the writer's
+    own thread; they must not block.
     """
 
     def __init__(
@@ -54,7 +56,11 @@ class Writer:
         pulse: Callable[[], Pulse],
         period: Callable[[], float],
         clock: Clock,
+        *,
+        leads: Callable[[], bool] = lambda: False,
+        compaction: Compaction | None = None,
     ) -> None:
+        self._leads, self._compaction = leads, compaction or Compaction()
         self._client, self._root, self._me, self._ttl, self._clock = client, root, me, ttl, clock
         self._tell, self._pulse, self._period = tell, pulse, period
         self._leases = LeaseKeeper(client)
@@ -250,7 +256,8 @@ class Writer:
         pulse = replace(self._pulse(), every=period)
         made = transactions.pulse(self._root, self._me, pulse, registered, reported, lease.id)
         try:
-            there = self._client.txn(made.conditions, made.operations, idempotent=True, budget=BUDGET).succeeded
+            result = self._client.txn(made.conditions, made.operations, idempotent=True, budget=BUDGET)
+            there = result.succeeded
         except LeaseGone:
             self._lost(lease)
             return
@@ -259,7 +266,18 @@ class Writer:
                 self.impaired(str(error))
             return  # the watch says what there is to say of it
         self.impaired("")
+        self._compact(result.revision)
         if not there:
             with self._changed:
                 self._registered, self._reported, self._pulse_at = 0, 0, None
             self._tell(e.Unregistered())
+
+    def _compact(self, revision: int) -> None:
+        now = self._clock.monotonic()
+        self._compaction.saw(revision, now)
+        past = self._compaction.due(now) if self._leads() else 0
+        if past:
+            try:
+                self._client.compact(past)
+            except EtcdError:
+                pass  # somebody else was faster, or etcd is away: the next one covers this one

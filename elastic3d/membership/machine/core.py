@@ -76,7 +76,7 @@ class Core:
         self._vacant_since: float | None = None
         self._active_in = self._newest = 0
         self._draining = self._hindered = False
-        self._led = 0
+        self._led = self._awaited = 0
         self._commits = Commits()
 
     @property
@@ -128,12 +128,20 @@ class Core:
             self._govern(actions, now)
         elif self._lost_since is not None:
             self._endure(actions)
+        self._await(actions)
         # Steps alone are not worth a write each: they travel with the next one. That there is a safe one is.
         first = self.report.safe > 0 and self._told.safe == 0 and self._first_rank()
         if first or replace(self.report, step=self._told.step, safe=self._told.safe) != self._told:
             self._told = self.report
             actions.append(acts.PutReport(report=self.report))
         return actions
+
+    def _await(self, actions: list[acts.Action]) -> None:
+        """Say how many nodes are missing, whenever that changes, while this member leads."""
+        awaited = self._lead.awaited if self.leads and self._lead.below is not None else 0
+        if awaited != self._awaited:
+            self._awaited = awaited
+            actions.append(acts.Awaiting(nodes=awaited))
 
     def _first_rank(self) -> bool:
         """Return whether this node holds rank 0, and says for all what all know."""

@@ -20,6 +20,7 @@ class Loss:
 class Lead:
     """One leadership. buried: whom this member has buried already, in whatever role; shared with the core.
 
+    below: since when fewer nodes are there than may train; awaited: how many more it takes.
     leading: since when it leads without a gap in what it hears. proposed: since when the proposal stands. waiting:
     since when somebody waits for a planned change. considered: the roll's version of which no planned change came.
     lost_at: when the first loss of the sealed generation was seen. raised: since when somebody's code is known to have
@@ -33,6 +34,7 @@ class Lead:
     leading: float = 0.0
     attempt: int = 0
     below: float | None = None
+    awaited: int = 0
     unplanned: float | None = None
     orphan: float | None = None
     interrupted: float | None = None

@@ -27,7 +27,7 @@ from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import End, Out
 from elastic3d.values import Cause
 
-COMMIT_LIMIT = 120.0
+COMMIT_LIMIT = 240.0
 """Seconds that the store has for the last commit of a run, through all that is tried again."""
 
 
@@ -210,6 +210,7 @@ def _too_few(count: int, policy: Policy, lead: Lead, alarm: Alarm) -> bool:
         lead.below = None
         return False
     lead.below = alarm.now if lead.below is None else lead.below
+    lead.awaited = max(1, policy.minimum - count)
     return True
 
 

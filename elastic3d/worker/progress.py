@@ -1,0 +1,114 @@
+"""How training goes, said where people look: a line now and then, losses that are no numbers, and steps that stay out.
+
+One node says it for all: the one that holds rank 0. Whoever leads says how many nodes the job waits for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.port import StepRecord
+from elastic3d.worker.figures import Figures
+
+EVERY = 10.0
+"""Seconds from one line to the next."""
+
+LATE = 60.0
+"""Seconds without a step after which that is said; a step that takes long has twice its time."""
+
+PATIENCE = 3.0
+"""Seconds for which nodes are waited for without a word."""
+
+
+class Progress:
+    """Says how it goes through `emit`, and in `figures`. For the keeper's main thread; `look` about once a second.
+
+    All times monotonic seconds.
+    """
+
+    def __init__(self, emit: Callable[..., None], figures: Figures, *, clock: Clock = SYSTEM) -> None:
+        self._emit, self._figures, self._clock = emit, figures, clock
+        self._first = self._training = self._nonfinite = False
+        self._stepped_at = self._said_at = 0.0
+        self._said_step = -1
+        self._longest = 0.0
+        self._late_at: float | None = None
+        self._awaited = 0
+        self._awaited_at = 0.0
+
+    def began(self, *, first: bool) -> None:
+        """Take note that trainers of this node were told to go; first: rank 0 is among them."""
+        now = self._clock.monotonic()
+        self._first, self._training = first, True
+        self._stepped_at, self._longest, self._late_at = now, 0.0, None
+        self._said_at, self._said_step = now - EVERY, -1
+        self._awaited = 0
+        self._figures.training("")
+
+    def over(self) -> None:
+        """Take note that no trainer of this node runs any more."""
+        self._training = False
+        self._late_at = None
+
+    def stepped(self, record: StepRecord) -> None:
+        """Take note of a step of rank 0."""
+        now = self._clock.monotonic()
+        self._longest = max(self._longest, now - self._stepped_at) if self._said_step >= 0 else 0.0
+        self._stepped_at, self._late_at = now, None
+        finite = math.isfinite(record.loss)
+        if not finite and not self._nonfinite:
+            self._emit("loss.nonfinite", step=record.step, loss=str(record.loss), generation=record.generation)
+        self._nonfinite = not finite
+        self._figures.training("" if finite else f"the loss of step {record.step} is {record.loss}")
+        if now - self._said_at >= EVERY:
+            self._say(record, now)
+
+    def awaiting(self, nodes: int) -> None:
+        """Take note of how many nodes the job waits for, 0 for none."""
+        if nodes and not self._awaited:
+            self._awaited_at = self._clock.monotonic() + PATIENCE - EVERY
+        self._awaited = nodes
+
+    def look(self) -> None:
+        """Say what is due though nothing has happened."""
+        now = self._clock.monotonic()
+        if self._awaited and now - self._awaited_at >= EVERY:
+            self._awaited_at = now
+            self._emit("nodes.awaited", count=self._awaited, detail=f"waiting for {self._awaited} more node(s)")
+        if not (self._first and self._training):
+            return
+        seconds = now - self._stepped_at
+        if seconds < max(LATE, 2 * self._longest):
+            return
+        self._figures.training(f"no step for {seconds:.0f} s")
+        if self._late_at is None or now - self._late_at >= LATE:
+            self._late_at = now
+            self._emit("step.late", seconds=round(seconds, 1), detail=f"no step for {seconds:.0f} s")
+
+    def _say(self, record: StepRecord, now: float) -> None:
+        rate, left = None, None
+        if 0 <= self._said_step < record.step and now > self._said_at:
+            rate = (record.step - self._said_step) / (now - self._said_at)
+            if record.until > record.step:
+                left = _duration((record.until - record.step) / rate)
+        self._emit(
+            "training.progress",
+            step=record.step,
+            until=record.until or None,
+            loss=f"{record.loss:.5g}",
+            steps_per_second=None if rate is None else float(f"{rate:.3g}"),
+            left=left,
+            generation=record.generation,
+        )
+        self._said_at, self._said_step = now, record.step
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as people say it: 3h 20min, 5min 10s, 42s."""
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours}h {minutes:02}min"
+    return f"{minutes}min {whole % 60:02}s" if minutes else f"{whole}s"

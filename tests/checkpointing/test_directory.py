@@ -1,0 +1,256 @@
+"""A directory as a store where nothing helps: strangers hold locks, locks do not hold, writers sleep."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.commits.contents import facts, pieces
+from chaos.commits.invariants import misread
+from checkpointing import Key, Store, commit, fence, open_checkpoint, open_store, read_latest, save_rank, verify
+from checkpointing.errors import NewerFormat, StoreError
+from checkpointing.format.refs import decode_ref
+from checkpointing.keeping.protecting import tags
+from checkpointing.stores import local
+from checkpointing.stores.numbered import KEPT, append, newest, swap
+
+OLD = Path(__file__).parent.parent / "testdata" / "stores"
+KEY = Key(bytes(range(32)))
+
+
+def save_and_commit(store: Store, step: int) -> None:
+    for rank in range(2):
+        save_rank(
+            store,
+            step=step,
+            made_in=1,
+            attempt=0,
+            rank=rank,
+            world=2,
+            pieces=pieces(1, step, rank, 2),
+            facts=facts(1, step),
+        )
+    commit(store, step=step, made_in=1, attempt=0, committed_in=1, world=2)
+
+
+class Numbers:
+    """Versions in memory. before_link: what others do in the last moment."""
+
+    def __init__(self, **before: Any) -> None:
+        self.there: dict[int, bytes] = {0: b"first"}
+        self.before_link = before.get("link", lambda: None)
+
+    def numbers(self) -> Iterable[int]:
+        return [number for number in self.there if number]
+
+    def open(self, number: int) -> bytes | None:
+        return self.there.get(number)
+
+    def link(self, number: int, data: bytes) -> bool:
+        act, self.before_link = self.before_link, lambda: None
+        act()
+        return self.there.setdefault(number, data) is data
+
+    def remove(self, number: int) -> None:
+        self.there.pop(number, None)
+
+
+def token(versions: Numbers) -> str:
+    found = newest(versions, "x")
+    assert found is not None
+    return found[1].token
+
+
+def test_one_of_two_swaps_wins() -> None:
+    """The one that took the number first."""
+    versions = Numbers()
+    seen = token(versions)
+    assert swap(versions, seen, b"mine", "x")
+    assert not swap(versions, seen, b"late", "x")
+    seen = token(versions)
+    versions.before_link = lambda: append(versions, 2, b"theirs", "x")
+    assert not swap(versions, seen, b"later", "x")
+    assert versions.there[2] == b"theirs"
+
+
+@pytest.mark.parametrize("others", [1, KEPT - 1, KEPT, KEPT + 1, 3 * KEPT])
+def test_a_writer_that_slept_never_believes_it_won(others: int) -> None:
+    """Its number may be free again: others have come and gone. What counts stays theirs."""
+    versions = Numbers()
+
+    def overtake() -> None:
+        for number in range(1, others + 1):
+            assert append(versions, number, b"theirs %d" % number, "x")
+
+    seen, versions.before_link = token(versions), overtake
+    if others <= KEPT:
+        assert not swap(versions, seen, b"mine", "x")  # its number is still taken
+    else:
+        with pytest.raises(StoreError, match="Read it and decide anew"):
+            swap(versions, seen, b"mine", "x")
+    found = newest(versions, "x")
+    assert found is not None
+    assert found[1].data == b"theirs %d" % others
+    assert len(versions.there) <= KEPT + 2
+
+
+def test_a_winner_that_is_overtaken_at_once_knows_that_it_won() -> None:
+    """While its number can still be seen to be one of the last."""
+
+    class Slow(Numbers):
+        def numbers(self) -> Iterable[int]:
+            if 1 in self.there and len(self.there) < KEPT:
+                self.there.update((number, b"later") for number in range(2, KEPT))
+            return super().numbers()
+
+    versions = Slow()
+    assert swap(versions, token(versions), b"mine", "x")
+
+
+def test_a_stranger_with_the_lock_delays_nobody(tmp_path: Path) -> None:
+    """Whoever can read a file can lock it, for ever: here every file that there is."""
+    save_and_commit(open_store(str(tmp_path)), 1)
+    (tmp_path / "lock").touch()
+    code = """
+import fcntl, pathlib, sys
+held = [open(path) for path in pathlib.Path(sys.argv[1]).rglob("*") if path.is_file()]
+for file in held:
+    fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "held\n"
+        store = open_store(str(tmp_path))
+        fence(store, 1)
+        save_and_commit(store, 2)
+        stranger.communicate()
+    assert open_checkpoint(store).step == 2
+
+
+@pytest.mark.parametrize("error", [None, OSError(95, "Operation not supported")])
+def test_swaps_hold_where_locks_do_not(error: OSError | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a mount whose locks say yes to everybody, or do not exist, the second of two leaders is refused."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    old, new = open_store(str(tmp_path)), open_store(str(tmp_path))
+    fence(old, 1)
+    found = old.read("refs/latest")
+    assert found is not None
+
+    honest = os.link
+
+    def link(source: str, target: Any) -> None:
+        monkeypatch.setattr(os, "link", honest)
+        fence(new, 2)  # between what the old leader has read and what it writes
+        honest(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    assert not old.compare_and_swap("refs/latest", found.token, b"the old leader's")
+    ref = read_latest(new)
+    assert ref is not None
+    assert ref.generation == 2
+
+
+@pytest.mark.parametrize(("name", "key"), [("plain-v1", None), ("encrypted-v1", KEY)])
+def test_a_store_that_was_written_before_opens_and_is_written(name: str, key: Key | None, tmp_path: Path) -> None:
+    """With all that is in it; afterwards older software is kept out, as it would read an old ref."""
+    shutil.copytree(OLD / name, tmp_path / "store")
+    url = str(tmp_path / "store")
+    reader = open_store(url, write=False, key=key)
+    assert misread(open_checkpoint(reader)) == ""
+    store = open_store(url, key=key)
+    assert not list(verify(store))
+    assert (open_checkpoint(store).step, list(tags(store))) == (2, ["good"])
+    save_and_commit(store, 3)
+    for name in ("1", "2", "3"):
+        assert misread(open_checkpoint(store, name)) == ""
+    assert not list(verify(store))
+    assert [entry.name for entry in store.entries("refs/")] == ["refs/latest"]
+    with pytest.raises(NewerFormat, match="upgrade"):
+        decode_ref((tmp_path / "store" / "refs" / "latest").read_bytes(), "refs/latest")
+    assert open_checkpoint(reader).step == 3
+
+
+def test_a_swapped_object_is_an_object_like_any_other(tmp_path: Path) -> None:
+    """It is read, listed, replaced and deleted under its name, and only some of its versions stay."""
+    store = open_store(str(tmp_path))
+    assert store.put_if_absent("a/b", b"0")
+    for number in range(1, 3 * KEPT):
+        found = store.read("a/b")
+        assert found is not None
+        assert store.compare_and_swap("a/b", found.token, b"%d" % number)
+    last = b"%d" % (3 * KEPT - 1)
+    assert (store.get("a/b"), store.size("a/b"), store.get("a/b", 0, 1)) == (last, len(last), last[:1])
+    assert [(entry.name, entry.size) for entry in store.entries("")] == [("a/b", len(last))]
+    assert len(list((tmp_path / "versions" / "a" / "b").iterdir())) <= KEPT
+    store.put("a/b", b"put")
+    assert (store.get("a/b"), store.put_if_absent("a/b", b"x")) == (b"put", False)
+    store.delete("a/b")
+    assert store.read("a/b") is None
+    assert list(store.list("")) == []
+    assert store.put_if_absent("a/b", b"again")
+
+
+def test_a_listing_walks_only_its_folder(tmp_path: Path) -> None:
+    """Thousands of packs cost nothing to who asks for refs: a folder that cannot be read shows it."""
+    store = open_store(str(tmp_path))
+    store.put("refs/latest", b"1")
+    store.put("packs/ab/x", b"1")
+    walked = []
+    sys.addaudithook(lambda event, given: walked.append(str(given[0])) if event == "os.scandir" else None)
+    assert list(store.list("refs/l")) == ["refs/latest"]
+    assert list(store.list("nothing/here")) == []
+    assert list(store.list("../x")) == []
+    assert not [path for path in walked if path.startswith(str(tmp_path)) and "packs" in path]
+
+
+def test_a_group_can_share_a_directory(tmp_path: Path) -> None:
+    """What is written has the modes that the user's umask leaves, and no file has to be written by two users."""
+    before = os.umask(0o002)
+    try:
+        store = open_store(str(tmp_path / "x"))
+        fence(store, 1)
+        fence(store, 2)
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "x").rglob("*")}
+    assert modes == {0o775, 0o664}
+
+
+def test_a_scratch_file_from_elsewhere_is_left_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of another machine say nothing here; a writer whose file was taken is told to write again."""
+    store = open_store(str(tmp_path))
+    foreign = tmp_path / "tmp" / "0123456789ab-00"
+    foreign.write_bytes(b"x")
+    open_store(str(tmp_path))
+    assert foreign.exists()
+    os.utime(foreign, (0, 0))
+    open_store(str(tmp_path))
+    assert not foreign.exists()
+
+    honest = os.link
+
+    def link(source: str, target: Any) -> None:
+        os.unlink(source)
+        honest(source, target)
+
+    monkeypatch.setattr(local.os, "link", link)
+    with pytest.raises(StoreError, match="write it again"):
+        store.put_if_absent("x", b"1")

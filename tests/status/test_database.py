@@ -1,0 +1,27 @@
+"""An etcd that is about to be full is told of before it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership.looking.database import LARGE, fullness
+
+
+def test_a_large_database_is_warned_of() -> None:
+    """From half of the default quota on, with what to do; not while there is room."""
+    assert fullness(LARGE - 1) == []
+    (said,) = fullness(3 * LARGE // 2)
+    assert "1.5 GiB" in said
+    assert "defrag" in said
+
+
+@pytest.mark.etcd
+def test_etcd_says_how_large_it_is() -> None:
+    """What is written makes it larger."""
+    with EtcdServer() as server, EtcdClient(server.endpoint) as client:
+        before = client.database_size()
+        for number in range(4):
+            client.put(str(number), bytes(1_000_000), idempotent=True, budget=20.0)
+        assert client.database_size() >= before + 4_000_000
