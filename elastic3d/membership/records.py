@@ -17,6 +17,7 @@ which few write; the leader alone, and whoever must judge the leader, watches th
     pulses/<id>           figures for people, under the member's lease; watched by nobody
     history/<number>.<attempt>  why each generation came to be; written in the transaction that seals it
     refused/<name>        a node that failed its own admission, and why; under a lease of its own
+    secret                what its processes prove to each other to be of the run; no record (`trust/secret.py`)
 
 <id> is `Node.id`: name@incarnation. Keys of an incarnation are its own, so that nothing need be compared to bury it.
 Values are JSON objects with a schema version; a reader refuses a newer version and ignores fields it does not know.

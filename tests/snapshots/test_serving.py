@@ -8,9 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from chaos.certificates import Certificates
 from checkpointing.errors import SourceError
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.format.tiles import digest as tile_digest
@@ -516,3 +519,25 @@ def test_a_frame_that_was_changed_ends_the_connection(place: Callable[[int], Pla
         one.send_bytes(len(body).to_bytes(4, "big") + body + bytes(16))
         with pytest.raises(wire.WireError):
             one.receive()
+
+
+def test_with_a_certificate_the_state_of_a_run_travels_encrypted(place: Callable[[int], Place], tmp_path: Path) -> None:
+    """Replicas and what is fetched; one who has the secret and does not encrypt is shown out."""
+    made = Certificates.make(tmp_path)
+    home, buddy = place(0), place(1)
+    for one in (home, buddy):
+        told = replace(one.credentials, certificate=str(made.client), key=str(made.client_key))
+        one.server.set_credentials(told)
+        one.replicator.set_credentials(told)
+        one.begin(1)
+    home.replicator.set_buddy(buddy.address)
+    home.write(Mark(1, 1))
+    assert eventually(lambda: home.held, 30)
+    reader = replace(READER, certificate=str(made.client), key=str(made.client_key))
+    (inventory,) = inventories([buddy.address], reader)
+    source = PeerSource(buddy.address, reader)
+    for offer in inventory.offers():
+        assert tile_digest(offer.spec, offer.box, source.fetch(offer)) == offer.digest
+    source.close()
+    assert inventories([buddy.address], READER) == []
+    assert eventually(lambda: any("encryption" in one.reason for one in buddy.refused))

@@ -24,6 +24,7 @@ from elastic3d.membership.records import (
     Tomb,
     decode,
 )
+from elastic3d.trust import secret
 from elastic3d.values import Generation, to_json
 
 BOARD, ROLL, PULSES, HISTORY, REFUSED = TIERS = ("board/", "roll/", "pulses/", "history/", "refused/")
@@ -98,6 +99,8 @@ def find(root: str, items: Iterable[KeyValue]) -> Found:
     found = Found()
     for item in items:
         below = item.key.removeprefix(root)
+        if below == secret.KEY:
+            continue
         try:
             if below in _ONE:
                 name, kind = _ONE[below]

@@ -1,0 +1,42 @@
+"""The run's secret in etcd: written once, whoever comes first, and given again to an etcd that was emptied."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from elastic3d.errors import ConfigurationError
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership.looking.found import find
+from elastic3d.trust.secret import obtain
+
+
+@pytest.fixture
+def client() -> Iterator[EtcdClient]:
+    """A client of an etcd of its own."""
+    with EtcdServer() as server, EtcdClient(server.endpoint) as client:
+        yield client
+
+
+def test_all_of_a_run_have_one_secret_and_another_run_has_another(client: EtcdClient) -> None:
+    """However many ask for it first; `status` neither shows nor stumbles over it; nonsense in its place is an error."""
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(obtain(client, "/e/one/"))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 6
+    assert len(set(found)) == 1
+    assert obtain(client, "/e/two/") != found[0]
+    assert find("/e/one/", client.range("/e/one/")[0]).problems == []
+    client.delete("/e/one/", prefix=True)
+    assert obtain(client, "/e/one/", found[0]) == found[0]
+    assert obtain(client, "/e/one/", "a1" * 32) == found[0], "etcd decides"
+    client.put("/e/one/secret", b"hunter2")
+    with pytest.raises(ConfigurationError, match="holds no secret of a run") as told:
+        obtain(client, "/e/one/")
+    assert "hunter2" not in str(told.value)
