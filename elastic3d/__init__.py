@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from elastic3d.torch_support import check_version
+
 if TYPE_CHECKING:
     from elastic3d.data import Growing, Packed, TokenFile
     from elastic3d.entry import run
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from elastic3d.values import Layout
 
 __all__ = ["run", "Run", "Layout", "Growing", "TokenFile", "Packed", "Elastic3dError"]
+
+check_version()
 
 _HOMES = {
     "run": "elastic3d.entry",

@@ -123,7 +123,7 @@ def test_a_save_in_the_foreground_waits_for_those_in_the_background(tmp_path: Pa
     assert held.begun.wait(WAIT)
     threading.Timer(0.2, held.go.set).start()
     dcp.save(state(2), storage_writer=writer, checkpoint_id="2")
-    assert first.done()
+    first.result(WAIT)
     check(tmp_path, [1, 2])
 
 
@@ -137,6 +137,10 @@ def test_an_older_step_that_comes_behind_a_newer_one_is_superseded(tmp_path: Pat
     newer.result(WAIT)
     assert isinstance(cause(older), Superseded)
     check(tmp_path, [2])
+    # The thread of a save that failed ends a moment after its future has.
+    last = writer._turns._last
+    assert last is not None
+    last.wait()
     # Once nothing is under way, an older step means that training went back.
     asked(writer, 1).result(WAIT)
     check(tmp_path, [2, 1])

@@ -101,3 +101,14 @@ def test_failed_takeover_does_not_harm_others(
     monkeypatch.setattr(sys, "argv", ["torchrun", "--rdzv-backend=c10d", "train.py"])
     assert registration.register() is registration.create
     assert "could not take over" in capsys.readouterr().err
+
+
+def test_one_line_says_who_speaks_for_etcd(capsys: pytest.CaptureFixture[str]) -> None:
+    """And how to turn that off; whoever asks for `etcd-v3` knows."""
+    ask("etcd", mode="resident")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "elastic3d speaks for --rdzv-backend=etcd" in said
+    assert "ELASTIC3D_TAKE_OVER_ETCD=0" in said
+    ask("etcd-v3", mode="resident")
+    assert "speaks for" not in capsys.readouterr().err

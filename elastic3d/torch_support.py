@@ -1,0 +1,79 @@
+"""Which versions of torch are supported, and every private name of torch's that is imported here.
+
+torch promises nothing for private names, so that the bound is as high as what was tested, and is looked at when
+elastic3d is imported: from the installed package's metadata, for torch itself takes seconds to import. The names are
+looked at before the first of them is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+
+OLDEST = (2, 9)
+BEYOND = (2, 16)
+"""The first version that was not tested; pyproject.toml has the same bounds."""
+
+PRIVATE = {
+    "torch._C._distributed_c10d": (
+        "FileStore", "HashStore", "PrefixStore", "Store", "TCPStore", "set_debug_level_from_env",
+    ),
+    "torch.distributed.pipelining._backward": ("stage_backward", "stage_backward_input", "stage_backward_weight"),
+    "torch.distributed.tensor.placement_types": ("_StridedShard",),
+    "torch.utils._python_dispatch": ("TorchDispatchMode",),
+    "torch.utils._pytree": ("TreeSpec", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"),
+}  # fmt: skip
+"""What the runtime imports, by module; a test holds that it is complete."""
+
+PRIVATE_TO_INTERCHANGE = {
+    "torch._subclasses.fake_tensor": ("FakeTensorMode",),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+}
+"""What `checkpointing.interchange` imports beside it, where somebody moves checkpoints of other tools."""
+
+
+class UnsupportedTorch(ImportError):
+    """The installed torch is older or newer than what elastic3d works with; the message says what to install."""
+
+
+def check_version(version: str | None = None) -> None:
+    """Raise UnsupportedTorch for a torch outside the bounds; version: of the installed package by default."""
+    if version is None:
+        try:
+            version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            return  # whoever imports torch is told; commands that only look at etcd or a store do without
+    try:
+        major, minor = (int(part) for part in version.split(".")[:2])
+    except ValueError:
+        return  # a build of one's own with a name of its own: the names decide
+    if not OLDEST <= (major, minor) < BEYOND:
+        raise UnsupportedTorch(f"elastic3d was tested with {_bounds()}, and torch {version} is installed: {_advice()}")
+
+
+def check_names() -> None:
+    """Raise UnsupportedTorch naming every private name of the runtime that this torch lacks; imports the modules."""
+    missing = []
+    for module, wanted in PRIVATE.items():
+        try:
+            found = importlib.import_module(module)
+        except ImportError:
+            missing.append(module)
+        else:
+            missing.extend(f"{module}.{name}" for name in wanted if not hasattr(found, name))
+    if missing:
+        import torch
+
+        raise UnsupportedTorch(
+            f"elastic3d was tested with {_bounds()}, and torch {torch.__version__} does not have what it needs: "
+            f"{', '.join(missing)}. {_advice()[0].upper()}{_advice()[1:]}"
+        )
+
+
+def _bounds() -> str:
+    return f"torch {OLDEST[0]}.{OLDEST[1]} to {BEYOND[0]}.{BEYOND[1] - 1}"
+
+
+def _advice() -> str:
+    low, high = (f"{major}.{minor}" for major, minor in (OLDEST, BEYOND))
+    return f'trying again does not help; pip install "torch>={low},<{high}", or an elastic3d for this torch'

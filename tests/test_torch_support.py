@@ -1,0 +1,50 @@
+"""The bounds of torch, and the private names of it that are imported."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from elastic3d import torch_support
+from elastic3d.torch_support import UnsupportedTorch, check_names, check_version
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_versions_beyond_the_bounds_are_an_error_that_says_what_to_install() -> None:
+    """Those within pass, whatever build they are."""
+    for version in ("2.9.0", "2.13.0+cpu", "2.15.1", "2.14.0a0+git1234", "own"):
+        check_version(version)
+    check_version()
+    for version in ("2.8.0", "1.13.1", "2.16.0", "3.0"):
+        with pytest.raises(UnsupportedTorch, match=rf'torch {version} is installed.*pip install "torch>=2\.9,<2\.16"'):
+            check_version(version)
+
+
+def test_the_package_has_the_same_bounds() -> None:
+    """pip refuses what the import would."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    low, high = (f"{major}.{minor}" for major, minor in (torch_support.OLDEST, torch_support.BEYOND))
+    assert f"torch>={low},<{high}" in needed
+
+
+def test_every_private_name_that_is_imported_is_listed_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a torch without one is told by one error, which names it, and not by an ImportError somewhere."""
+    used: dict[str, set[str]] = {}
+    for file in [*(ROOT / "elastic3d").rglob("*.py"), *(ROOT / "checkpointing").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+                private = any(part.startswith("_") for part in str(node.module).split("."))
+                names = {alias.name for alias in node.names if private or alias.name.startswith("_")}
+                if names:
+                    used.setdefault(str(node.module), set()).update(names)
+    listed = torch_support.PRIVATE | torch_support.PRIVATE_TO_INTERCHANGE
+    assert used == {module: set(names) for module, names in listed.items()}
+    check_names()
+    monkeypatch.setitem(torch_support.PRIVATE, "torch.utils._pytree", ("tree_map", "tree_gone"))
+    monkeypatch.setitem(torch_support.PRIVATE, "torch._gone", ("x",))
+    with pytest.raises(UnsupportedTorch, match=r"torch\.utils\._pytree\.tree_gone, torch\._gone\. Trying again"):
+        check_names()
