@@ -80,7 +80,10 @@ class Host(Alone):
         self.records = self.report.records
         self.assignment = replace(
             self.assignment,
-            generation=2 if orders.take else 1,
+            # Its snapshots are of generations before it: files are named step.generation.rank.
+            generation=1 + max((int(file.name.split(".")[1]) for file in orders.take.iterdir()), default=0)
+            if orders.take
+            else 1,
             measuring=orders.measuring,
             rank=rank,
             world=orders.layout.world,
