@@ -53,6 +53,7 @@ class Checker(Observer):
     out_after: list[tuple[str, float]] = field(default_factory=list)
     seals: int = 0
     _sealed: dict[str, Generation] = field(default_factory=dict)
+    _proposed: dict[str, None] = field(default_factory=dict)
     _number: int = 0
     _cut: bool = False
     _current: Generation | None = None
@@ -197,6 +198,7 @@ class Checker(Observer):
                 case e.GenerationPut():
                     self._seal(change.event.generation)
                 case e.ProposalPut():
+                    self._proposed[change.event.proposal.generation.key] = None
                     if change.event.proposal.switch:
                         self._prepared(change.event.proposal.generation)
                 case e.TombPut():
@@ -366,7 +368,8 @@ class Checker(Observer):
         """All trainers of a generation go on behind a step: after a planned change, behind the newest that was made."""
         sealed, world = list(self._sealed.values()), self.world
         at = next((at for at, one in enumerate(sealed) if one.key == generation.key), 0)
-        if not at or generation.cause not in PLANNED or not world.policy.beside or step >= before:
+        planned = generation.cause in PLANNED and generation.key in self._proposed
+        if not at or not planned or not world.policy.beside or step >= before:
             return
         left = sealed[at - 1]
         if not world.trainers.left_safely(left.key, left.nodes):

@@ -16,7 +16,7 @@ from chaos.etcd import EtcdServer
 from chaos.follow import Picture
 from chaos.play import Setting, play
 from chaos.processes import leashed, send, wait_until
-from chaos.scenario import Announce, Continue, Drain, Fault, Flap, Join, Stop, Terminate, When, node_name
+from chaos.scenario import Announce, Continue, Drain, Fault, Flap, Stop, Terminate, When, node_name
 from elastic3d.clock import SYSTEM
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, SMALL, held
@@ -77,14 +77,10 @@ def test_two_neighbours_drained_at_once(job_etcd: EtcdServer, quiet: Quiet, tmp_
     assert set(last.nodes) == {"node0", "node3"}
 
 
-def test_the_only_node_drained_to_a_newcomer(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """It has no buddy, and is gone before the newcomer could fetch anything: what it holds goes there before it."""
-    setting = dataclasses.replace(SMALL, nodes=1, steps=200)
-    asked = [Join(when=When(step=8)), Drain(node="node0", when=When(step=8))]
-    outcome = held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
-    first, second = outcome.picture.generations
-    assert (first.nodes, second.nodes, second.cause) == (("node0",), ("node1",), "drain")
-    assert (second.steps_repeated, second.restored_from) == (0, "memory")
+def test_the_only_node_drained_to_a_spare(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """It has no buddy, and is gone before its successor could fetch anything: what it holds goes there before it."""
+    setting = dataclasses.replace(LONG, nodes=2, conf={"counts": "1"})
+    drained(setting, Drain(node="leader", when=When(step=8)), job_etcd, quiet, tmp_path)
 
 
 class Times:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.simulation.run import play, play_many
+from chaos.simulation.run import play, play_many, policy_of
 from chaos.simulation.schedule import Command, Do, Schedule, draw, parse, shrink
 from elastic3d.errors import UsageError
 
@@ -207,6 +207,24 @@ def test_a_schedule_that_showed_a_fault(text: str) -> None:
     """What random schedules found once stays found."""
     outcome = play(parse(text))
     assert not outcome.violations, outcome.report()
+
+
+def test_who_lost_etcd_alone_holds_nobody_up() -> None:
+    """Its neighbours hear it, but the generation that waits for it goes on without it after lease and grace.
+
+    It is sealed into one more generation, for to have lost a lease is not to be dead; there all others are prepared.
+    """
+    schedule = parse("""
+        job seed=2 members=4 minimum=1 maximum=4 multiple_of=1 beside=1
+        4.000 lose n3 for 30
+        8.000 kill n4
+    """)
+    outcome = play(schedule, lines=True)
+    assert not outcome.violations, outcome.report()
+    seals = [line for line in outcome.lines if "GenerationPut" in line]
+    assert ["n3" in line.partition("[")[2].partition("]")[0] for line in seals] == [True, True, False, True]
+    policy = policy_of(schedule.job)
+    assert float(seals[2].split()[0]) < 4.0 + policy.lease + policy.grace + 1.0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 77])

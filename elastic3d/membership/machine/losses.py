@@ -40,13 +40,19 @@ def expired(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) ->
     A lost lease is suspicion only. A neighbour on the ring that is registered and does not call the node silent vetoes;
     what this member hears itself counts in any case. But a veto gives the node time to register again, no more: who
     has not within `Policy.orphan` has lost etcd alone and stopped its trainers long ago, and the others would wait for
-    them for ever.
+    them for ever. And it protects a generation that trains: where trainers have lost a peer, or all others wait for
+    the one that is missing to prepare, it has stopped, and there is nothing left to wait for.
     """
     me = view.me.node.id
     found: dict[str, str] = {}
     if not roll.missing:
         return found
     ring = view.ring
+    current = view.generation
+    assert current is not None
+    stands = bool(roll.reports.who("interrupted", current.key))
+    prepared = len(roll.reports.who("prepared", current.key))
+    waits = prepared >= len(current.nodes) - len(roll.missing)
     for id, since in roll.missing.items():
         if id == me:
             continue
@@ -57,6 +63,8 @@ def expired(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) ->
         reports = ((other, roll.reports.get(other)) for other in near if other in roll.members or other == me)
         if not any(report is not None and id not in report.silent for _, report in reports):
             found[id] = "its lease ran out, and no neighbour hears it"
+        elif stands or (waits and view.sealed_at > since):
+            found[id] = "its lease ran out, it did not register again, and its trainers are gone"
         elif alarm.due(since + patience + policy.orphan):
             found[id] = f"its lease ran out, and it did not register again within {patience + policy.orphan:g} s"
     return found
