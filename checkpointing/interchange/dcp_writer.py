@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from checkpointing.errors import FormatError, Inconsistent, NoCheckpoint, Superseded
@@ -395,10 +394,12 @@ def _ties(planner: SavePlanner) -> list[list[str]]:
     groups: dict[Any, list[str]] = {}
     state = getattr(planner, "state_dict", None)
     for name, value in state.items() if isinstance(state, Mapping) else ():
-        local = value.to_local() if isinstance(value, DTensor) else value
+        # A DTensor, known by what it can do: this library knows no mesh.
+        whole = not hasattr(value, "device_mesh")
+        local = value if whole else value.to_local()
         if type(name) is str and isinstance(local, torch.Tensor) and _plain(local) and local.numel():
             where = (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride())
-            spread = (tuple(value.shape), value.device_mesh, value.placements) if isinstance(value, DTensor) else None
+            spread = None if whole else (tuple(value.shape), value.device_mesh, value.placements)
             groups.setdefault((where, spread), []).append(name)
     return sorted(sorted(group) for group in groups.values() if len(group) > 1)
 
