@@ -80,7 +80,11 @@ def test_two_neighbours_drained_at_once(job_etcd: EtcdServer, quiet: Quiet, tmp_
 def test_the_only_node_drained_to_a_spare(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """It has no buddy, and is gone before its successor could fetch anything: what it holds goes there before it."""
     setting = dataclasses.replace(LONG, nodes=2, conf={"counts": "1"})
-    drained(setting, Drain(node="leader", when=When(step=8)), job_etcd, quiet, tmp_path)
+    outcome = play(setting, [Drain(node="leader", when=When(step=8))], etcd=job_etcd, workdir=tmp_path / "job")
+    first, second = held(outcome, quiet(dataclasses.replace(LONG, nodes=1))).picture.generations
+    assert (len(first.nodes), len(second.nodes), second.cause) == (1, 1, "drain")
+    assert first.nodes != second.nodes
+    assert (second.steps_repeated, second.restored_from) == (0, "memory")
 
 
 class Times:

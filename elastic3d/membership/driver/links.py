@@ -175,6 +175,8 @@ class Links:
             if patience is not None and now - turned_at - patience >= PAUSE:
                 self._forgive(now - turned_at - patience)
             turned_at = now
+            # First: who connects now means who this member is by now.
+            self._obey(now)
             for descriptor, _mask in ready:
                 if descriptor == self._listener.socket.fileno():
                     self._accept(now)
@@ -182,7 +184,6 @@ class Links:
                     self._wake_out.recv(4096)
                 elif descriptor in self._ends:
                     self._read(self._ends[descriptor], now)
-            self._obey(now)
             if self._listen_at is not None and now >= self._listen_at:
                 self._listen_at = None
                 self._poll.register(self._listener.socket, select.EPOLLIN)
