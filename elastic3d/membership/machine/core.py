@@ -108,6 +108,8 @@ class Core:
                     # The own keys may be older ones now, or gone although their lease is kept.
                     self._registered = self._registering = False
                     self._registered_at = 0
+                    # The tombs this member put up may be lost with the rest: who is dead is buried again.
+                    self._buried.clear()
             self._hear(event, actions, now)
             if self.exited:
                 return actions
