@@ -259,8 +259,9 @@ class Checker(Observer):
             )
 
     def _seal(self, formed: Generation) -> None:
-        if self._forgotten and self._sealed.get(formed.key) == formed:
-            # Written again, not sealed.
+        known = self._sealed.get(formed.key)
+        if self._forgotten and known is not None and replace(known, reached=formed.reached) == formed:
+            # Written again, not sealed, by one that may not have known yet which step is safe.
             self._forgotten = False
             self._current, self._number = formed, formed.number
             return

@@ -29,6 +29,17 @@ def test_a_hundred_thousand_schedules(first: int) -> None:
 
 
 FOUND = {
+    # What was written again did not know yet which step was safe, and was held for another generation.
+    "an etcd that came back empty to one that slept": """
+        job seed=1519 members=6 minimum=2 maximum=6 multiple_of=2 beside=1
+        2.000 mute n4 for 0.5
+        2.600 pause n1 for 6.6
+        3.527 etcd-stop for 6.79
+        3.532 fault leader
+        3.544 vanish n5
+        8.000 pause leader for 4.04
+        12.200 etcd-empty for 0.63
+    """,
     # Who buried them held them for buried, and waited for them for ever.
     "an etcd that forgot the tombs of all others": """
         job seed=1813 members=3 minimum=2 maximum=4 multiple_of=1 beside=1
