@@ -6,9 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 TO_RUN := $(VENV)/.ready-to-run
 TO_DEVELOP := $(VENV)/.ready-to-develop
-# Tests wait more than they compute: two more of them at a time than there are cores. Those of a file share what they
+# Tests wait more than they compute: one more of them at a time than there are cores. Those of a file share what they
 # set up, and run one after another.
-PYTEST := $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(($$(nproc) + 2))) --dist=loadfile
+PYTEST := $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(($$(nproc) + 1))) --dist=loadfile
 
 .PHONY: demo test check slow bench lint format lock lock-check clean
 

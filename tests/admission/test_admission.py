@@ -27,7 +27,7 @@ from elastic3d.worker.admit import admit
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Options
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.long]
 
 SCRIPT = Path(__file__).parent / "scripts" / "unfit.py"
 PROFILE = ModelProfile(blocks=2, parameters=100, micro_batches=4, micro_batch=1, digest="d")

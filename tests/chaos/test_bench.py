@@ -13,6 +13,8 @@ from chaos.bench.forming import CONTENDERS, Contender, Results, install, tables
 from chaos.bench.spread import spread
 from chaos.bench.world import Formed
 
+pytestmark = pytest.mark.long
+
 
 def test_a_spread_is_the_median_with_its_extremes() -> None:
     """Repeats that never came are counted, not left out in silence."""

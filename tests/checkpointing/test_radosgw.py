@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.s3,
     pytest.mark.slow,
     pytest.mark.skipif(bool(missing()), reason="needs ceph-mon, ceph-osd and radosgw, as Debian has them"),
+    pytest.mark.long,
 ]
 
 _numbers = itertools.count()

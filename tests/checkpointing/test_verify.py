@@ -37,6 +37,7 @@ def flip(store: Store, name: str, place: int, bit: int = 0) -> bytes:
     return data
 
 
+@pytest.mark.long
 def test_every_flipped_byte_of_every_object_is_found() -> None:
     """One flipped bit at any byte of any object is a finding that names the object, or what it points to."""
     store = fresh()
@@ -266,6 +267,7 @@ def test_a_hostile_manifest_is_refused(change: Callable[[dict[str, Any]], None])
         decode_manifest(data, NAME)
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(
     st.recursive(

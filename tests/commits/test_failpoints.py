@@ -27,6 +27,7 @@ def test_a_kill_on_a_local_disk(trial: Trial, crew: Nursery, tmp_path: Path) -> 
     assert result.killed == 1
 
 
+@pytest.mark.long
 @pytest.mark.s3
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
 def test_a_kill_on_s3(trial: Trial, crew: Nursery, server: S3Server) -> None:

@@ -23,6 +23,8 @@ from checkpointing.saving import commit as committing
 from checkpointing.stores.numbered import newest
 from checkpointing.stores.protocol import Store
 
+pytestmark = pytest.mark.long
+
 MOST = 600
 """Schedules in which a planted bug has to show itself."""
 

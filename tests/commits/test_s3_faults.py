@@ -17,7 +17,7 @@ from chaos.s3_proxy import ALWAYS, Do, Harm, S3Proxy, s3_proxy
 from checkpointing import Store, commit, fence, open_checkpoint, open_store, read_latest, save_rank, verify
 from checkpointing.errors import CheckpointError, FormatError, MissingTile, StoreError
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.s3, pytest.mark.long]
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from elastic3d.etcd import (
     Watch,
 )
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.long]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from chaos.etcd import EtcdServer
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.long]
 
 FORKS = 30
 

@@ -15,7 +15,7 @@ from chaos.etcd import EtcdCluster, EtcdServer
 from elastic3d.errors import EtcdUnavailable
 from elastic3d.etcd import Compare, EtcdClient, Get, OutcomeUnknown, Put
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.long]
 
 
 def test_a_leader_is_killed_under_writes(binary: Path) -> None:

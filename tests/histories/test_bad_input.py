@@ -45,6 +45,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", CASES)
 def test_a_mistake_in_the_script_is_named(kind: str, job_etcd: EtcdServer, tmp_path: Path) -> None:
     """Before any world is formed, the model, the batches and the store are looked at."""
@@ -62,6 +63,7 @@ def test_no_etcd_at_the_endpoint(tmp_path: Path) -> None:
     assert endpoint in said
 
 
+@pytest.mark.long
 def test_too_few_nodes_for_too_long(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """After --rdzv-conf=timeout the job fails and says which knobs there are."""
     codes, said = start(tmp_path, job_etcd.endpoint, ["good"], minimum=2, timeout="3")
@@ -87,6 +89,7 @@ def test_what_raises_after_a_step_on_every_try_ends_the_job(job_etcd: EtcdServer
     assert "elastic3d: job.ended kind=error" in said
 
 
+@pytest.mark.long
 def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """A node whose model or batches differ is told so; the job that runs goes on to its end."""
     launch = Launch(
@@ -146,6 +149,7 @@ def test_a_newcomer_whose_code_raises_is_put_out(job_etcd: EtcdServer, tmp_path:
         assert first.running() == ["node0"]
 
 
+@pytest.mark.long
 def test_torchruns_log_redirection_shows_the_trainers_output(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """What a forked trainer prints is in the files that --redirects makes, whole, though it ends by os._exit."""
     launch = Launch(

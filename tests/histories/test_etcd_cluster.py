@@ -15,7 +15,7 @@ from elastic3d.etcd import EtcdClient
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, held
 
-pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
 
 
 class Part:

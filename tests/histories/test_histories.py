@@ -41,15 +41,18 @@ def faults(*texts: str) -> list[Fault]:
     return [parse_join(text) if text.startswith("@") else parse_kill(text) for text in texts]
 
 
-HISTORIES = {
-    "the leader's node is killed": ["leader@8"],
-    "killed at the first step": ["2@1"],
-    "a second kill during the first recovery": ["1@8", "2@g2"],
-    "a join nobody made room for": ["@8"],
+FIRST = {
     "a kill and a join at one step": ["3@10", "@10"],
 }
 
 MORE = {
+    "the leader's node is killed": ["leader@8"],
+    "killed at the first step": ["2@1"],
+    "a second kill during the first recovery": ["1@8", "2@g2"],
+    "a join nobody made room for": ["@8"],
+}
+
+MOST = {
     "nothing happens": [],
     "a node is killed": ["1@8"],
     "the node with stage 0 is killed": ["stage0@8"],
@@ -71,8 +74,9 @@ def held(outcome: Outcome, undisturbed: Outcome) -> Outcome:
 @pytest.mark.parametrize(
     "history",
     [
-        *(pytest.param(history, id=name) for name, history in HISTORIES.items()),
-        *(pytest.param(history, id=name, marks=pytest.mark.slow) for name, history in MORE.items()),
+        *(pytest.param(history, id=name) for name, history in FIRST.items()),
+        *(pytest.param(history, id=name, marks=pytest.mark.long) for name, history in MORE.items()),
+        *(pytest.param(history, id=name, marks=pytest.mark.slow) for name, history in MOST.items()),
     ],
 )
 def test_any_history_ends_with_the_same_bits(
@@ -119,6 +123,7 @@ def test_losing_a_node_and_its_buddy_means_the_store(job_etcd: EtcdServer, quiet
     assert outcome.picture.generations[-1].nodes == ("node3",)
 
 
+@pytest.mark.long
 def test_losing_a_zone_costs_no_checkpoint(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Two of four nodes die at once: they share a zone, so that neither kept the other's copy, and memory is enough."""
     zones = ("zone:a", "zone:a", "zone:b", "zone:b")
@@ -128,6 +133,7 @@ def test_losing_a_zone_costs_no_checkpoint(job_etcd: EtcdServer, quiet: Quiet, t
     assert (set(last.nodes), last.restored_from) == ({"node2", "node3"}, "memory")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "layout", [pytest.param(Layout(pp=1), marks=pytest.mark.slow), Layout(pp=2, zero=2), Layout(pp=4)], ids=str
 )
@@ -139,6 +145,7 @@ def test_any_layout_ends_with_the_same_bits(layout: Layout, job_etcd: EtcdServer
     held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
 
 
+@pytest.mark.long
 def test_two_slots_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Two trainers a node, a whole node lost: the bits of one trainer a node."""
     setting = dataclasses.replace(SMALL, nodes=3, slots=2)

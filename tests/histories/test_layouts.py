@@ -15,7 +15,7 @@ from tests.histories.conftest import Quiet
 from tests.histories.test_histories import SMALL, faults, held
 from tests.plan.test_record import CALIBRATION, LINK
 
-pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
 
 TENSOR = Path(__file__).parent / "scripts" / "train_tensor.py"
 

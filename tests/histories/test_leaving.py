@@ -21,7 +21,7 @@ from elastic3d.clock import SYSTEM
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, SMALL, held
 
-pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
 
 SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
 

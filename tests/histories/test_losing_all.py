@@ -13,7 +13,7 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.membership.records import decode
 from elastic3d.values import Generation
 
-pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(400), pytest.mark.long]
 
 SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
 

@@ -13,7 +13,7 @@ from chaos.play import play
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import SMALL, held
 
-pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -23,6 +23,8 @@ from checkpointing.interchange import Reader, Writer
 from tests.interchange import mains
 from tests.interchange.worlds import run_ranks
 
+pytestmark = pytest.mark.long
+
 WAIT = 120
 
 

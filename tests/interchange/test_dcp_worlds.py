@@ -16,7 +16,7 @@ from tests.interchange import mains
 from tests.interchange.samples import same
 from tests.interchange.worlds import run_ranks
 
-pytestmark = [pytest.mark.gloo, pytest.mark.usefixtures("server")]
+pytestmark = [pytest.mark.gloo, pytest.mark.usefixtures("server"), pytest.mark.long]
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from elastic3d.membership.records import SCHEMA, decode, encode
 from elastic3d.values import Generation
 from tests.membership.crew import POLICY, PROFILE, Crew, in_training, wait
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240), pytest.mark.long]
 
 PATIENCE = POLICY.lease + POLICY.grace
 

@@ -13,7 +13,7 @@ from chaos.etcd import EtcdCluster, EtcdMember
 from elastic3d.membership import events as e
 from tests.membership.crew import POLICY, Crew, Hand, in_training, wait
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240), pytest.mark.long]
 
 PATIENCE = POLICY.lease + POLICY.grace
 """Seconds after which whoever is gone is gone."""

@@ -18,6 +18,8 @@ from elastic3d.values import Layout, Schedule
 from tests.models import mixtures
 from tests.parallel.worlds import Orders, Report, run_world
 
+pytestmark = pytest.mark.long
+
 PATTERN = "blocks.*.mlp.experts"
 
 

@@ -16,7 +16,7 @@ from elastic3d.values import Layout
 from tests.models import tensor_mains
 from tests.parallel.worlds import Orders, run_world
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.long]
 
 
 def result(main: Callable[..., Any], layout: str) -> Any:

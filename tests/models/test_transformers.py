@@ -14,7 +14,7 @@ from tests.models import families
 from tests.parallel.models import Sentences
 from tests.parallel.worlds import Orders, Report, run_world
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.long]
 
 
 def trained(family: str, layout: Layout, **options: Any) -> list[Report]:

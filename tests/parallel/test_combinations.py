@@ -14,7 +14,7 @@ from elastic3d.values import Layout, Schedule
 from tests.parallel import tensors
 from tests.parallel.worlds import Orders, Report, run_world
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.long]
 
 RANKS = 8
 

@@ -17,7 +17,7 @@ from tests.parallel import numeric_mains as mains
 from tests.parallel.models import Block, Model
 from tests.parallel.worlds import Orders, run_world
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.long]
 
 
 def results(main: Any, *shapes: tuple[int, int, int], **orders: Any) -> list[Any]:

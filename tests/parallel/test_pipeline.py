@@ -17,7 +17,7 @@ from elastic3d.values import Layout, Schedule
 from tests.parallel import pipeline_mains
 from tests.parallel.worlds import Orders, Report, run_world
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.long]
 
 ONE = Layout(pp=1, dp=1)
 

@@ -8,6 +8,8 @@ from chaos.bench.reductions import Comparison, Size, compare
 from chaos.bench.steppers import Task
 from elastic3d.values import Layout
 
+pytestmark = pytest.mark.long
+
 
 def test_costs_are_of_turns_that_followed_one_another() -> None:
     """A machine that grows slow under both is no difference between them."""

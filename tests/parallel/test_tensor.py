@@ -10,7 +10,7 @@ from elastic3d.values import Layout
 from tests.parallel import tensors
 from tests.parallel.worlds import Orders, Report, run_world
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.long]
 
 
 def finished(main: Callable[..., Any], layout: Layout, **orders: Any) -> list[Report]:

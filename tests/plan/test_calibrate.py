@@ -19,7 +19,7 @@ from elastic3d.cli import application
 from elastic3d.cli.calibrate import busy
 from elastic3d.errors import ConfigurationError, UsageError
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "chaos" / "scripts" / "train_gpt.py")
 COMMAND = [sys.executable, "-c", "from elastic3d.cli import main; main()", "calibrate"]

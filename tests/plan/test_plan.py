@@ -165,6 +165,7 @@ def test_a_layout_that_is_forbidden_says_why() -> None:
     assert any("silently wrong" in one["reason"] for one in document["rejected"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", [128, 2048])
 def test_thousands_of_devices_are_planned(nodes: int) -> None:
     """Of a thousand devices and of sixteen thousand, all that can be used are."""

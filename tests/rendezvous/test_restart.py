@@ -91,6 +91,7 @@ def plain(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "plain.py"), str(tmp_path)
 
 
+@pytest.mark.long
 def test_an_agent_that_hangs_does_not_hold_up_the_others(
     agents: Agents, plain: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_an_agent_that_hangs_does_not_hold_up_the_others(
     assert [agent.wait(20) for agent in (a, c)] == [0, 0]
 
 
+@pytest.mark.long
 def test_an_agent_dies_when_another_has_finished(agents: Agents, plain: tuple[str, str], tmp_path: Path) -> None:
     """Whoever has finished is not kept by torchrun's exit barrier, and the one still at work starts again without it.
 
@@ -144,6 +146,7 @@ def test_a_script_that_always_raises_ends_the_job_everywhere(agents: Agents, tmp
     assert all("this script is wrong" in agent.text for agent in both)
 
 
+@pytest.mark.long
 def test_one_worker_that_raises_ends_the_other_agent_too(agents: Agents, tmp_path: Path) -> None:
     """An agent whose own worker is well ends with the reason when another agent has given up."""
     script = tmp_path / "raises.py"
@@ -155,6 +158,7 @@ def test_one_worker_that_raises_ends_the_other_agent_too(agents: Agents, tmp_pat
     assert any("torchrun gave up" in agent.text for agent in both)
 
 
+@pytest.mark.long
 def test_below_the_minimum_and_without_etcd(agents: Agents, tmp_path: Path) -> None:
     """Too few nodes for longer than timeout=, an etcd that is not there, and a wrong setting each end with an error."""
     script = tmp_path / "fine.py"

@@ -44,6 +44,7 @@ def test_a_trace_is_followed(tmp_path: Path) -> None:
     assert formations[-1]["nodes"] == 9
 
 
+@pytest.mark.long
 def test_schedules_are_counted() -> None:
     """--schedules says how many a minute, and that none showed anything."""
     result = simulate("--schedules", "20", "--seed", "5")
@@ -107,6 +108,7 @@ def test_a_trace_is_scaled_to_a_peak(tmp_path: Path) -> None:
     assert [change.nodes for change in scaled(changes, 1000)] == [0, 1000, 500]
 
 
+@pytest.mark.long
 def test_a_thousand_nodes_form() -> None:
     """Within five virtual seconds of the last one's coming, by a record that etcd takes."""
     result = simulate("--nodes", "1000", "--seed", "3", "--json")

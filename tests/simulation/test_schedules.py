@@ -11,7 +11,7 @@ from elastic3d.errors import UsageError
 EACH = 250
 
 
-@pytest.mark.parametrize("first", range(1, 2001, EACH))
+@pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(1 + EACH, 2001, EACH))])
 def test_two_thousand_schedules(first: int) -> None:
     """Every invariant holds at every event of 2,000 schedules; a failure is printed small, to be pasted below."""
     tally = play_many(first, EACH, most=1)

@@ -183,6 +183,7 @@ def test_sigterm_ends_a_single_trainer(nursery: Nursery) -> None:
     assert keeper.wait(TrainerExited).code == -signal.SIGTERM
 
 
+@pytest.mark.long
 def test_fifty_forks_leak_nothing(nursery: Nursery) -> None:
     """Descriptors of keeper, template and trainer are as many after fifty trainers as after three."""
     keeper = nursery.keeper("idle")
@@ -206,6 +207,7 @@ def test_fifty_forks_leak_nothing(nursery: Nursery) -> None:
     assert children(keeper.template) == []
 
 
+@pytest.mark.long
 def test_a_script_with_threads_gets_new_interpreters(nursery: Nursery) -> None:
     """Where a fork is not safe each trainer is an interpreter of its own, and says so; the rules stay the same."""
     keeper = nursery.keeper("idle", threads_before=True)
@@ -222,6 +224,7 @@ def test_a_script_with_threads_gets_new_interpreters(nursery: Nursery) -> None:
     assert not process.session_members(bare)
 
 
+@pytest.mark.long
 def test_a_script_that_never_gets_to_run_again_loses_the_slot(nursery: Nursery) -> None:
     """Templates that end before they are ready are not started for ever."""
     keeper = nursery.keeper("idle", broken_again=True)
