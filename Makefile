@@ -10,6 +10,9 @@ TO_DEVELOP := $(VENV)/.ready-to-develop
 # set up, and run one after another.
 PYTEST := $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(($$(nproc) + 1))) --dist=loadfile
 
+# Where nothing may be written beside sources, every process would compile anew what it imports: seconds for torch alone.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test check slow bench lint format lock lock-check clean
 
 # A node is killed at step 20, a fresh one joins at step 40; then the same seed runs undisturbed, to compare the bits.
@@ -69,7 +72,7 @@ define install
 	@echo "installing $< into $(VENV)"
 	@uv=$$(command -v uv) || { $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv \
 		&& uv=$(BIN)/uv; } || uv=; \
-	test -n "$$uv" && "$$uv" pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r $< || \
+	test -n "$$uv" && "$$uv" pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes --no-deps -r $< || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $<
 	@$(BIN)/python -c "import importlib.metadata as m; m.version('torch')" 2>/dev/null || { echo "installing torch" && \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch; }
