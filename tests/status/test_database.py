@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos.etcd import EtcdServer
+from chaos.processes import wait_until
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.looking.database import LARGE, fullness
 
@@ -24,4 +25,5 @@ def test_etcd_says_how_large_it_is() -> None:
         before = client.database_size()
         for number in range(4):
             client.put(str(number), bytes(1_000_000), idempotent=True, budget=20.0)
-        assert client.database_size() >= before + 4_000_000
+        # etcd tells the size of its file, which it writes a moment after it has answered.
+        assert wait_until(lambda: client.database_size() >= before + 4_000_000, 30)

@@ -28,7 +28,9 @@ class Host(Alone):
         self.began: list[tuple[str, int]] = []
         self.facts: list[dict[str, Any]] = []
 
-    def restored(self, source: str, step: int, generation: int) -> None:
+    def restored(
+        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
+    ) -> None:
         self.began.append((source, step))
 
     def snapshot(self, step: int, tiles: Any, facts: dict[str, Any], *, checkpoint: bool, wait: bool) -> None:
