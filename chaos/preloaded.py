@@ -34,7 +34,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from chaos.processes import leashed
 
@@ -251,11 +251,11 @@ def _fork() -> int:
 
 
 @contextlib.contextmanager
-def _ending() -> Iterator[NoReturn]:
+def _ending() -> Iterator[None]:
     """End this process after the block as an interpreter would that has run nothing else."""
     code = 1
     try:
-        yield None  # type: ignore[misc]
+        yield
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1 if error.code else 0

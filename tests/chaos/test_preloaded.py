@@ -51,7 +51,7 @@ def test_a_forked_agent_is_like_one_that_was_started(code: int, preloaded: Prelo
     """Its workers run the script as `__main__`, alone in their sessions, found by their mark; its exit code is told."""
     with started_by(preloaded), Cluster(launch(tmp_path), tmp_path / "nodes") as cluster:
         node = cluster.start_node("node0")
-        assert wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 60), cluster.tail("node0")
+        assert wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 180), cluster.tail("node0")
         workers = [json.loads(path.read_text()) for path in tmp_path.glob("told-*")]
         assert {worker["pid"] for worker in workers} == set(node.keepers())
         assert {found.pid for found in marked(cluster.mark)} >= {node.pid, *node.keepers()}
@@ -74,7 +74,7 @@ def test_a_killed_agent_is_told_as_killed(preloaded: PreloadedServer, tmp_path: 
     """Its workers die with it, waiting or not."""
     with started_by(preloaded), Cluster(launch(tmp_path), tmp_path / "nodes") as cluster:
         cluster.start_node("node0")
-        assert wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 60), cluster.tail("node0")
+        assert wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 180), cluster.tail("node0")
         cluster.kill_node("node0")
         assert cluster.wait(10) == {"node0": -signal.SIGKILL}
     assert marked(cluster.mark) == []
