@@ -85,10 +85,12 @@ with EventLog(path, node="n0") as log:
     for step in range(25_000):
         log.emit("snapshot.held", step=step)
     with os.fdopen(reader) as file, open(sys.argv[2], "w") as out:
-        threading.Thread(target=lambda: out.writelines(file)).start()
+        reading = threading.Thread(target=lambda: out.writelines(file))
+        reading.start()
         log.flush(60)
         log.emit("snapshot.held", step=-1)
         log.close(60)
+        reading.join(60)
 """
 
 

@@ -21,8 +21,9 @@ told = {
     "parent": os.getppid(), "variable": os.environ["OF_THIS_JOB"], "directory": os.getcwd(),
     "threads": len(os.listdir("/proc/self/task")),
 }
-(folder / "part").write_text(json.dumps(told))
-(folder / "part").rename(folder / f"told-{os.environ['RANK']}")
+rank = os.environ["RANK"]
+(folder / f"part-{rank}").write_text(json.dumps(told))
+(folder / f"part-{rank}").rename(folder / f"told-{rank}")
 while not (folder / "end").exists():
     time.sleep(0.02)
 print("the worker ends")

@@ -111,6 +111,16 @@ def test_whoever_sees_its_own_key_vanish_registers_again() -> None:
     assert not [a for a in core.handle([e.Registered(revision=21), gone], 1.1) if isinstance(a, acts.PutMember)]
 
 
+def test_a_leader_that_is_not_registered_sweeps_what_keeps_it_from_it() -> None:
+    """Garbage under its own tomb: it may register only once that is gone, and nobody but the leader sweeps."""
+    core = member("a")
+    key = "board/tombs/a@a1"
+    told = core.handle([e.Unregistered(), e.Garbage(key=key, revision=10)], 1.0)
+    assert acts.Sweep(key=key, revision=10, token=5) in told
+    again = core.handle([e.WriteDone(write=told[-1], ok=True), e.TombGone(id="a@a1", revision=11)], 1.1)
+    assert acts.PutMember(record=core.record) in again
+
+
 def test_many_events_at_once_are_decided_once() -> None:
     """A batch is taken in whole before anything is done about it: two deaths, one generation."""
     core = member("a")

@@ -19,14 +19,13 @@ SOME = 40
 
 def chore(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     """Return one write of housekeeping, None if there is nothing to do."""
-    return _sweep(view) or _count_flap(view, roll, policy, lead) or _clear(view, roll, lead, alarm)
+    if view.garbage:
+        return sweep(view, next(iter(view.garbage)))
+    return _count_flap(view, roll, policy, lead) or _clear(view, roll, lead, alarm)
 
 
-def _sweep(view: View) -> acts.Fenced | None:
-    """Return the removal of a key that is garbage, once each: what it did not remove is not what it was."""
-    if not view.garbage:
-        return None
-    key = next(iter(view.garbage))
+def sweep(view: View, key: str) -> acts.Sweep:
+    """Return the removal of a key that is garbage, once: what it did not remove is not what it was."""
     return acts.Sweep(key=key, revision=view.garbage.pop(key), token=view.token)
 
 

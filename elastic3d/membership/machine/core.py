@@ -27,6 +27,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.campaign import turn
+from elastic3d.membership.machine.chores import sweep
 from elastic3d.membership.machine.commits import Commits
 from elastic3d.membership.machine.forming import Planner
 from elastic3d.membership.machine.funerals import TOGETHER
@@ -326,6 +327,11 @@ class Core:
         if ready and self._registered and not self.leads and self.view.led_by_newcomer:
             self._campaign(actions, self.view.token)
             return
+        tomb = f"board/tombs/{self._id}"
+        if ready and self.leads and not self._registered and tomb in self.view.garbage:
+            # It is in the way of the own keys.
+            self._busy = sweep(self.view, tomb)
+            actions.append(self._busy)
         roll = self.view.roll
         if roll is None or not roll.listed or not self._registered:
             return
