@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from chaos.play import play
 from checkpointing import open_checkpoint, open_store, read_ref, verify
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import SMALL, faults, held
+from tests.training.damage import spoil_tiles
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
@@ -30,11 +32,31 @@ def test_continuous_saving_beside_a_death(job_etcd: EtcdServer, quiet: Quiet, tm
     assert verified is not None
     assert verified.step == found.step
     assert [finding for finding in verify(store) if finding.checkpoints] == []
-    events = [
-        json.loads(line) for file in (tmp_path / "job").rglob("*.jsonl") for line in file.read_text().splitlines()
-    ]
-    committed = [event["step"] for event in events if event["event"] == "checkpoint.committed"]
-    written = {event["step"] for event in events if event["event"] == "checkpoint.written"}
+    told = events(tmp_path / "job")
+    committed = [event["step"] for event in told if event["event"] == "checkpoint.committed"]
+    written = {event["step"] for event in told if event["event"] == "checkpoint.written"}
     assert len(committed) >= 4
     # What was written by all and not committed is at most what the death, and the end, cut off.
     assert len(written - set(committed)) <= 2, (sorted(written), committed)
+
+
+@pytest.mark.long
+def test_all_ranks_fall_back_together_from_a_damaged_checkpoint(
+    job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
+) -> None:
+    """A job started anew, whose newest checkpoint is damaged meanwhile, goes on from the one before and says so."""
+    url = (tmp_path / "store").as_uri()
+    setting = dataclasses.replace(SMALL, nodes=2, options=(*SMALL.options, f"--store={url}"))
+    first = play(setting, [], etcd=job_etcd, workdir=tmp_path / "first")
+    assert not first.failure, first.logs
+    spoil_tiles(open_store(url), SMALL.steps, older=(5, 10, 15, 20))
+    second = play(setting, [], etcd=job_etcd, workdir=tmp_path / "second")
+    assert not second.failure, second.logs
+    assert second.digest == first.digest == quiet(SMALL).digest
+    restored = [event for event in events(tmp_path / "second") if event["event"] == "state.restored"]
+    assert {(event["source"], event["step"]) for event in restored} == {("store", 20)}
+    assert any("damaged" in (event["detail"] or "") for event in restored), restored
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in folder.rglob("*.jsonl") for line in file.read_text().splitlines()]

@@ -12,11 +12,9 @@ import torch
 from checkpointing import (
     Box,
     Piece,
-    Store,
     TensorSpec,
     commit,
     mark_verified,
-    open_checkpoint,
     open_store,
     read_latest,
     resolve_name,
@@ -35,6 +33,7 @@ from elastic3d.worker.options import Saving
 from elastic3d.worker.slot import PinnedSnapshot
 from elastic3d.worker.writing import Writer
 from tests.parallel.mains import train
+from tests.training.damage import spoil_tiles
 
 
 class Keeping(Alone):
@@ -92,25 +91,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def spoil_tiles(store: Store, step: int) -> None:
-    """Change one byte in every pack that no older checkpoint needs."""
-    older: set[str] = set()
-    for before in range(1, step):
-        older |= set(open_checkpoint(store, str(before)).packs)
-    for pack in set(open_checkpoint(store, str(step)).packs) - older:
-        path = Path(store.url.removeprefix("file://")) / names.pack(pack)
-        data = bytearray(path.read_bytes())
-        data[100] ^= 1
-        path.chmod(0o644)
-        path.write_bytes(data)
-
-
 def test_damaged_tiles_cost_the_steps_since_the_checkpoint_before(folder: Path) -> None:
     """The run goes on from the newest that is whole, says so, and ends with the bits it would have had."""
     undisturbed = go_through(Keeping(folder.parent / "other", 1), steps=6)
     store = open_store(str(folder))
     newest = resolve_name(store, "4")
-    spoil_tiles(store, 4)
+    spoil_tiles(store, 4, older=(1, 2, 3))
     port = Keeping(folder, 2, writer=Writer(store, Saving(), 1))
     assert go_through(port, steps=6) == undisturbed
     assert (port.told["source"], port.told["step"], port.told["damaged"]) == ("store", 3, (newest,))
@@ -173,6 +159,6 @@ def test_a_checkpoint_that_is_named_is_where_the_run_begins_and_not_where_it_goe
 
 def test_a_named_checkpoint_that_is_damaged_has_no_substitute(folder: Path) -> None:
     """Whoever names one means that one."""
-    spoil_tiles(open_store(str(folder)), 4)
+    spoil_tiles(open_store(str(folder)), 4, older=(1, 2, 3))
     with pytest.raises(StateError, match=r"asks for this one and no other"):
         go_through(Keeping(folder, 2, restore="4"))

@@ -1,0 +1,101 @@
+"""Nodes that are drained, by an operator, a signal or their cloud: a planned change that repeats no step."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from chaos.play import Setting, play
+from chaos.processes import leashed
+from chaos.scenario import Announce, Drain, Fault, Terminate, When, node_name
+from tests.histories.conftest import Quiet
+from tests.histories.test_histories import LONG, held
+
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
+
+
+def drained(setting: Setting, fault: Fault, etcd: EtcdServer, quiet: Quiet, workdir: Path) -> str:
+    """Assert that the fault took one node out by a planned change without a repeated step; return its name."""
+    outcome = held(play(setting, [fault], etcd=etcd, workdir=workdir / "job"), quiet(setting))
+    generations = outcome.picture.generations
+    assert [view.cause for view in generations] == ["start", "drain"], generations
+    assert (generations[1].steps_repeated, generations[1].restored_from) == (0, "memory")
+    (gone,) = set(generations[0].nodes) - set(generations[1].nodes)
+    return gone
+
+
+@pytest.mark.parametrize("node", ["leader", *(pytest.param(n, marks=pytest.mark.slow) for n in ("node1", "stage0"))])
+def test_an_operators_drain_repeats_no_step(node: str, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Whoever it is, the node leaves at a step boundary; its torchrun ends with 0, and the others go on from memory."""
+    gone = drained(LONG, Drain(node=node, when=When(step=8)), job_etcd, quiet, tmp_path)
+    assert node in (gone, "leader", "stage0")
+
+
+@pytest.mark.slow
+def test_a_drain_of_a_node_with_two_slots(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """What both slots hold is safe before the node leaves."""
+    setting = dataclasses.replace(LONG, nodes=3, slots=2)
+    assert drained(setting, Drain(node="node1", when=When(step=8)), job_etcd, quiet, tmp_path) == "node1"
+
+
+def test_sigterm_drains_the_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """torchrun passes the signal to its keepers and waits for them: that is time enough to leave in order."""
+    assert drained(LONG, Terminate(node="node2", when=When(step=8)), job_etcd, quiet, tmp_path) == "node2"
+
+
+@pytest.mark.slow
+def test_sigterm_to_a_node_with_two_slots_is_one_notice(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Every keeper of the node gets the signal."""
+    setting = dataclasses.replace(LONG, nodes=3, slots=2)
+    assert drained(setting, Terminate(node="node1", when=When(step=8)), job_etcd, quiet, tmp_path) == "node1"
+
+
+def test_a_spot_notice_drains_the_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """The cloud says it over HTTP, half a minute ahead."""
+    assert drained(LONG, Announce(node="node1", when=When(step=8)), job_etcd, quiet, tmp_path) == "node1"
+
+
+def test_two_neighbours_drained_at_once(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """A node and its buddy leave together: what they hold is with somebody who stays."""
+    asked = [Drain(node=name, when=When(step=8)) for name in ("node1", "node2")]
+    outcome = held(play(LONG, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(LONG))
+    last = outcome.picture.generations[-1]
+    assert {view.cause for view in outcome.picture.generations[1:]} == {"drain"}
+    assert sum(view.steps_repeated for view in outcome.picture.generations) == 0
+    assert set(last.nodes) == {"node0", "node3"}
+
+
+def test_the_only_node_drained_to_a_spare(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """It has no buddy, and is gone before its successor could fetch anything: what it holds goes there before it."""
+    setting = dataclasses.replace(LONG, nodes=2, conf={"counts": "1"})
+    outcome = play(setting, [Drain(node="leader", when=When(step=8))], etcd=job_etcd, workdir=tmp_path / "job")
+    first, second = held(outcome, quiet(dataclasses.replace(LONG, nodes=1))).picture.generations
+    assert (len(first.nodes), len(second.nodes), second.cause) == (1, 1, "drain")
+    assert first.nodes != second.nodes
+    assert (second.steps_repeated, second.restored_from) == (0, "memory")
+
+
+@pytest.fixture
+def load() -> Iterator[None]:
+    """Keep the machine busy meanwhile: two processes for each of its cores."""
+    command = leashed([sys.executable, "-c", "while True: pass"])
+    busy = [subprocess.Popen(command) for _ in range(4)]
+    yield
+    for process in busy:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("load")
+@pytest.mark.parametrize("seed", range(50))
+def test_no_drain_repeats_a_step_under_load(seed: int, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Fifty of fifty drains of 25 s, on a machine that has other things to do."""
+    node = ("leader", "stage0", *map(node_name, range(4)))[seed % 6]
+    drained(LONG, Drain(node=node, when=When(step=3 + seed % 11)), job_etcd, quiet, tmp_path)
