@@ -231,7 +231,7 @@ def test_a_script_that_never_gets_to_run_again_loses_the_slot(nursery: Nursery) 
     for template in keeper.templates:
         os.kill(template, signal.SIGKILL)
     trainer = keeper.slot.prepare(assignment())
-    lost = keeper.wait(SlotLost, seconds=60.0)
+    lost = keeper.wait(SlotLost, seconds=200.0)
     assert "never got as far as calling elastic3d.run" in lost.detail
     assert keeper.wait(TrainerExited).trainer == trainer
     assert eventually(lambda: children(keeper.pid) == [])
