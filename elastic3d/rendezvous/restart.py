@@ -34,7 +34,7 @@ from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan
-from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.errors import RendezvousEnded, as_torchs
 from elastic3d.rendezvous.guard import DONE, VARIABLE
 from elastic3d.rendezvous.settings import Settings
@@ -184,11 +184,13 @@ class RestartHandler(RendezvousHandler):
         with as_torchs():
             self._client = connect(settings)
             secret = obtain(self._client, settings.root)
-        self._credentials = Credentials(secret=secret, id=settings.node)
+            encrypted = encryption(settings)
+        self._credentials = Credentials(secret=secret, id=settings.node, certificate=settings.cert, key=settings.key)
         self._links = Links(
             settings.address,
             lambda event: self._member.tell(event) if self._member else None,
             secret=secret,
+            encryption=encrypted,
             refused=_say,
         )
         self._table = Table(settings.address, self._credentials, refused=_say)

@@ -26,7 +26,7 @@ from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Notice, Pulse
 from elastic3d.planner import Plan, plan
 from elastic3d.register import EtcdRegister
-from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.storage import open_checked
 from elastic3d.trust.credentials import Credentials
@@ -149,6 +149,7 @@ class Keeper:
             self._settings.address,
             lambda event: self._hear_peer(event),
             secret=secret,
+            encryption=encryption(self._settings),
             refused=lambda refusal: self._inbox.put(w.PeerRefused(slot=0, refusal=refusal)),
         )
         self._meeting = meeting = Meeting(self._settings.address)
