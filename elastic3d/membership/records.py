@@ -44,7 +44,8 @@ T = TypeVar("T")
 class MemberRecord:
     """A node that wants to take part. `floor` is the newest generation number its store has seen.
 
-    minimum, maximum: how many nodes its policy wants, 0 where it does not say; for people only.
+    minimum, maximum: how many nodes its policy wants, 0 where it does not say; for people only. encrypted: whether it
+    encrypts connections between nodes, and expects it.
     """
 
     node: Node
@@ -52,6 +53,7 @@ class MemberRecord:
     floor: int = 0
     minimum: int = 0
     maximum: int = 0
+    encrypted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,7 +218,7 @@ class RestartHandler(RendezvousHandler):
         assert self._client is not None
         assert self._links is not None
         settings, policy = self._settings, self._settings.policy
-        record = MemberRecord(node=node, minimum=policy.minimum, maximum=policy.maximum)
+        record = MemberRecord(node=node, minimum=policy.minimum, maximum=policy.maximum, encrypted=bool(settings.cert))
         self._node = node
         self._member = Member(self._client, settings.root, record, policy, _no_plan, self._act, pulse=self._pulse)
         self._member.start(self._links, again=again)

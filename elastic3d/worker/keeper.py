@@ -164,7 +164,14 @@ class Keeper:
             home=self._settings.home,
         )
         policy = self._settings.policy
-        record = MemberRecord(node=node, profile=profile, floor=floor, minimum=policy.minimum, maximum=policy.maximum)
+        record = MemberRecord(
+            node=node,
+            profile=profile,
+            floor=floor,
+            minimum=policy.minimum,
+            maximum=policy.maximum,
+            encrypted=bool(self._settings.cert),
+        )
         if store is not None:
             self._checkpoints = Checkpoints(
                 store,
