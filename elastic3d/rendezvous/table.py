@@ -176,12 +176,9 @@ class Table:
                         self._flush(guest)
                     if mask & selectors.EVENT_READ:
                         self._hear(guest)
-                except Rejected as error:
+                except (Rejected, Forged) as error:
                     self._refused(guest.address, str(error))
-                    self._drop(guest, error.farewell)
-                except Forged as error:
-                    self._refused(guest.address, str(error))
-                    self._drop(guest)
+                    self._drop(guest, error.farewell if isinstance(error, Rejected) else b"")
                 except (OSError, ValueError, RecursionError):
                     # It is gone, or it is none of ours.
                     self._drop(guest)
@@ -338,7 +335,7 @@ class Table:
 class Seat:
     """One agent's place at the table of a generation: its keys lie under `prefix`.
 
-    credentials: of the run. refused: told where who answers at the table's port is not of the run.
+    credentials: of the run, as they are by now. refused: told where who answers at the table's port is not of the run.
 
     Every call blocks until it is answered; GenerationOver once the generation is `over`. Thread-safe, one call after
     the other.
@@ -350,7 +347,7 @@ class Seat:
         port: int,
         prefix: str,
         over: Callable[[], bool],
-        credentials: Credentials,
+        credentials: Callable[[], Credentials],
         *,
         refused: Callable[[Refusal], None] = lambda refusal: None,
         clock: Clock = SYSTEM,
@@ -419,12 +416,13 @@ class Seat:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-            self._socket, binding = dial_encrypted(self._socket, self._credentials)
-            self._frames = _Frames(self._prove(self._socket, binding))
+            credentials = self._credentials()
+            self._socket, binding = dial_encrypted(self._socket, credentials)
+            self._frames = _Frames(self._prove(self._socket, credentials, binding))
         return self._socket, self._frames
 
-    def _prove(self, connection: socket.socket, binding: bytes) -> Peer:
-        ours = Dialling(self._credentials, Role.TABLE, binding=binding)
+    def _prove(self, connection: socket.socket, credentials: Credentials, binding: bytes) -> Peer:
+        ours = Dialling(credentials, Role.TABLE, binding=binding)
         connection.sendall(ours.hello)
         connection.settimeout(POLL)
         while ours.peer is None:

@@ -52,7 +52,7 @@ class Meeting:
         self.seats: list[Seat] = []
 
     def agent(self, rank: int, *, admitted: bool = True) -> GenerationStore:
-        self.seats.append(Seat("127.0.0.1", self.port, "1.1/", lambda: self.is_over, CREDENTIALS))
+        self.seats.append(Seat("127.0.0.1", self.port, "1.1/", lambda: self.is_over, lambda: CREDENTIALS))
         store = GenerationStore(self.seats[-1], rank, 2, lambda: self.finished.append(rank))
         if admitted:
             store.admit()
@@ -197,7 +197,7 @@ def test_what_generations_left_goes_when_a_later_one_begins() -> None:
     """The table of a job that re-forms for months does not grow; what is to come, and others' keys, stay."""
     table = Table("127.0.0.1", CREDENTIALS)
     seats = {
-        root + key: Seat("127.0.0.1", table.port, f"{root}{key}/", lambda: False, CREDENTIALS)
+        root + key: Seat("127.0.0.1", table.port, f"{root}{key}/", lambda: False, lambda: CREDENTIALS)
         for root, key in (("a/", "1.4"), ("a/", "2.9"), ("a/", "3.1"), ("b/", "1.1"))
     }
     try:
@@ -251,7 +251,7 @@ def encrypted(certificates: Certificates) -> Credentials:
 def test_an_encrypted_table_does_what_a_plain_one_does(encrypted: Credentials) -> None:
     """A get that waits, counters, what no buffer takes at once, and a connection that is made again."""
     table = Table("127.0.0.1", encrypted)
-    seats = [Seat("127.0.0.1", table.port, "1.1/", lambda: False, encrypted) for _ in range(2)]
+    seats = [Seat("127.0.0.1", table.port, "1.1/", lambda: False, lambda: encrypted) for _ in range(2)]
     try:
         first, second = seats
         late = threading.Timer(0.2, lambda: first.set("late", b"3"))
@@ -282,8 +282,8 @@ def test_a_table_and_a_seat_of_which_one_encrypts_say_so(encrypted: Credentials,
         ours.put(refusal)
 
     dials = CREDENTIALS if at_table else encrypted
-    seat = Seat("127.0.0.1", table.port, "1.1/", lambda: bool(told), dials, refused=heard)
-    good = Seat("127.0.0.1", table.port, "1.1/", lambda: False, encrypted if at_table else CREDENTIALS)
+    seat = Seat("127.0.0.1", table.port, "1.1/", lambda: bool(told), lambda: dials, refused=heard)
+    good = Seat("127.0.0.1", table.port, "1.1/", lambda: False, lambda: encrypted if at_table else CREDENTIALS)
     try:
         with pytest.raises(GenerationOver):
             seat.set("name", b"value")
