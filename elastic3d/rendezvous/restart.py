@@ -328,8 +328,8 @@ class RestartHandler(RendezvousHandler):
 
 
 def _say(refusal: Refusal) -> None:
-    """Say where people look who was shown out."""
-    sys.stderr.write(f"elastic3d: peer.refused {refusal}\n")
+    """Say where people look who was shown out; on threads that must not wait for whoever reads it."""
+    output.say(f"peer.refused {refusal}")
 
 
 def _no_plan(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:

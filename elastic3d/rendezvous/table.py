@@ -30,7 +30,7 @@ from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import dial_encrypted, load
 from elastic3d.trust.frames import SEAL_BYTES, Forged, Seals
 from elastic3d.trust.handshake import LIMIT, Answering, Dialling, Peer, Rejected, Role
-from elastic3d.trust.listening import PAUSE, Listener, Refusal, Refusals, Waiting, most_known
+from elastic3d.trust.listening import ACCEPTED_AT_ONCE, PAUSE, Listener, Refusal, Refusals, Waiting, most_known
 from elastic3d.trust.stream import Stream
 
 POLL = 0.1
@@ -220,7 +220,7 @@ class Table:
         self._selector.close()
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(ACCEPTED_AT_ONCE):
             found = self._listener.accept()
             if found is None:
                 return

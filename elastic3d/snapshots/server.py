@@ -27,7 +27,7 @@ from elastic3d.trust.channel import Channel, Deadline, WireError, answer, shut
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import agree, serve_encrypted
 from elastic3d.trust.handshake import Rejected, Role
-from elastic3d.trust.listening import Listener, Refusal, Refusals, Waiting, most_known
+from elastic3d.trust.listening import BACKLOG, Listener, Refusal, Refusals, Waiting, most_known
 
 _DIGEST_BYTES = 32
 
@@ -61,7 +61,7 @@ class TileServer:
         self._memory = memory
         self._name = name
         self._refused = Refusals(name, refused)
-        listening = socket.create_server((host, 0), family=_family(host), backlog=256)
+        listening = socket.create_server((host, 0), family=_family(host), backlog=BACKLOG)
         self._listener = Listener(listening, self._refused)
         self._lock = threading.Lock()
         self._credentials: Credentials | None = None

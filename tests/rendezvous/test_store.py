@@ -242,6 +242,44 @@ def test_who_proves_nothing_is_shown_out(meeting: Meeting) -> None:
             assert one.recv(1) == b""
 
 
+FLOOD = """\
+import socket, sys
+held = []
+print("begun", flush=True)
+while True:
+    one = socket.socket()
+    one.settimeout(5)
+    try:
+        one.connect(("127.0.0.1", int(sys.argv[1])))
+    except OSError:
+        pass
+    held.append(one)
+    if len(held) > 500:
+        held.pop(0).close()
+"""
+
+
+def test_a_flood_that_does_not_end_holds_up_nobody_who_is_known(meeting: Meeting) -> None:
+    """Whoever connects faster than the table accepts does not keep it from answering, nor from letting members in."""
+    known = meeting.agent(0)
+    assert known.add("n", 1) == 1
+    flood = [
+        subprocess.Popen([sys.executable, "-S", "-E", "-c", FLOOD, str(meeting.port)], stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    try:
+        for one in flood:
+            assert one.stdout is not None
+            assert one.stdout.readline()
+        meeting.end_in(60.0)
+        assert [known.add("n", 1) for _ in range(20)] == list(range(2, 22))
+        assert meeting.agent(1).add("n", 1) == 22
+    finally:
+        for one in flood:
+            one.kill()
+            one.communicate()
+
+
 @pytest.fixture
 def encrypted(certificates: Certificates) -> Credentials:
     """The credentials of a node with a certificate."""

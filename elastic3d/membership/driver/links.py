@@ -39,7 +39,7 @@ from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption
 from elastic3d.trust.handshake import Answering, Role
-from elastic3d.trust.listening import Listener, Refusal, Refusals, Waiting, most_known
+from elastic3d.trust.listening import ACCEPTED_AT_ONCE, BACKLOG, Listener, Refusal, Refusals, Waiting, most_known
 from elastic3d.trust.stream import Stream
 
 INTERVAL = 0.2
@@ -65,10 +65,6 @@ PAUSE = 0.5
 
 ABANDONED = 10.0
 """Seconds after which a guest that says nothing is closed: half-open connections of hosts that vanished."""
-
-
-_ACCEPTED_AT_ONCE = 16
-"""Before those that stand have their turn again."""
 
 
 @dataclass(slots=True)
@@ -117,7 +113,7 @@ class Links:
         self._interval, self._silence, self._fresh = interval, silence, fresh
         self._credentials, self._encryption = Credentials(secret=secret, id=""), encryption
         self._refused = Refusals("links", refused, clock=clock)
-        listening = socket.create_server((address, 0), family=family(address), backlog=128)
+        listening = socket.create_server((address, 0), family=family(address), backlog=BACKLOG)
         listening.setblocking(False)
         self._listener = Listener(listening, self._refused)
         self.port: int = self._listener.port
@@ -301,7 +297,7 @@ class Links:
     # Connections.
 
     def _accept(self, now: float) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
+        for _ in range(ACCEPTED_AT_ONCE):
             found = self._listener.accept()
             if found is None:
                 return
