@@ -43,6 +43,10 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # Somebody was shown out at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` where
         # it came from, `more` how many others were since the last time this was told.
         "peer.refused": ("port", "peer", "reason", "more"),
+        # The key of the run's secret was "missing" or held "garbage": this node, which leads, writes it again.
+        "secret.restored": ("was",),
+        # Another one than this node's stands there by now, and is used from now on: etcd had lost it.
+        "secret.adopted": (),
         # This node is to leave in `seconds`, at leisure where that is None.
         "node.draining": ("seconds", "detail"),
         "node.leaving": ("detail",),

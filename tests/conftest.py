@@ -14,6 +14,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from chaos.certificates import Certificates
 from chaos.preloaded import PreloadedServer
 from chaos.processes import Found, marked, wait_until
 from elastic3d import threads
@@ -50,6 +51,12 @@ def preloaded() -> Iterator[PreloadedServer]:
     """Run one process that forks torchrun agents and their workers: each would import torch anew otherwise."""
     with PreloadedServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority's, a server's and a client's, on which no test lays its hands."""
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic3d.membership.records import (
     Doubt,
@@ -143,6 +143,14 @@ class Sweep:
     token: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutSecret:
+    """Write the run's secret again, if its key still has this mod revision (0: does not exist)."""
+
+    secret: str = field(repr=False)
+    revision: int
+
+
 # Everything else a member does.
 
 
@@ -243,7 +251,7 @@ class Exit:
     rejoin: bool = False
 
 
-Unfenced = PutMember | PutReport | Bury | PutDoubt
+Unfenced = PutMember | PutReport | Bury | PutDoubt | PutSecret
 Fenced = Campaign | Seal | Propose | Withdraw | PutEnd | PutQuarantine | PutFlap | Clear | Mend | Sweep
 Write = Unfenced | Fenced
 Local = Watch | WatchRoll | LetGo | Prepare | Go | AskLeave | Stop | Fence | Commit | Awaiting | Draining | Exit

@@ -7,6 +7,7 @@ which few write; the leader alone, and whoever must judge the leader, watches th
     board/leader          who decides; its mod revision is the token that fences every write of a leader
     board/proposal        the membership being prepared beside the running one
     board/end             the job is over: finished or failed
+    board/secret          what its processes prove to each other to be of the run; no record (`trust/secret.py`)
     board/tombs/<id>      this incarnation is out: it left, it was found dead, it was refused, another took its name
     board/doubts/<id>     somebody does not hear this incarnation: it shall answer in its report
     roll/members/<id>     who I am: written once per incarnation, under the member's lease
@@ -17,7 +18,6 @@ which few write; the leader alone, and whoever must judge the leader, watches th
     pulses/<id>           figures for people, under the member's lease; watched by nobody
     history/<number>.<attempt>  why each generation came to be; written in the transaction that seals it
     refused/<name>        a node that failed its own admission, and why; under a lease of its own
-    secret                what its processes prove to each other to be of the run; no record (`trust/secret.py`)
 
 <id> is `Node.id`: name@incarnation. Keys of an incarnation are its own, so that nothing need be compared to bury it.
 Values are JSON objects with a schema version; a reader refuses a newer version and ignores fields it does not know.
@@ -44,7 +44,8 @@ T = TypeVar("T")
 class MemberRecord:
     """A node that wants to take part. `floor` is the newest generation number its store has seen.
 
-    minimum, maximum: how many nodes its policy wants, 0 where it does not say; for people only.
+    minimum, maximum: how many nodes its policy wants, 0 where it does not say; for people only. encrypted: whether it
+    encrypts connections between nodes, and expects it.
     """
 
     node: Node
@@ -52,6 +53,7 @@ class MemberRecord:
     floor: int = 0
     minimum: int = 0
     maximum: int = 0
+    encrypted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from elastic3d.etcd import Compare, Delete, Operation, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.records import Claim, Pulse, encode
+from elastic3d.trust import secret
 from elastic3d.values import Node
 
 HISTORY = 200
@@ -74,6 +75,9 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0) -> Tran
             )
         case acts.PutDoubt():
             return _made((), Put(f"{root}board/doubts/{action.id}", encode(action.doubt), lease))
+        case acts.PutSecret():
+            key = root + secret.KEY
+            return _made((Compare.mod_revision(key, action.revision),), Put(key, action.secret.encode()))
         case acts.Campaign():
             claim = Claim(name=me.name, incarnation=me.incarnation)
             return _made((Compare.mod_revision(leader, action.expected),), Put(leader, encode(claim), lease))

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from elastic3d import output
-from elastic3d.errors import EtcdUnavailable
+from elastic3d.errors import ConfigurationError, EtcdUnavailable
 from elastic3d.etcd import EtcdClient, Impaired, Tls, parse_endpoints, password_warning
 from elastic3d.rendezvous.settings import Settings
+from elastic3d.trust.encryption import Encryption, load
+
+
+def encryption(settings: Settings) -> Encryption | None:
+    """Return how connections between nodes are encrypted; ConfigurationError where the files are not fit for it."""
+    try:
+        return load(settings.cert, settings.key)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"--rdzv-conf: cert={settings.cert} and key={settings.key} cannot be used between nodes ({error}): "
+            "give PEM files that this node can read, a certificate and its key without a passphrase"
+        ) from error
 
 
 def client(settings: Settings) -> EtcdClient:

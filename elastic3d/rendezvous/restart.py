@@ -34,12 +34,13 @@ from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan
-from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.errors import RendezvousEnded, as_torchs
 from elastic3d.rendezvous.guard import DONE, VARIABLE
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.rendezvous.store import GenerationStore
 from elastic3d.rendezvous.table import GenerationOver, Seat, Table
+from elastic3d.trust.agreement import SecretNews, What
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.listening import Refusal, raise_file_limit
 from elastic3d.trust.secret import obtain
@@ -120,15 +121,18 @@ class RestartHandler(RendezvousHandler):
         root = f"{self._settings.run_id}/"
         if self._table is not None:
             self._table.forget(root, generation.number)
-        assert self._credentials is not None
         prefix = f"{root}{generation.key}/"
-        seat = Seat(first.address, first.store_port, prefix, over, self._credentials, refused=_say)
+        seat = Seat(first.address, first.store_port, prefix, over, self._shown, refused=_say)
         store = GenerationStore(seat, position, len(generation.nodes), finished)
         # torch only calls its methods, and an own Store class would be called through C++, deaf to signals.
         as_torchs = cast(Store, store)
         info = RendezvousStoreInfo.build(position, as_torchs, local_addr=self._node.address)
         store.admit()
         return RendezvousInfo(as_torchs, position, len(generation.nodes), info)
+
+    def _shown(self) -> Credentials:
+        assert self._credentials is not None
+        return self._credentials
 
     def is_closed(self) -> bool:
         """Return whether this agent is done with the job."""
@@ -184,11 +188,13 @@ class RestartHandler(RendezvousHandler):
         with as_torchs():
             self._client = connect(settings)
             secret = obtain(self._client, settings.root)
-        self._credentials = Credentials(secret=secret, id=settings.node)
+            encrypted = encryption(settings)
+        self._credentials = Credentials(secret=secret, id=settings.node, certificate=settings.cert, key=settings.key)
         self._links = Links(
             settings.address,
             lambda event: self._member.tell(event) if self._member else None,
             secret=secret,
+            encryption=encrypted,
             refused=_say,
         )
         self._table = Table(settings.address, self._credentials, refused=_say)
@@ -216,9 +222,19 @@ class RestartHandler(RendezvousHandler):
         assert self._client is not None
         assert self._links is not None
         settings, policy = self._settings, self._settings.policy
-        record = MemberRecord(node=node, minimum=policy.minimum, maximum=policy.maximum)
+        record = MemberRecord(node=node, minimum=policy.minimum, maximum=policy.maximum, encrypted=bool(settings.cert))
         self._node = node
-        self._member = Member(self._client, settings.root, record, policy, _no_plan, self._act, pulse=self._pulse)
+        self._member = Member(
+            self._client,
+            settings.root,
+            record,
+            policy,
+            _no_plan,
+            self._act,
+            pulse=self._pulse,
+            secret=self._shown().secret,
+            trusted=self._take_secret,
+        )
         self._member.start(self._links, again=again)
 
     def _rejoin(self) -> None:
@@ -229,6 +245,19 @@ class RestartHandler(RendezvousHandler):
         with self._lock:
             self._running, self._wanted = None, ""
         self._take_part(replace(self._node, incarnation=secrets.token_hex(6)), again=True)
+
+    def _take_secret(self, news: SecretNews) -> None:
+        """Say what became of the run's secret, and use it; on the member's thread."""
+        links, table = self._links, self._table
+        if news.what is What.RESTORED:
+            output.say(f"secret.restored was={news.was}")
+            return
+        output.say("secret.adopted")
+        self._credentials = replace(self._shown(), secret=news.secret)
+        if table is not None:
+            table.set_credentials(self._credentials)
+        if links is not None:
+            links.set_secret(news.secret)
 
     def _pulse(self) -> Pulse:
         running = self._running
@@ -299,8 +328,8 @@ class RestartHandler(RendezvousHandler):
 
 
 def _say(refusal: Refusal) -> None:
-    """Say where people look who was shown out."""
-    sys.stderr.write(f"elastic3d: peer.refused {refusal}\n")
+    """Say where people look who was shown out; on threads that must not wait for whoever reads it."""
+    output.say(f"peer.refused {refusal}")
 
 
 def _no_plan(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:

@@ -8,7 +8,8 @@ its keys are there, and the guest can stop waiting at any time.
 A connection opens with the handshake of the run (`trust/handshake.py`). A message after that is four bytes of length,
 JSON and its seal (`trust/frames.py`); an answer likewise. Requests are `["set", key, value]`, `["add", key, amount,
 token]` and `["get", [key, ...]]`; values are bytes, one character each. A guest asks one thing at a time; one whose
-connection breaks connects again and asks again, and the token keeps an amount from being added twice.
+connection breaks connects again and asks again, and the token keeps an amount from being added twice. Where the nodes
+have certificates, all of it is encrypted.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.encryption import dial_encrypted, load
 from elastic3d.trust.frames import SEAL_BYTES, Forged, Seals
 from elastic3d.trust.handshake import LIMIT, Answering, Dialling, Peer, Rejected, Role
-from elastic3d.trust.listening import PAUSE, Listener, Refusal, Refusals, Waiting, most_known
+from elastic3d.trust.listening import ACCEPTED_AT_ONCE, PAUSE, Listener, Refusal, Refusals, Waiting, most_known
+from elastic3d.trust.stream import Stream
 
 POLL = 0.1
 """Most seconds between two looks at whether the generation is over."""
@@ -85,18 +88,24 @@ _NOTHING = object()
 class _Guest:
     """Somebody who dialled: `frames` once it has proved to be of the run, `late_at` when that is too late."""
 
-    socket: socket.socket
+    stream: Stream
     address: str
     opening: Answering
     late_at: float
     frames: _Frames | None = None
-    outbox: bytearray = field(default_factory=bytearray)
+    writing: bool = False
+
+    @property
+    def socket(self) -> socket.socket:
+        """The connection."""
+        return self.stream.socket
 
 
 class Table:
     """Serves any number of generations from a thread of its own, until closed or the process ends.
 
-    credentials: of the run; who does not hold its secret is shown out. refused: told of that, on the table's thread.
+    credentials: of the run; who does not hold its secret is shown out, and all is encrypted with their certificate.
+    refused: told of whom was shown out, on the table's thread. OSError, ValueError: the certificate cannot be used.
     """
 
     def __init__(
@@ -108,6 +117,8 @@ class Table:
         clock: Clock = SYSTEM,
     ) -> None:
         self._credentials, self._clock = credentials, clock
+        # Once: its files may lie on a disk that hangs, and nobody looks at how old a certificate is.
+        self._encryption = load(credentials.certificate, credentials.key)
         self._refused = Refusals("table", refused, clock=clock)
         listening = socket.create_server((address, 0), family=_family(address), backlog=4096)
         listening.setblocking(False)
@@ -167,7 +178,7 @@ class Table:
                         self._hear(guest)
                 except (Rejected, Forged) as error:
                     self._refused(guest.address, str(error))
-                    self._drop(guest)
+                    self._drop(guest, error.farewell if isinstance(error, Rejected) else b"")
                 except (OSError, ValueError, RecursionError):
                     # It is gone, or it is none of ours.
                     self._drop(guest)
@@ -209,7 +220,7 @@ class Table:
         self._selector.close()
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(ACCEPTED_AT_ONCE):
             found = self._listener.accept()
             if found is None:
                 return
@@ -229,7 +240,9 @@ class Table:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         late_at = self._clock.monotonic() + handshake.SECONDS
-        guest = _Guest(connection, address, Answering(self._credentials, Role.TABLE), late_at)
+        stream = Stream(connection, self._encryption, answers=True)
+        opening = Answering(self._credentials, Role.TABLE, binding=stream.binding)
+        guest = _Guest(stream, address, opening, late_at)
         self._selector.register(connection, selectors.EVENT_READ, guest)
         self._guests += 1
         crowded = self._waiting.add(guest, address)
@@ -237,24 +250,27 @@ class Table:
             self._refused(crowded.address, "too many connections that have not proved themselves")
             self._drop(crowded)
 
-    def _drop(self, guest: _Guest) -> None:
+    def _drop(self, guest: _Guest, farewell: bytes = b"") -> None:
         if guest.socket.fileno() >= 0:
             self._selector.unregister(guest.socket)
-            guest.socket.close()
+            guest.stream.hang_up(farewell)
             self._guests -= 1
             self._waiting.remove(guest)
 
     def _hear(self, guest: _Guest) -> None:
-        data = guest.socket.recv(LIMIT if guest.frames is None else 65536)
+        data = guest.stream.receive(LIMIT if guest.frames is None else 65536)
+        if data is None:
+            self._flush(guest)
+            return
         if not data:
-            if guest.frames is None and not guest.opening.untouched:
+            if guest.frames is None and not (guest.opening.untouched and guest.stream.untouched):
                 raise Rejected("went away before it had proved itself")
             raise ConnectionResetError
         if guest.frames is None:
-            guest.outbox += guest.opening.feed(data)
-            self._flush(guest)
+            self._send(guest, guest.opening.feed(data))
             if guest.opening.peer is None:
                 return
+            guest.stream.proved()
             guest.frames = _Frames(guest.opening.peer)
             self._waiting.remove(guest)
         else:
@@ -297,22 +313,29 @@ class Table:
 
     def _reply(self, guest: _Guest, answer: Any) -> None:
         assert guest.frames is not None
-        guest.outbox += guest.frames.pack(answer)
-        self._flush(guest)
+        self._send(guest, guest.frames.pack(answer))
+
+    def _send(self, guest: _Guest, data: bytes) -> None:
+        if not guest.stream.send(data):
+            raise ConnectionResetError
+        self._watch(guest)
 
     def _flush(self, guest: _Guest) -> None:
-        try:
-            del guest.outbox[: guest.socket.send(guest.outbox)]
-        except BlockingIOError:
-            pass
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.outbox else 0)
-        self._selector.modify(guest.socket, events, guest)
+        if not guest.stream.flush():
+            raise ConnectionResetError
+        self._watch(guest)
+
+    def _watch(self, guest: _Guest) -> None:
+        if guest.stream.unsent is not guest.writing:
+            guest.writing = guest.stream.unsent
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.writing else 0)
+            self._selector.modify(guest.socket, events, guest)
 
 
 class Seat:
     """One agent's place at the table of a generation: its keys lie under `prefix`.
 
-    credentials: of the run. refused: told where who answers at the table's port is not of the run.
+    credentials: of the run, as they are by now. refused: told where who answers at the table's port is not of the run.
 
     Every call blocks until it is answered; GenerationOver once the generation is `over`. Thread-safe, one call after
     the other.
@@ -324,7 +347,7 @@ class Seat:
         port: int,
         prefix: str,
         over: Callable[[], bool],
-        credentials: Credentials,
+        credentials: Callable[[], Credentials],
         *,
         refused: Callable[[Refusal], None] = lambda refusal: None,
         clock: Clock = SYSTEM,
@@ -393,11 +416,13 @@ class Seat:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-            self._frames = _Frames(self._prove(self._socket))
+            credentials = self._credentials()
+            self._socket, binding = dial_encrypted(self._socket, credentials)
+            self._frames = _Frames(self._prove(self._socket, credentials, binding))
         return self._socket, self._frames
 
-    def _prove(self, connection: socket.socket) -> Peer:
-        ours = Dialling(self._credentials, Role.TABLE)
+    def _prove(self, connection: socket.socket, credentials: Credentials, binding: bytes) -> Peer:
+        ours = Dialling(credentials, Role.TABLE, binding=binding)
         connection.sendall(ours.hello)
         connection.settimeout(POLL)
         while ours.peer is None:

@@ -8,6 +8,7 @@ which the sealed record says that it is its own (`permits`).
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -22,11 +23,11 @@ from elastic3d.snapshots.holdings import Mark, Origin
 from elastic3d.snapshots.memory import Arriving, NoRoom, SnapshotMemory, Stored
 from elastic3d.snapshots.permits import Answer, Permits
 from elastic3d.trust import handshake
-from elastic3d.trust.channel import Channel, WireError, answer, shut
+from elastic3d.trust.channel import Channel, Deadline, WireError, answer, shut
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import agree, serve_encrypted
 from elastic3d.trust.handshake import Rejected, Role
-from elastic3d.trust.listening import Listener, Refusal, Refusals, Waiting, most_known
+from elastic3d.trust.listening import BACKLOG, Listener, Refusal, Refusals, Waiting, most_known
 
 _DIGEST_BYTES = 32
 
@@ -60,7 +61,7 @@ class TileServer:
         self._memory = memory
         self._name = name
         self._refused = Refusals(name, refused)
-        listening = socket.create_server((host, 0), family=_family(host), backlog=256)
+        listening = socket.create_server((host, 0), family=_family(host), backlog=BACKLOG)
         self._listener = Listener(listening, self._refused)
         self._lock = threading.Lock()
         self._credentials: Credentials | None = None
@@ -138,6 +139,8 @@ class TileServer:
             self._answer_all(channel, guest)
         except Rejected as error:
             self._refused(guest.address, str(error))
+            with contextlib.suppress(OSError):
+                guest.socket.sendall(error.farewell)
         except WireError:
             pass
         finally:
@@ -149,18 +152,20 @@ class TileServer:
             credentials = self._credentials
         if credentials is None:
             raise Rejected("came before this node had joined")
+        deadline = Deadline(handshake.SECONDS)
         try:
             wire.tune(guest.socket)
             guest.socket.settimeout(handshake.SECONDS)
             encrypted, binding = serve_encrypted(guest.socket, credentials)
             with self._lock:
                 guest.socket = encrypted
+            encrypted.settimeout(max(0.001, deadline.patience(handshake.SECONDS) or 0.0))
             agree(encrypted)
         except (OSError, ValueError) as error:
             if credentials.certificate:
                 raise Rejected(f"could not be agreed with on encryption: {error}") from error
             raise WireError(str(error)) from error
-        return answer(guest.socket, credentials, Role.TILES, binding=binding)
+        return answer(guest.socket, credentials, Role.TILES, binding=binding, deadline=deadline)
 
     def _answer_all(self, channel: Channel, guest: _Guest) -> None:
         while True:

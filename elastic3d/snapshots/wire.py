@@ -22,7 +22,7 @@ import socket
 from elastic3d.trust.channel import Channel, WireError, dial
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import dial_encrypted
-from elastic3d.trust.handshake import Role
+from elastic3d.trust.handshake import Rejected, Role
 
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
@@ -64,6 +64,9 @@ def _connect(server: str, credentials: Credentials) -> Channel:
         connection.settimeout(ANSWER_SECONDS)
         connection, binding = dial_encrypted(connection, credentials)
         return dial(connection, credentials, Role.TILES, binding=binding, seconds=ANSWER_SECONDS)
+    except Rejected as error:
+        connection.close()
+        raise WireError(f"{server}: who answers there {error}") from error
     except WireError as error:
         connection.close()
         kind = Interrupted if isinstance(error.__cause__, ConnectionError) else WireError

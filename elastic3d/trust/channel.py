@@ -182,18 +182,26 @@ def dial(
 
 
 def answer(
-    connection: socket.socket, credentials: Credentials, role: Role, *, binding: bytes = b"", seconds: float = SECONDS
+    connection: socket.socket,
+    credentials: Credentials,
+    role: Role,
+    *,
+    binding: bytes = b"",
+    deadline: Deadline | None = None,
 ) -> Channel:
-    """Have whoever dialled us prove that it is of the run; Rejected, or WireError for one that was only looking."""
+    """Have whoever dialled us prove that it is of the run; Rejected, or WireError for one that was only looking.
+
+    deadline: until when, `SECONDS` from now by default.
+    """
     theirs = Answering(credentials, role, binding=binding)
-    deadline = Deadline(seconds)
+    deadline = deadline or Deadline(SECONDS)
     try:
         while theirs.peer is None:
             reply = theirs.feed(_arrived(connection, deadline))
             if reply:
                 connection.sendall(reply)
     except (TimeoutError, BlockingIOError) as error:
-        raise Rejected(f"did not prove itself within {seconds:g} s") from error
+        raise Rejected(f"did not prove itself within {SECONDS:g} s") from error
     except (OSError, ValueError) as error:
         if theirs.untouched:
             raise WireError("gone before it said anything") from error

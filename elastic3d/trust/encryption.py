@@ -1,4 +1,4 @@
-"""TLS for connections that carry the state of a run, with the certificate that the node has for etcd.
+"""TLS for connections between the nodes of a run, with the certificate that the node has for etcd.
 
 The certificate only encrypts. Who is at the other end is proved by the run's secret: the handshake that follows is
 bound to the certificate that both sides saw, so that somebody in between who shows another one is found out. Neither
@@ -7,26 +7,78 @@ names nor purposes in it matter therefore; a client's certificate for etcd, whic
 
 from __future__ import annotations
 
+import functools
+import os
 import socket
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 
+from elastic3d.trust.channel import WireError
 from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.handshake import EVERY_NODE, LIMIT, Rejected, plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encryption:
+    """How a node encrypts. server, client: for connections it answers, and dials. binding: of those it answers."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    binding: bytes
+
+
+def load(certificate: str, key: str) -> Encryption | None:
+    """Return how to encrypt with these PEM files, None where there are none ("").
+
+    The files are read again only where they changed: they may be replaced while the job runs. OSError, ValueError.
+    """
+    if not certificate:
+        return None
+    return _load(certificate, key, _state(certificate), _state(key))
+
+
+def _state(path: str) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=4)
+def _load(certificate: str, key: str, *state: tuple[int, int, int]) -> Encryption:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # Without a passphrase, for which OpenSSL would ask at the terminal.
+    server.load_cert_chain(certificate, key, password="")
+    # What a peer could make this side work for, again and again, over one connection.
+    server.options |= ssl.OP_NO_RENEGOTIATION
+    server.num_tickets = 0
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    for context in (server, client):
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+    first = Path(certificate).read_text().partition("-----END CERTIFICATE-----")
+    binding = ssl.PEM_cert_to_DER_cert(first[0][first[0].index("-----BEGIN") :] + first[1])
+    return Encryption(server=server, client=client, binding=binding)
 
 
 def serve_encrypted(connection: socket.socket, credentials: Credentials) -> tuple[socket.socket, bytes]:
     """Return the connection, to be encrypted where this node has a certificate, and what binds a handshake to it.
 
-    `agree` comes next. The files are read each time: they may be replaced while the job runs. OSError, ValueError.
+    `agree` comes next. Waits for the first bytes, within the connection's timeout. Rejected for who does not encrypt,
+    WireError for who was only looking; OSError, ValueError.
     """
-    if not credentials.certificate:
+    encryption = load(credentials.certificate, credentials.key)
+    if encryption is None:
         return connection, b""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(credentials.certificate, credentials.key)
-    first = Path(credentials.certificate).read_text().partition("-----END CERTIFICATE-----")
-    binding = ssl.PEM_cert_to_DER_cert(first[0][first[0].index("-----BEGIN") :] + first[1])
-    return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), binding
+    first = connection.recv(LIMIT, socket.MSG_PEEK)
+    if not first:
+        raise WireError("gone before it said anything")
+    refusal = plain(first)
+    if refusal is not None:
+        raise refusal
+    return encryption.server.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), (
+        encryption.binding
+    )
 
 
 def agree(connection: socket.socket) -> None:
@@ -36,12 +88,22 @@ def agree(connection: socket.socket) -> None:
 
 
 def dial_encrypted(connection: socket.socket, credentials: Credentials) -> tuple[socket.socket, bytes]:
-    """Return the same of the side that dialled; OSError where the other side does not encrypt."""
-    if not credentials.certificate:
+    """Return the same of the side that dialled; Rejected where the other side does not encrypt, OSError."""
+    encryption = load(credentials.certificate, credentials.key)
+    if encryption is None:
         return connection, b""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    wrapped = context.wrap_socket(connection)
+    try:
+        wrapped = encryption.client.wrap_socket(connection)
+    except ssl.SSLEOFError:
+        # It went away; that says nothing of what it is.
+        raise
+    except ssl.SSLError as error:
+        raise not_agreed(error) from error
     return wrapped, wrapped.getpeercert(binary_form=True) or b""
+
+
+def not_agreed(error: ssl.SSLError) -> Rejected:
+    """Return what it means that the side we dialled did not agree with us on encryption."""
+    if error.reason and "ALERT_HANDSHAKE_FAILURE" in error.reason:
+        return Rejected(f"does not encrypt its connections, and this node does: {EVERY_NODE}")
+    return Rejected(f"could not be agreed with on encryption: {error.reason or error}")

@@ -28,8 +28,17 @@ LIMIT = 1024
 SECONDS = 2.0
 """Within which a side that was dialled wants the proof."""
 
+EVERY_NODE = "give cert= and key= to every node of the run, or to none"
+"""What to do where one side encrypts and the other does not."""
+
+ALERT = b"\x15\x03\x03\x00\x02\x02\x28"
+"""What TLS says to whom it cannot agree with. Sent in the clear it is understood by those who encrypt, and by ours."""
+
 _MAGIC = b"elastic3d"
 _VERSION = b"2"
+_TLS_HANDSHAKE, _TLS_ALERT = 0x16, 0x15
+"""First byte of what a side that encrypts says. No message of ours begins with them: it would be too long."""
+
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 
@@ -44,11 +53,14 @@ class Role(StrEnum):
 
 
 class Rejected(Exception):
-    """The other side is not of this run, or says nonsense. `foreign`: it does not speak this protocol at all."""
+    """The other side is not of this run, or says nonsense.
 
-    def __init__(self, reason: str, *, foreign: bool = False) -> None:
+    foreign: it does not speak this protocol at all. farewell: what tells it why, in the clear, before it is hung up on.
+    """
+
+    def __init__(self, reason: str, *, foreign: bool = False, farewell: bytes = b"") -> None:
         super().__init__(reason)
-        self.foreign = foreign
+        self.foreign, self.farewell = foreign, farewell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +111,16 @@ class Dialling:
         if len(self.hello) > LIMIT:
             raise ValueError(f"{credentials.id} and {meant} are too long to say")
 
+    def bind(self, binding: bytes) -> None:
+        """Set `binding`, where it is known only after the connection stands."""
+        self._binding = binding
+
     def feed(self, data: bytes) -> bytes:
         """Take in what arrived; return what to send, nothing while the answer is not whole. Rejected."""
         assert self.peer is None
         self._received += data
+        if self._received[:1] == bytes([_TLS_ALERT]):
+            raise Rejected(f"encrypts its connections, and this node does not: {EVERY_NODE}")
         taken = _take(self._received)
         if taken is None:
             return b""
@@ -157,6 +175,9 @@ class Answering:
         return answer
 
     def _greeted(self) -> bytes:
+        if self._received[:1] == bytes([_TLS_HANDSHAKE]):
+            reason = f"encrypts its connections, and this node does not: {EVERY_NODE}"
+            raise Rejected(reason, farewell=ALERT)
         if self._received[2:13] != b"\x00\x09" + _MAGIC and len(self._received) >= 13:
             raise Rejected("does not speak elastic3d's protocol", foreign=True)
         taken = _take(self._received)
@@ -191,6 +212,20 @@ class Answering:
             keys=Keys(send=_keyed(secret, b"to dials", self._said), receive=_keyed(secret, b"to answers", self._said)),
             rest=rest,
         )
+
+
+def plain(data: bytes) -> Rejected | None:
+    """Return why who begins with `data` cannot be agreed with on encryption; None where it begins to agree."""
+    if not data or data[0] == _TLS_HANDSHAKE:
+        return None
+    try:
+        taken = _take(data)
+    except Rejected as error:
+        return error
+    if taken is None or len(taken[0]) < 4 or taken[0][0] != _MAGIC:
+        return Rejected("does not speak elastic3d's protocol", foreign=True)
+    name = _read(taken[0][3])[:100]
+    return Rejected(f"calls itself {name!r}, and does not encrypt as this node does: {EVERY_NODE}", farewell=ALERT)
 
 
 def _keyed(secret: bytes, label: bytes, said: bytes) -> bytes:

@@ -24,6 +24,12 @@ WAITING = 64
 KNOWN = 4096
 """Connections of a port that may be proved at one time, where the process may have four times as many descriptors."""
 
+BACKLOG = 1024
+"""Connections that wait in the system to be accepted: beyond it, who connects tries again only after a second."""
+
+ACCEPTED_AT_ONCE = 16
+"""By a loop that serves others as well, before those have their turn again."""
+
 PAUSE = 0.1
 """Seconds to wait with the next accept() after one that failed."""
 

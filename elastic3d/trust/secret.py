@@ -2,6 +2,7 @@
 
 Reading it takes the right to read the run's keys, so that etcd's TLS and users decide who is of the run. It stays when
 the job ends: the next one under the same id uses it again, and nobody has to wait for the other to write a new one.
+Members see it on the board, which they all watch: `agreement.py` says what they do when it changes.
 """
 
 from __future__ import annotations
@@ -9,36 +10,50 @@ from __future__ import annotations
 import re
 import secrets
 
+from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import Compare, EtcdClient, Get, Put
 from elastic3d.trust.credentials import SECRET_BYTES
 
-KEY = "secret"
+KEY = "board/secret"
 """Below the run's prefix."""
 
 BUDGET = 30.0
 """Seconds for it: where thousands of nodes start at once, etcd has more to do than it can."""
 
+RESTORING = 15.0
+"""Seconds within which the leader of a living job writes it again where something else stands."""
+
+_POLL = 0.2
+_LEADER = "board/leader"
 _FORM = re.compile(rb"[0-9a-f]{64}")
 
 
-def obtain(client: EtcdClient, root: str, known: str = "") -> str:
-    """Return the secret of the run under `root`, writing one where there is none; ConfigurationError for nonsense.
+def readable(value: bytes) -> bool:
+    """Return whether this is a secret of a run."""
+    return _FORM.fullmatch(value) is not None
 
-    known: the one that this process uses already. An etcd that came back empty is given it again, so that those who
-    join later can talk to those who run. Where another stands by now, that one is returned: etcd decides.
+
+def obtain(client: EtcdClient, root: str, *, clock: Clock = SYSTEM) -> str:
+    """Return the secret of the run under `root`, writing one where there is none.
+
+    ConfigurationError where something else stands there, and no job lives whose leader would put that right.
     """
-    key = root + KEY
-    found = client.get(key, budget=BUDGET)
-    value = found.value if found is not None else b""
-    if found is None:
-        mine = (known or secrets.token_hex(SECRET_BYTES)).encode()
+    key, patience = root + KEY, clock.monotonic() + RESTORING
+    while True:
         # Sent twice, the second finds what the first wrote.
-        result = client.txn([Compare.absent(key)], [Put(key, mine)], [Get(key)], idempotent=True, budget=BUDGET)
-        value = mine if result.succeeded else result.gets[0][0].value
-    if not _FORM.fullmatch(value):
-        raise ConfigurationError(
-            f"etcd key {key} holds no secret of a run; another program writes under this prefix: choose another "
-            "--rdzv-id or prefix, or delete the key while no job runs"
-        )
-    return value.decode()
+        mine = secrets.token_hex(SECRET_BYTES).encode()
+        found = client.get(key, budget=BUDGET)
+        value = found.value if found is not None else b""
+        if found is None:
+            result = client.txn([Compare.absent(key)], [Put(key, mine)], [Get(key)], idempotent=True, budget=BUDGET)
+            value = mine if result.succeeded else result.gets[0][0].value
+        if readable(value):
+            return value.decode()
+        if clock.monotonic() >= patience or not client.exists(root + _LEADER):
+            break
+        clock.sleep(_POLL)
+    raise ConfigurationError(
+        f"etcd key {key} holds no secret of a run; another program writes under this prefix: choose another "
+        "--rdzv-id or prefix, or delete the key"
+    )

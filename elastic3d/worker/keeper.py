@@ -11,13 +11,13 @@ import queue
 import secrets
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from checkpointing import Store
 from checkpointing.stores.retrying import Trouble
 from elastic3d import notices, threads
 from elastic3d.clock import SYSTEM
-from elastic3d.errors import Elastic3dError, JobEnded
+from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
@@ -26,11 +26,11 @@ from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Notice, Pulse
 from elastic3d.planner import Plan, plan
 from elastic3d.register import EtcdRegister
-from elastic3d.rendezvous.connect import connect
+from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.storage import open_checked
+from elastic3d.trust.agreement import SecretNews, What
 from elastic3d.trust.credentials import Credentials
-from elastic3d.trust.listening import Refusal
 from elastic3d.trust.secret import obtain
 from elastic3d.values import Generation, Layout, ModelProfile, Node
 from elastic3d.values import Slot as Place
@@ -74,13 +74,6 @@ class Sealed:
     """The membership that runs, as its record says."""
 
     generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class SecretRead:
-    """The run's secret, as etcd has it."""
-
-    secret: str = field(repr=False)
 
 
 class Keeper:
@@ -149,6 +142,7 @@ class Keeper:
             self._settings.address,
             lambda event: self._hear_peer(event),
             secret=secret,
+            encryption=encryption(self._settings),
             refused=lambda refusal: self._inbox.put(w.PeerRefused(slot=0, refusal=refusal)),
         )
         self._meeting = meeting = Meeting(self._settings.address)
@@ -163,7 +157,14 @@ class Keeper:
             home=self._settings.home,
         )
         policy = self._settings.policy
-        record = MemberRecord(node=node, profile=profile, floor=floor, minimum=policy.minimum, maximum=policy.maximum)
+        record = MemberRecord(
+            node=node,
+            profile=profile,
+            floor=floor,
+            minimum=policy.minimum,
+            maximum=policy.maximum,
+            encrypted=bool(self._settings.cert),
+        )
         if store is not None:
             self._checkpoints = Checkpoints(
                 store,
@@ -214,6 +215,7 @@ class Keeper:
 
     def _join(self, client: EtcdClient, links: Links, record: MemberRecord, *, again: bool = False) -> None:
         self._node = record.node
+        assert self._generations.credentials is not None
         self._member = Member(
             client,
             self._settings.root,
@@ -224,6 +226,8 @@ class Keeper:
             pulse=self._pulse,
             heard=lambda there: self._inbox.put(EtcdHeard(there)),
             noted=self._noted,
+            secret=self._generations.credentials.secret,
+            trusted=self._inbox.put,
         )
         if self._member.start(links, again=again, end_seen=self._settings.end_seen):
             self._journal.emit("member.joined", incarnation=record.node.incarnation)
@@ -311,12 +315,10 @@ class Keeper:
             case EtcdHeard():
                 for slot in self._slots:
                     slot.set_etcd_away(not event.there)
-                if event.there:
-                    self._look_at_secret()
             case Sealed():
                 self._generations.sealed(event.generation)
-            case SecretRead():
-                self._take_secret(event.secret)
+            case SecretNews():
+                self._take_secret(event)
             case w.PeerRefused():
                 told = event.refusal
                 self._journal.emit(
@@ -365,30 +367,14 @@ class Keeper:
             case _:
                 pass
 
-    def _look_at_secret(self) -> None:
-        """See that the run's secret stands in etcd, which may have come back empty; on a thread, for etcd may be slow.
-
-        An error is no news: the next time that etcd comes back it is looked at again, and what stands still works.
-        """
-        credentials, root = self._generations.credentials, self._settings.root
-        if credentials is None:
+    def _take_secret(self, news: SecretNews) -> None:
+        if news.what is What.RESTORED:
+            self._journal.emit("secret.restored", was=news.was)
             return
-
-        def look() -> None:
-            try:
-                self._inbox.put(SecretRead(obtain(self._client, root, credentials.secret)))
-            except Elastic3dError as error:
-                refusal = Refusal(port="etcd", peer="", reason=f"the run's secret could not be read again: {error}")
-                self._inbox.put(w.PeerRefused(slot=0, refusal=refusal))
-
-        threads.start(look, name="elastic3d-secret", edge=threads.Edge.ALONE)
-
-    def _take_secret(self, secret: str) -> None:
-        """Use the secret that stands in etcd by now, where that is another one than before."""
-        credentials = self._generations.credentials
-        if credentials is not None and secret != credentials.secret:
-            self._generations.show(replace(credentials, secret=secret))
-            self._links.set_secret(secret)
+        self._journal.emit("secret.adopted")
+        assert self._generations.credentials is not None
+        self._generations.show(replace(self._generations.credentials, secret=news.secret))
+        self._links.set_secret(news.secret)
 
     def _tell(self, event: m.Event) -> None:
         assert self._member is not None

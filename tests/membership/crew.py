@@ -18,6 +18,8 @@ from elastic3d.membership.driver.member import Member
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan, plan
+from elastic3d.trust.agreement import SecretNews
+from elastic3d.trust.secret import obtain
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 
 PROFILE = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, digest="job")
@@ -40,7 +42,8 @@ def still(running: Generation | None) -> Pulse:
 class Hand:
     """A member whose trainers do at once what they are asked, and that comes back when it is told to.
 
-    went: every generation it ran. heard: each change of whether etcd answers. acted_on: the threads it was called on.
+    went: every generation it ran. heard: each change of whether etcd answers. trusted: what became of the run's secret.
+    acted_on: the threads it was called on.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class Hand:
         self.noted: list[e.Event] = []
         self.acted_on: set[str] = set()
         self.client = connect()
-        self.links = Links("127.0.0.1", lambda event: self.member.tell(event), secret="5e" * 32)
+        self.secret = obtain(self.client, root)
+        self.trusted: list[SecretNews] = []
+        self.links = Links("127.0.0.1", lambda event: self.member.tell(event), secret=self.secret)
         self._pulse, self._end_seen = pulse, end_seen
         node = Node(
             name=name,
@@ -84,8 +89,15 @@ class Hand:
             pulse=lambda: self._pulse(self.running),
             heard=self.heard.append,
             noted=self.noted.append,
+            secret=self.secret,
+            trusted=self._trust,
         )
         self.member.start(self.links, again=again, end_seen=self._end_seen)
+
+    def _trust(self, news: SecretNews) -> None:
+        self.trusted.append(news)
+        self.secret = news.secret
+        self.links.set_secret(news.secret)
 
     def rejoin(self) -> None:
         """Do what an owner does after Exit(rejoin=True)."""

@@ -14,6 +14,7 @@ from chaos import etcd_attacks
 from chaos.etcd import EtcdCluster
 from elastic3d.membership import events as e
 from elastic3d.membership.records import SCHEMA, decode, encode
+from elastic3d.trust.agreement import What
 from elastic3d.values import Generation
 from tests.membership.crew import POLICY, PROFILE, Crew, in_training, wait
 
@@ -68,6 +69,38 @@ def test_everything_deleted_by_hand(patient: Crew) -> None:
     crew.goes_on("abc", 1, PATIENCE)
     crew.all.pop("b").die()
     crew.trains("ac", 2, 5)
+
+
+@pytest.mark.parametrize("stands", [None, b"hunter2", b"a1" * 32])
+def test_the_secret_is_deleted_spoiled_or_replaced(crew: Crew, stands: bytes | None) -> None:
+    """Those who run notice nothing; the leader writes it again, once, or all take the other; a newcomer joins."""
+    key, before = crew.root + "board/secret", crew.all["a"].secret
+    if stands is None:
+        crew.client.delete(key)
+    else:
+        crew.client.put(key, stands)
+    replaced = stands is not None and len(stands) == 64
+    wanted = b"a1" * 32 if replaced else before.encode()
+    wait(lambda: crew.records().get("board/secret") == wanted, 20)
+    wait(lambda: {one.secret.encode() for one in crew.all.values()} == {wanted}, 20)
+    crew.start("d")
+    crew.trains("abcd", 2, 20)
+    told = [(news.what, news.was) for one in crew.all.values() for news in one.trusted]
+    was = "missing" if stands is None else "garbage"
+    assert told == ([(What.ADOPTED, "")] * 3 if replaced else [(What.RESTORED, was)])
+    crew.goes_on("abcd", 2, PATIENCE)
+
+
+def test_a_newcomer_is_first_in_an_etcd_that_lost_everything(patient: Crew) -> None:
+    """It writes a secret of its own before those who run are back: they take it, and nobody is buried for it."""
+    crew = patient
+    crew.client.delete(crew.root, prefix=True)
+    crew.client.put(crew.root + "board/secret", b"a1" * 32)
+    crew.start("d")
+    wait(lambda: len({one.secret for one in crew.all.values()}) == 1, 20)
+    wait(lambda: crew.registered() == "abcd*", 30)
+    assert crew.records()["board/secret"].decode() == crew.all["d"].secret
+    wait(lambda: {names for _number, names in crew.worlds()} == {"abcd"}, 30, lambda: str(crew.worlds()))
 
 
 def test_a_second_job_under_the_same_id(crew: Crew) -> None:

@@ -275,3 +275,23 @@ def test_who_knows_more_than_the_others_after_a_roll_back_comes_anew() -> None:
     told = core.handle([e.GenerationPut(generation=older, revision=4)], 2.1)
     exits = [action for action in told if isinstance(action, acts.Exit)]
     assert [action.rejoin for action in exits] == [True]
+
+
+@pytest.mark.parametrize("job", [True, False])
+def test_a_node_that_encrypts_unlike_the_job_is_refused(job: bool) -> None:
+    """It could speak with nobody: it is told what to do before anybody counts on it."""
+    core = Core(
+        MemberRecord(node=NODES[0], encrypted=job),
+        Policy(beside=False),
+        lambda nodes, record, present: Plan(layout=Layout(), nodes=nodes),
+    )
+    members = tuple(
+        e.MemberPut(record=MemberRecord(node=node, encrypted=encrypted), order=number, revision=number)
+        for number, (node, encrypted) in enumerate(zip(NODES[:2], (job, not job), strict=True), 1)
+    )
+    lead = e.LeaderPut(claim=Claim(name="a", incarnation="a1"), revision=5)
+    core.handle([e.Listed(tier=e.Tier.BOARD, items=(lead,), revision=9, gap=False)], 0.0)
+    listed = e.Listed(tier=e.Tier.ROLL, items=members, revision=9, gap=False)
+    (bury,) = [a for a in core.handle([e.Registered(revision=9), listed], 0.0) if isinstance(a, acts.Bury)]
+    assert (bury.id, bury.tomb.how) == ("b@b1", Out.REFUSED)
+    assert "give cert= and key= to every node of the run, or to none" in bury.tomb.detail

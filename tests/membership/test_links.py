@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from chaos.certificates import Certificates
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import LONGEST, Links
 from elastic3d.trust.channel import answer, dial
 from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.encryption import Encryption, load
 from elastic3d.trust.handshake import Role
 from elastic3d.trust.listening import Refusal
 
@@ -45,10 +47,16 @@ for line in sys.stdin:
 class Watcher:
     """Links that keep what they are told."""
 
-    def __init__(self, name: str = "a", address: str = "127.0.0.1", secret: str = SECRET) -> None:
+    def __init__(
+        self,
+        name: str = "a",
+        address: str = "127.0.0.1",
+        secret: str = SECRET,
+        encryption: Encryption | None = None,
+    ) -> None:
         self.told: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self.refused: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
-        self.links = Links(address, self.told.put, secret=secret, refused=self.refused.put)
+        self.links = Links(address, self.told.put, secret=secret, encryption=encryption, refused=self.refused.put)
         self.links.speak_for(f"{name}@1")
         self.address = address
 
@@ -466,3 +474,75 @@ def test_a_flood_of_strangers_keeps_no_member_out(watcher: Watcher) -> None:
         other.links.close()
         for one in crowd:
             one.close()
+
+
+@pytest.fixture
+def encryption(certificates: Certificates) -> Encryption:
+    """What a node with a client's certificate has."""
+    found = load(str(certificates.client), str(certificates.client_key))
+    assert found is not None
+    return found
+
+
+def test_encrypted_links_tell_what_plain_ones_tell(encryption: Encryption) -> None:
+    """Life at both ends, beats for longer than the first may take, a cut that is mended, and an end."""
+    one, other = Watcher("a", encryption=encryption), Watcher("b", encryption=encryption)
+    try:
+        one.watch(other.peer("b@1"))
+        other.watch(expected=("a@1",))
+        assert one.next(30) == heard("b@1")
+        assert other.next(30) == heard("a@1")
+        one.nothing_for(1.5)
+        assert other.told.empty()
+        stranger = Watcher("c", secret="a1" * 32, encryption=encryption)
+        stranger.watch(one.peer("a@1"))
+        assert "does not hold this run's secret" in stranger.refused.get(timeout=30).reason
+        assert one.refused.get(timeout=30).peer == "127.0.0.1"
+        stranger.links.close()
+        other.links.close()
+        assert isinstance(one.wait_for(lambda news: isinstance(news, e.PeerRefused), 30), e.PeerRefused)
+    finally:
+        one.links.close()
+        other.links.close()
+
+
+@pytest.mark.parametrize("dials_encrypted", [True, False])
+def test_who_encrypts_and_who_does_not_are_neither_heard_nor_dead(
+    encryption: Encryption, dials_encrypted: bool
+) -> None:
+    """A mistake in one node's settings: both say what it is, once, and nobody is buried for it."""
+    one = Watcher("a", encryption=encryption if dials_encrypted else None)
+    other = Watcher("b", encryption=None if dials_encrypted else encryption)
+    try:
+        one.watch(other.peer("b@1"))
+        assert one.next(30) == silent("b@1")
+        ours, theirs = one.refused.get(timeout=30).reason, other.refused.get(timeout=30).reason
+        assert ours.startswith("answers for b@1, but")
+        for reason in (ours, theirs):
+            assert "give cert= and key= to every node of the run, or to none" in reason
+        if not dials_encrypted:
+            assert "calls itself 'a@1'" in theirs
+        one.nothing_for(1.0)
+    finally:
+        one.links.close()
+        other.links.close()
+
+
+def test_half_a_step_towards_encryption_holds_up_nobody(encryption: Encryption) -> None:
+    """Who stops in the middle of it is shown out in time, and others are heard meanwhile."""
+    one, other = Watcher("a", encryption=encryption), Watcher("b", encryption=encryption)
+    crowd = [socket.create_connection(("127.0.0.1", one.links.port), timeout=30) for _ in range(20)]
+    try:
+        for stranger in crowd:
+            stranger.sendall(b"\x16\x03\x01\x02\x00\x01\x00")
+        other.watch(one.peer("a@1"))
+        assert other.next(30) == heard("a@1")
+        for stranger in crowd:
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(1) == b""
+        assert "did not prove itself" in one.refused.get(timeout=30).reason
+    finally:
+        one.links.close()
+        other.links.close()
+        for stranger in crowd:
+            stranger.close()

@@ -173,3 +173,35 @@ def test_below_the_minimum_and_without_etcd(agents: Agents, tmp_path: Path) -> N
     assert "EtcdUnavailable" in lost.text
     assert "unknown key(s) speed" in wrong.text
     assert all("must not run" not in agent.text for agent in agents.all)
+
+
+@pytest.mark.long
+def test_an_etcd_that_came_back_empty_is_given_the_secret_again(tmp_path: Path, plain: tuple[str, str]) -> None:
+    """All of it encrypted: etcd is back on the same port without data, nobody restarts, and a newcomer can join."""
+    with EtcdServer(tls=True, client_certificates=True) as etcd, Agents(tmp_path, etcd.endpoint, "wiped") as agents:
+        files = etcd.certificates
+        assert files is not None
+        conf = f"ca={files.ca},lease=2,grace=1"
+        ours = f"{conf},cert={files.client},key={files.client_key}"
+        both = [agents.start(name, *plain, nodes="2:3", conf=ours) for name in "ab"]
+        agents.wait_for("two run", lambda: world(both) == [(0, 2), (1, 2)], 120)
+        begun = [len(agent.begun()) for agent in both]
+        with etcd.client() as client:
+            key = "/elastic3d/wiped/board/secret"
+            before = client.get(key)
+            assert before is not None
+            etcd.restore(None)
+
+            def again() -> bool:
+                found = client.get(key, budget=20.0)
+                return found is not None and found.value == before.value
+
+            agents.wait_for("the secret stands again", again, 30)
+        assert sum("secret.restored was=missing" in agent.text for agent in both) == 1
+        assert [len(agent.begun()) for agent in both] == begun
+        third = agents.start("c", *plain, nodes="2:3", conf=ours)
+        agents.wait_for("three run", lambda: world([*both, third]) == [(0, 3), (1, 3), (2, 3)], 120)
+        for rank in range(3):
+            (tmp_path / f"stop-{rank}-3").touch()
+        assert [agent.wait(60) for agent in (*both, third)] == [0, 0, 0]
+        assert not any("peer.refused" in agent.text for agent in agents.all)

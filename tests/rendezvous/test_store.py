@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -12,15 +13,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from torch.distributed.elastic.utils.store import barrier
 
+from chaos.certificates import Certificates
 from elastic3d.rendezvous.store import GenerationStore
 from elastic3d.rendezvous.table import GenerationOver, Seat, Table
 from elastic3d.trust.channel import WireError, dial
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.handshake import Role
+from elastic3d.trust.listening import Refusal
 
 CREDENTIALS = Credentials(secret="5e" * 32, id="a@1")
 
@@ -48,7 +52,7 @@ class Meeting:
         self.seats: list[Seat] = []
 
     def agent(self, rank: int, *, admitted: bool = True) -> GenerationStore:
-        self.seats.append(Seat("127.0.0.1", self.port, "1.1/", lambda: self.is_over, CREDENTIALS))
+        self.seats.append(Seat("127.0.0.1", self.port, "1.1/", lambda: self.is_over, lambda: CREDENTIALS))
         store = GenerationStore(self.seats[-1], rank, 2, lambda: self.finished.append(rank))
         if admitted:
             store.admit()
@@ -193,7 +197,7 @@ def test_what_generations_left_goes_when_a_later_one_begins() -> None:
     """The table of a job that re-forms for months does not grow; what is to come, and others' keys, stay."""
     table = Table("127.0.0.1", CREDENTIALS)
     seats = {
-        root + key: Seat("127.0.0.1", table.port, f"{root}{key}/", lambda: False, CREDENTIALS)
+        root + key: Seat("127.0.0.1", table.port, f"{root}{key}/", lambda: False, lambda: CREDENTIALS)
         for root, key in (("a/", "1.4"), ("a/", "2.9"), ("a/", "3.1"), ("b/", "1.1"))
     }
     try:
@@ -236,3 +240,95 @@ def test_who_proves_nothing_is_shown_out(meeting: Meeting) -> None:
     for one in crowd:
         with one, contextlib.suppress(ConnectionError):
             assert one.recv(1) == b""
+
+
+FLOOD = """\
+import socket, sys
+held = []
+print("begun", flush=True)
+while True:
+    one = socket.socket()
+    one.settimeout(5)
+    try:
+        one.connect(("127.0.0.1", int(sys.argv[1])))
+    except OSError:
+        pass
+    held.append(one)
+    if len(held) > 500:
+        held.pop(0).close()
+"""
+
+
+def test_a_flood_that_does_not_end_holds_up_nobody_who_is_known(meeting: Meeting) -> None:
+    """Whoever connects faster than the table accepts does not keep it from answering, nor from letting members in."""
+    known = meeting.agent(0)
+    assert known.add("n", 1) == 1
+    flood = [
+        subprocess.Popen([sys.executable, "-S", "-E", "-c", FLOOD, str(meeting.port)], stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    try:
+        for one in flood:
+            assert one.stdout is not None
+            assert one.stdout.readline()
+        meeting.end_in(60.0)
+        assert [known.add("n", 1) for _ in range(20)] == list(range(2, 22))
+        assert meeting.agent(1).add("n", 1) == 22
+    finally:
+        for one in flood:
+            one.kill()
+            one.communicate()
+
+
+@pytest.fixture
+def encrypted(certificates: Certificates) -> Credentials:
+    """The credentials of a node with a certificate."""
+    return replace(CREDENTIALS, certificate=str(certificates.client), key=str(certificates.client_key))
+
+
+def test_an_encrypted_table_does_what_a_plain_one_does(encrypted: Credentials) -> None:
+    """A get that waits, counters, what no buffer takes at once, and a connection that is made again."""
+    table = Table("127.0.0.1", encrypted)
+    seats = [Seat("127.0.0.1", table.port, "1.1/", lambda: False, lambda: encrypted) for _ in range(2)]
+    try:
+        first, second = seats
+        late = threading.Timer(0.2, lambda: first.set("late", b"3"))
+        late.start()
+        assert second.get(["late"]) == [b"3"]
+        late.join()
+        value = bytes(range(256)) * 2**12
+        first.set("long", value)
+        assert second.get(["long", "long"]) == [value, value]
+        first.close()
+        assert [first.add("n", 1), second.add("n", 1)] == [1, 2]
+    finally:
+        for seat in seats:
+            seat.close()
+        table.close()
+
+
+@pytest.mark.parametrize("at_table", [True, False])
+def test_a_table_and_a_seat_of_which_one_encrypts_say_so(encrypted: Credentials, at_table: bool) -> None:
+    """A mistake in one node's settings is told by both, and ends neither."""
+    theirs: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
+    ours: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
+    table = Table("127.0.0.1", encrypted if at_table else CREDENTIALS, refused=theirs.put)
+    told: list[Refusal] = []
+
+    def heard(refusal: Refusal) -> None:
+        told.append(refusal)
+        ours.put(refusal)
+
+    dials = CREDENTIALS if at_table else encrypted
+    seat = Seat("127.0.0.1", table.port, "1.1/", lambda: bool(told), lambda: dials, refused=heard)
+    good = Seat("127.0.0.1", table.port, "1.1/", lambda: False, lambda: encrypted if at_table else CREDENTIALS)
+    try:
+        with pytest.raises(GenerationOver):
+            seat.set("name", b"value")
+        for refusal in (ours.get(timeout=60), theirs.get(timeout=60)):
+            assert "give cert= and key= to every node of the run, or to none" in refusal.reason
+        assert good.add("n", 1) == 1
+    finally:
+        seat.close()
+        good.close()
+        table.close()

@@ -540,4 +540,4 @@ def test_with_a_certificate_the_state_of_a_run_travels_encrypted(place: Callable
         assert tile_digest(offer.spec, offer.box, source.fetch(offer)) == offer.digest
     source.close()
     assert inventories([buddy.address], READER) == []
-    assert eventually(lambda: any("encryption" in one.reason for one in buddy.refused))
+    assert eventually(lambda: any("does not encrypt as this node does" in one.reason for one in buddy.refused))

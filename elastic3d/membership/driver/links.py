@@ -37,8 +37,10 @@ from elastic3d.membership import events as e
 from elastic3d.membership.driver.wire import Dial, Guest, Told, family
 from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.encryption import Encryption
 from elastic3d.trust.handshake import Answering, Role
-from elastic3d.trust.listening import Listener, Refusal, Refusals, Waiting, most_known
+from elastic3d.trust.listening import ACCEPTED_AT_ONCE, BACKLOG, Listener, Refusal, Refusals, Waiting, most_known
+from elastic3d.trust.stream import Stream
 
 INTERVAL = 0.2
 """Seconds between two beats."""
@@ -63,10 +65,6 @@ PAUSE = 0.5
 
 ABANDONED = 10.0
 """Seconds after which a guest that says nothing is closed: half-open connections of hosts that vanished."""
-
-
-_ACCEPTED_AT_ONCE = 16
-"""Before those that stand have their turn again."""
 
 
 @dataclass(slots=True)
@@ -94,7 +92,8 @@ class _Neighbour:
 class Links:
     """Listens for those who watch this member, and watches whom it is told to.
 
-    secret: the run's. refused: told of who was shown out, on the links' thread.
+    secret: the run's. encryption: with which connections are encrypted, None for not at all. refused: told of who was
+    shown out, on the links' thread.
     """
 
     def __init__(
@@ -103,6 +102,7 @@ class Links:
         tell: Callable[[e.PeerHeard | e.PeerRefused], None],
         *,
         secret: str,
+        encryption: Encryption | None = None,
         refused: Callable[[Refusal], None] = lambda refusal: None,
         interval: float = INTERVAL,
         silence: float = SILENCE,
@@ -111,9 +111,9 @@ class Links:
     ) -> None:
         self._tell, self._clock = tell, clock
         self._interval, self._silence, self._fresh = interval, silence, fresh
-        self._credentials = Credentials(secret=secret, id="")
+        self._credentials, self._encryption = Credentials(secret=secret, id=""), encryption
         self._refused = Refusals("links", refused, clock=clock)
-        listening = socket.create_server((address, 0), family=family(address), backlog=128)
+        listening = socket.create_server((address, 0), family=family(address), backlog=BACKLOG)
         listening.setblocking(False)
         self._listener = Listener(listening, self._refused)
         self.port: int = self._listener.port
@@ -297,7 +297,7 @@ class Links:
     # Connections.
 
     def _accept(self, now: float) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
+        for _ in range(ACCEPTED_AT_ONCE):
             found = self._listener.accept()
             if found is None:
                 return
@@ -316,8 +316,9 @@ class Links:
             return
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        opening = Answering(self._credentials, Role.LINK)
-        guest = Guest(socket=connection, address=address, moved_at=now, me=self._credentials.id, opening=opening)
+        stream = Stream(connection, self._encryption, answers=True)
+        opening = Answering(self._credentials, Role.LINK, binding=stream.binding)
+        guest = Guest(stream=stream, address=address, moved_at=now, me=self._credentials.id, opening=opening)
         self._ends[connection.fileno()] = guest
         self._poll.register(connection, guest.mask)
         crowded = self._waiting.add(guest, address)
@@ -327,7 +328,7 @@ class Links:
 
     def _dial(self, dial: Dial, now: float) -> None:
         self._drop(dial)
-        told = dial.open(self._credentials, now)
+        told = dial.open(self._credentials, self._encryption, now)
         if dial.socket is not None:
             self._ends[dial.socket.fileno()] = dial
             self._poll.register(dial.socket, dial.mask)

@@ -11,7 +11,7 @@ import gc
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
@@ -27,6 +27,8 @@ from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.forming import Planner
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Pulse
+from elastic3d.trust.agreement import Agreement, SecretNews, What
+from elastic3d.trust.secret import KEY
 from elastic3d.values import Node
 
 PULSE = 5.0
@@ -47,13 +49,25 @@ class _Heard:
     event: e.Event
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SecretSeen:
+    """What stands under the key of the run's secret, None for nothing."""
+
+    value: bytes | None = field(repr=False)
+    revision: int
+
+
+_Item = e.Event | _Heard | _SecretSeen | threading.Event | None
+
+
 class Member:
     """Takes part in the job under `root`, and tells its owner what to do.
 
     `act` is called on the member's thread with each local action, `heard` with each change of whether etcd answers,
-    `noted` with all that the core hears, `pulse` when the next pulse is due; none may block. `tell` may be called from
-    any thread. Client and links are the owner's, who closes them after this; after `Exit(rejoin=True)` it may close
-    this and start another, of a new incarnation, over the same ones.
+    `noted` with all that the core hears, `trusted` with what becomes of the run's secret, which is `secret` when this
+    begins ("" for a member that has none to keep), `pulse` when the next pulse is due; none may block. `tell` may be
+    called from any thread. Client and links are the owner's, who closes them after this; after `Exit(rejoin=True)` it
+    may close this and start another, of a new incarnation, over the same ones.
     """
 
     def __init__(
@@ -68,12 +82,15 @@ class Member:
         pulse: Callable[[], Pulse],
         heard: Callable[[bool], None] = lambda there: None,
         noted: Callable[[e.Event], None] = lambda event: None,
+        secret: str = "",
+        trusted: Callable[[SecretNews], None] = lambda news: None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client, self._root, self._policy, self._clock = client, root, policy, clock
         self._act, self._heard, self._noted = act, heard, noted
+        self._agreement, self._trusted = Agreement(secret) if secret else None, trusted
         self._core = Core(record, policy, planner)
-        self._inbox: queue.SimpleQueue[e.Event | _Heard | threading.Event | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._writer = Writer(
             client,
             root,
@@ -174,21 +191,24 @@ class Member:
                     # What a watch that was given up had still to say would be taken for the news of today's.
                     if item.watch in (BOARD, self._rolls):
                         events.append(item.event)
+                elif isinstance(item, _SecretSeen):
+                    self._see_secret(item)
                 elif item is not None and not isinstance(item, threading.Event):
                     events.append(item)
             self._handle(events)
+            self._restore_secret()
             for item in batch:
                 if isinstance(item, threading.Event):
                     item.set()
             if None in batch:
                 return
 
-    def _gather(self) -> list[e.Event | _Heard | threading.Event | None]:
+    def _gather(self) -> list[_Item]:
         """Return all that came, once something has or the core wants to be asked; a Tick if nothing did."""
         now = self._clock.monotonic()
         alarm = self._core.alarm(now)
         try:
-            found = [self._inbox.get(timeout=None if alarm is None else max(0.001, alarm - now))]
+            found: list[_Item] = [self._inbox.get(timeout=None if alarm is None else max(0.001, alarm - now))]
         except queue.Empty:
             return [e.Tick()]
         while True:
@@ -216,6 +236,18 @@ class Member:
                 case _:
                     self._writer.write(action)
 
+    def _see_secret(self, seen: _SecretSeen) -> None:
+        if self._agreement is not None:
+            news = self._agreement.saw(seen.value, seen.revision)
+            if news is not None:
+                self._trusted(news)
+
+    def _restore_secret(self) -> None:
+        due = None if self._agreement is None else self._agreement.restore(leads=self._core.leads)
+        if due is not None:
+            self._trusted(SecretNews(what=What.RESTORED, secret=due.secret, was=due.was))
+            self._writer.write(acts.PutSecret(secret=due.secret, revision=due.revision))
+
     def _watch_roll(self, on: bool) -> None:
         if on is (self._roll is not None):
             return
@@ -238,6 +270,10 @@ class Member:
         match news:
             case etcd_watch.Snapshot():
                 items: list[e.OfRoll | e.OfBoard] = []
+                if tier is e.Tier.BOARD:
+                    stands = next((kv for kv in news.kvs if kv.key == self._root + KEY), None)
+                    value, at = (None, 0) if stands is None else (stands.value, stands.mod_revision)
+                    self._inbox.put(_SecretSeen(value=value, revision=at))
                 for kv in news.kvs:
                     said = reading.read(self._root, kv)
                     if isinstance(said, e.Broken):
@@ -250,6 +286,9 @@ class Member:
                 put(told)
             case etcd_watch.Changes():
                 for change in news.changes:
+                    if change.key == self._root + KEY:
+                        value = None if change.kv is None else change.kv.value
+                        self._inbox.put(_SecretSeen(value=value, revision=change.revision))
                     if change.kv is not None:
                         said = reading.read(self._root, change.kv)
                     else:

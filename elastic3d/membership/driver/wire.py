@@ -2,7 +2,8 @@
 
 It opens with the handshake of the run (`trust/handshake.py`): the one that dials says who it is and whom it means, the
 other answers with who it is, and each proves that it is of the run. After that both send a beat from time to time: a
-seal of its place in the sequence, which nobody else can make, and which counts once.
+seal of its place in the sequence, which nobody else can make, and which counts once. Where the node has a certificate,
+all of it is encrypted (`trust/stream.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from enum import Enum
 
 from elastic3d.membership.actions import Peer
 from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.encryption import Encryption
 from elastic3d.trust.frames import Forged, Seals
-from elastic3d.trust.handshake import LIMIT, Answering, Dialling, Keys, Rejected, Role
+from elastic3d.trust.handshake import Answering, Dialling, Keys, Rejected, Role
+from elastic3d.trust.stream import Stream
 
 STANDING = select.EPOLLRDHUP
 """What a connection that stands wakes its reader for: its end. Beats are read when it is time to send one."""
@@ -38,22 +41,16 @@ class Beats:
 
     def __init__(self, keys: Keys, rest: bytes) -> None:
         self._ours, self._theirs = Seals(keys.send, BEAT_BYTES), Seals(keys.receive, BEAT_BYTES)
-        self._unsent, self._unread = b"", rest
+        self._unread = rest
 
-    def send(self, connection: socket.socket) -> bool:
+    def send(self, stream: Stream) -> bool:
         """Send a beat, or what is left of the last one; return False where the connection ended.
 
         Where its buffer is full there is no beat: the other side reads none, and misses nothing.
         """
-        try:
-            if not self._unsent:
-                self._unsent = self._ours.next(b"")
-            self._unsent = self._unsent[connection.send(self._unsent) :]
-        except BlockingIOError:
-            pass
-        except OSError:
-            return False
-        return True
+        if stream.unsent:
+            return stream.flush()
+        return stream.send(self._ours.next(b""))
 
     def take(self, data: bytes) -> bool:
         """Take in what arrived; return whether there was a beat in it. Forged."""
@@ -74,14 +71,20 @@ class Dial:
     """
 
     peer: Peer
-    socket: socket.socket | None = None
+    stream: Stream | None = None
     connected: bool = False
+    greeted: bool = False
     refusal: str = ""
     distrust: str = ""
     moved_at: float = 0.0
     retry_at: float = 0.0
     opening: Dialling | None = field(default=None, repr=False)
     beats: Beats | None = field(default=None, repr=False)
+
+    @property
+    def socket(self) -> socket.socket | None:
+        """The connection, None for none."""
+        return None if self.stream is None else self.stream.socket
 
     @property
     def known(self) -> bool:
@@ -95,19 +98,20 @@ class Dial:
             return STANDING
         return select.EPOLLIN if self.connected else select.EPOLLIN | select.EPOLLOUT
 
-    def open(self, credentials: Credentials, now: float) -> Told:
+    def open(self, credentials: Credentials, encryption: Encryption | None, now: float) -> Told:
         """Begin anew."""
         self.close()
         try:
-            self.socket = socket.socket(family(self.peer.address), socket.SOCK_STREAM)
+            connection = socket.socket(family(self.peer.address), socket.SOCK_STREAM)
         except OSError:
             return Told.ENDED
-        self.socket.setblocking(False)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.stream = Stream(connection, encryption, answers=False)
         self.distrust, self.moved_at = "", now
         try:
             self.opening = Dialling(credentials, Role.LINK, meant=self.peer.id)
-            code = self.socket.connect_ex((self.peer.address, self.peer.port))
+            code = connection.connect_ex((self.peer.address, self.peer.port))
         except (OSError, OverflowError, TypeError, ValueError):
             # A record with an address that is none: this peer is heard by nobody, the others are.
             code = errno.EADDRNOTAVAIL
@@ -115,60 +119,74 @@ class Dial:
 
     def read(self, now: float) -> Told:
         """Take the connection's news: it stands, it answers, it beats, or it ended."""
-        if self.socket is None:
+        if self.stream is None:
             return Told.NOTHING
         if not self.connected:
-            code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            code = self.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 return self._failed(code)
             self.connected = True
-            assert self.opening is not None
-            return Told.NOTHING if send(self.socket, self.opening.hello) else Told.ENDED
-        data = receive(self.socket)
-        if not data:
-            return Told.NOTHING if data is None else Told.ENDED
+            return Told.NOTHING if self.stream.begin() and self._greet(self.stream) else Told.ENDED
         try:
+            data = self.stream.receive()
+            if not self._greet(self.stream) or data == b"":
+                return Told.ENDED
+            if data is None:
+                return Told.NOTHING
             if self.beats is None:
-                return self._answered(data, now)
+                return self._answered(self.stream, data, now)
             if not self.beats.take(data):
                 return Told.NOTHING
+        except Rejected as error:
+            return self._rejected(error)
         except Forged as error:
             self.distrust = str(error)
             return Told.ENDED
         self.moved_at = now
         return Told.HEARD
 
-    def _answered(self, data: bytes, now: float) -> Told:
-        assert self.socket is not None
+    def _greet(self, stream: Stream) -> bool:
+        """Say who dials, once, as soon as it can be said; return False where the connection ended."""
+        if self.greeted or not stream.agreed:
+            return True
         assert self.opening is not None
-        try:
-            proof = self.opening.feed(data)
-        except Rejected as error:
-            if error.foreign:
-                return self._refused(f"answers, but {error}; another program than {self.peer.id}'s")
-            # Whoever it is, it may only be somebody in between, or of an etcd that was emptied: no death.
-            self.distrust = f"answers for {self.peer.id}, but {error}"
-            return Told.ENDED
+        self.greeted = True
+        self.opening.bind(stream.binding)
+        return stream.send(self.opening.hello)
+
+    def _answered(self, stream: Stream, data: bytes, now: float) -> Told:
+        assert self.opening is not None
+        proof = self.opening.feed(data)
         found = self.opening.peer
         if found is None:
             return Told.NOTHING
         if found.id != self.peer.id:
             return self._refused(f"answers as {found.id[:100]!r}, not as {self.peer.id}")
-        if not send(self.socket, proof):
+        if not stream.send(proof):
             return Told.ENDED
+        stream.proved()
         self.beats = Beats(found.keys, found.rest)
         self.moved_at = now
         return Told.HEARD
 
+    def _rejected(self, error: Rejected) -> Told:
+        if error.foreign:
+            return self._refused(f"answers, but {error}; another program than {self.peer.id}'s")
+        # Whoever it is, it may only be somebody in between, or of an etcd that was emptied: no death.
+        self.distrust = f"answers for {self.peer.id}, but {error}"
+        return Told.ENDED
+
     def beat(self) -> bool:
-        """Send a beat, once known; return False where the connection ended."""
-        return self.beats is None or self.socket is None or self.beats.send(self.socket)
+        """Send a beat, once known, or what is left to send; return False where the connection ended."""
+        if self.stream is None or not self.connected:
+            return True
+        return self.stream.flush() if self.beats is None else self.beats.send(self.stream)
 
     def close(self) -> None:
         """End the connection."""
-        if self.socket is not None:
-            self.socket.close()
-        self.socket, self.connected, self.opening, self.beats = None, False, None, None
+        if self.stream is not None:
+            self.stream.hang_up()
+        self.stream, self.connected, self.greeted, self.opening, self.beats = None, False, False, None, None
 
     def _failed(self, code: int) -> Told:
         return self._refused("refuses the heartbeat connection") if code == errno.ECONNREFUSED else Told.ENDED
@@ -182,17 +200,24 @@ class Dial:
 class Guest:
     """Somebody who dialled us from `address`. `known`: it has proved to be of the run, and beats.
 
-    id: who it is, if it means us. distrust: why it was not believed, "" where nothing was wrong.
+    id: who it is, if it means us. distrust: why it was not believed, "" where nothing was wrong. farewell: what it is
+    told then.
     """
 
-    socket: socket.socket
+    stream: Stream
     address: str
     moved_at: float
     me: str
     opening: Answering = field(repr=False)
     id: str = ""
     distrust: str = ""
+    farewell: bytes = b""
     beats: Beats | None = field(default=None, repr=False)
+
+    @property
+    def socket(self) -> socket.socket:
+        """The connection."""
+        return self.stream.socket
 
     @property
     def known(self) -> bool:
@@ -206,19 +231,22 @@ class Guest:
 
     def read(self, now: float) -> Told:
         """Take a step of its proof, and answer it, or beats."""
-        data = receive(self.socket)
-        if data is None:
-            return Told.NOTHING
-        if not data:
-            if not self.known and not self.opening.untouched:
-                self.distrust = "went away before it had proved itself"
-            return Told.ENDED
         try:
+            data = self.stream.receive()
+            if data is None:
+                return Told.NOTHING
+            if not data:
+                if not (self.known or (self.opening.untouched and self.stream.untouched)):
+                    self.distrust = "went away before it had proved itself"
+                return Told.ENDED
             if self.beats is None:
                 return self._greeted(data, now)
             if not self.beats.take(data):
                 return Told.NOTHING
-        except (Rejected, Forged) as error:
+        except Rejected as error:
+            self.distrust, self.farewell = str(error), error.farewell
+            return Told.ENDED
+        except Forged as error:
             self.distrust = str(error)
             return Told.ENDED
         self.moved_at = now
@@ -226,11 +254,12 @@ class Guest:
 
     def _greeted(self, data: bytes, now: float) -> Told:
         reply = self.opening.feed(data)
-        if reply and not send(self.socket, reply):
+        if reply and not self.stream.send(reply):
             return Told.ENDED
         found = self.opening.peer
         if found is None:
             return Told.NOTHING
+        self.stream.proved()
         self.beats = Beats(found.keys, found.rest)
         if found.meant == self.me:
             self.id = found.id
@@ -238,33 +267,12 @@ class Guest:
         return Told.HEARD
 
     def beat(self) -> bool:
-        """Send a beat, once known; return False where the connection ended."""
-        return self.beats is None or self.beats.send(self.socket)
+        """Send a beat, once known, or what is left to send; return False where the connection ended."""
+        return self.stream.flush() if self.beats is None else self.beats.send(self.stream)
 
     def close(self) -> None:
         """End the connection."""
-        self.socket.close()
-
-
-def send(connection: socket.socket, data: bytes) -> bool:
-    """Return whether the connection may still stand; a handshake always fits into its buffer."""
-    try:
-        connection.send(data)
-    except BlockingIOError:
-        pass
-    except OSError:
-        return False
-    return True
-
-
-def receive(connection: socket.socket) -> bytes | None:
-    """Return what arrived, None for nothing, b"" at the connection's end."""
-    try:
-        return connection.recv(LIMIT)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""
+        self.stream.hang_up(self.farewell)
 
 
 def family(address: str) -> socket.AddressFamily:

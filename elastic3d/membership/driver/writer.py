@@ -1,9 +1,9 @@
 """The thread of a member that writes to etcd, and the lease its keys stand under.
 
-Writes go in order. Unfenced ones (the own keys, a tomb, a doubt) are tried until etcd takes them; fenced ones once,
-since only the core can say whether they still make sense: one without an answer counts as failed, and the watch tells
-what became of it. What a write changed is told to the core at once; the watch's echo comes later and is recognised by
-its revision.
+Writes go in order. Unfenced ones (the own keys, a tomb, a doubt, the run's secret) are tried until etcd takes them;
+fenced ones once, since only the core can say whether they still make sense: one without an answer counts as failed, and
+the watch tells what became of it. What a write changed is told to the core at once; the watch's echo comes later and is
+recognised by its revision.
 
 Between writes comes the pulse, and while this member leads, now and then, a compaction. Since the pulse is conditional
 on the member's own keys, it also finds out when somebody deleted them, or wrote over them.

@@ -338,6 +338,11 @@ def refusal(theirs: MemberRecord, mine: MemberRecord) -> str:
             f"this node has {len(theirs.node.slots)} slot(s), the job's nodes have {len(mine.node.slots)}: "
             "start every node with the same --nproc-per-node"
         )
+    if theirs.encrypted != mine.encrypted:
+        which = "encrypts its connections to other nodes, and the job's nodes do not"
+        if mine.encrypted:
+            which = "does not encrypt its connections to other nodes, and the job's nodes do"
+        return f"this node {which}: give cert= and key= to every node of the run, or to none"
     if (mine.profile.digest if mine.profile else "") != (theirs.profile.digest if theirs.profile else ""):
         return (
             "this node's model, batch sizes or seed differ from those of the job that runs under this run id: "

@@ -1,0 +1,193 @@
+"""Connections that never block, encrypted: cut anywhere, spoken to in the clear, or fed with garbage."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chaos.certificates import Certificates
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.encryption import Encryption, load
+from elastic3d.trust.handshake import ALERT, Answering, Dialling, Rejected, Role
+from elastic3d.trust.stream import ENCRYPTED_LIMIT, Stream
+
+A, B = (Credentials(secret="5e" * 32, id=id) for id in ("a@1", "b@2"))
+
+
+@pytest.fixture
+def encryption(certificates: Certificates) -> Encryption:
+    """What a node with a client's certificate has."""
+    found = load(str(certificates.client), str(certificates.client_key))
+    assert found is not None
+    return found
+
+
+class Wire:
+    """A connection whose two ends are held by the test, which lets through as much as it wants."""
+
+    def __init__(self, encryption: Encryption | None, *, answers: bool) -> None:
+        ours, self.far = socket.socketpair()
+        ours.setblocking(False)
+        self.far.setblocking(False)
+        self.stream = Stream(ours, encryption, answers=answers)
+
+    def out(self) -> bytes:
+        """Take what was sent."""
+        try:
+            return self.far.recv(1 << 20)
+        except BlockingIOError:
+            return b""
+
+    def put(self, data: bytes) -> bytes | None:
+        """Have this arrive, and return what it says."""
+        told = b""
+        for start in range(0, len(data), 1024):
+            self.far.send(data[start : start + 1024])
+            while found := self.stream.receive():
+                told += found
+        return told or None
+
+    def close(self) -> None:
+        self.stream.hang_up()
+        self.far.close()
+
+
+@pytest.fixture
+def wires() -> Iterator[Callable[..., Wire]]:
+    """Make connections, closed afterwards."""
+    made: list[Wire] = []
+
+    def make(encryption: Encryption | None, *, answers: bool) -> Wire:
+        made.append(Wire(encryption, answers=answers))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def pump(one: Wire, other: Wire, cut: int = 1 << 20) -> tuple[bytes, bytes]:
+    """Let everything through, `cut` bytes at a time; return what each end was told."""
+    told = [b"", b""]
+    moved = True
+    while moved:
+        moved = False
+        for at, (source, target) in enumerate(((other, one), (one, other))):
+            assert source.stream.flush()
+            data = source.out()
+            moved = moved or bool(data)
+            for start in range(0, len(data), cut):
+                told[at] += target.put(data[start : start + cut]) or b""
+    return told[0], told[1]
+
+
+@pytest.mark.parametrize("cut", [1, 100, 1 << 20])
+def test_what_is_said_arrives_however_it_is_cut(encryption: Encryption, wires: Callable[..., Wire], cut: int) -> None:
+    """Agreeing too; both ends know the certificate that was shown, and nothing is readable on the way."""
+    dials, answers = wires(encryption, answers=False), wires(encryption, answers=True)
+    assert dials.stream.begin()
+    assert not dials.stream.agreed
+    pump(dials, answers, cut)
+    assert dials.stream.agreed
+    assert answers.stream.agreed
+    assert dials.stream.binding == answers.stream.binding == encryption.binding
+    for one, other in ((dials, answers), (answers, dials)):
+        one.stream.proved()
+        other.stream.proved()
+        assert one.stream.send(b"a beat")
+        said = one.out()
+        assert b"a beat" not in said
+        assert b"".join(other.put(said[at : at + cut]) or b"" for at in range(0, len(said), cut)) == b"a beat"
+
+
+def test_what_the_system_does_not_take_waits(encryption: Encryption, wires: Callable[..., Wire]) -> None:
+    """And arrives in its order, encrypted or not, once somebody reads."""
+    for how in (None, encryption):
+        dials, answers = wires(how, answers=False), wires(how, answers=True)
+        dials.stream.begin()
+        pump(dials, answers)
+        for one in (dials, answers):
+            one.stream.proved()
+        data = bytes(range(256)) * 4096
+        assert dials.stream.send(data)
+        assert dials.stream.send(b"end")
+        assert dials.stream.unsent
+        _, told = pump(dials, answers, 4096)
+        assert told == data + b"end"
+        assert not dials.stream.unsent
+
+
+def test_who_does_not_encrypt_is_named_and_told(encryption: Encryption, wires: Callable[..., Wire]) -> None:
+    """A node without a certificate dials one that has one: both sides say what is wrong."""
+    answers = wires(encryption, answers=True)
+    dials = Dialling(A, Role.LINK)
+    with pytest.raises(Rejected, match="calls itself 'a@1', and does not encrypt as this node does") as refused:
+        answers.put(dials.hello)
+    assert not refused.value.foreign
+    answers.stream.hang_up(refused.value.farewell)
+    with pytest.raises(Rejected, match="encrypts its connections, and this node does not") as told:
+        dials.feed(answers.out())
+    assert not told.value.foreign
+
+
+def test_who_encrypts_where_nobody_does_is_told(encryption: Encryption, wires: Callable[..., Wire]) -> None:
+    """A node with a certificate dials one that has none: the same the other way round."""
+    dials = wires(encryption, answers=False)
+    dials.stream.begin()
+    with pytest.raises(Rejected, match="encrypts its connections, and this node does not") as refused:
+        Answering(B, Role.LINK).feed(dials.out()[:1024])
+    assert refused.value.farewell == ALERT
+    with pytest.raises(Rejected, match="does not encrypt its connections, and this node does") as told:
+        dials.put(refused.value.farewell)
+    assert not told.value.foreign
+
+
+def test_another_program_is_foreign(encryption: Encryption, wires: Callable[..., Wire]) -> None:
+    """As it is where nothing is encrypted: whoever we mean does not have that port any more."""
+    dials, answers = wires(encryption, answers=False), wires(encryption, answers=True)
+    dials.stream.begin()
+    for one in (dials, answers):
+        with pytest.raises(Rejected, match="does not speak elastic3d's protocol") as told:
+            one.put(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        assert told.value.foreign
+
+
+def test_little_is_taken_before_the_proof(encryption: Encryption, wires: Callable[..., Wire]) -> None:
+    """Who has agreed on encryption has proved nothing yet."""
+    dials, answers = wires(encryption, answers=False), wires(encryption, answers=True)
+    dials.stream.begin()
+    pump(dials, answers)
+    dials.stream.send(bytes(ENCRYPTED_LIMIT))
+    with pytest.raises(Rejected, match="too much before it had proved itself"):
+        pump(dials, answers, 4096)
+
+
+def test_a_damaged_record_ends_the_connection(encryption: Encryption, wires: Callable[..., Wire]) -> None:
+    """Whatever it was that was changed, left out or said twice."""
+    dials, answers = wires(encryption, answers=False), wires(encryption, answers=True)
+    dials.stream.begin()
+    pump(dials, answers)
+    dials.stream.send(b"a beat")
+    said = dials.out()
+    assert answers.put(said) == b"a beat"
+    with pytest.raises(Rejected, match="no encrypted record"):
+        answers.put(said)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(data=st.binary(min_size=1, max_size=400), begun=st.booleans(), answers=st.booleans())
+def test_garbage_is_rejected_or_waited_for(
+    encryption: Encryption, wires: Callable[..., Wire], data: bytes, begun: bool, answers: bool
+) -> None:
+    """Nothing else is raised, whoever says it, and nothing of it is handed on."""
+    one = wires(encryption, answers=answers)
+    if not answers:
+        one.stream.begin()
+    try:
+        assert one.put((b"\x16\x03\x01" if begun else b"") + data) is None
+    except Rejected:
+        pass
