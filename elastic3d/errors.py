@@ -16,6 +16,7 @@ Every error says what happened, whether trying again helps, and what the person 
         JobUnknown          there is no job under this run id; the message names those that are there (exit 3)
       StateError            state that was asked for is nowhere, or does not fit the model
         StateUnfit          it does not fit the script; trying again does not help
+      UnmatchedCollective   some ranks made a collective call, and others had ended
       TrainingFailed        the user's code raised on every try
 """
 
@@ -87,6 +88,10 @@ class StateUnfit(StateError):
     """State and script do not go together: one of them has to be changed; trying again does not help."""
 
     final = True
+
+
+class UnmatchedCollective(Elastic3dError):
+    """Some ranks made a collective call when `main` had returned on others; make it on every rank alike."""
 
 
 class TrainingFailed(Elastic3dError):

@@ -4,7 +4,8 @@
     LeaseKeeper   keeps leases alive and says when one is lost
     Watch         a prefix as a snapshot and all its changes after it, whichever member serves it
 
-Not fork-safe: open it after a fork, never before. A child of a process that has used one is refused, at once.
+The child of a fork may go on with a client, over connections and a login of its own, whatever the parent's threads were
+at; watches and lease keepers are the process's that made them. How gRPC is brought to that: `transport`.
 """
 
 from elastic3d.etcd.client import EtcdClient

@@ -35,7 +35,7 @@ class EtcdClient:
     each call can have its own. namespace: put before every key and taken off again.
 
     Makes no connection until first used. Every method raises EtcdUnavailable (trying again may help), EtcdRefused (it
-    does not), UsageError in a forked child or after close.
+    does not), UsageError after close. May be used on in a forked child.
     """
 
     def __init__(

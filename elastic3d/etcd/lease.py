@@ -10,6 +10,7 @@ first thing that happens on waking is the loss, and a write under the dead lease
 from __future__ import annotations
 
 import math
+import os
 import queue
 import threading
 from collections import deque
@@ -111,6 +112,7 @@ class LeaseKeeper:
         self._failures = 0
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
         self._session.attach(self)
 
     def grant(
@@ -120,6 +122,7 @@ class LeaseKeeper:
 
         ttl: seconds; etcd raises what is below its least, about 2 s: see `Lease.ttl`.
         """
+        self._ensure_own()
         began = self._clock.monotonic()
         number, granted = self._client.grant(ttl, budget=budget)
         lease = Lease(id=number, ttl=granted, deadline=began + granted * (1 - MARGIN), on_lost=on_lost)
@@ -140,11 +143,17 @@ class LeaseKeeper:
 
     def forget(self, lease: Lease) -> None:
         """Keep a lease alive no longer: it runs out by itself, and nobody is told."""
+        self._ensure_own()
         with self._changed:
             self._leases.pop(lease.id, None)
 
     def close(self) -> None:
-        """Stop keeping; return when the threads have ended. May be called twice, and from a callback."""
+        """Stop keeping; return when the threads have ended. May be called twice, and from a callback.
+
+        In a forked child nothing happens: the leases are the parent's.
+        """
+        if os.getpid() != self._pid:
+            return
         self._session.detach(self)
         with self._changed:
             self._closed = True
@@ -152,6 +161,13 @@ class LeaseKeeper:
             self._changed.notify_all()
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _ensure_own(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f"etcd: this lease keeper belongs to process {self._pid}, from which this one was forked, and the "
+                "leases are that one's to keep; make a new LeaseKeeper in the child"
+            )
 
     def _run(self) -> None:
         try:

@@ -42,6 +42,10 @@ class Login:
         """Authenticate anew before the next call."""
         self._token = None
 
+    def after_fork(self) -> None:
+        """Begin anew, in the child of a fork."""
+        self._token, self._lock = None, threading.Lock()
+
     def metadata(self, channel: Channel) -> Metadata:
         """Return what a call over `channel` carries; RpcFailure if no token can be had."""
         token = self._token

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -57,7 +58,7 @@ class _NoAnswer(EtcdUnavailable):
 
 
 class Session:
-    """See the module. Thread-safe; of one process only."""
+    """See the module. Thread-safe. In a forked child it begins anew, without connections, streams and parts."""
 
     def __init__(
         self,
@@ -77,14 +78,8 @@ class Session:
         self.budget = budget
         self.clock = clock
         self._tls = tls
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
         self._closed = False
-        # Clients spread over the members by chance, here by their process id.
-        self._breaker = Breaker(len(endpoints), preferred=self._pid % len(endpoints))
-        self._channels: dict[int, Channel] = {}
-        self._streams: set[Stream] = set()
-        self._attached: list[Closable] = []
+        self._begin()
         self._deadlines = [0] * len(endpoints)
         self._heard_at = [-math.inf] * len(endpoints)
         self._slowness = 1.0
@@ -94,14 +89,25 @@ class Session:
             told = password
             self._login = Login(user, told if callable(told) else lambda: told, timeout, clock)
         self._let_in = False
+        _sessions.add(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        # Clients spread over the members by chance, here by their process id.
+        self._breaker = Breaker(len(self.endpoints), preferred=os.getpid() % len(self.endpoints))
+        self._channels: dict[int, Channel] = {}
+        self._streams: set[Stream] = set()
+        self._attached: list[Closable] = []
+
+    def after_fork(self) -> None:
+        """Begin anew in the child. What the parent's threads use, and may have locked, is left as it is."""
+        transport.leak((self._lock, self._channels, self._streams, self._attached))
+        self._begin()
+        if self._login is not None:
+            self._login.after_fork()
 
     def ensure_usable(self) -> None:
-        """Raise UsageError in a forked child and after close."""
-        if os.getpid() != self._pid:
-            raise UsageError(
-                f"etcd: this client belongs to process {self._pid}, its connections do not survive a fork; "
-                "make a new EtcdClient in the child"
-            )
+        """Raise UsageError after close."""
         if self._closed:
             raise UsageError("etcd: this client is closed; make a new EtcdClient")
 
@@ -248,9 +254,7 @@ class Session:
                 self._attached.remove(part)
 
     def close(self) -> None:
-        """End all streams, connections and attached parts. May be called twice. In a forked child, nothing happens."""
-        if os.getpid() != self._pid:
-            return
+        """End all streams, connections and attached parts of this process. May be called twice."""
         with self._lock:
             self._closed = True
             channels, self._channels = list(self._channels.values()), {}
@@ -330,3 +334,14 @@ def _short(failure: RpcFailure) -> str:
     if failure.code == "DEADLINE_EXCEEDED":
         return "no answer in time"
     return failure.detail.splitlines()[0][:200] if failure.detail else failure.code
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for session in _sessions:
+        session.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,8 +1,11 @@
 """The one place that touches gRPC, which has no types: channels, calls and streams, and failures as values.
 
 gRPC does not survive a fork: in the child of a process that has used it nothing is ever answered, and no timeout ever
-fires. Its own support of forks mends that only most of the time, and now and then hangs parent or child, as tried with
-1.85 and a watch open; so it stays off, and a child that would hang is refused.
+fires, on a new channel either (5 of 5 forks hung). Its own support of forks mends that only most of the time, and now
+and then hangs parent or child, as tried with 1.85 and a watch open; so it stays off. Instead such a child loads gRPC a
+second time when it first needs it: another instance of the library, with threads and locks of its own, that knows
+nothing of the parent's (0 of 200 forks hung beside a busy parent; 0.3 s). The first instance, and what was made of it,
+is neither used nor freed there.
 
 `GRPC_VERBOSITY=NONE` keeps each failed connection off the user's terminal, where our own errors say it better. gRPC
 reads its settings from the environment, once when it is imported and once when it is first used. They are there for
@@ -11,11 +14,19 @@ those two moments only, since workers inherit the environment.
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import os
+import shutil
+import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import spec_from_file_location
+from types import ModuleType
 from typing import Any
 
 from elastic3d.errors import ConfigurationError, UsageError
@@ -39,29 +50,39 @@ def _environment() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-with _environment():
-    import grpc
-    import grpc._common
+def _load() -> Any:
+    """Return gRPC as Python finds it now."""
+    with _environment():
+        module = importlib.import_module("grpc")
+        common = importlib.import_module("grpc._common")
+    # Who waits for a stream's next answer is woken by it, yet looks ten times a second whether it was: the greater part
+    # of what an idle stream costs. The look was for signals, which Python 3 lets through anyway.
+    if hasattr(common, "MAXIMUM_WAIT_TIMEOUT"):
+        vars(common)["MAXIMUM_WAIT_TIMEOUT"] = 2.0
+    return module
 
-# Who waits for a stream's next answer is woken by it, yet looks ten times a second whether it was: the greater part of
-# what an idle stream costs. The look was for signals, which Python 3 lets through anyway.
-if hasattr(grpc._common, "MAXIMUM_WAIT_TIMEOUT"):
-    grpc._common.MAXIMUM_WAIT_TIMEOUT = 2.0
+
+grpc = _load()
+_LIBRARY = "grpc._cython.cygrpc"
 
 Metadata = tuple[tuple[str, str], ...]
 
 
 class _Process:
-    """What this process has done with gRPC. used: it has begun, here or before a fork. forked: before a fork."""
+    """What this process has done with gRPC. used: it has begun, here or before a fork. forked: before a fork.
+
+    library: where the library is that the first instance was loaded from.
+    """
 
     def __init__(self) -> None:
+        self.library = getattr(sys.modules.get(_LIBRARY), "__file__", None) or ""
         self.lock = threading.Lock()
         self.used = self.forked = False
 
     def after_fork(self) -> None:
         """Take note, in the child, that this is another process now."""
         self.lock = threading.Lock()
-        self.forked = self.used
+        self.forked |= self.used
 
 
 _process = _Process()
@@ -69,18 +90,67 @@ os.register_at_fork(after_in_child=_process.after_fork)
 
 
 def _begin() -> None:
-    """Let gRPC begin, if it has not; UsageError in a child of a process in which it had."""
-    if _process.forked:
-        raise UsageError(
-            "etcd: this process was forked from one that had used etcd over gRPC, and nothing would ever be answered "
-            'here; trying again does not help. Start it with multiprocessing\'s "spawn" or "forkserver", or fork '
-            "before the first use of elastic3d's rendezvous handler or client"
-        )
+    """Let gRPC begin, if it has not; another instance in a child of a process in which it had. UsageError without."""
+    global grpc
     with _process.lock:
+        if _process.forked:
+            try:
+                grpc = _load_again()
+            except (ImportError, OSError, AttributeError, KeyError) as error:
+                raise UsageError(
+                    "etcd: this process was forked from one that had used etcd over gRPC, nothing would ever be "
+                    f"answered here, and gRPC cannot be loaded a second time ({type(error).__name__}: {error}); trying "
+                    'again does not help. Start it with multiprocessing\'s "spawn" or "forkserver", or fork before the '
+                    "first use of elastic3d's rendezvous handler or client"
+                ) from error
+            _process.forked = _process.used = False
         if not _process.used:
             with _environment():
                 grpc.insecure_channel("127.0.0.1:1").close()
             _process.used = True
+
+
+def _load_again() -> Any:
+    """Return a new instance of gRPC, which `import grpc` gives from now on as well.
+
+    The loader takes files of one inode for one library, so that the second instance is of a copy.
+    """
+    old = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "grpc"}
+    leak(old)
+    with open(_process.library, "rb") as source, open(os.memfd_create("grpc"), "wb") as copy:
+        shutil.copyfileobj(source, copy, 1 << 20)
+        copy.flush()
+        finder = _Copy(f"/proc/self/fd/{copy.fileno()}")
+        sys.meta_path.insert(0, finder)
+        try:
+            return _load()
+        except BaseException:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "grpc"]:
+                leak(sys.modules.pop(name))
+            sys.modules.update(old)
+            raise
+        finally:
+            sys.meta_path.remove(finder)
+
+
+class _Copy(MetaPathFinder):
+    """Finds gRPC's library in a file of its own."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where the library is; None for all else."""
+        if fullname != _LIBRARY:
+            return None
+        return spec_from_file_location(fullname, self._path, loader=ExtensionFileLoader(fullname, self._path))
+
+
+def leak(value: object) -> None:
+    """Keep a value for as long as the process lives, its end included: freeing it could wait for a lock for ever."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 # A member without a leader then refuses at once and ends its streams, instead of serving an old view in silence.
@@ -168,7 +238,7 @@ class Stream:
 class Channel:
     """A connection to one member, dialled when first used. Thread-safe.
 
-    RpcFailure if the TLS files cannot be used, UsageError in a child of a process that has made connections.
+    RpcFailure if the TLS files cannot be used.
     """
 
     def __init__(self, endpoint: Endpoint, tls: Tls | None) -> None:

@@ -13,6 +13,7 @@ that was delivered, empty or from a backup; `history` finds that out whenever th
 from __future__ import annotations
 
 import math
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -171,6 +172,7 @@ class Watch:
         self._reason = ""
         self._explained_at = -math.inf
         self._electing: float | None = None
+        self._pid = os.getpid()
         self._session.ensure_usable()
         self._session.attach(self)
         self._thread = threads.start(self._run, name="etcd-watch", edge=threads.Edge.ALONE, failed=self._broken)
@@ -178,8 +180,11 @@ class Watch:
     def close(self, *, wait: bool = True) -> None:
         """End the watch; nothing is delivered once this returns. May be called twice, and from a delivery.
 
-        wait=False: return at once; a delivery under way may still come.
+        wait=False: return at once; a delivery under way may still come. In a forked child nothing happens: the watch is
+        the parent's.
         """
+        if os.getpid() != self._pid:
+            return
         self._session.detach(self)
         self._closed.set()
         self._answers.put(None)

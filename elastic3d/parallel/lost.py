@@ -6,14 +6,19 @@ import dis
 
 import torch.distributed as dist
 
+from elastic3d.errors import Elastic3dError
+
 # gloo's errors are plain RuntimeErrors, to be known by their words, and by where they come from: C++.
 WORDS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Socket Timeout")
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether a collective failed, here or in what caused this error: torch's pipelines wrap what they catch."""
+    """Return whether a collective failed, here or in what caused this error: torch's pipelines wrap what they catch.
+
+    An error of ours says by itself what happened, whatever it was made of.
+    """
     seen: BaseException | None = error
-    while seen is not None:
+    while seen is not None and not isinstance(seen, Elastic3dError):
         if isinstance(seen, dist.DistError):
             return True
         if isinstance(seen, RuntimeError) and seen.__cause__ is None and any(word in str(seen) for word in WORDS):

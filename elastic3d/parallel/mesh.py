@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore, set_debug_level_from_env
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore, set_debug_level_from_env
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elastic3d.planner import place_of
@@ -111,19 +111,21 @@ def backend_of(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def join_world(assignment: Assignment, device: torch.device) -> None:
-    """Make the default process group in the generation's own part of its store."""
+def join_world(assignment: Assignment, device: torch.device) -> Store:
+    """Make the default process group in the generation's own part of its store, and return that."""
     if assignment.interface:
         os.environ["GLOO_SOCKET_IFNAME"] = assignment.interface
     # A forked process still has the level that its parent read.
     set_debug_level_from_env()
-    store = TCPStore(
+    server = TCPStore(
         assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False, timeout=GROUP_TIMEOUT
     )
+    store = PrefixStore(assignment.store_prefix, server)
     dist.init_process_group(
         backend_of(device),
-        store=PrefixStore(assignment.store_prefix, store),
+        store=store,
         rank=assignment.rank,
         world_size=assignment.world,
         timeout=GROUP_TIMEOUT,
     )
+    return store

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from elastic3d.errors import UsageError
+from elastic3d.parallel.all_ranks import AllRanks
 from elastic3d.values import Layout
 
 PATIENCE = 60.0
 """Seconds the ranks wait for each other before such a pass."""
 
-LATE = ("monitoredBarrier", "Wait timeout", "Timed out")
-"""In the words of gloo's errors where a rank did not come, and none was lost."""
-
 
 class Outside:
-    """Looks on at a model's forward passes. `inside()` surrounds those of `run.backward`."""
+    """Looks on at a model's forward passes. `inside()` surrounds those of `run.backward`. ranks: None for one alone."""
 
-    def __init__(self, model: nn.Module, layout: Layout, rank: int) -> None:
-        self._layout, self._rank, self._inside = layout, rank, False
-        if layout.world > 1:
+    def __init__(self, model: nn.Module, layout: Layout, ranks: AllRanks | None) -> None:
+        self._layout, self._ranks, self._inside = layout, ranks, False
+        if ranks is not None:
             # Before FSDP's own hook, which gathers.
             model.register_forward_pre_hook(self._look, prepend=True)
 
@@ -42,6 +38,11 @@ class Outside:
         finally:
             self._inside = False
 
+    def meet(self, call: str) -> None:
+        """Block until every rank is at this call of the script's; UsageError where one does not come."""
+        if self._ranks is not None:
+            self._ranks.meet(call, patience=PATIENCE)
+
     def _look(self, module: nn.Module, args: Any) -> None:
         if self._inside:
             return
@@ -51,18 +52,4 @@ class Outside:
                 "layers of its own stage alone. Evaluate from a checkpoint in another program (elastic3d ckpt export), "
                 "or fix elastic3d.run(layout=Layout(pp=1)) and call it on every rank alike"
             )
-        if dist.get_backend() == "gloo":
-            self._meet()
-
-    def _meet(self) -> None:
-        try:
-            dist.monitored_barrier(timeout=timedelta(seconds=PATIENCE))
-        except RuntimeError as error:
-            if not any(word in str(error) for word in LATE):
-                raise
-            raise UsageError(
-                f"model(...) was called outside run.backward on rank {self._rank}, and not on every rank within "
-                f"{PATIENCE:g} s: the others would be waited for for ever. Call it on every rank alike, as often and "
-                "in the same order, not under `if run.rank == 0`; or evaluate from a checkpoint in another program "
-                "(elastic3d ckpt export)"
-            ) from error
+        self.meet("model(...) outside run.backward")

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import torch
 
+from elastic3d.errors import UnmatchedCollective
 from elastic3d.parallel.lost import is_lost_peer
 from elastic3d.port import Port
 from elastic3d.training import restoring
@@ -19,6 +20,7 @@ Main = Callable[[Run], None]
 def train(main: Main, port: Port, *, tiers: restoring.Tiers | None = None) -> NoReturn:
     """Go through `main` as the trainer that `port` hosts, and end by it."""
     unsaved = -1
+    run: Run | None = None
     try:
         run = Run(port, tiers=tiers)
         try:
@@ -28,10 +30,18 @@ def train(main: Main, port: Port, *, tiers: restoring.Tiers | None = None) -> No
                 raise
         unsaved = run.finish()
     except Exception as error:  # noqa: BLE001  # the edge of the trainer: whatever the user's code raised goes to the host
-        if is_lost_peer(error):
-            port.peer_lost(error)
-        port.failed(error)
+        port.failed(_cause(run, error))
     port.done(None, unsaved)
+
+
+def _cause(run: Run | None, error: Exception) -> Exception:
+    """Return what the host is to hear of an error; ends the process where another rank was lost."""
+    if run is not None and is_lost_peer(error):
+        try:
+            run.lost(error)
+        except UnmatchedCollective as found:
+            return found
+    return error
 
 
 def run_alone(main: Main, *, threads: int | None = None) -> Run:

@@ -16,12 +16,13 @@ another rank is lost, or this one is to leave, the port ends the process: `main`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from checkpointing.errors import MissingTile
@@ -31,6 +32,7 @@ from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.parallel import vote
+from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.assembly import Assembly, Plan, measure
 from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
@@ -82,6 +84,7 @@ class Run:
         self._stored_step = 0
         self._save_asked = False
         self._asked: dict[str, Any] = {}
+        self._ranks: AllRanks | None = None
         self._outside: Outside | None = None
         torch.set_num_threads(self._assignment.threads)
         torch.use_deterministic_algorithms(True)
@@ -172,13 +175,14 @@ class Run:
             return self._model
         with self._peers():
             if self.world > 1:
-                join_world(self._assignment, self._device)
+                store = join_world(self._assignment, self._device)
+                self._ranks = AllRanks(store, rank=self.rank, world=self.world)
             self._mesh = Mesh(self._layout, self.rank, self._device)
             if self._mesh.tp is not None:
                 check_node(self._mesh.tp, self._assignment.node)
             self._assembly = Assembly(self._plan, self._mesh)
         self._model = self._assembly.model
-        self._outside = Outside(self._model, self._layout, self.rank)
+        self._outside = Outside(self._model, self._layout, self._ranks)
         return self._model
 
     def batches(
@@ -342,7 +346,9 @@ class Run:
         A collective: all ranks call it after the same step.
         """
         assembly = self._made()
+        assert self._outside is not None
         with self._peers():
+            self._outside.meet("run.digest()")
             return state_digest(assembly.mesh, assembly.model, self._optimizer)
 
     def finish(self) -> int:
@@ -350,11 +356,22 @@ class Run:
 
         Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
         """
+        if self._ranks is not None:
+            with suppress(dist.DistError):  # nothing is missing here; who still waits for this rank sees it go
+                self._ranks.say_returned()
         if self._assignment.store is None or self.steps <= self._stored_step:
             return -1
         reshard(self._made().model)
         self._snapshot(checkpoint=False, wait=True)
         return self.steps
+
+    def lost(self, error: BaseException) -> NoReturn:
+        """End the process because a collective failed; UnmatchedCollective where the script's own end is the reason."""
+        over = self._batches is None or self.steps >= self._batches.goal
+        returned = self._ranks.returned() if self._ranks is not None and over else None
+        if returned is not None:
+            raise unmatched(self.rank, returned) from error
+        self._port.peer_lost(error)
 
     def _made(self) -> Assembly:
         if self._assembly is None:
@@ -513,5 +530,5 @@ class Run:
             yield
         except (RuntimeError, OSError) as error:
             if is_lost_peer(error):
-                self._port.peer_lost(error)
+                self.lost(error)
             raise

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from elastic3d.parallel import outside
+from elastic3d.parallel import mesh, outside
 from elastic3d.training import Run
 from elastic3d.values import StoreAt
 from tests.parallel.models import Model, Sentences, loss_fn
@@ -24,7 +27,7 @@ def begun(run: Run) -> tuple[Any, Any, Any]:
 
 def evaluate(run: Run, *, alone: bool = False) -> float:
     """Make a step, evaluate on every rank or on rank 0 alone, and make another."""
-    outside.PATIENCE = 2.0 if alone else 60.0
+    outside.PATIENCE = 3.0 if alone else 60.0
     model, optimizer, batches = begun(run)
     seen = 0.0
     for batch in batches.until(step=2):
@@ -41,6 +44,42 @@ def evaluate(run: Run, *, alone: bool = False) -> float:
 def evaluate_alone(run: Run) -> float:
     """Evaluate under `if run.rank == 0`."""
     return evaluate(run, alone=True)
+
+
+def evaluate_alone_elsewhere(run: Run) -> float:
+    """Evaluate under `if run.rank == 0` over a backend of another name, which has nothing that only gloo has."""
+    dist.Backend.register_backend("another", another_backend, devices=["cpu"])
+    mesh.backend_of = lambda device: "another"
+    return evaluate(run, alone=True)
+
+
+def another_backend(store: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.ProcessGroup:
+    """Return gloo's process group."""
+    return dist.ProcessGroupGloo(store, rank, world, timeout)
+
+
+def after_the_loop(run: Run, call: Callable[[Run, Any], Any]) -> None:
+    """Make a step, and the call on rank 0 alone when the others are done."""
+    model, optimizer, batches = begun(run)
+    for batch in batches.until(step=1):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+    if run.rank == 0:
+        call(run, model)
+
+
+def evaluate_at_the_end(run: Run) -> None:
+    """Evaluate on rank 0 alone when main has returned on the others, or is about to."""
+    after_the_loop(run, lambda run, model: model(Sentences()[0][0].unsqueeze(0)))
+
+
+def digest_at_the_end(run: Run) -> None:
+    """Ask for the digest on rank 0 alone."""
+    after_the_loop(run, lambda run, model: run.digest())
+
+
+def gather_at_the_end(run: Run) -> None:
+    """Gather a parameter on rank 0 alone, as who saves a whole state dict does."""
+    after_the_loop(run, lambda run, model: [p.full_tensor() for p in model.parameters()])
 
 
 def save_once(run: Run) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from elastic3d.data import Batch
 from elastic3d.errors import UsageError
-from elastic3d.training import Run
+from elastic3d.training import Main, Run
 from elastic3d.training.alone import Alone
 from elastic3d.training.loss import Loss
 from elastic3d.values import Layout
@@ -26,10 +26,30 @@ def test_every_rank_may_evaluate_where_there_are_no_stages() -> None:
     assert reports[0].result == reports[1].result != 0.0
 
 
-def test_evaluation_on_one_rank_is_refused_instead_of_waiting_for_ever() -> None:
-    """It says which rank called the model, and what to do instead."""
-    reports = run_world(mains.evaluate_alone, Orders(layout=Layout(pp=1, dp=2)))
-    assert "model(...) was called outside run.backward on rank 0, and not on every rank" in reports[0].error
+@pytest.mark.parametrize(
+    "main", [mains.evaluate_alone, pytest.param(mains.evaluate_alone_elsewhere, marks=pytest.mark.long)]
+)
+def test_evaluation_on_one_rank_is_refused_instead_of_waiting_for_ever(main: Main) -> None:
+    """It says which rank called the model, and what to do instead, as an error of the script on any backend."""
+    first = run_world(main, Orders(layout=Layout(pp=1, dp=2)))[0]
+    assert first.ended == "raised", first.error
+    assert "model(...) outside run.backward was called on rank 0, and not on every rank" in first.error
+
+
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [
+        (mains.evaluate_at_the_end, "model(...) outside run.backward was called on rank 0 when main had returned on"),
+        (mains.digest_at_the_end, "run.digest() was called on rank 0 when main had returned on"),
+        (mains.gather_at_the_end, "a collective on rank 0 failed when main had returned on rank 1"),
+    ],
+)
+def test_a_rank_that_is_not_done_with_the_others_is_told_so_when_they_have_ended(main: Main, words: str) -> None:
+    """After the loop, the others end well; it is no lost peer, with which all would be tried again."""
+    first, second = run_world(main, Orders(layout=Layout(pp=1, dp=2, zero=3)))
+    assert (first.ended, second.ended) == ("raised", "done"), first.error
+    assert words in first.error
+    assert "on every rank alike" in first.error
 
 
 def test_stages_cannot_be_called() -> None:
@@ -43,7 +63,8 @@ def test_any_rank_may_ask_for_a_checkpoint() -> None:
     reports = run_world(mains.save_once, Orders(layout=Layout(pp=1, dp=2)))
     assert [report.error for report in reports] == ["", ""]
     for report in reports:
-        assert [(step, checkpoint) for step, checkpoint, _ in report.snapshots] == [(2, True)]
+        # The end of a run is one as well, for which nobody asks.
+        assert [(step, checkpoint) for step, checkpoint, _ in report.snapshots] == [(2, True), (3, False)]
 
 
 def test_a_job_without_a_store_cannot_save() -> None:

@@ -26,7 +26,7 @@ from checkpointing.format.tiles import Box, TensorSpec, digest
 from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Flags, Go, StepRecord
-from elastic3d.training import Main, Run
+from elastic3d.training import Main, Run, train
 from elastic3d.training.alone import Alone
 from elastic3d.training.restoring import Decision
 from elastic3d.values import Layout, ModelProfile, StoreAt
@@ -136,7 +136,7 @@ class Host(Alone):
         raise Ended("done")
 
     def failed(self, error: BaseException) -> NoReturn:
-        raise Ended("failed", "".join(traceback.format_exception(error)))
+        raise Ended("raised", "".join(traceback.format_exception(error)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,13 +248,16 @@ def _rank(main: Main, orders: Orders, rank: int, store: tuple[str, int], prefix:
     host = Host(orders, rank, store, prefix)
     # On no layout does anything travel as a pickle, be it torch's own parts that would send it.
     distributed_c10d._object_to_tensor = _no_pickle
+
+    def keep_result(run: Run) -> None:
+        host.report.result = main(run)
+
     try:
-        host.report.result = main(Run(host, tiers=Files()))
-        host.report.ended = "done"
+        train(keep_result, host, tiers=Files())
     except Ended as end:
-        host.report.ended, host.report.error = end.how, str(end.what)
+        host.report.ended, host.report.error = end.how, "" if end.what is None else str(end.what)
     except Exception as error:  # noqa: BLE001  # the edge of the process: whatever happened is told to the test
-        host.report.ended, host.report.error = "raised", "".join(traceback.format_exception(error))
+        host.report.ended, host.report.error = "crashed", "".join(traceback.format_exception(error))
     sender.send_bytes(pickle.dumps(host.report))
     sender.close()
     os._exit(0)
