@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from checkpointing.keeping.collecting import GRACE
 from elastic3d import output
 from elastic3d.admission.devices import DEVICE
 from elastic3d.admission.host import available_memory
@@ -52,6 +53,8 @@ def run(
     every: int | str = 10,
     keep: int | None = None,
     keep_every: int = 0,
+    keep_bytes: int | str | None = None,
+    grace: float | str = GRACE,
     codec: str = "raw",
     verify: str = "sample",
     max_bandwidth: int | str | None = None,
@@ -74,8 +77,11 @@ def run(
 
     Of checkpoints: every: after so many steps (0 for never), after so long ("30s"), or "continuous": the next begins
     when the last is committed. keep: how many of the newest are kept, None for all; keep_every: those of every so many
-    steps as well. codec: "raw", "planes", "xor" or "auto", which measures. verify: how much is read back before a
-    checkpoint counts as verified: "off", "sample" or "all". max_bandwidth: what a node may write, such as "200MB/s".
+    steps as well. keep_bytes: what all that are kept may take together, such as "500GB"; the oldest go first.
+    grace: how long what nothing needs any more is left for readers who cannot announce themselves in the store, in
+    seconds or as "10m"; all others have as long as they need. codec: "raw", "planes", "xor" or "auto", which measures.
+    verify: how much is read back before a checkpoint counts as verified: "off", "sample" or "all".
+    max_bandwidth: what a node may write, such as "200MB/s".
     key: file with the key that encrypts everything. register: "etcd" for a store without conditional writes.
     cache: folder on local disk for tiles read from the store, at most cache_limit of them. patience: how long what a
     busy or unreachable store refuses is tried again, in seconds or as "2m"; training goes on meanwhile.
@@ -112,6 +118,8 @@ def run(
             max_bandwidth=max_bandwidth,
             keep=keep,
             keep_every=keep_every,
+            keep_bytes=keep_bytes,
+            grace=grace,
             verify=verify,
         ),
         layout=layout,

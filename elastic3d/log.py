@@ -101,6 +101,10 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "checkpoint.verified": ("step", "kind", "seconds"),
         # What retention lets go is gone: so many checkpoints, and `bytes` of objects that nothing needs any more.
         "checkpoint.collected": ("checkpoints", "bytes"),
+        # What is protected (latest, verified, tags, pins, what is being read) takes `over` bytes more than `limit`,
+        # that is `keep_bytes`; and then no more.
+        "store.limit_exceeded": ("over", "limit"),
+        "store.limit_kept": ("limit",),
         # It could not be read back as it was written, or what is not kept could not be deleted; tried again later.
         "checkpoint.unverified": ("step", "error"),
         "checkpoint.uncollected": ("error",),

@@ -6,6 +6,7 @@ generation's processes; whoever is of an older one does not know that a newer on
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from chaos.commits.invariants import Checker, misread
 from chaos.commits.model import ModelStore, Seat
 from chaos.commits.schedule import Job
 from chaos.commits.turns import Actor
-from checkpointing import Checkpoint, commit, fence, open_checkpoint, read_latest, save_rank
+from checkpointing import Checkpoint, SaveOptions, commit, fence, open_checkpoint, read_latest, save_rank
 from checkpointing.errors import (
     CheckpointError,
     CommitRefused,
@@ -30,11 +31,13 @@ from checkpointing.errors import (
 from checkpointing.format import names
 from checkpointing.keeping.collecting import collect
 from checkpointing.keeping.retention import Retention
+from checkpointing.reading.announcing import reading
 
 T = TypeVar("T")
 
 _TRIES = 4  # of a call that the store failed
 _READS = 3
+_SAVING = SaveOptions(announce_after=0.0)
 _COLLECTIONS = 5
 _BETWEEN = (0.0, 50.0)  # operations from one collection to the next
 
@@ -69,6 +72,8 @@ class Cast:
             self.generation(number, job.steps, twin=number <= job.twins)
         for number in range(job.readers):
             self._add(f"reader{number}", lambda seat, actor: self._read(seat, actor))
+        for number in range(job.slow):
+            self._add(f"slow{number}", lambda seat, actor: self._read_slowly(seat, actor))
         for number in range(job.collectors):
             self.collector(f"collector{number}", _COLLECTIONS)
 
@@ -206,6 +211,7 @@ class Cast:
                 facts=facts(save.made_in, save.step),
                 # Its own view of it: what is read of the parent are this process's operations.
                 parent=parent and dataclasses.replace(parent, store=seat),
+                options=_SAVING,
             ),
         )
         if saved is not None:
@@ -229,6 +235,28 @@ class Cast:
                 continue
             if wrong:
                 self._checker.torn(me.name, checkpoint, wrong)
+
+    def _read_slowly(self, seat: Seat, me: Actor) -> None:
+        """Announce a checkpoint and read it again and again, whatever is collected meanwhile."""
+        random = Random(f"{self._job.seed} {me.name}")
+        leaders = [leader for own in self.generations.values() for leader in own.leaders]
+        me.wait(lambda: bool(self._checker.committed) or all(leader.over for leader in leaders))
+        for _ in range(2):
+            seat.faults = 0
+            with contextlib.suppress(CheckpointError), reading(seat, after=0.0) as found:
+                for _ in range(2):
+                    self._sleep(me, random.uniform(*_BETWEEN))
+                    self._read_again(seat, me, found)
+
+    def _read_again(self, seat: Seat, me: Actor, found: Checkpoint) -> None:
+        try:
+            wrong = misread(found)
+        except CheckpointError as error:
+            if not seat.faults:
+                self._checker.lost(me.name, found.name, str(error))
+        else:
+            if wrong:
+                self._checker.torn(me.name, found.name, wrong)
 
     # A collector.
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from chaos.commits.contents import SPECS, contents, facts
-from chaos.commits.model import Change, ModelStore, Request
+from chaos.commits.model import Change, Held, ModelStore, Request
 from checkpointing import Checkpoint, Ref, open_checkpoint, resolve
 from checkpointing.errors import CheckpointError
 from checkpointing.format import names
+from checkpointing.format.announcement import decode_announcement
 from checkpointing.format.refs import decode_ref
 from checkpointing.stores.protocol import Data, Entry, Versioned
 
@@ -95,6 +96,7 @@ class Checker:
         self._reported: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._shown: dict[int, str] = {}  # by call: the checkpoint that its swap made visible
+        self._announced: dict[str, tuple[str, Held]] = {}  # by announcement: whose it is, and as it was written
         self._needs: dict[str, set[str]] = {}  # by committed checkpoint: the objects it was read from
         store.observers.append(self.changed)
 
@@ -147,6 +149,13 @@ class Checker:
         if checkpoint in self.committed:
             self.violated(f"{actor} could not restore the committed {checkpoint}: {why}")
 
+    def lost(self, actor: str, checkpoint: str, why: str) -> None:
+        """A reader that nothing happened to could not go on with what it had announced and then found committed."""
+        for name, (whose, held) in self._announced.items():
+            told = decode_announcement(held.data, name)
+            if (whose, told.checkpoint) == (actor, checkpoint) and self._store.now < held.modified + told.expires:
+                self.violated(f"{actor} had announced that it reads {checkpoint}, and could not: {why}")
+
     def torn(self, actor: str, checkpoint: str, wrong: str) -> None:
         """A reader restored a checkpoint, and it was not one step's."""
         self.violated(f"{actor} restored {checkpoint}: it {wrong}")
@@ -156,6 +165,11 @@ class Checker:
     def changed(self, change: Change) -> None:
         """Look at one change."""
         name, before, after = change.name, change.before, change.after
+        if names.is_announcement(name):
+            self._announced.pop(name, None)
+            if after is not None:
+                self._announced[name] = change.request.actor, after
+            return
         if name == names.LATEST:
             self._moved(change)
         elif before and after and before.data != after.data and name.startswith(_ONCE):

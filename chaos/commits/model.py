@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from chaos.commits.turns import Actor
 from checkpointing.errors import StoreError, StoreNotFound
+from checkpointing.format import names
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
 T = TypeVar("T")
@@ -145,10 +146,11 @@ class ModelStore:
     def listed(self, prefix: str, *, stale: bool = False) -> list[Entry]:
         """Return what begins with `prefix`; when stale, as it was some changes ago.
 
-        Refs are few and read by those who decide: a store whose lists of them are old is not one to collect in.
+        Refs and announcements are few and read by those who decide: a store whose lists of them are old is not one to
+        collect in.
         """
         objects = dict(self.objects)
-        if stale and not prefix.startswith("refs/"):
+        if stale and not prefix.startswith((names.REFS, names.ANNOUNCEMENTS)):
             for name, before in reversed(self._recent):
                 if before is None:
                     objects.pop(name, None)

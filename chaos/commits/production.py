@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
@@ -31,6 +32,19 @@ class AtOnce(Executor):
         except BaseException as error:  # noqa: BLE001 (as a pool does: it is raised by `result`)
             future.set_exception(error)
         return future
+
+
+class Never:
+    """A thread whose time does not come: that of an announcement, which is not written again before it expires."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Do nothing."""
 
 
 class Drawn:
@@ -58,6 +72,9 @@ def alone(seed: int) -> Iterator[None]:
         if "ThreadPoolExecutor" in given:
             replaced.append((module, "ThreadPoolExecutor", given["ThreadPoolExecutor"]))
             module.ThreadPoolExecutor = AtOnce  # type: ignore[attr-defined]
+        if given.get("Thread") is threading.Thread:
+            replaced.append((module, "Thread", threading.Thread))
+            module.Thread = Never  # type: ignore[attr-defined]
         if given.get("secrets") is secrets:
             replaced.append((module, "secrets", secrets))
             module.secrets = drawn  # type: ignore[attr-defined]

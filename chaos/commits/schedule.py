@@ -34,7 +34,10 @@ MOST = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The run that is simulated. keep: checkpoints that collectors keep. grace: theirs, in operations."""
+    """The run that is simulated. keep: checkpoints that collectors keep. grace: theirs, in operations.
+
+    slow: readers that announce themselves and read for long.
+    """
 
     seed: int
     ranks: int = 2
@@ -46,6 +49,7 @@ class Job:
     collectors: int = 0
     keep: int = 1
     grace: int = 30
+    slow: int = 0
 
     def __str__(self) -> str:
         return "run " + " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
@@ -59,6 +63,7 @@ class Job:
             names += [f"twin{generation}"] * (generation <= self.twins)
             names += [f"rank{generation}.{rank}" for rank in range(self.ranks)]
         names += [f"reader{number}" for number in range(self.readers)]
+        names += [f"slow{number}" for number in range(self.slow)]
         names += [f"collector{number}" for number in range(self.collectors)]
         return tuple(names)
 
@@ -147,6 +152,7 @@ def draw(seed: int) -> Schedule:
         collectors=random.choice((0, 1, 1, 2)),
         keep=random.choice((1, 1, 2)),
         grace=random.choice((0, 0, 5, 20, 60)),
+        slow=Random(f"slow {seed}").choice((0, 0, 1)),
     )
     names = job.actors
     faults, weights = list(_FAULTS), list(_FAULTS.values())
@@ -170,7 +176,7 @@ def _drawn(random: Random, actor: str, longest: int, fault: Fault) -> Turns:
     if actor.startswith("collector") and random.random() < 0.4:
         # All of a collection at once: others are in the middle of something meanwhile.
         return Turns(actor=actor, turns=random.randint(10, 60), fault=fault)
-    if actor.startswith("reader") or random.random() < 0.5:
+    if actor.startswith(("reader", "slow")) or random.random() < 0.5:
         return Turns(actor=actor, turns=random.randint(1, longest), fault=fault)
     of = {"r": _OF_RANKS, "c": _OF_COLLECTORS}.get(actor[0], _OF_LEADERS)
     short = not fault and random.random() < 0.4
@@ -179,7 +185,7 @@ def _drawn(random: Random, actor: str, longest: int, fault: Fault) -> Turns:
 
 def _chance(name: str, present: float) -> float:
     kind = name.rstrip("0123456789.")
-    if kind in ("reader", "collector"):
+    if kind in ("reader", "slow", "collector"):
         return 0.35
     generation = int(name.removeprefix(kind).partition(".")[0])
     return float(0.08 ** abs(generation - present)) * (1.5 if kind in ("leader", "twin") else 1.0)
@@ -194,7 +200,16 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
     lines = schedule.lines
     for fewer in with_less(lines):
         yield replace(schedule, lines=fewer)
-    least = {"ranks": 1, "generations": 1, "steps": 1, "attempts": 1, "twins": 0, "readers": 0, "collectors": 0}
+    least = {
+        "ranks": 1,
+        "generations": 1,
+        "steps": 1,
+        "attempts": 1,
+        "twins": 0,
+        "readers": 0,
+        "slow": 0,
+        "collectors": 0,
+    }
     for name, value in least.items():
         if getattr(schedule.job, name) > value:
             yield replace(schedule, job=replace(schedule.job, **{name: getattr(schedule.job, name) - 1}))

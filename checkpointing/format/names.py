@@ -11,6 +11,7 @@ _MANIFEST = re.compile(r"saves/(\d{12,19})\.(\d{8,19})\.(\d{4,19})/(\d{5,19})\.m
 _PACK = re.compile(r"packs/([0-9a-f]{2})/([0-9a-f]{64})\.pack")
 _HISTORY = re.compile(r"history/[0-9a-f]{32}\.history")
 _TOMBSTONE = re.compile(r"sweeps/[0-9a-f]{32}\.tombstone")
+_ANNOUNCEMENT = re.compile(r"announcements/[0-9a-f]{32}\.announcement")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 LATEST = "refs/latest"
@@ -23,6 +24,7 @@ SWEEPS = "sweeps/"
 SHADOW = "shadow/latest"
 PROBE = "probe/"
 CLAIMS = "claims/"
+ANNOUNCEMENTS = "announcements/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,16 @@ def history(write_id: str) -> str:
 def tombstone(write_id: str) -> str:
     """Return the name of a tombstone; `write_id` is 32 random hex digits."""
     return f"{SWEEPS}{write_id}.tombstone"
+
+
+def announcement(write_id: str) -> str:
+    """Return the name of an announcement; `write_id` is 32 random hex digits."""
+    return f"{ANNOUNCEMENTS}{write_id}.announcement"
+
+
+def is_announcement(text: object) -> bool:
+    """Return whether `text` names an announcement."""
+    return isinstance(text, str) and _ANNOUNCEMENT.fullmatch(text) is not None
 
 
 def is_history(text: object) -> bool:

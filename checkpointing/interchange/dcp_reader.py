@@ -27,10 +27,12 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from checkpointing.errors import SpecMismatch
+from checkpointing.format.announcement import Role
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange import objects
 from checkpointing.interchange.contents import BATCH_BYTES, Contents, Wanted
 from checkpointing.interchange.tensors import DTYPES, buffer_of, shortened, tensor_of
+from checkpointing.reading.announcing import announced
 from checkpointing.reading.reader import open_checkpoint
 from checkpointing.stores.opening import open_store
 from checkpointing.stores.protocol import Store
@@ -116,8 +118,9 @@ class Reader(StorageReader):
         assert self._contents is not None
         if plan.storage_data != self._contents.checkpoint.name:
             self._contents = Contents(open_checkpoint(self._store, plan.storage_data))
-        self._load_tensors([item for item in plan.items if item.type is LoadItemType.TENSOR], planner)
-        self._load_objects([item for item in plan.items if item.type is LoadItemType.BYTE_IO], planner)
+        with announced(self._store, Role.READER, self._contents.checkpoint.name):
+            self._load_tensors([item for item in plan.items if item.type is LoadItemType.TENSOR], planner)
+            self._load_objects([item for item in plan.items if item.type is LoadItemType.BYTE_IO], planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done

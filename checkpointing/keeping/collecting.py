@@ -22,12 +22,14 @@ from checkpointing.format.tombstone import Doomed, Tombstone, encode_tombstone
 from checkpointing.keeping.planning import GRACE, CollectionPlan, Mark, Marker, plan_collection
 from checkpointing.keeping.retention import Retention
 from checkpointing.keeping.sweeping import Sweep, SweepProgress, sweep
+from checkpointing.reading.announcing import forget_expired
 from checkpointing.saving.moving import move, relist
 from checkpointing.stores.protocol import Store, create
 
 __all__ = ["GRACE", "Collected", "CollectionPlan", "SweepProgress", "collect", "plan_collection"]
 
 _BEGINS = 16
+_FORGOTTEN = 3600.0  # seconds after which an announcement is deleted that nobody renews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +37,15 @@ class Collected:
     """What a collection has done, or with `dry_run` would do.
 
     dropped: checkpoints that are committed no more. objects: freed. spared: condemned, but needed after all,
-    or gone already. waiting: seconds until what is condemned may go, 0 when nothing waits; call again then.
+    or gone already. waiting: seconds until what is condemned may go, 0 when nothing waits; call again then. over: bytes
+    that the kept checkpoints take above `keep_bytes`, as what is protected is larger; None where nobody looked.
     """
 
     dropped: tuple[str, ...] = ()
     objects: tuple[Doomed, ...] = ()
     spared: int = 0
     waiting: float = 0.0
+    over: int | None = None
     dry_run: bool = False
 
     @property
@@ -63,41 +67,46 @@ def collect(
 ) -> Collected:
     """Drop the checkpoints that `retention` does not keep, and delete what no kept one and no save under way needs.
 
-    grace: seconds, by the store's clock, that objects must be old and that readers have to finish; longer than any
-    save takes. With `wait` the call sleeps through it; without, it condemns, and a later call deletes (`waiting` says
-    when). A sweep that an earlier collection began is finished first. After StoreError, call it again; KeepRefused
-    when a kept checkpoint cannot be read: nothing was deleted then.
+    grace: seconds, by the store's clock, that objects must be old and that readers have to finish. Those who announce
+    themselves (`checkpointing.reading.announcing`) have as long as they need; the grace is for the rest, and from twice
+    ANNOUNCED_AFTER on nobody is among these who may write to the store. With `wait` the call sleeps through it;
+    without, it condemns, and a later call deletes (`waiting` says when). A sweep that an earlier collection began is
+    finished first. After StoreError, call it again; KeepRefused when a kept checkpoint cannot be read: nothing was
+    deleted then.
     """
     if grace < 0:
         raise ValueError(f"a grace of {grace} seconds is not one")
     if dry_run:
         plan = plan_collection(store, retention, grace=grace)
-        return Collected(dropped=plan.dropped, objects=plan.objects, dry_run=True)
+        return Collected(dropped=plan.dropped, objects=plan.objects, over=plan.over, dry_run=True)
     hand = Sweep(store=store, wait=wait, progress=progress or (lambda _: None), sleep=sleep, clock=clock)
     before = sweep(hand)
     if before.waiting:
         return Collected(objects=before.objects, spared=before.spared, waiting=before.waiting)
-    dropped = _begin(store, Marker(store, retention, grace=grace), grace)
+    marker = Marker(store, retention, grace=grace)
+    dropped, over = _begin(store, marker, grace)
+    forget_expired(store, marker.now, _FORGOTTEN)
     after = sweep(hand)
     return Collected(
         dropped=dropped,
         objects=(*before.objects, *after.objects),
         spared=before.spared + after.spared,
         waiting=after.waiting,
+        over=over,
     )
 
 
-def _begin(store: Store, marker: Marker, grace: float) -> tuple[str, ...]:
-    """Drop checkpoints and begin a sweep, by one swap; return the dropped."""
+def _begin(store: Store, marker: Marker, grace: float) -> tuple[tuple[str, ...], int]:
+    """Drop checkpoints and begin a sweep, by one swap; return the dropped, and the bytes above the bound that stay."""
     for last in [False] * _BEGINS + [True]:
         mark = marker.mark()
         if mark is None or mark.ref.sweeping is not None:
-            return ()  # somebody else's
+            return (), mark.over if mark is not None else 0  # somebody else's
         expired = any(tombstone.until <= marker.now for tombstone in mark.ref.quarantined)
         if not (mark.doomed or mark.dropped or expired):
-            return ()
+            return (), mark.over
         if _try(store, marker, mark, grace, last=last):
-            return mark.dropped
+            return mark.dropped, mark.over
     raise AssertionError("the last try returns or raises")
 
 

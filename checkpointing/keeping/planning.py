@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from checkpointing.errors import FormatError, KeepRefused, NoCheckpoint, StoreError
 from checkpointing.format.refs import Older, Ref
 from checkpointing.format.tombstone import Doomed, Tombstone
-from checkpointing.keeping.reach import Reach, condemn
-from checkpointing.keeping.retention import Retention, retained
+from checkpointing.keeping.reach import Reach, condemn, is_being_written
+from checkpointing.keeping.retention import Retention, bounded, retained
 from checkpointing.keeping.time import store_time
+from checkpointing.reading.announcing import announced_in
 from checkpointing.reading.condemned import read_tombstone
 from checkpointing.reading.naming import committed, read_versioned
 from checkpointing.stores.protocol import Entry, Store
 
-GRACE = 3600.0
+GRACE = 300.0
+"""Seconds: what those have who did not announce that they read or write."""
 LARGEST = 500_000  # objects of one tombstone, some 20 MB; the rest goes next time
 _READS = 4
 
@@ -23,13 +25,15 @@ _READS = 4
 class CollectionPlan:
     """What a collection would do. objects: what it would free, in the order of deletion.
 
-    begun: of these, those that an earlier collection has condemned already.
+    begun: of these, those that an earlier collection has condemned already. over: bytes that the kept checkpoints
+    would take above `keep_bytes`.
     """
 
     kept: tuple[str, ...]
     dropped: tuple[str, ...]
     objects: tuple[Doomed, ...]
     begun: tuple[Doomed, ...] = ()
+    over: int = 0
 
     @property
     def bytes(self) -> int:
@@ -39,12 +43,13 @@ class CollectionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What was found for one ref: what stays, and what may go."""
+    """What was found for one ref: what stays, and what may go. over: bytes that what stays takes above `keep_bytes`."""
 
     ref: Ref
     committed: tuple[str, ...]
     kept: tuple[str, ...]
     doomed: tuple[Doomed, ...]
+    over: int = 0
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -61,6 +66,8 @@ class Marker:
         self._store, self._retention, self._grace = store, retention, grace
         # Asked before the listing, so that nothing looks older than it is.
         self.now = store_time(store) if now is None else now
+        # Before it, too: who is done by then, and announced no more, has left a manifest that the listing shows.
+        self._at_work = announced_in(store, self.now)
         self._entries: dict[str, Entry] = {entry.name: entry for entry in store.entries("")}
         self._reach = Reach(store)
 
@@ -84,14 +91,29 @@ class Marker:
     def deletable(self, tombstone: Tombstone, ref: Ref) -> tuple[Doomed, ...]:
         """Return what is there of a tombstone's objects and not needed by `ref`, all that it lists being kept."""
         needed = self._reach.needed(ref, committed(self._store, ref), self._entries)
-        return tuple(d for d in tombstone.objects if d.name in self._entries and d.name not in needed)
+        needed |= self._reach.of_dropped(self._at_work.checkpoints)
+        return tuple(
+            doomed
+            for doomed in tombstone.objects
+            if (entry := self._entries.get(doomed.name)) is not None
+            and doomed.name not in needed
+            and not is_being_written(entry, self._at_work.writing_since)
+        )
 
     def _mark(self, ref: Ref) -> Mark:
         everything = committed(self._store, ref)
-        kept = retained(everything, self._retention, ref.protected)
+        protected = ref.protected | self._at_work.checkpoints
+        kept, over = retained(everything, self._retention, protected), 0
+        limit = self._retention.keep_bytes
+        if limit is not None:
+            kept, total = bounded(kept, limit, protected, self._reach.objects)
+            over = max(0, total - limit)
         needed = self._reach.needed(ref, kept, self._entries, relisted=len(kept) < len(everything))
-        doomed = condemn(self._entries, needed, now=self.now, grace=self._grace)
-        return Mark(ref=ref, committed=everything, kept=kept, doomed=doomed[:LARGEST])
+        needed |= self._reach.of_dropped(self._at_work.checkpoints.difference(kept))
+        doomed = condemn(
+            self._entries, needed, now=self.now, grace=self._grace, writing_since=self._at_work.writing_since
+        )
+        return Mark(ref=ref, committed=everything, kept=kept, doomed=doomed[:LARGEST], over=over)
 
 
 def plan_collection(store: Store, retention: Retention, *, grace: float = GRACE) -> CollectionPlan:
@@ -114,6 +136,7 @@ def plan_collection(store: Store, retention: Retention, *, grace: float = GRACE)
         dropped=mark.dropped,
         objects=(*begun, *(doomed for doomed in mark.doomed if doomed.name not in first)),
         begun=begun,
+        over=mark.over,
     )
 
 

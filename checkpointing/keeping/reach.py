@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from checkpointing.errors import FormatError, StoreNotFound
+from checkpointing.errors import FormatError, NoCheckpoint, StoreNotFound
 from checkpointing.format import names
 from checkpointing.format.manifest import decode_manifest
 from checkpointing.format.refs import Ref, is_superseded
@@ -23,7 +24,7 @@ class Reach:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._checkpoints: dict[str, frozenset[str]] = {}
+        self._checkpoints: dict[str, dict[str, int]] = {}
         self._saves: dict[str, frozenset[str]] = {}
 
     def needed(self, ref: Ref, kept: Iterable[str], listed: Iterable[str], *, relisted: bool = False) -> set[str]:
@@ -39,20 +40,33 @@ class Reach:
             found.add(older.name)
             older = part.older
         with ThreadPoolExecutor(_READERS, thread_name_prefix="reach") as pool:
-            for objects in pool.map(self._checkpoint, kept):
-                found |= objects
+            for sizes in pool.map(self.objects, kept):
+                found.update(sizes)
             for objects in pool.map(self._save, _open(ref, listed)):
                 found |= objects
         return found
 
-    def _checkpoint(self, name: str) -> frozenset[str]:
-        if name not in self._checkpoints:
-            record = read_record(self._store, name)
-            found = {record.name}
+    def of_dropped(self, checkpoints: Iterable[str]) -> set[str]:
+        """Return what checkpoints need that may be committed no more, as far as it is there."""
+        found: set[str] = set()
+        for name in checkpoints:
+            with contextlib.suppress(FormatError, NoCheckpoint, StoreNotFound):
+                found.update(self.objects(name))
+        return found
+
+    def objects(self, checkpoint: str) -> dict[str, int]:
+        """Return the bytes of every object that a checkpoint needs, by name; FormatError when it cannot be read.
+
+        The record itself, which is small beside the rest, counts as none.
+        """
+        if checkpoint not in self._checkpoints:
+            record = read_record(self._store, checkpoint)
+            found = {record.name: 0}
             for entry in record.manifests:
-                found |= {entry.name, *self._packs(entry.name)}
-            self._checkpoints[name] = frozenset(found)
-        return self._checkpoints[name]
+                found[entry.name] = entry.size
+                found |= self._packs(entry.name)
+            self._checkpoints[checkpoint] = found
+        return self._checkpoints[checkpoint]
 
     def _save(self, name: str) -> frozenset[str]:
         """Return a save's record or manifest, and its packs as far as they can be known: its commit checks again."""
@@ -66,8 +80,9 @@ class Reach:
             self._saves[name] = frozenset({name, *packs})
         return self._saves[name]
 
-    def _packs(self, manifest: str) -> list[str]:
-        return [names.pack(pack) for pack in decode_manifest(self._store.get(manifest), manifest).packs]
+    def _packs(self, manifest: str) -> dict[str, int]:
+        packs = decode_manifest(self._store.get(manifest), manifest).packs
+        return {names.pack(pack): size for pack, size in packs.items()}
 
 
 def _open(ref: Ref, listed: Iterable[str]) -> Iterator[str]:
@@ -79,18 +94,30 @@ def _open(ref: Ref, listed: Iterable[str]) -> Iterator[str]:
             yield name
 
 
-def condemn(entries: Mapping[str, Entry], needed: set[str], *, now: float, grace: float) -> tuple[Doomed, ...]:
-    """Return what may go at `now` by the store's clock, in the order of deletion."""
+def condemn(
+    entries: Mapping[str, Entry], needed: set[str], *, now: float, grace: float, writing_since: float | None = None
+) -> tuple[Doomed, ...]:
+    """Return what may go at `now` by the store's clock, in the order of deletion.
+
+    writing_since: when the first of those who write now began, None where nobody does; packs from then on may be
+    theirs.
+    """
     doomed = [
         entry
         for entry in entries.values()
         if names.is_collectable(entry.name)
         and entry.name not in needed
+        and not is_being_written(entry, writing_since)
         # An hour at least for probes: who opens a store looks for its own.
         and now - entry.modified >= (max(grace, _PROBES) if entry.name.startswith(names.PROBE) else grace)
     ]
     doomed.sort(key=lambda entry: (_rank(entry.name), entry.name))
     return tuple(Doomed(name=entry.name, size=entry.size) for entry in doomed)
+
+
+def is_being_written(entry: Entry, writing_since: float | None) -> bool:
+    """Return whether an object may be a pack of a save that is under way and has no manifest yet."""
+    return writing_since is not None and entry.modified >= writing_since and names.parse_pack(entry.name) is not None
 
 
 def _rank(name: str) -> int:

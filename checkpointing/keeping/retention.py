@@ -1,8 +1,9 @@
-"""Which checkpoints stay: a pure choice among names (format.md, section 13)."""
+"""Which checkpoints stay: a pure choice among names, and what each needs (format.md, section 13)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from checkpointing.format import names
@@ -13,14 +14,16 @@ class Retention:
     """What a collection keeps besides `latest`, `verified`, tags and pins.
 
     keep_last: that many of the newest, None for all. keep_every: one for each so many steps, the first of its window
-    of steps in the newest history; None for no more.
+    of steps in the newest history; None for no more. keep_bytes: what all kept checkpoints may take together, objects
+    that several need counted once; None for no bound. The oldest go first, whatever the others say of them.
     """
 
     keep_last: int | None = None
     keep_every: int | None = None
+    keep_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for field in ("keep_last", "keep_every"):
+        for field in ("keep_last", "keep_every", "keep_bytes"):
             value = getattr(self, field)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{field} is a whole number from 1 or None, not {value!r}")
@@ -34,6 +37,29 @@ def retained(committed: Sequence[str], retention: Retention, protected: Collecti
     if retention.keep_every is not None:
         chosen.update(_firsts(committed, retention.keep_every))
     return tuple(name for name in committed if name in chosen)
+
+
+def bounded(
+    kept: Sequence[str], limit: int, protected: Collection[str], objects: Callable[[str], Mapping[str, int]]
+) -> tuple[tuple[str, ...], int]:
+    """Return those of `kept` (newest first) that stay where all may take `limit` bytes together, and what they take.
+
+    objects: the bytes of every object that a checkpoint needs, by name. What is protected stays, though it takes more.
+    """
+    needs = {name: objects(name) for name in kept}
+    users = Counter(item for needed in needs.values() for item in needed)
+    sizes = {item: size for needed in needs.values() for item, size in needed.items()}
+    total = sum(sizes.values())
+    dropped: set[str] = set()
+    for name in reversed(kept):
+        if total <= limit:
+            break
+        if name in protected:
+            continue
+        dropped.add(name)
+        users.subtract(needs[name].keys())
+        total -= sum(sizes[item] for item in needs[name] if not users[item])
+    return tuple(name for name in kept if name not in dropped), total
 
 
 def _firsts(committed: Sequence[str], every: int) -> Collection[str]:

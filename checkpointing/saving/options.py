@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from checkpointing.format.announcement import ANNOUNCED_AFTER
+
 TRANSFERS = 4
 PACK_BYTES = 32 << 20
 
@@ -43,10 +45,11 @@ class SaveOptions:
     """How a rank saves.
 
     codec: "raw"; "planes"; "xor" (against the parent, where that is worth it); "auto" (by measuring). pack_bytes: the
-    most tile bytes in a pack. transfers: packs under way at once. max_bandwidth: bytes
-    per second of all transfers together. check: read packs back, unless the store compares checksums itself. workers:
-    threads that take digests. rewrite: write packs although objects of their name and size are there, for one of them
-    was found damaged. speeds: what an earlier `auto` save measured; the choice then follows from it alone.
+    most tile bytes in a pack. transfers: packs under way at once. max_bandwidth: bytes per second of all transfers
+    together. check: read packs back, unless the store compares checksums itself. workers: threads that take digests.
+    rewrite: write packs although objects of their name and size are there, for one of them was found damaged.
+    announce_after: seconds from which on a save tells collections that it is under way. speeds: what an earlier `auto`
+    save measured; the choice then follows from it alone.
     """
 
     codec: Choice | str = Choice.RAW
@@ -56,6 +59,7 @@ class SaveOptions:
     check: bool = True
     workers: int = 2
     rewrite: bool = False
+    announce_after: float = ANNOUNCED_AFTER
     speeds: Speeds | None = None
 
     def __post_init__(self) -> None:

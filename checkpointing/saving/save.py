@@ -11,6 +11,7 @@ from typing import Any
 
 from checkpointing.errors import Inconsistent, StoreNotFound
 from checkpointing.format import names
+from checkpointing.format.announcement import Role
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.grid import cut
 from checkpointing.format.manifest import (
@@ -22,6 +23,7 @@ from checkpointing.format.manifest import (
     order,
 )
 from checkpointing.format.tiles import Box, Piece, TensorSpec, overlapping
+from checkpointing.reading.announcing import announced
 from checkpointing.reading.reader import Checkpoint
 from checkpointing.saving.bases import Bases, Recall
 from checkpointing.saving.hashing import hashed
@@ -92,20 +94,22 @@ def save_rank(
     try:
         data = store.get(name)
     except StoreNotFound:
-        packed = _pack(store, tiles, bases, options, clock, sleep)
-        manifest = RankManifest(
-            save=save,
-            rank=rank,
-            world=world,
-            parent=bases.name,
-            facts_digest=common,
-            facts=facts if rank == 0 else None,
-            packs=packed.packs,
-            specs=tuple(specs.values()),
-            tiles=tuple(sorted(packed.tiles, key=order)),
-        )
-        mine = encode_manifest(manifest)
-        data = create(store, name, mine)
+        # Until the manifest is there, nothing else tells a collection that these packs are needed.
+        with announced(store, Role.WRITER, bases.name, after=options.announce_after):
+            packed = _pack(store, tiles, bases, options, clock, sleep)
+            manifest = RankManifest(
+                save=save,
+                rank=rank,
+                world=world,
+                parent=bases.name,
+                facts_digest=common,
+                facts=facts if rank == 0 else None,
+                packs=packed.packs,
+                specs=tuple(specs.values()),
+                tiles=tuple(sorted(packed.tiles, key=order)),
+            )
+            mine = encode_manifest(manifest)
+            data = create(store, name, mine)
         if data != mine:
             there = decode_manifest(data, name)
             _check_same(there, world, common, specs, {_contents(tile) for tile in manifest.tiles})

@@ -52,6 +52,7 @@ from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Flags, Go, Port, StepRecord
 from elastic3d.training import identity, loading, restoring, starting
 from elastic3d.training.loss import Loss
+from elastic3d.training.tiers import announced_read
 from elastic3d.values import Layout
 
 log = structlog.get_logger()
@@ -426,7 +427,8 @@ class Run:
                     self._changes(decision)  # for what it refuses, before anything is loaded
                 sources = self._tiers.sources(decision, self._assignment.store, self.rank)
                 try:
-                    self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
+                    with announced_read(decision, self._assignment.store):
+                        self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
                 except MissingTile as error:
                     if decision.source != restoring.STORE or not error.damaged:
                         raise

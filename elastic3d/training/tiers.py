@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import structlog
 
 from checkpointing import Checkpoint, Ref, Store, open_checkpoint, read_latest, resolve_name
 from checkpointing.errors import CheckpointError, FormatError, NewerFormat, NoCheckpoint, StoreUnfit
+from checkpointing.format.announcement import Role
+from checkpointing.reading.announcing import announced
 from checkpointing.reading.naming import LATEST, VERIFIED, history
 from checkpointing.reading.packs import PackSource
 from checkpointing.reading.sources import TileSource
@@ -95,6 +98,13 @@ class KeepersAndStore:
             elif at is not None:
                 sources |= _stored(at)
         return sources
+
+
+def announced_read(decision: restoring.Decision, at: StoreAt | None) -> AbstractContextManager[object]:
+    """Keep collections from the decided checkpoint while the block reads it; nothing to do where none is read."""
+    if decision.source != restoring.STORE or at is None:
+        return nullcontext()
+    return announced(open_to_read(at), Role.READER, decision.checkpoint)
 
 
 def _stored(at: StoreAt) -> dict[str, TileSource]:

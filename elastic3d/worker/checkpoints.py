@@ -10,7 +10,7 @@ from elastic3d.membership.records import SavedStep
 from elastic3d.values import Generation
 from elastic3d.worker.committer import CommitDone, CommitFailed, CommitNeedless, Committer, Found
 from elastic3d.worker.figures import Figures
-from elastic3d.worker.housekeeping import Housekeeper, SweepFailed, Swept, Told, Verified, VerifyFailed
+from elastic3d.worker.housekeeping import Bounded, Housekeeper, SweepFailed, Swept, Told, Verified, VerifyFailed
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Saving
 from elastic3d.worker.slot import Slot
@@ -41,6 +41,7 @@ class Checkpoints:
         settled: Callable[[SavedStep, str], None] = lambda saved, error: None,
     ) -> None:
         self._settled = settled
+        self._limit, self._over = saving.keep_bytes, 0
         self._slots, self._journal, self._figures, self._clock = slots, journal, figures, clock
         self._leads = False
         self._written: dict[int, SavedStep] = {}
@@ -172,5 +173,16 @@ class Checkpoints:
             case Swept():
                 dropped, freed = len(event.collected.dropped), event.collected.bytes
                 self._journal.emit("checkpoint.collected", checkpoints=dropped, bytes=freed)
+            case Bounded():
+                self._bounded(event.over)
             case SweepFailed():
                 self._journal.emit("checkpoint.uncollected", error=event.error)
+
+    def _bounded(self, over: int) -> None:
+        """Tell when what must stay takes more than `keep_bytes`, and when it does so no more."""
+        was, self._over = self._over, over
+        self._figures.store(f"what must be kept is {over} bytes above keep_bytes={self._limit}" if over else "")
+        if over and not was:
+            self._journal.emit("store.limit_exceeded", over=over, limit=self._limit)
+        elif was and not over:
+            self._journal.emit("store.limit_kept", limit=self._limit)

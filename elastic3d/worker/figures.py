@@ -21,11 +21,15 @@ class Figures:
         self._verified: tuple[int, float] | None = None
         self._health, self._failed = WELL, -1
         self._made: dict[int, float] = {}
-        self._stale = self._training = ""
+        self._stale = self._training = self._store = ""
 
     def training(self, trouble: str) -> None:
         """Take note of what is wrong with the training itself, "" for nothing."""
         self._training = trouble
+
+    def store(self, trouble: str) -> None:
+        """Take note of what is wrong with the store's size, "" for nothing."""
+        self._store = trouble
 
     def stepped(self, record: StepRecord, now: float) -> None:
         """Take note of a step. A snapshot is as old as the step it is of, as far as this node saw that."""
@@ -88,7 +92,8 @@ class Figures:
             checkpoint_age=checkpoint_age,
             verified_step=verified_step,
             verified_age=verified_age,
-            health="; ".join(p for p in (self._training, self._health, self._stale) if p and p != WELL) or WELL,
+            health="; ".join(p for p in (self._training, self._health, self._stale, self._store) if p and p != WELL)
+            or WELL,
         )
 
 

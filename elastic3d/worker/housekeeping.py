@@ -11,10 +11,11 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from checkpointing import Collected, Retention, Store, collect, mark_verified, open_checkpoint, resolve
+from checkpointing import Checkpoint, Collected, Retention, Store, collect, mark_verified, resolve
 from checkpointing.errors import CheckpointError
 from checkpointing.format.manifest import StoredTile
 from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.reading.announcing import reading
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.worker.options import Saving, Verification
@@ -22,7 +23,8 @@ from elastic3d.worker.options import Saving, Verification
 SAMPLE = 32
 """Tiles of a sample; of 4 MiB at most each."""
 COLLECT_EVERY = 300.0
-"""Seconds between two collections: each lists the whole store."""
+"""Seconds between two collections, if nothing waits for the second: each lists the whole store."""
+_SOONEST = 1.0  # seconds until it is looked again whether what is condemned may go
 _AT_ONCE = 64 << 20  # bytes read back before they are let go
 _STORE = "store"
 
@@ -53,22 +55,33 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """What is kept was held against `keep_bytes`: it takes `over` bytes more, as all of it is protected; 0 for none."""
+
+    over: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepFailed:
     """A collection failed; the next is tried at its time. Nothing that is needed is ever deleted."""
 
     error: str
 
 
-Told = Verified | VerifyFailed | Swept | SweepFailed
+Told = Verified | VerifyFailed | Swept | Bounded | SweepFailed
 
 
 def verify_committed(store: Store, name: str, how: Verification) -> None:
     """Read a checkpoint back; CheckpointError when it is not as it was written. Holds 64 MiB at most."""
-    checkpoint = open_checkpoint(store, name)
+    with reading(store, name) as checkpoint:
+        _read_back(checkpoint, how)
+
+
+def _read_back(checkpoint: Checkpoint, how: Verification) -> None:
     tiles: Sequence[StoredTile] = checkpoint.tiles
     if how is Verification.SAMPLE and len(tiles) > SAMPLE:
         # The same tiles for whoever asks again, other ones for each checkpoint.
-        tiles = random.Random(name).sample(list(tiles), SAMPLE)
+        tiles = random.Random(checkpoint.name).sample(list(tiles), SAMPLE)
     offers = {(offer.spec.key, offer.box): offer for offer in checkpoint.offers(_STORE)}
     sources = {_STORE: checkpoint.source(_STORE)}
 
@@ -104,6 +117,7 @@ class Housekeeper:
         self._store, self._saving, self._told, self._clock = store, saving, told, clock
         self._jobs: queue.SimpleQueue[tuple[str, int, float] | None] = queue.SimpleQueue()
         self._collected_at: float | None = None
+        self._wakes_at: float | None = None  # when what is condemned may go
         self._thread = threads.start(self._run, name="elastic3d-keep", edge=threads.Edge.AGAIN)
 
     def committed(self, name: str, step: int, at: float) -> None:
@@ -116,14 +130,25 @@ class Housekeeper:
         self._thread.join(timeout=patience)
 
     def _run(self) -> None:
-        while (job := self._newest()) is not None:
-            if self._saving.verification is not Verification.OFF:
+        saving = self._saving
+        retention = Retention(keep_last=saving.keep, keep_every=saving.keep_every or None, keep_bytes=saving.keep_bytes)
+        while True:
+            try:
+                job = self._newest()
+            except queue.Empty:
+                self._collect(retention)
+                continue
+            if job is None:
+                return
+            if saving.verification is not Verification.OFF:
                 self._verify(*job)
-            if self._saving.keep is not None and self._due():
-                self._collect(Retention(keep_last=self._saving.keep, keep_every=self._saving.keep_every or None))
+            if (saving.keep is not None or saving.keep_bytes is not None) and self._due():
+                self._collect(retention)
 
     def _newest(self) -> tuple[str, int, float] | None:
-        job = self._jobs.get()
+        """Return the newest checkpoint to look after, None at the end; queue.Empty once what is condemned may go."""
+        wakes = self._wakes_at
+        job = self._jobs.get(timeout=None if wakes is None else max(0.0, wakes - self._clock.monotonic()))
         while job is not None and not self._jobs.empty():
             # At the end the last one is still looked at.
             following = self._jobs.get()
@@ -146,12 +171,12 @@ class Housekeeper:
 
     def _due(self) -> bool:
         now = self._clock.monotonic()
-        if self._collected_at is not None and now - self._collected_at < COLLECT_EVERY:
-            return False
-        self._collected_at = now
-        return True
+        if self._wakes_at is not None and now >= self._wakes_at:
+            return True
+        return self._collected_at is None or now - self._collected_at >= COLLECT_EVERY
 
     def _collect(self, retention: Retention) -> None:
+        self._collected_at, self._wakes_at = self._clock.monotonic(), None
         try:
             collected = collect(self._store, retention, grace=self._saving.grace, wait=False)
         except (CheckpointError, OSError) as error:
@@ -159,3 +184,7 @@ class Housekeeper:
             return
         if collected.dropped or collected.objects:
             self._told(Swept(collected=collected))
+        if collected.waiting:
+            self._wakes_at = self._clock.monotonic() + max(_SOONEST, collected.waiting)
+        if retention.keep_bytes is not None and collected.over is not None:
+            self._told(Bounded(over=collected.over))

@@ -18,7 +18,7 @@ SAID = (
     *("training.progress", "loss.nonfinite", "step.late", "nodes.awaited"),
     *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended", "etcd.rolled_back"),
     *("snapshot.stale", "snapshot.fresh", "buddy.changed"),
-    *("store.waiting", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified"),
+    *("store.waiting", "store.limit_exceeded", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified"),
     *("checkpoint.behind", "job.ended"),
 )
 """Events a person reading torchrun's output wants to see."""

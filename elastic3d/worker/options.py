@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from checkpointing.format.announcement import ANNOUNCED_AFTER
 from checkpointing.keeping.collecting import GRACE
 from checkpointing.stores.address import redacted
 from checkpointing.stores.retrying import PATIENCE
@@ -20,6 +21,7 @@ from elastic3d.worker.quantities import Every, every, rate, seconds, size
 
 TEN_STEPS = Every(steps=10)
 LEAST_EVENTS = 1 << 20
+LEAST_GRACE = 2 * ANNOUNCED_AFTER
 CODECS = ("raw", "planes", "xor", "auto")
 
 
@@ -40,8 +42,9 @@ class Saving:
 
     every: when one is due. codec: how tiles are stored. max_bandwidth: bytes a second that this node writes, None for
     no limit; what a node leaves behind at a notice is written without. keep: how many of the newest are kept, None for
-    all; keep_every: those of every so many steps are kept too, 0 for none. grace: seconds that objects which nothing
-    needs any more are left, for who is reading or writing; longer than any save takes.
+    all; keep_every: those of every so many steps are kept too, 0 for none. keep_bytes: what all kept ones may take
+    together, None for no bound. grace: seconds that objects which nothing needs any more are left at least, for who
+    reads or writes and does not announce it.
     """
 
     every: Every = TEN_STEPS
@@ -49,6 +52,7 @@ class Saving:
     max_bandwidth: int | None = None
     keep: int | None = None
     keep_every: int = 0
+    keep_bytes: int | None = None
     grace: float = GRACE
     verification: Verification = Verification.SAMPLE
 
@@ -138,6 +142,8 @@ def saving(
     max_bandwidth: int | str | None,
     keep: int | None,
     keep_every: int,
+    keep_bytes: int | str | None,
+    grace: float | str,
     verify: str,
 ) -> Saving:
     """Return how checkpoints are made; UsageError for what makes no sense."""
@@ -150,12 +156,20 @@ def saving(
     elif keep_every:
         raise UsageError("elastic3d.run(keep_every=...): everything is kept; say with keep= how many of the newest are")
     _whole(keep_every, "keep_every", 0)
+    left = seconds(grace, "elastic3d.run: grace")
+    if left < LEAST_GRACE:
+        raise UsageError(
+            f"elastic3d.run(grace={grace!r}): give at least {LEAST_GRACE:.0f}s: reads and saves need as long to "
+            "announce themselves in the store"
+        )
     return Saving(
         every=every(due, "elastic3d.run: every"),
         codec=codec,
         max_bandwidth=rate(max_bandwidth, "elastic3d.run: max_bandwidth") if max_bandwidth is not None else None,
         keep=keep,
         keep_every=keep_every,
+        keep_bytes=size(keep_bytes, "elastic3d.run: keep_bytes") if keep_bytes is not None else None,
+        grace=left,
         verification=Verification(verify),
     )
 

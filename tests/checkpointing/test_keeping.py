@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,32 @@ from checkpointing import (
     untag,
     verify,
 )
-from checkpointing.errors import Collecting, Corrupt, Fenced, Incomplete, KeepRefused, NoCheckpoint, Superseded
+from checkpointing.errors import (
+    Collecting,
+    Corrupt,
+    Fenced,
+    FormatError,
+    Incomplete,
+    KeepRefused,
+    NoCheckpoint,
+    StoreError,
+    Superseded,
+)
 from checkpointing.format import names, refs
+from checkpointing.format.announcement import (
+    EXPIRES,
+    Announcement,
+    AtWork,
+    Role,
+    at_work,
+    decode_announcement,
+    encode_announcement,
+)
+from checkpointing.format.encoding import document
 from checkpointing.format.refs import decode_ref, encode_ref, spill
-from checkpointing.keeping.retention import retained
+from checkpointing.format.tombstone import Doomed
+from checkpointing.keeping.retention import bounded, retained
+from checkpointing.reading.announcing import announced, reading
 from checkpointing.reading.naming import committed
 from checkpointing.stores.local import LocalStore
 
@@ -190,6 +212,132 @@ def test_readers_have_the_grace_and_a_dead_collector_is_gone_on_from() -> None:
     plan = plan_collection(store, Retention(), grace=600)
     assert plan.begun == plan.objects == collect(store, Retention(), grace=600, wait=False).objects
     assert not list(store.list(names.record(name(1))))
+
+
+def test_who_announces_what_it_reads_reads_it_whatever_the_grace() -> None:
+    """It is not dropped, or where it was before, nothing of it is deleted; when it is read, it goes."""
+    store, actor = fresh()
+    history(store, range(1, 4))
+    actor.sleep(1000.0)
+    keep = Retention(keep_last=1)
+    with reading(store, "1", after=0.0) as held:
+        assert collect(store, keep, grace=0, wait=False).dropped == (name(2),)
+        assert load(held)[0] == make_state(SMALL, seed=1)
+    assert not list(store.list(names.ANNOUNCEMENTS))
+    begun = collect(store, keep, grace=100, wait=False)
+    assert begun.dropped == (name(1),)
+    with announced(store, Role.READER, name(1), after=0.0):  # read since before that, and long now
+        actor.sleep(100.0)
+        done = collect(store, keep, grace=0, wait=False)
+        assert (done.objects, done.spared > 2) == ((), True)
+        assert load(held)[0] == make_state(SMALL, seed=1)
+    assert collect(store, keep, grace=0, wait=False).objects
+    assert not list(store.list(names.record(name(1))))
+
+
+def test_a_reader_whose_checkpoint_goes_before_it_is_announced_takes_another() -> None:
+    """The collection between its look at the ref and its announcement has seen nothing of it."""
+    store, actor = fresh()
+    history(store, range(1, 3))
+    actor.sleep(1000.0)
+    new: Any = []
+
+    def pass_on(name: str, data: bytes) -> bool:
+        if name.startswith(names.ANNOUNCEMENTS) and not new:
+            new.append(save_and_commit(store, make_state(SMALL, seed=3), step=3))
+            collect(store, Retention(keep_last=1), grace=0, wait=False)
+        return bool(new)
+
+    hooked: Any = Hooked(store, put=pass_on)
+    with reading(hooked, after=0.0) as found:
+        assert found.step == 3
+
+
+def test_a_save_that_takes_longer_than_the_grace_loses_nothing() -> None:
+    """Packs without a manifest are kept from when the first announced writer began; of one that died, no more."""
+    store, actor = fresh()
+    history(store, range(1, 3))
+    actor.sleep(1000.0)
+    before = set(actor.world.objects)
+    with announced(store, Role.WRITER, name(1), after=0.0) as own:
+        save(store, make_state(SMALL, seed=9), step=9)
+        packs = {item for item in actor.world.objects if item.startswith(names.PACKS)} - before
+        for manifest in [item for item in store.list(names.SAVES) if item not in before]:
+            store.delete(manifest)  # they come last
+        actor.sleep(EXPIRES - 1)
+        assert own.renew()
+        actor.sleep(EXPIRES - 1)
+        # What it builds on stays, too, though nobody else would keep it.
+        assert not collect(store, Retention(keep_last=1), grace=10, wait=False).dropped
+        assert packs <= set(actor.world.objects)
+        left = dict(actor.world.objects)
+    actor.world.objects.update(left)  # as of a process that was killed
+    actor.sleep(EXPIRES)
+    assert collect(store, Retention(keep_last=1), grace=10, sleep=actor.sleep).dropped == (name(1),)
+    assert not packs & set(actor.world.objects)
+    actor.sleep(3600.0)
+    collect(store, Retention(), grace=10, wait=False)
+    assert not list(store.list(names.ANNOUNCEMENTS))
+
+
+def test_who_cannot_write_reads_all_the_same() -> None:
+    """Unannounced, with the grace for all it has."""
+    store, _ = fresh()
+    history(store, range(1, 2))
+
+    def refuse(*_: Any) -> bool:
+        raise StoreError("403 Forbidden")
+
+    readonly: Any = Hooked(store, put=refuse, delete=refuse)
+    with reading(readonly, after=0.0) as found:
+        assert found.step == 1
+
+
+def test_announcements_count_by_durations_alone() -> None:
+    """From when the work began, rather too early, until they expire; one that cannot be read may be any writer's."""
+    reader = Announcement(role=Role.READER, checkpoint=name(1), began=500.0)
+    writer = Announcement(role=Role.WRITER, checkpoint=name(2), began=90.0)
+    both = [(1000.0, reader), (1100.0, writer)]
+    assert at_work([*both], 1299.0) == AtWork(checkpoints=frozenset({name(1), name(2)}), writing_since=1010.0)
+    assert at_work([*both], 1300.0) == AtWork(checkpoints=frozenset({name(2)}), writing_since=1010.0)
+    assert at_work([*both], 1400.0) == AtWork()
+    assert at_work([(1100.0, FormatError("newer")), *both], 1300.0).writing_since == 0.0
+    assert decode_announcement(encode_announcement(writer), "x") == writer
+    for field, wrong in {"role": "king", "checkpoint": "latest", "began": -1.0, "expires": True}.items():
+        data = document("announcement", {**dataclasses.asdict(writer), field: wrong})
+        with pytest.raises(FormatError):
+            decode_announcement(data, "x")
+
+
+def test_a_bound_drops_the_oldest_and_counts_shared_packs_once() -> None:
+    """What is protected stays, though it takes more; and that is said."""
+    needs = {name(4): {"a": 5, "d": 10}, name(3): {"a": 5, "c": 10}, name(2): {"a": 5, "b": 10}, name(1): {"a": 5}}
+    kept = tuple(needs)
+    assert bounded(kept, 35, (), needs.__getitem__) == (kept, 35)
+    assert bounded(kept, 34, (), needs.__getitem__) == ((name(4), name(3)), 25)
+    assert bounded(kept, 15, {name(4), name(2)}, needs.__getitem__) == ((name(4), name(2)), 25)
+    assert bounded((), 1, (), needs.__getitem__) == ((), 0)
+
+
+def test_a_collection_keeps_to_the_bytes() -> None:
+    """By what the packs of all kept checkpoints take; `latest` stays, whatever it takes."""
+    store, actor = fresh()
+    history(store, range(1, 6))
+    actor.sleep(1000.0)
+    everything = sum(entry.size for entry in store.entries(names.PACKS))
+    done = collect(store, Retention(keep_bytes=everything), grace=0, wait=False)
+    assert (len(done.dropped), done.over) == (3, 0)  # manifests count as well
+    taken = sum(entry.size for prefix in (names.PACKS, names.SAVES) for entry in store.entries(prefix))
+    assert taken <= everything
+    plan = plan_collection(store, Retention(keep_bytes=1), grace=0)
+    assert (plan.kept, plan.over > 0) == ((name(5),), True)
+    done = collect(store, Retention(keep_bytes=1), grace=0, wait=False)
+    assert done.over == plan.over == taken - done.bytes + _records(done.objects) - 1
+    assert load(open_checkpoint(store))[0] == make_state(SMALL, seed=5)
+
+
+def _records(objects: Iterable[Doomed]) -> int:
+    return sum(doomed.size for doomed in objects if not doomed.name.startswith((names.PACKS, names.SAVES)))
 
 
 def test_a_commit_refuses_what_a_sweep_has_condemned() -> None:

@@ -90,6 +90,17 @@ def test_gc_says_what_it_would_free_and_frees_it(url: str, history: History) -> 
     assert told("du", url)["usage"]["unreferenced"] == 0
 
 
+def test_gc_keeps_to_a_size(url: str, history: History) -> None:
+    """What must stay is kept, though it takes more, and that is said."""
+    plan = told("gc", url, "--keep-bytes", "50GiB", "--grace", "1ms", "-n")
+    assert (plan["dropped"], plan["over"]) == ([], 0)
+    done = told("gc", url, "--keep-bytes", "1B", "--grace", "1ms")
+    assert sorted(done["dropped"]) == history.names[:3]
+    assert done["over"] > 0
+    assert "more than --keep-bytes" in run.invoke(app, ["gc", url, "--keep-bytes", "1B", "--grace", "1ms"]).stdout
+    assert "--keep-bytes" in refused("gc", url, "--keep-bytes", "50")
+
+
 def test_repair_brings_a_damaged_ref_back(url: str, history: History) -> None:
     """What cannot be read says what to do; afterwards everything is there again; a good ref is left alone."""
 

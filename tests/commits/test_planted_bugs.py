@@ -16,8 +16,9 @@ from chaos.commits.schedule import draw, parse
 from checkpointing import SavedRank
 from checkpointing.errors import StoreError, StoreNotFound
 from checkpointing.format import names
+from checkpointing.format.announcement import AtWork
 from checkpointing.format.refs import Ref, Verdict, decide_commit, decode_ref, encode_ref
-from checkpointing.keeping import collecting
+from checkpointing.keeping import collecting, planning
 from checkpointing.keeping.planning import Marker
 from checkpointing.saving import commit as committing
 from checkpointing.stores.numbered import newest
@@ -131,6 +132,11 @@ def collect_without_looking_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Marker, "deletable", lambda self, tombstone, ref: tombstone.objects)
 
 
+def collect_without_hearing_announcements(patch: pytest.MonkeyPatch) -> None:
+    """Whoever reads or writes for longer than the grace is not asked after."""
+    patch.setattr(planning, "announced_in", lambda store, now: AtWork())
+
+
 def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, MOST + 1)) -> Outcome | None:
     """Return the first schedule that shows a violation."""
     return next((o for o in (play(draw(seed), store=store()) for seed in seeds) if o.violations), None)
@@ -145,6 +151,7 @@ def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, 
         (ignore_the_order_of_saves, "took latest back|cannot be restored"),
         (commit_without_looking_for_packs, "cannot be restored"),
         (collect_without_looking_again, "cannot be restored|lost the committed"),
+        (collect_without_hearing_announcements, "had announced that it reads"),
         (commit_what_is_not_complete, "cannot be restored|completeness was checked"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

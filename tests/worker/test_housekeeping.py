@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import queue
+import time
 from pathlib import Path
 
 import pytest
 
 from checkpointing import Committed, Store, commit, open_store, read_ref
 from checkpointing.errors import CheckpointError
-from elastic3d.worker.housekeeping import Housekeeper, Swept, Told, Verified, VerifyFailed, verify_committed
+from elastic3d.worker.housekeeping import Bounded, Housekeeper, Swept, Told, Verified, VerifyFailed, verify_committed
 from elastic3d.worker.options import Saving, Verification
 from tests.worker.test_committer import write
 
@@ -94,3 +95,37 @@ def test_only_what_is_kept_stays(store: Store) -> None:
     keeper.close(10.0)
     assert isinstance(swept, Swept)
     assert len(swept.collected.dropped) == 2
+
+
+def test_what_is_condemned_goes_when_its_time_has_come_and_not_at_the_next_commit(store: Store) -> None:
+    """Nothing is committed any more, and a collection would be due in five minutes."""
+    told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    for step in (4, 5, 6):
+        committed(store, step)
+    name = committed(store, 7).checkpoint
+    time.sleep(0.1)  # older than the grace
+    keeper = Housekeeper(store, Saving(keep=2, grace=0.1), told.put)
+    keeper.committed(name, 7, 1.0)
+    assert isinstance(told.get(timeout=30), Verified)
+    freed = 0
+    while not freed:
+        swept = told.get(timeout=60)
+        assert isinstance(swept, Swept)
+        freed += swept.collected.bytes
+    keeper.close(10.0)
+
+
+def test_a_bound_that_cannot_be_kept_is_told(store: Store) -> None:
+    """With it nothing but the newest is there, and that takes more."""
+    told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    committed(store, 6)
+    name = committed(store, 7).checkpoint
+    keeper = Housekeeper(store, Saving(keep_bytes=1, grace=0.0), told.put)
+    keeper.committed(name, 7, 1.0)
+    assert isinstance(told.get(timeout=30), Verified)
+    swept, bounded = told.get(timeout=30), told.get(timeout=30)
+    keeper.close(10.0)
+    assert isinstance(swept, Swept)
+    assert len(swept.collected.dropped) == 1
+    assert isinstance(bounded, Bounded)
+    assert bounded.over > 0

@@ -20,6 +20,8 @@ PLAIN: dict[str, Any] = {
     "max_bandwidth": None,
     "keep": None,
     "keep_every": 0,
+    "keep_bytes": None,
+    "grace": 300.0,
     "verify": "sample",
 }
 
@@ -72,6 +74,10 @@ def test_what_is_no_rate_is_refused(value: Any) -> None:
         ({"keep": 2, "keep_every": -1}, "keep_every"),
         ({"keep_every": 100}, "keep="),
         ({"max_bandwidth": "1"}, "200MB/s"),
+        ({"keep_bytes": 0}, "keep_bytes=0"),
+        ({"keep_bytes": "lots"}, "keep_bytes='lots'"),
+        ({"grace": "10"}, "grace='10'"),
+        ({"grace": "30s"}, "at least 60s"),
     ],
 )
 def test_what_makes_no_sense_is_said_before_anything_starts(wrong: dict[str, Any], word: str) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from checkpointing import open_checkpoint
+from checkpointing.reading.announcing import reading
 from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import Place
@@ -111,8 +111,7 @@ def export(
     if target.exists():
         raise UsageError(f"{target} is there already; nothing is overwritten")
     store = place.open()
-    found = open_checkpoint(store, choose(store, checkpoint).name)
-    with bar(f"exporting {target.name}") as advance:
+    with reading(store, choose(store, checkpoint).name) as found, bar(f"exporting {target.name}") as advance:
         from checkpointing.interchange import export_checkpoint  # brings torch along, which takes seconds
 
         done = export_checkpoint(str(kind), found, target, prefix=prefix, progress=advance)

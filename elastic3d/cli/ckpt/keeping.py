@@ -20,6 +20,7 @@ from elastic3d.cli.ckpt.shown import keeping as shown
 from elastic3d.cli.ckpt.telling import bar, tell
 from elastic3d.cli.durations import duration
 from elastic3d.errors import UsageError
+from elastic3d.worker.quantities import size
 
 _Tag = Annotated[
     str,
@@ -140,7 +141,14 @@ def gc(
         int | None,
         typer.Option("--keep-every", metavar="STEPS", min=1, help="Keep one for each so many steps too."),
     ] = None,
-    grace: Annotated[str, typer.Option("--grace", metavar="DURATION", help="What readers have to finish.")] = "1h",
+    keep_bytes: Annotated[
+        str | None,
+        typer.Option("--keep-bytes", metavar="SIZE", help="What all may take together, such as 50GiB: the oldest go."),
+    ] = None,
+    grace: Annotated[
+        str,
+        typer.Option("--grace", metavar="DURATION", help="What readers have who cannot announce themselves."),
+    ] = "5m",
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what it would do.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait out the grace; else call again later.")] = True,
     *,
@@ -148,9 +156,10 @@ def gc(
 ) -> None:
     """Drop the checkpoints that nothing keeps, and delete what no other needs.
 
-    `latest`, `verified`, tags and pins always stay. Without `--keep-last` no checkpoint is dropped, and only garbage
-    goes: what failed saves left behind. Safe beside writers, readers and other collectors: what goes is condemned
-    first, stays for the grace, is checked again, and then deleted.
+    `latest`, `verified`, tags, pins and what is being read always stay. Without `--keep-last` or `--keep-bytes` no
+    checkpoint is dropped, and only garbage goes: what failed saves left behind. Safe beside writers, readers and other
+    collectors: what goes is condemned first, stays for the grace, is checked again, and then deleted. Who reads or
+    writes for more than half a minute says so in the store, and loses nothing.
 
     Examples:
 
@@ -158,17 +167,20 @@ def gc(
 
         elastic3d ckpt gc s3://bucket/gpt-1b --keep-last 5 --keep-every 1000 --grace 10m
 
+        elastic3d ckpt gc /data/run-7 --keep-bytes 50GiB
+
         elastic3d ckpt gc /data/run-7 --no-wait      # condemns; the next call deletes
     """
     seconds = duration(grace, "--grace")
     if keep_every is not None and keep_last is None:
         raise UsageError("--keep-every alone drops nothing; give --keep-last too, such as --keep-last 5")
-    retention = Retention(keep_last=keep_last, keep_every=keep_every)
+    limit = size(keep_bytes, "--keep-bytes") if keep_bytes is not None else None
+    retention = Retention(keep_last=keep_last, keep_every=keep_every, keep_bytes=limit)
     store = place.open(write=True)
     if dry_run:
         plan = collecting.plan_collection(store, retention, grace=seconds)
         data = {"dry_run": True, "kept": plan.kept, "dropped": plan.dropped, "objects": len(plan.objects)}
-        data |= {"bytes": plan.bytes, "names": [doomed.name for doomed in plan.objects]}
+        data |= {"bytes": plan.bytes, "over": plan.over, "names": [doomed.name for doomed in plan.objects]}
         tell(store, data, lambda _: shown.collection_plan(store.url, plan), as_json=as_json)
         return
     with bar("deleting" if not wait else "collecting", in_bytes=False) as advance:
@@ -176,7 +188,7 @@ def gc(
             store, retention, grace=seconds, wait=wait, progress=lambda progress: advance(progress.done, progress.total)
         )
     data = {"dry_run": False, "dropped": done.dropped, "objects": len(done.objects), "bytes": done.bytes}
-    data |= {"spared": done.spared, "waiting": done.waiting}
+    data |= {"spared": done.spared, "waiting": done.waiting, "over": done.over or 0}
     tell(store, data, lambda _: shown.collected(store.url, done), as_json=as_json)
 
 

@@ -33,6 +33,7 @@ def collection_plan(url: str, plan: CollectionPlan) -> RenderableType:
     if len(plan.dropped) > LISTED:
         lines.append(Text(f"  and {len(plan.dropped) - LISTED} more", style="dim"))
     lines.append(Text(f"would free {size(plan.bytes)} in {count(len(plan.objects), 'object')}; nothing was changed"))
+    lines += _over(plan.over)
     return Group(*lines)
 
 
@@ -44,9 +45,18 @@ def collected(url: str, done: Collected) -> RenderableType:
     lines.append(Text(f"freed {size(done.bytes)} in {count(len(done.objects), 'object')}"))
     if done.spared:
         lines.append(Text(f"spared {count(done.spared, 'object')}: needed after all", style="cyan"))
+    lines += _over(done.over or 0)
     if done.waiting:
         lines.append(Text(f"more is condemned: call again in {spell(done.waiting)} to delete it", style="yellow"))
     return Group(Text(clean(url), style="bold", overflow="fold"), *lines)
+
+
+def _over(nbytes: int) -> list[Text]:
+    """Return a line where what must stay takes more than it may."""
+    if not nbytes:
+        return []
+    why = "latest, verified, tags, pins or what is being read: untag or unpin some, or allow more"
+    return [Text(f"what must stay takes {size(nbytes)} more than --keep-bytes ({why})", style="yellow")]
 
 
 def repaired(url: str, generation: int, committed: Sequence[str]) -> RenderableType:

@@ -1,0 +1,99 @@
+"""Announcements: who is reading or writing, so that no collection takes what that needs (format.md, section 13)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from checkpointing.errors import FormatError
+from checkpointing.format import names
+from checkpointing.format.encoding import document, parse
+from checkpointing.format.fields import Fields
+
+ANNOUNCED_AFTER = 30.0
+"""Seconds of work after which it is announced. A grace shorter than twice that protects only who announces at once."""
+
+EXPIRES = 300.0
+"""Seconds after which an announcement that was not written again counts no more."""
+
+
+class Role(StrEnum):
+    """What the one that announces itself does."""
+
+    READER = "reader"
+    WRITER = "writer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """Somebody at work.
+
+    checkpoint: what is read, or what the save under way builds on; None for nothing. began: seconds by which the work
+    began before this was written, or more. expires: seconds after it was written until it counts no more. All times
+    are durations: the moment it was written is the object's own, by the store's clock.
+    """
+
+    role: Role
+    checkpoint: str | None
+    began: float
+    expires: float = EXPIRES
+
+
+def encode_announcement(announcement: Announcement) -> bytes:
+    """Return the announcement's object."""
+    return document("announcement", dataclasses.asdict(announcement))
+
+
+def decode_announcement(data: bytes, name: str) -> Announcement:
+    """Return the announcement in the object `name`; FormatError for anything that format.md forbids."""
+    fields = Fields(parse(data, "announcement", name), name)
+    role, checkpoint = fields.text("role"), fields.raw("checkpoint")
+    if role not in list(Role):
+        raise fields.fail(f"role is {role!r:.40}, neither reader nor writer")
+    if checkpoint is not None and names.parse_checkpoint(checkpoint) is None:
+        raise fields.fail("names something that is no checkpoint")
+    return Announcement(
+        role=Role(role),
+        checkpoint=checkpoint,
+        began=_seconds(fields, "began"),
+        expires=_seconds(fields, "expires"),
+    )
+
+
+def _seconds(fields: Fields, field: str) -> float:
+    value: Any = fields.raw(field)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise fields.fail(f"{field} is {value!r:.40}, not a number of seconds")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtWork:
+    """Those who have announced themselves, as a collection takes them into account.
+
+    checkpoints: what they read or build on. writing_since: when the first of the writers began, by the store's clock
+    and rather too early; None where nobody writes.
+    """
+
+    checkpoints: frozenset[str] = frozenset()
+    writing_since: float | None = None
+
+
+def at_work(announced: list[tuple[float, Announcement | FormatError]], now: float) -> AtWork:
+    """Return who is at work at `now`, from announcements and when each was written, both by the store's clock.
+
+    One that cannot be read may be a writer's that began at any time.
+    """
+    checkpoints, since = set(), []
+    for modified, told in announced:
+        if isinstance(told, FormatError):
+            if now < modified + EXPIRES:
+                since.append(0.0)
+        elif now < modified + told.expires:
+            if told.checkpoint is not None:
+                checkpoints.add(told.checkpoint)
+            if told.role is Role.WRITER:
+                since.append(modified - told.began)
+    return AtWork(checkpoints=frozenset(checkpoints), writing_since=min(since, default=None))
