@@ -1,5 +1,7 @@
 """Hosts of their own on this machine: network namespaces on one bridge, whose cables can be pulled.
 
+What one host sends to one other can be lost as well: it goes to an Ethernet address that nobody has.
+
 Needs root and iproute2. Addresses are from 198.18.0.0/15, which is set aside for such tests.
 """
 
@@ -74,6 +76,17 @@ class Network:
     def mend(self, host: str) -> None:
         """Plug it in again."""
         _ip("link", "set", self._cable(host), "master", self._bridge)
+
+    def unlink(self, sender: str, receiver: str) -> None:
+        """Lose what one host sends to another, and tell nobody; all else passes."""
+        self._neighbour(sender, receiver, "replace", "lladdr", "02:00:00:00:00:01", "nud", "permanent")
+
+    def link(self, sender: str, receiver: str) -> None:
+        """Let it pass again."""
+        self._neighbour(sender, receiver, "delete")
+
+    def _neighbour(self, sender: str, receiver: str, verb: str, *more: str) -> None:
+        _ip("-n", self._space(sender), "neigh", verb, self._hosts[receiver], *more, "dev", "eth0")
 
     def close(self) -> None:
         """Remove everything. Processes that run on a host keep its namespace, unnamed, until they end."""

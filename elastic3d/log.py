@@ -40,6 +40,10 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "generation.sealed": ("number", "cause", "nodes", "spares", "layout", "leader", "detail"),
         # `peer` is a node name, `evidence` says how its end was noticed.
         "peer.lost": ("peer", "evidence"),
+        # The trainers stand still, and this node cannot connect to `peer`. While two nodes cannot, one of them stands
+        # aside (a spare, see the detail of `generation.sealed`), until `peer.reachable`: they can, or one of them went.
+        "peer.unreachable": ("peer", "detail"),
+        "peer.reachable": ("peer",),
         # Somebody was shown out at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` where
         # it came from, `more` how many others were since the last time this was told.
         "peer.refused": ("port", "peer", "reason", "more"),

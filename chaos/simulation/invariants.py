@@ -26,6 +26,10 @@ MOMENT = 2 * INTERVAL
 PLANNED = (Cause.JOIN, Cause.DRAIN, Cause.QUARANTINE)
 """Causes of a change that everybody leaves for at a step boundary."""
 
+UNLINKED = 45.0
+"""Seconds after the last disturbance within which a job trains again though two of its nodes do not reach each other:
+to find out takes some 16, and may have to be done again for a generation that was sealed meanwhile."""
+
 ORDERLY = ("drained", "kept out", "it went")
 """What happens to a node that is told to leave, and takes no step from anybody."""
 
@@ -64,6 +68,7 @@ class Checker(Observer):
     _errors: int = 0
     _broken: dict[str, None] = field(default_factory=dict)
     _forgotten: bool = False
+    _links: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def violated(self, text: str) -> None:
         """Keep a violation."""
@@ -154,6 +159,8 @@ class Checker(Observer):
         store = self.world.etcd.store
         if f"{ROOT}roll/quarantine/{member.record.node.place}" in store.tiers.get("roll", {}):
             self.ail(member.id, "kept out")
+        if self._unlinked(member.host):
+            self.ail(member.id, "unlinked")
         self.regard()
 
     def ended(self, member: Member) -> None:
@@ -231,6 +238,41 @@ class Checker(Observer):
             for member in self.world.alive():
                 self.ail(member.id, "etcd lost a generation")
                 self.heal(member.id, "etcd lost a generation")
+
+    def unlinked(self, hosts: tuple[int, ...]) -> None:
+        """Take note that these hosts do not reach each other: their members may have to stand aside."""
+        self._links[hosts] = self._links.get(hosts, 0) + 1
+        for member in self.world.alive():
+            if member.host in hosts:
+                self.ail(member.id, "unlinked")
+        self.world.loop.later(UNLINKED, self._must_train, hosts)
+
+    def linked(self, hosts: tuple[int, ...]) -> None:
+        """Take note that they do again."""
+        self._links[hosts] -= 1
+        for member in self.world.by_id.values():
+            if member.host in hosts and not self._unlinked(member.host):
+                self.heal(member.id, "unlinked")
+
+    def _unlinked(self, host: int) -> bool:
+        return any(count and host in hosts for hosts, count in self._links.items())
+
+    def _must_train(self, hosts: tuple[int, ...]) -> None:
+        """While two hosts do not reach each other the job trains without one of them, where enough are left."""
+        world = self.world
+        due = self.disturbed_until + UNLINKED
+        if world.loop.now < due - 1e-9:
+            world.loop.at(due, self._must_train, hosts)
+            return
+        enough = world.policy.allowed(self.expected() - len(hosts) + 1)
+        if not self._links.get(hosts) or world.ended or not enough or not world.policy.beside:
+            return
+        active = [world.by_id[node.id].host for node in self._current.nodes] if self._current is not None else []
+        passes = world.network.passes
+        met = all(passes(one, other) for one in active for other in active if one != other)
+        if not met or not self.agreed():
+            names = " ".join(f"n{host}" for host in hosts)
+            self.violated(f"{names} do not reach each other, and the job has not trained for {UNLINKED:g} s")
 
     def _at(self, place: str) -> list[Member]:
         return [member for member in self.world.alive() if member.record.node.place == place]

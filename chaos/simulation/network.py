@@ -17,6 +17,7 @@ from chaos.simulation.loop import Loop
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import FRESH, INTERVAL, SILENCE
+from elastic3d.membership.driver.probing import SECONDS as PROBE
 
 
 class State(StrEnum):
@@ -130,6 +131,18 @@ class Network:
                     else:
                         del self.blocked[sender, receiver]
         self._look_at_all()
+
+    def probe(self, process: Process, peers: tuple[acts.Peer, ...]) -> None:
+        """Let a process try to connect to others: it needs both ways, and a host that is there."""
+        reached: list[str] = []
+        failed: list[str] = []
+        for peer in peers:
+            there = self._processes.get(peer.id)
+            answers = there is not None and there.state is not State.VANISHED
+            both = there is not None and self.passes(process.host, there.host) and self.passes(there.host, process.host)
+            (reached if answers and both else failed).append(peer.id)
+        told = e.Probed(reached=tuple(reached), failed=tuple(failed))
+        self.loop.later(PROBE if failed else 0.01, process.tell, told)
 
     def _look_at_all(self) -> None:
         for me, ends in self._ends.items():

@@ -140,6 +140,8 @@ class Member:
         match action:
             case acts.Watch():
                 world.network.watch(self, action)
+            case acts.Probe():
+                world.network.probe(self, action.peers)
             case acts.WatchRoll(on=True):
                 if "roll" not in self.client.watches:
                     self._list("roll", False)
@@ -160,7 +162,7 @@ class Member:
             case acts.Commit():
                 world.checkpoints.commit(action.number, action.saved.step)
                 self.tell(e.Settled(saved=action.saved))
-            case acts.Draining() | acts.Awaiting():
+            case acts.Draining() | acts.Awaiting() | acts.Unreachable():
                 pass
             case acts.LetGo():
                 # Nobody keeps it from here on: it lapses, and the next own write gets another.

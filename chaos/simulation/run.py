@@ -9,7 +9,7 @@ from functools import partial
 from chaos import many
 from chaos.simulation.invariants import FELT, Checker
 from chaos.simulation.network import State
-from chaos.simulation.schedule import LEADER, Command, Do, Job, Schedule, draw, shrink
+from chaos.simulation.schedule import LEADER, LINKS, Command, Do, Job, Schedule, draw, shrink
 from chaos.simulation.world import Setting, World
 from elastic3d.membership import events as e
 from elastic3d.membership.policy import Policy
@@ -72,6 +72,7 @@ def policy_of(job: Job) -> Policy:
         damping=2.0,
         quarantine=3.0,
         flap_memory=12.0,
+        reach_again=4.0,
     )
 
 
@@ -122,7 +123,8 @@ def _advance(world: World, checker: Checker, until: float) -> None:
 def _do(world: World, checker: Checker, command: Command, hosts: range) -> None:
     """Do what a command says, and let the checker know what it means."""
     seconds = command.seconds
-    checker.disturb(command.ends)
+    # What a dead link does is over once the job goes on without one of the two.
+    checker.disturb(command.at if command.do in LINKS else command.ends)
     leader = next((m.host for m in world.alive() if m.core.leads), 0)
     chosen = tuple(host for host in (leader if node == LEADER else node for node in command.nodes) if host in hosts)
     others = tuple(host for host in hosts if host not in chosen)
@@ -134,6 +136,9 @@ def _do(world: World, checker: Checker, command: Command, hosts: range) -> None:
                 _for_a_time(world, checker, seconds, world.network.block, world.network.free, chosen, others)
             if command.do is not Do.MUTE:
                 _for_a_time(world, checker, seconds, world.network.block, world.network.free, others, chosen)
+        case Do.UNLINK | Do.ONE_WAY:
+            senders = chosen if command.do is Do.UNLINK else chosen[:1]
+            _unlink(world, checker, seconds, senders, chosen)
         case Do.ETCD_AWAY | Do.ETCD_STOP:
             stopped = command.do is Do.ETCD_STOP
             if world.etcd.up:
@@ -172,6 +177,18 @@ def _for_a_time(
 
     begin(senders, receivers)
     checker.regard()
+    world.loop.later(seconds, over)
+
+
+def _unlink(world: World, checker: Checker, seconds: float, senders: tuple[int, ...], chosen: tuple[int, ...]) -> None:
+    """Let some of these hosts not reach the others of them for a time; either may have to stand aside for it."""
+
+    def over() -> None:
+        checker.disturb(world.loop.now)
+        checker.linked(chosen)
+
+    _for_a_time(world, checker, seconds, world.network.block, world.network.free, senders, chosen)
+    checker.unlinked(chosen)
     world.loop.later(seconds, over)
 
 

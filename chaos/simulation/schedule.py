@@ -40,6 +40,8 @@ class Do(StrEnum):
     CUT = "cut"  # these hear nothing of the others, nor the others of these
     MUTE = "mute"  # nothing that these send arrives at the others
     DEAFEN = "deafen"  # nothing that the others send arrives at these
+    UNLINK = "unlink"  # these do not reach each other, and everybody else reaches them
+    ONE_WAY = "one-way"  # nothing that the first of these sends arrives at the others of these
     ISOLATE = "isolate"  # cut, and without etcd
     LOSE = "lose"  # these do not reach etcd
     LAG = "lag"  # what these watch comes late
@@ -61,8 +63,10 @@ LEADER = 0
 ROLLED_BACK = (Do.ETCD_EMPTY, Do.ETCD_RESTORE)
 OF_ETCD = (Do.ETCD_AWAY, Do.ETCD_STOP, Do.ETCD_ELECT, Do.ETCD_SLOW, *ROLLED_BACK)
 LASTING = (
-    Do.PAUSE, Do.NOTICE, Do.DRAIN, Do.QUARANTINE, Do.CUT, Do.MUTE, Do.DEAFEN, Do.ISOLATE, Do.LOSE, Do.LAG, *OF_ETCD
+    Do.PAUSE, Do.NOTICE, Do.DRAIN, Do.QUARANTINE, Do.CUT, Do.MUTE, Do.DEAFEN, Do.UNLINK, Do.ONE_WAY, Do.ISOLATE,
+    Do.LOSE, Do.LAG, *OF_ETCD
 )  # fmt: skip
+LINKS = (Do.UNLINK, Do.ONE_WAY)
 NOBODYS = (*OF_ETCD, Do.COMPACT, Do.FINISH)
 
 
@@ -191,6 +195,13 @@ def draw(seed: int) -> Schedule:
         do = random.choice(ROLLED_BACK)
         when = round(random.uniform(2.0, at), 3)
         commands.append(Command(at=when, do=do, seconds=_seconds(do, random)))
+    links = Random(f"links {seed}")  # of its own, so that all else is drawn as before
+    if links.random() < 0.15:
+        pair = tuple(links.sample(range(1, newest + 1), 2))
+        # Long enough for the job to have to go on without one of them, or so short that they may never know.
+        seconds = round(links.choice((links.uniform(1.0, 20.0), links.uniform(60.0, 80.0))), 2)
+        do, when = links.choice(LINKS), round(links.uniform(1.0, at), 3)
+        commands.append(Command(at=when, do=do, nodes=pair, seconds=seconds))
     return Schedule(job=job, commands=tuple(sorted(commands, key=lambda command: command.at)))
 
 

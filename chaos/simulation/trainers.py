@@ -88,12 +88,20 @@ class Trainers:
     def _built(self, member: Member, group: _Group) -> None:
         if group.phase.get(member.id) is not Phase.BUILDING:
             return
-        if member.state is State.PAUSED:
+        if member.state is State.PAUSED or not self._met(member, group):
             self.loop.later(HUNG, self._built, member, group)
             return
         group.phase[member.id] = Phase.PREPARED
         self.prepared[member.id, group.generation.key] = None
         member.tell(e.Prepared(key=group.generation.key))
+
+    def _met(self, member: Member, group: _Group) -> bool:
+        """Return whether the network lets a node's trainers connect to those of all others, ready or not."""
+        by_id, passes, here = member.world.by_id, self.network.passes, member.host
+        if not self.network.blocked:
+            return True
+        hosts = [by_id[node.id].host for node in group.generation.nodes if node.id != member.id]
+        return all(passes(here, host) and passes(host, here) for host in hosts)
 
     def go(self, member: Member, generation: Generation) -> None:
         """Let prepared trainers train."""

@@ -32,6 +32,7 @@ _NODE = {
     NodeState.FINISHED: "green",
     NodeState.SPARE: "cyan",
     NodeState.SILENT: "bold red",
+    NodeState.APART: "bold red",
     NodeState.LOST_LEASE: "red",
     NodeState.OUT: "red",
     NodeState.REFUSED: "red",

@@ -171,6 +171,20 @@ class Watch:
     expected: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Try to connect to each of these, once, and tell what came of it (`events.Probed`)."""
+
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreachable:
+    """This node's trainers stand still, and these ids are all that it cannot connect to; () for nobody any more."""
+
+    ids: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class WatchRoll:
     """Begin, or cease, to watch the roll."""
@@ -254,5 +268,20 @@ class Exit:
 Unfenced = PutMember | PutReport | Bury | PutDoubt | PutSecret
 Fenced = Campaign | Seal | Propose | Withdraw | PutEnd | PutQuarantine | PutFlap | Clear | Mend | Sweep
 Write = Unfenced | Fenced
-Local = Watch | WatchRoll | LetGo | Prepare | Go | AskLeave | Stop | Fence | Commit | Awaiting | Draining | Exit
+Local = (
+    Watch
+    | Probe
+    | Unreachable
+    | WatchRoll
+    | LetGo
+    | Prepare
+    | Go
+    | AskLeave
+    | Stop
+    | Fence
+    | Commit
+    | Awaiting
+    | Draining
+    | Exit
+)
 Action = Write | Local

@@ -323,6 +323,14 @@ class PeerHeard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What came of an `actions.Probe`: with these ids a connection could be made, or was refused; with those not."""
+
+    reached: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """All own trainers of this generation are built and wait."""
 
@@ -434,6 +442,7 @@ Event = (
     | EtcdImpaired
     | PeerRefused
     | PeerHeard
+    | Probed
     | Prepared
     | Left
     | Finished

@@ -25,7 +25,8 @@ class Policy:
     tell of may still turn out to be a pause. budget: re-formings an hour after which newcomers wait, 0 for no bound;
     losses always re-form. damping: the longest wait for more losses in a storm of them. flaps: losses of one machine
     within `flap_memory` after which it is kept out, for `quarantine` at first and twice as long each time after, up to
-    `flap_memory`. 0 flaps: never.
+    `flap_memory`. 0 flaps: never. reach_again: how long two nodes that could not connect to each other must have
+    been able to before both may be active again.
     """
 
     minimum: int = 1
@@ -49,6 +50,7 @@ class Policy:
     flaps: int = 3
     flap_memory: float = 3600.0
     quarantine: float = 60.0
+    reach_again: float = 60.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.maximum:
@@ -70,6 +72,7 @@ class Policy:
             "doubt",
             "confirm",
             "damping",
+            "reach_again",
         ):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name}={getattr(self, name):g}: a time cannot be negative")

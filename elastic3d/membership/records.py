@@ -87,7 +87,8 @@ class Report:
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`.
     finished: `main` returned on all its slots. fault: a trainer died. error: the user's code raised.
     final: trying again cannot mend that error. interrupted: a trainer lost a peer and stopped. silent: ids of the
-    neighbours on the ring it does not hear. answered: the newest doubt about itself that it has seen. notice: why this
+    neighbours on the ring it does not hear. unreachable: ids of nodes it could not connect to while its trainers stood
+    still (`machine/reach.py`). answered: the newest doubt about itself that it has seen. notice: why this
     node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the newest
     step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none.
     """
@@ -103,6 +104,7 @@ class Report:
     final: bool = False
     step: int = 0
     silent: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
     answered: str = ""
     notice: Notice | None = None
     saved: SavedStep | None = None

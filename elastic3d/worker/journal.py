@@ -14,7 +14,7 @@ from elastic3d.worker import events as w
 
 SAID = (
     *("admission.failed", "script.raised", "generation.sealed", "member.fenced"),
-    *("node.draining", "node.leaving", "peer.lost", "peer.refused"),
+    *("node.draining", "node.leaving", "peer.lost", "peer.refused", "peer.unreachable", "peer.reachable"),
     *("training.progress", "loss.nonfinite", "step.late", "nodes.awaited"),
     *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended", "etcd.rolled_back"),
     *("snapshot.stale", "snapshot.fresh", "buddy.changed"),
@@ -35,6 +35,7 @@ class Journal:
         self._sealed = self._proposed = ""
         self._etcd_lost_at: float | None = None
         self._failing = False
+        self._unreachable: tuple[str, ...] = ()
 
     def emit(self, name: str, **fields: Any) -> None:
         """Write an event, and say it where people look; of checkpoints that fail in a row, the first."""
@@ -63,6 +64,17 @@ class Journal:
         if failure.edge is threads.Edge.PROCESS:
             self._log.flush(1.0)
             output.flush(1.0)
+
+    def unreachable(self, ids: tuple[str, ...]) -> None:
+        """Write whom this node cannot connect to from now on, and to whom it can again."""
+        before, self._unreachable = self._unreachable, ids
+        for id in ids:
+            if id not in before:
+                detail = "the trainers stand still, and its port does not answer: a firewall, a route, a cable?"
+                self.emit("peer.unreachable", peer=id.partition("@")[0], detail=detail)
+        for id in before:
+            if id not in ids:
+                self.emit("peer.reachable", peer=id.partition("@")[0])
 
     def flush(self, patience: float) -> bool:
         """Wait until all events are written, at most `patience` seconds; return whether they are."""

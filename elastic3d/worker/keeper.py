@@ -299,6 +299,8 @@ class Keeper:
                     self._checkpoints.commit(event.saved, event.number)
             case acts.Exit():
                 self._exit = self._leaving.ended(event)
+            case acts.Unreachable():
+                self._journal.unreachable(event.ids)
             case acts.Awaiting():
                 self._progress.awaiting(event.nodes)
             case acts.Draining():

@@ -29,6 +29,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > cut b | heal b                 b alone does not reach etcd; its lease ends
     > partition a b | mend           a, b and all others do not reach each other; etcd is reached by all
     > mute a b | deafen b            what a sends does not reach b | what anybody sends
+    > unlink a b                     a and b do not reach each other; everybody else reaches both
     > deaf b                         etcd takes b's next decision, and the answer is lost
     > slow b                         its store is slow: what its trainers leave is not safe in time
     > step 20                        every running trainer commits step 20
@@ -230,6 +231,9 @@ class Story:
                 self.block(lambda one, other: (one in apart) != (other in apart))
             case "mute":
                 self.block(lambda one, other: (one, other) == words)
+            case "unlink":
+                pairs = {frozenset(words)}
+                self.block(lambda one, other: frozenset((one, other)) in pairs)
             case "deafen":
                 self.block(lambda one, other: other == words[0])
             case "mend":
@@ -388,6 +392,11 @@ class Story:
                     if peer.id in self.killed:
                         self.refuse(name, peer.id)
                 self.relink()
+            case acts.Probe():
+                self.later(0.01, lambda: self.probe(name, action.peers))
+            case acts.Unreachable():
+                who = " ".join(self.names.get(id, id.split("@")[0]) for id in action.ids)
+                self.say(name, f"cannot connect to {who}" if who else "can connect to everybody")
             case acts.LetGo():
                 old, self.lease[core.record.node.id] = self.lease[core.record.node.id], next(self.leases)
                 self.later(self.policy.lease, lambda: self.end_lease(old))
@@ -428,6 +437,16 @@ class Story:
                 self.later(0.02, lambda: self.close(name, core, rejoin=action.rejoin))
             case _:
                 self.later(0.005, lambda: self.write(name, core, action))
+
+    def probe(self, name: str, peers: tuple[acts.Peer, ...]) -> None:
+        def there(id: str) -> bool:
+            other = self.names.get(id)
+            cut = other is not None and (self.blocked(name, other) or self.blocked(other, name))
+            return id in self.killed or (other is not None and not cut)
+
+        reached = tuple(peer.id for peer in peers if there(peer.id))
+        failed = tuple(peer.id for peer in peers if not there(peer.id))
+        self.later(2.0 if failed else 0.01, lambda: self.to(name, e.Probed(reached=reached, failed=failed)))
 
     def prepared(self, name: str, core: Core, generation: Generation) -> None:
         """Trainers are built once they have found each other."""

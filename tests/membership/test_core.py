@@ -10,6 +10,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.leader import COMMIT_LIMIT
+from elastic3d.membership.machine.reach import STANDING
 from elastic3d.membership.machine.trainers import Phase
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Claim, End, MemberRecord, Out, Report, SavedStep, Tomb, decode
@@ -159,9 +160,16 @@ def test_trainers_lose_each_other_while_nobody_can_say_why(gone: e.Event, back: 
 
 
 def test_an_idle_member_asks_for_no_tick() -> None:
-    """When nothing is waited for, nobody has to be woken: a job in peace costs no time."""
+    """When nothing is waited for, nobody has to be woken: a job in peace costs no time.
+
+    Whose trainers make steps is woken when they have stood still for long, and not before.
+    """
     story = Story()
-    story.tell("> start a b c\n> run 5")
+    story.tell("> policy maximum=3\n> start a b c d\n> run 5\n> step 7")
+    woken = [core.alarm(story.now) for core in story.cores.values()]
+    assert woken == [pytest.approx(story.now + STANDING)] * 3 + [None]
+    story = Story()
+    story.tell("> restart-mode\n> start a b c\n> run 5")
     assert [core.alarm(story.now) for core in story.cores.values()] == [None, None, None]
 
 

@@ -14,7 +14,7 @@ from chaos.simulation.schedule import draw
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
-from elastic3d.membership.machine import leader, silence
+from elastic3d.membership.machine import leader, losses, silence
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.raising import Raising
@@ -152,6 +152,11 @@ def believe_old_revisions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "handle", stubborn)
 
 
+def let_a_dead_link_hold_all_up(patch: pytest.MonkeyPatch) -> None:
+    """Who cannot reach whom is known, and nobody has to stand aside for it."""
+    patch.setattr(losses, "_apart", lambda *_: "")
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
@@ -166,6 +171,7 @@ def believe_old_revisions(patch: pytest.MonkeyPatch) -> None:
         (forget_what_was_reached, "forgets that step"),
         (leave_without_refuge, "was planned, and goes back"),
         (let_one_node_end_the_job, "the job was ended without cause"),
+        (let_a_dead_link_hold_all_up, "the job has not trained for"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

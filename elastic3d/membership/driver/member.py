@@ -22,6 +22,7 @@ from elastic3d.membership import events as e
 from elastic3d.membership import reading
 from elastic3d.membership.driver.ended import make_room
 from elastic3d.membership.driver.links import Links
+from elastic3d.membership.driver.probing import probe
 from elastic3d.membership.driver.writer import Writer
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.forming import Planner
@@ -227,6 +228,8 @@ class Member:
                 case acts.Watch():
                     assert self._links is not None
                     self._links.watch(action)
+                case acts.Probe():
+                    self._probe(action.peers)
                 case acts.LetGo():
                     self._writer.let_go()
                 case acts.WatchRoll():
@@ -247,6 +250,10 @@ class Member:
         if due is not None:
             self._trusted(SecretNews(what=What.RESTORED, secret=due.secret, was=due.was))
             self._writer.write(acts.PutSecret(secret=due.secret, revision=due.revision))
+
+    def _probe(self, peers: tuple[acts.Peer, ...]) -> None:
+        # Seldom, and over in two seconds. Should it fail, the core asks again after a while.
+        threads.start(lambda: self.tell(probe(peers)), name="elastic3d-probe", edge=threads.Edge.ALONE)
 
     def _watch_roll(self, on: bool) -> None:
         if on is (self._roll is not None):

@@ -35,9 +35,10 @@ class JobState(StrEnum):
 class NodeState(StrEnum):
     """What a node is doing.
 
-    silent: neighbours do not hear it. doubted: it was asked through etcd whether it lives. lost lease: its keys are
-    gone, and nobody has declared it out. out: declared so, while the sealed generation still names it. gone: not there
-    any more, after the job's end.
+    silent: neighbours do not hear it. apart: it and an active node cannot connect to each other, and it stands aside
+    until they can. doubted: it was asked through etcd whether it lives. lost lease: its keys are gone, and nobody has
+    declared it out. out: declared so, while the sealed generation still names it. gone: not there any more, after the
+    job's end.
     """
 
     ACTIVE = "active"
@@ -48,6 +49,7 @@ class NodeState(StrEnum):
     PREPARED = "prepared"
     DRAINING = "draining"
     QUARANTINED = "quarantined"
+    APART = "apart"
     SILENT = "silent"
     DOUBTED = "doubted"
     LOST_LEASE = "lost lease"
@@ -248,6 +250,7 @@ def _job(found: Found, nodes: tuple[NodeStatus, ...], minimum: int) -> tuple[Job
 _UNABLE = (
     NodeState.DRAINING,
     NodeState.QUARANTINED,
+    NodeState.APART,
     NodeState.OUT,
     NodeState.LOST_LEASE,
     NodeState.REFUSED,
@@ -280,6 +283,12 @@ class _Rows:
         for id, report in sorted(found.reports.items()):
             for silent in report.silent:
                 self.accusers.setdefault(silent, []).append(_name(id))
+        self.unreached: dict[str, set[str]] = {}
+        for id, report in found.reports.items():
+            for other in report.unreachable:
+                if id in found.members and other in found.members:
+                    self.unreached.setdefault(id, set()).add(other)
+                    self.unreached.setdefault(other, set()).add(id)
 
     def all(self) -> tuple[NodeStatus, ...]:
         found = self.found
@@ -336,6 +345,10 @@ class _Rows:
             if found.end is not None:
                 return NodeState.GONE, "", None
             return NodeState.LOST_LEASE, "its keys are gone from etcd; nobody has declared it out", None
+        parted = sorted(map(_name, self.unreached.get(id, set()) & self.active.keys()))
+        if parted and id not in self.active:
+            detail = f"no connection between it and {', '.join(parted)}: it stands aside until there is one"
+            return NodeState.APART, detail, None
         accusers = self.accusers.get(id)
         if accusers:
             return NodeState.SILENT, f"not heard by {', '.join(accusers)}", None
@@ -388,6 +401,8 @@ class _Rows:
                     wrong.append(f"{what}: {report.detail}" if report.detail else what)
         if report is not None and report.silent:
             wrong.append(f"does not hear {', '.join(map(_name, report.silent))}")
+        if report is not None and report.unreachable:
+            wrong.append(f"cannot connect to {', '.join(map(_name, report.unreachable))}")
         if flap is not None:
             wrong.append(f"lost {flap.count} time{'' if flap.count == 1 else 's'} lately")
         return tuple(wrong)

@@ -34,6 +34,7 @@ from elastic3d.membership.machine.funerals import TOGETHER
 from elastic3d.membership.machine.lead import Lead
 from elastic3d.membership.machine.leader import decide
 from elastic3d.membership.machine.neighbours import Neighbours
+from elastic3d.membership.machine.reach import Reach
 from elastic3d.membership.machine.silence import Silence, judge
 from elastic3d.membership.machine.trainers import Phase, Trainers
 from elastic3d.membership.machine.view import View
@@ -63,6 +64,7 @@ class Core:
         self._planner = planner
         self._trainers = Trainers(self._id)
         self._neighbours = Neighbours(self._id)
+        self._reach = Reach(self._id)
         self._silence = Silence()
         self._buried: dict[str, None] = {}
         self._lead = Lead(buried=self._buried)
@@ -127,6 +129,9 @@ class Core:
                 return actions
             self._trainers.follow(self.view, actions)
             self._neighbours.follow(self.view, actions)
+            if self.policy.beside:
+                lost = self.report.interrupted
+                actions += self._reach.follow(self.view, self._trainers, self.policy, lost, self._alarm)
             self._answer()
             self._govern(actions, now)
         elif self._lost_since is not None:
@@ -187,6 +192,8 @@ class Core:
                     self.view.roll.wait_for(id, now)
             case e.PeerHeard():
                 self._neighbours.hear(event)
+            case e.Probed():
+                self._reach.probed(event, now)
             case e.PeerRefused():
                 self._bury(event.id, event.evidence, actions)
             case e.Prepared() if trainers.phase(event.key) is Phase.PREPARING:
@@ -208,6 +215,8 @@ class Core:
                 trainers.over(event.key)
                 self.report = replace(self.report, interrupted=event.key)
             case e.Progress():
+                if self.running is not None:
+                    self._reach.stepped(self.running, now)
                 if event.etcd_away:
                     self._outvoted_since = None
                 elif self._outvoted_since is None:
@@ -303,8 +312,9 @@ class Core:
         """Say what the neighbours are, and that this member lives, if somebody doubts it."""
         doubt = self.view.doubts.get(self._id)
         answered = doubt.mark if doubt is not None else self.report.answered
-        if self._neighbours.silent != self.report.silent or answered != self.report.answered:
-            self.report = replace(self.report, silent=self._neighbours.silent, answered=answered)
+        silent, unreachable = self._neighbours.silent, self._reach.unreachable
+        if (silent, unreachable, answered) != (self.report.silent, self.report.unreachable, self.report.answered):
+            self.report = replace(self.report, silent=silent, unreachable=unreachable, answered=answered)
 
     def _govern(self, actions: list[acts.Action], now: float) -> None:
         """Campaign when nobody leads, judge a silent leader, decide when this member leads; a stranger does nothing."""

@@ -31,44 +31,37 @@ class Crowd:
     others: tuple[Present, ...] = ()
 
 
-def crowd(view: View, roll: Roll, without: set[str], places: set[str], *, draining: bool = False) -> Crowd:
+def crowd(
+    view: View, roll: Roll, without: set[str], places: set[str], *, draining: bool = False, apart: bool = False
+) -> Crowd:
     """Return who is there: members of the present generation first, its spares next, then others by arrival.
 
     Left out are the ids `without`; members at `places` are kept out as if they were in quarantine. draining: nodes that
-    are to leave, and are active still, may go on if they must. An active node that has lost its lease is there until
-    its time is over, or two neighbours call it silent and none hears it: whatever else happened, to lose a lease is
-    not to be dead.
+    are to leave, and are active still, may go on if they must; apart: so may those that stand aside. An active node
+    that has lost its lease is there until its time is over, or two neighbours call it silent and none hears it:
+    whatever else happened, to lose a lease is not to be dead.
     """
-    world = view.world
-
-    def order(id: str) -> tuple[int, int]:
-        if world is not None and id in world.index:
-            return (0, world.index[id])
-        if world is not None and id in world.spares:
-            return (1, world.spares[id])
-        return (2, roll.members[id].order)
-
     fit: list[str] = []
     others: list[str] = []
     for id in roll.eligible:
         if id not in without:
             (others if places and roll.members[id].node.place in places else fit).append(id)
-    last = []
+    last: list[str] = []
     for id in roll.unfit:
         if id in without or id in roll.refused or id in roll.replaced:
             continue
         if id not in roll.draining:
-            others.append(id)
+            (last if apart and id in roll.apart and not roll.kept_out(id) else others).append(id)
         elif view.active(id) and draining and not roll.kept_out(id):
             last.append(id)
     missing = {
         id: Present(record=MemberRecord(node=node), order=0)
         for id, node in _unsure(view, roll, without, places, [*roll.eligible, *last])
     }
-    ids = [*sorted([*fit, *missing], key=order), *sorted(last, key=order)]
+    ids = [*sorted([*fit, *missing], key=roll.order), *sorted(last, key=roll.order)]
     return Crowd(
         candidates=tuple(missing[id] if id in missing else roll.members[id] for id in ids),
-        others=tuple(roll.members[id] for id in sorted(others, key=order)),
+        others=tuple(roll.members[id] for id in sorted(others, key=roll.order)),
     )
 
 

@@ -24,8 +24,9 @@ class Lead:
     leading: since when it leads without a gap in what it hears. proposed: since when the proposal stands. waiting:
     since when somebody waits for a planned change. considered: the roll's version of which no planned change came.
     lost_at: when the first loss of the sealed generation was seen. raised: since when somebody's code is known to have
-    raised where, so far, no other's did. losses: still to be
-    counted; counted: all that are or were among them. drained: names buried because they were told to leave.
+    raised where, so far, no other's did. apart: since when an active node is known that has to stand aside. losses:
+    still to be counted; counted: all that are or were among them. drained: names buried because they were told to
+    leave.
     committing: the newest save that the store was asked to commit and has not answered for; uncommitted: why the newest
     one that it answered for is no checkpoint, "" where it is one. ended: since when `main` has returned everywhere.
     """
@@ -43,6 +44,7 @@ class Lead:
     lost_at: float | None = None
     ended: float | None = None
     raised: float | None = None
+    apart: float | None = None
     not_before: float = 0.0
     considered: int = -1
     committing: SavedStep | None = None
@@ -68,7 +70,7 @@ class Lead:
         Why trainers stopped they have the whole time to say again: who saw a death may have been the one that waited.
         """
         self.interrupted = None
-        for name in ("below", "unplanned", "orphan", "proposed", "raised"):
+        for name in ("below", "unplanned", "orphan", "proposed", "raised", "apart"):
             since = getattr(self, name)
             if since is not None:
                 setattr(self, name, min(now, since + seconds))
@@ -78,4 +80,4 @@ class Lead:
         if revision != self._sealed:
             self._sealed = revision
             self.below = self.unplanned = self.orphan = self.interrupted = None
-            self.proposed = self.waiting = self.lost_at = self.raised = self.ended = None
+            self.proposed = self.waiting = self.lost_at = self.raised = self.apart = self.ended = None

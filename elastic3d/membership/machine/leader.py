@@ -170,6 +170,9 @@ def _reform(
     if not policy.allowed(len(there.candidates)):
         # Who is to leave may train for as long as it is there.
         there = forming.crowd(view, roll, set(lost), places, draining=True)
+    if roll.apart and not policy.allowed(len(there.candidates)):
+        # So may those that cannot reach one of the others: it may pass.
+        there = forming.crowd(view, roll, set(lost), places, draining=True, apart=True)
     if not any(view.active(p.node.id) for p in there.candidates):
         lead.orphan = alarm.now if lead.orphan is None else lead.orphan
         if not alarm.due(lead.orphan + policy.orphan):

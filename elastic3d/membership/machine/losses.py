@@ -15,6 +15,10 @@ from elastic3d.values import Cause
 SOON = 10.0
 """A generation that a loss ends within these seconds belongs to a storm."""
 
+BOTH = 2.0
+"""Seconds in which others may say too whom they cannot connect to, once the first did: who is part of most pairs is
+known then, and a step may be made after all."""
+
 GROWTH = 0.2
 """Seconds a storm's second loss waits for a third; doubled with each further one."""
 
@@ -88,6 +92,13 @@ def urgent(view: View, roll: Roll, policy: Policy, lead: Lead, lost: dict[str, s
         cause = Cause.DRAIN if drained else Cause.LEAVE if left else Cause.DEATH
         return Urgent(cause=cause, detail=names + (f": {evidence}" if evidence else ""), lost=not drained)
     key = current.key
+    apart = _apart(view, roll, policy)
+    if apart:
+        lead.apart = alarm.now if lead.apart is None else lead.apart
+        if not alarm.due(lead.apart + BOTH):
+            return None
+        return Urgent(cause=Cause.QUARANTINE, detail=apart)
+    lead.apart = None
     for field, cause in (("error", Cause.ERROR), ("fault", Cause.FAULT)):
         # Whoever speaks before it has registered again is heard once it has.
         said = [id for id in roll.reports.who(field, key) if id in world.index and id in roll.members]
@@ -108,6 +119,24 @@ def urgent(view: View, roll: Roll, policy: Policy, lead: Lead, lost: dict[str, s
     if alarm.due(lead.interrupted + policy.interrupted):
         return Urgent(cause=Cause.FAULT, detail="trainers lost each other, and nobody says why")
     return None
+
+
+def _apart(view: View, roll: Roll, policy: Policy) -> str:
+    """Return which active nodes have to stand aside for whom, "" for none, or where too few would be left.
+
+    What their trainers die of meanwhile is no fault of anybody's, nor of the code's.
+    """
+    if not any(view.active(id) for id in roll.apart) or not policy.allowed(len(roll.eligible)):
+        return ""
+    return "; ".join(
+        f"{_name(id)} stands aside: no connection between it and {', '.join(map(_name, others))}"
+        for id, others in roll.apart.items()
+        if view.active(id)
+    )
+
+
+def _name(id: str) -> str:
+    return id.partition("@")[0]
 
 
 def storm(view: View, why: Urgent, lead: Lead, now: float) -> int:

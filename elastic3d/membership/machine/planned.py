@@ -42,6 +42,9 @@ def planned(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead
     # Whoever lost its lease is not known to be dead: a plan without it would seal it out before its grace is over.
     if roll.missing:
         return None
+    # Where an active node cannot reach another one there are no steps, and no boundary to leave at.
+    if any(view.active(id) for id in roll.apart):
+        return None
     if lead.considered != roll.version:
         lead.waiting = alarm.now if lead.waiting is None else lead.waiting
         hurried = drains.hurried(going, alarm)

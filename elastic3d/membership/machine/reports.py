@@ -15,12 +15,13 @@ FIELDS = ("prepared", "left", "finished", "fault", "error", "interrupted")
 class Reports:
     """The newest report of each member, by id.
 
-    accusing: who does not hear a neighbour. saved: how many report each saved step. notices: who has to leave soon, and
-    since when that is known here.
+    accusing: who does not hear a neighbour. apart: who cannot connect to some node. saved: how many report each saved
+    step. notices: who has to leave soon, and since when that is known here.
     """
 
     def __init__(self) -> None:
         self.accusing: dict[str, None] = {}
+        self.apart: dict[str, None] = {}
         self.saved: dict[SavedStep, int] = {}
         self.notices: dict[str, tuple[Notice, float]] = {}
         self._reports: dict[str, Report] = {}
@@ -69,6 +70,10 @@ class Reports:
             self.accusing[id] = None
         else:
             self.accusing.pop(id, None)
+        if report.unreachable:
+            self.apart[id] = None
+        else:
+            self.apart.pop(id, None)
         if old.notice == report.notice:
             return False
         if report.notice is None:

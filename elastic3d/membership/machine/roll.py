@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elastic3d.membership import events as e
+from elastic3d.membership.machine.apart import apart
 from elastic3d.membership.machine.reports import Reports, discard
 from elastic3d.membership.machine.world import World, world_of
 from elastic3d.membership.records import Drain, Flap, MemberRecord, Quarantine, Report, Tomb
@@ -67,7 +68,8 @@ class Roll:
 
     eligible: may be active in the next generation. unfit: registered, but may not. missing: active, not out and not
     registered, since when. uncertain: of the proposed generation, out or not registered. refused: may not take part,
-    and why. replaced: another incarnation came under its name. version: counts changes of
+    and why. replaced: another incarnation came under its name. apart: stands aside, for it and these cannot connect to
+    each other. version: counts changes of
     who may be active. changed_at: when somebody came, or was told to go, last.
     """
 
@@ -83,6 +85,7 @@ class Roll:
         self.uncertain: dict[str, None] = {}
         self.refused: dict[str, str] = {}
         self.replaced: dict[str, str] = {}
+        self.apart: dict[str, tuple[str, ...]] = {}
         self.drains: dict[str, tuple[Drain, float]] = {}
         self.quarantines: dict[str, Quarantine] = {}
         self.flaps: dict[str, Flap] = {}
@@ -100,6 +103,15 @@ class Roll:
         """Return whether the member's machine is in quarantine."""
         present = self.members.get(id)
         return present is not None and present.node.place in self.quarantines
+
+    def order(self, id: str) -> tuple[int, int]:
+        """Return a member's place in the order in which a generation is formed."""
+        world = self._board.world
+        if world is not None and id in world.index:
+            return (0, world.index[id])
+        if world is not None and id in world.spares:
+            return (1, world.spares[id])
+        return (2, self.members[id].order)
 
     def apply(self, event: e.Event, now: float) -> None:
         """Take in one event of the roll."""
@@ -187,6 +199,7 @@ class Roll:
             self._find_twins(self.members[id].node)
         self._judge(id)
         self._propose(id)
+        self._part()
 
     def reformed(self, now: float) -> None:
         """A generation was sealed: who is active is another set."""
@@ -195,6 +208,7 @@ class Roll:
         known, out = self.missing, self._board.tombs
         self.missing = {id: known.get(id, now) for id in active if id not in self.members and id not in out}
         self.version += 1
+        self._part()
 
     def wait_anew(self, now: float) -> None:
         """Nobody could register until now: who is missing is so since now."""
@@ -221,9 +235,13 @@ class Roll:
 
     def hear(self, id: str, report: Report, now: float) -> None:
         """Take in a report."""
+        known = self.reports.get(id)
+        before = known.unreachable if known is not None else ()
         if self.reports.hear(id, report, now):
             self.changed_at = now
             self._judge(id)
+        if before != report.unreachable:
+            self._part()
 
     def _put(self, record: MemberRecord, order: int, now: float) -> None:
         id, node = record.node.id, record.node
@@ -239,6 +257,7 @@ class Roll:
         self._find_twins(node)
         self._judge(id)
         self._propose(id)
+        self._part()
 
     def _gone(self, id: str, now: float) -> None:
         present = self.members.pop(id, None)
@@ -254,11 +273,13 @@ class Roll:
             self._unsay(id, now)
         self._judge(id)
         self._propose(id)
+        self._part()
 
     def _unsay(self, id: str, now: float) -> None:
         if self.reports.forget(id, now):
             self.changed_at = now
             self._judge(id)
+        self._part()
 
     def _find_twins(self, node: Node) -> None:
         """Of two incarnations under one name the older one is out: who is in the generation, or registered earlier."""
@@ -296,7 +317,8 @@ class Roll:
         else:
             was = self.draining.get(id)
             self.draining[id] = leaving
-        fit = there and leaving is None and not (id in self.refused or id in self.replaced or self.kept_out(id))
+        kept_out = id in self.refused or id in self.replaced or id in self.apart or self.kept_out(id)
+        fit = there and leaving is None and not kept_out
         unfit = there and not fit
         if fit != (id in self.eligible) or unfit != (id in self.unfit) or was != leaving:
             self.version += 1
@@ -318,6 +340,22 @@ class Roll:
                 said = drain.reason or "an operator's word"
                 found.append(Leaving(reason=said, since=since, deadline=since + drain.seconds))
         return min(found, key=lambda one: float("inf") if one.deadline is None else one.deadline, default=None)
+
+    def _part(self) -> None:
+        """Bring up to date who stands aside, for it and another node cannot connect to each other."""
+        if not self.reports.apart and not self.apart:
+            return
+        there = self.members.keys() - self._board.tombs.keys()
+        pairs = {
+            frozenset((id, other))
+            for id in self.reports.apart
+            for other in self.reports[id].unreachable
+            if id in there and other in there and id != other
+        }
+        before, self.apart = self.apart, apart(pairs, self.order)
+        for id in {**before, **self.apart}:
+            if (id in before) != (id in self.apart):
+                self._judge(id)
 
     def _propose(self, id: str) -> None:
         formed = self._board.coming

@@ -1,0 +1,207 @@
+"""Whom this member's node cannot connect to while its trainers stand still.
+
+Heartbeats go along the ring, and trainers talk to more nodes than a ring has neighbours. One dead connection between
+two nodes that everybody else reaches is a death to nobody: the trainers of both would meet, or wait in a collective,
+until their process groups give up. So a member whose trainers do not move tries the ports of the other active nodes
+(`acts.Probe`). A connection needs both directions, and a port that refuses is reached: its host answers.
+
+Who failed `TWICE` in a row is told in the report (`Report.unreachable`), until it has been reached for
+`Policy.reach_again` seconds, or a step was made that needed both nodes. While trainers move nobody is tried for their
+sake: what they do proves more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastic3d.membership import actions as acts
+from elastic3d.membership import events as e
+from elastic3d.membership.machine.alarm import Alarm
+from elastic3d.membership.machine.trainers import Phase, Trainers
+from elastic3d.membership.machine.view import View
+from elastic3d.membership.machine.world import world_of
+from elastic3d.membership.policy import Policy
+from elastic3d.values import Generation, Node
+
+MEETING = 3.0
+"""Seconds that trainers may take to build and to meet before the others are tried. Trying harms nobody."""
+
+STANDING = 10.0
+"""Seconds without a step after which running trainers stand still."""
+
+STEPS = 3.0
+"""How many times the generation's longest step has to pass without one, where that is longer."""
+
+TWICE = 2
+"""Tries in a row that have to fail: one may meet a full queue or a lost packet."""
+
+AGAIN = 0.5
+"""Seconds between a try that failed and the next."""
+
+EVERY = 5.0
+"""Seconds between two tries while somebody is told to be unreachable, and at first where all are reached."""
+
+SELDOM = 60.0
+"""Seconds between two tries at most, doubled each time all were reached: trainers may stand still for good reasons."""
+
+MOST = 128
+"""Nodes tried at one time; in a larger job others the next time."""
+
+UNANSWERED = 30.0
+"""Seconds after which a try whose outcome was never told is made again."""
+
+GONE = 600.0
+"""Seconds after which a node that cannot be reached, and takes no part any more, is not tried again."""
+
+
+@dataclass(slots=True)
+class _Unreachable:
+    """A node that is told to be unreachable. reached_since, outside_since: None while it is not so."""
+
+    peer: acts.Peer
+    reached_since: float | None = None
+    outside_since: float | None = None
+
+
+@dataclass(slots=True)
+class _Stand:
+    """The own trainers of one generation: in `phase` since `since`, or since their last step. longest: of its steps."""
+
+    phase: Phase
+    since: float
+    longest: float = 0.0
+    stepped: bool = False
+
+
+@dataclass(slots=True)
+class Reach:
+    """What the node `id` knows of whom it can connect to."""
+
+    id: str
+    _unreachable: dict[str, _Unreachable] = field(default_factory=dict)
+    _failed: dict[str, int] = field(default_factory=dict)
+    _stands: dict[str, _Stand] = field(default_factory=dict)
+    _tried: dict[str, acts.Peer] = field(default_factory=dict)
+    _asked_at: float | None = None
+    _next_at: float = 0.0
+    _pause: float = EVERY
+    _turn: int = 0
+    _told: tuple[str, ...] = ()
+
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """Ids of the nodes that this one cannot connect to, sorted."""
+        return tuple(sorted(self._unreachable))
+
+    def stepped(self, generation: Generation, now: float) -> None:
+        """Take in that the trainers of a generation made a step: its nodes reach each other."""
+        stand = self._stands.get(generation.key)
+        if stand is not None:
+            if stand.stepped:
+                stand.longest = max(stand.longest, now - stand.since)
+            stand.since, stand.stepped = now, True
+        if self._failed or self._unreachable:
+            self._failed.clear()
+            for id in [id for id in self._unreachable if id in world_of(generation).index]:
+                del self._unreachable[id]
+
+    def probed(self, event: e.Probed, now: float) -> None:
+        """Take in what came of a try."""
+        tried, self._tried, self._asked_at = self._tried, {}, None
+        for id in event.reached:
+            self._failed.pop(id, None)
+            known = self._unreachable.get(id)
+            if known is not None and known.reached_since is None:
+                known.reached_since = now
+        for id in event.failed:
+            known = self._unreachable.get(id)
+            if known is not None:
+                known.reached_since = None
+                continue
+            count = self._failed[id] = self._failed.get(id, 0) + 1
+            if count >= TWICE and id in tried:
+                del self._failed[id]
+                self._unreachable[id] = _Unreachable(peer=tried[id])
+        if self._failed:
+            self._next_at = now + AGAIN
+        else:
+            self._next_at = now + (EVERY if self._unreachable else self._pause)
+            self._pause = min(2 * self._pause, SELDOM)
+
+    def follow(self, view: View, trainers: Trainers, policy: Policy, lost: str, alarm: Alarm) -> list[acts.Action]:
+        """Return whom to try, and who is unreachable where that changed.
+
+        lost: the key of the generation whose trainers lost a peer, "" for none.
+        """
+        self._forget(view, policy, alarm)
+        wanted = self._wanted(view, trainers, lost, alarm)
+        if not wanted:
+            # Failures that nothing followed from; and the next standstill is looked into at once.
+            self._failed.clear()
+            self._pause = EVERY
+        actions: list[acts.Action] = []
+        if (wanted or self._unreachable) and self._may_try(alarm):
+            self._tried = {peer.id: peer for peer in self._chosen(wanted)}
+            self._asked_at = alarm.now
+            actions.append(acts.Probe(peers=tuple(self._tried.values())))
+        if self._told != self.unreachable:
+            self._told = self.unreachable
+            actions.append(acts.Unreachable(ids=self._told))
+        return actions
+
+    def _may_try(self, alarm: Alarm) -> bool:
+        if self._asked_at is not None:
+            return alarm.due(self._asked_at + UNANSWERED)
+        return alarm.due(self._next_at)
+
+    def _wanted(self, view: View, trainers: Trainers, lost: str, alarm: Alarm) -> dict[str, Node]:
+        """Return the other nodes of those generations whose trainers here stand still."""
+        wanted: dict[str, Node] = {}
+        keys = []
+        for generation in (view.generation, view.coming):
+            phase = trainers.phase(generation.key) if generation is not None else None
+            if generation is None or phase is None:
+                continue
+            keys.append(generation.key)
+            stand = self._stands.get(generation.key)
+            if stand is None or stand.phase is not phase:
+                stand = self._stands[generation.key] = _Stand(phase, alarm.now)
+            if generation.key == lost:
+                patience = 0.0
+            elif phase in (Phase.PREPARING, Phase.PREPARED):
+                patience = MEETING
+            else:
+                patience = max(STANDING, STEPS * stand.longest)
+            if alarm.due(stand.since + patience):
+                wanted |= {n.id: n for n in generation.nodes if n.id != self.id and n.id not in view.tombs}
+        if len(self._stands) > len(keys):
+            self._stands = {key: stand for key, stand in self._stands.items() if key in keys}
+        return wanted
+
+    def _chosen(self, wanted: dict[str, Node]) -> list[acts.Peer]:
+        """Return whom to try now: those that failed, and of the others as many as may be, others each time."""
+        chosen = [known.peer for known in self._unreachable.values()]
+        chosen += [_peer(wanted[id]) for id in self._failed if id in wanted]
+        rest = sorted(id for id in wanted if id not in self._failed and id not in self._unreachable)
+        if len(rest) > MOST:
+            # From itself on, so that not everybody tries the same ones.
+            first = sum(id < self.id for id in rest) + self._turn
+            rest = [rest[(first + at) % len(rest)] for at in range(MOST)]
+            self._turn += MOST
+        return chosen + [_peer(wanted[id]) for id in rest]
+
+    def _forget(self, view: View, policy: Policy, alarm: Alarm) -> None:
+        """Let go of whom it has reached for long enough, of who is out, and of who went."""
+        if not self._unreachable:
+            return
+        here = view.ring.index
+        for id, known in list(self._unreachable.items()):
+            known.outside_since = None if id in here else known.outside_since or alarm.now
+            again = known.reached_since is not None and alarm.due(known.reached_since + policy.reach_again)
+            gone = known.outside_since is not None and alarm.due(known.outside_since + GONE)
+            if again or gone or id in view.tombs:
+                del self._unreachable[id]
+
+
+def _peer(node: Node) -> acts.Peer:
+    return acts.Peer(id=node.id, address=node.address, port=node.heartbeat_port)
