@@ -31,8 +31,9 @@ from elastic3d.worker.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.keeper import Keeper
 from elastic3d.worker.options import Options, saving, store_at
 from elastic3d.worker.process import ExitCode, die_with_agent
-from elastic3d.worker.quantities import size
+from elastic3d.worker.quantities import seconds, size
 from elastic3d.worker.remote import RemoteSlot, SlotServer, private_name
+from elastic3d.worker.safety import MOST_SECONDS, MOST_SNAPSHOTS
 from elastic3d.worker.slot import LocalSlot, Slot, serve_role
 from elastic3d.worker.warming import Inbox
 
@@ -49,6 +50,8 @@ def run(
     events: str | os.PathLike[str] | None = None,
     events_limit: int | str = "1GB",
     snapshot_every: int = 1,
+    stale_after: float | str = MOST_SECONDS,
+    stale_snapshots: int = MOST_SNAPSHOTS,
     threads: int = 1,
     every: int | str = 10,
     keep: int | None = None,
@@ -72,8 +75,10 @@ def run(
     main: entered once per generation, in a fresh process; and once before the first, up to `run.restore`, to measure
     the model. store: URL (any fsspec one) or path of the checkpoints; None keeps them in memory only. layout: axes to
     fix, such as Layout(pp=2); free ones are planned. events: folder for one event file per node, and an
-    older one beside it, at most events_limit together. snapshot_every: in steps, 0 for never. threads: CPU threads per
-    trainer for tensor operations; part of what fixes the bits.
+    older one beside it, at most events_limit together. snapshot_every: in steps, 0 for never. stale_after: age of the
+    newest step that all hold, in seconds or as "30s", beyond which that is an event, in status, and a reason to ask
+    another node to take copies; stale_snapshots: so many snapshots behind count as well, 8 or more. threads: CPU
+    threads per trainer for tensor operations; part of what fixes the bits.
 
     Of checkpoints: every: after so many steps (0 for never), after so long ("30s"), or "continuous": the next begins
     when the last is committed. keep: how many of the newest are kept, None for all; keep_every: those of every so many
@@ -126,6 +131,8 @@ def run(
         events=_path(events) or None,
         events_limit=size(events_limit, "elastic3d.run: events_limit"),
         snapshot_every=snapshot_every,
+        stale_after=seconds(stale_after, "elastic3d.run: stale_after"),
+        stale_snapshots=stale_snapshots,
         threads=threads,
         restore=restore,
         fresh=fresh,

@@ -256,7 +256,13 @@ class Generations:
                 self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
             case w.Restored() if event.slot == 0:
                 now = self._clock.monotonic()
-                self._safe_step = SafeStep(every=self._options.snapshot_every, start=event.step, now=now)
+                self._safe_step = SafeStep(
+                    every=self._options.snapshot_every,
+                    start=event.step,
+                    now=now,
+                    most_seconds=self._options.stale_after,
+                    most_snapshots=self._options.stale_snapshots,
+                )
             case w.TrainerExited():
                 self._exited(event, key, world, rank)
             case _:

@@ -18,6 +18,7 @@ from elastic3d.log import LIMIT
 from elastic3d.planner.costs import Costs
 from elastic3d.values import Layout, StoreAt
 from elastic3d.worker.quantities import Every, every, rate, seconds, size
+from elastic3d.worker.safety import LEAST_SNAPSHOTS, MOST_SECONDS, MOST_SNAPSHOTS
 
 TEN_STEPS = Every(steps=10)
 LEAST_EVENTS = 1 << 20
@@ -62,9 +63,11 @@ class Options:
     """store: where checkpoints go, None for nowhere. layout: axes to fix. events: folder for event files, of which a
     node keeps `events_limit` bytes.
 
-    snapshot_every: in steps, 0 for never. threads: CPU threads per trainer for tensor operations. costs: what the
-    planner predicts with when this node leads, None to choose layouts by shape alone. restore: the checkpoint to go on
-    from where no state is in memory. fresh: beginning at step 0 is meant, though steps were made before and are lost.
+    snapshot_every: in steps, 0 for never. stale_after, stale_snapshots: seconds and snapshots by which the safe step
+    may be behind before that is said, and acted upon. threads: CPU threads per trainer for tensor operations. costs:
+    what the planner predicts with when this node leads, None to choose layouts by shape alone. restore: the checkpoint
+    to go on from where no state is in memory. fresh: beginning at step 0 is meant, though steps were made before and
+    are lost.
     """
 
     store: StoreAt | None = None
@@ -73,14 +76,18 @@ class Options:
     events: str | None = None
     events_limit: int = LIMIT
     snapshot_every: int = 1
+    stale_after: float = MOST_SECONDS
+    stale_snapshots: int = MOST_SNAPSHOTS
     threads: int = 1
     costs: Costs | None = None
     restore: str = "latest"
     fresh: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("snapshot_every", 0), ("threads", 1)):
+        for name, least in (("snapshot_every", 0), ("threads", 1), ("stale_snapshots", LEAST_SNAPSHOTS)):
             _whole(getattr(self, name), name, least)
+        if not self.stale_after > 0:
+            raise UsageError(f"elastic3d.run(stale_after={self.stale_after!r}): give a time above 0, such as '30s'")
         if not isinstance(self.fresh, bool):
             raise UsageError(f"elastic3d.run(fresh={self.fresh!r}): give True or False")
         if not isinstance(self.restore, str) or not self.restore or not self.restore.isprintable():

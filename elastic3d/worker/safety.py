@@ -11,11 +11,14 @@ from dataclasses import dataclass
 MOST_SECONDS = 30.0
 """Age at which the safe step is too old, where steps are quick."""
 
-MOST_STEPS = 20
+MOST_SNAPSHOTS = 20
 """Snapshots behind which the safe step is too old, whatever its age."""
 
-ORDINARY_STEPS = 4
+ORDINARY_SNAPSHOTS = 4
 """Snapshots the safe step may be behind at any age: two wait to become safe, and a vote tells of it one step later."""
+
+LEAST_SNAPSHOTS = 2 * ORDINARY_SNAPSHOTS
+"""The least bound there can be: half of it, within which all is well again, is what is ordinary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +40,22 @@ class Staleness:
 
 
 class SafeStep:
-    """The safe step of one generation as its votes tell it. every: steps from one snapshot to the next."""
+    """The safe step of one generation as its votes tell it. every: steps from one snapshot to the next.
+
+    most_seconds, most_snapshots: the age, and how many snapshots behind, beyond which it is too old.
+    """
 
     def __init__(
-        self, *, every: int, start: int, now: float, most_seconds: float = MOST_SECONDS, most_steps: int = MOST_STEPS
+        self,
+        *,
+        every: int,
+        start: int,
+        now: float,
+        most_seconds: float = MOST_SECONDS,
+        most_snapshots: int = MOST_SNAPSHOTS,
     ) -> None:
         self._every, self._start = every, start
-        self._most_seconds, self._most_steps = most_seconds, most_steps
+        self._most_seconds, self._most_snapshots = most_seconds, most_snapshots
         self._step, self._safe, self._moved_at = start, -1, now
         self._stale = False
 
@@ -64,8 +76,8 @@ class SafeStep:
         """
         part = 0.5 if self._stale else 1.0
         behind, age = self._step - max(self._safe, self._start), now - self._moved_at
-        old = age > part * self._most_seconds and behind > part * ORDINARY_STEPS * self._every
-        self._stale = self._every > 0 and (old or behind > part * self._most_steps * self._every)
+        old = age > part * self._most_seconds and behind > part * ORDINARY_SNAPSHOTS * self._every
+        self._stale = self._every > 0 and (old or behind > part * self._most_snapshots * self._every)
         if not self._stale:
             return None
         return Staleness(step=self._step, safe_step=self._safe, behind=behind, age=age)

@@ -130,6 +130,13 @@ def test_the_call_itself_refuses() -> None:
     """Before any process is started."""
     with pytest.raises(UsageError, match="snapshot_every"):
         Options(snapshot_every=-1)
+    with pytest.raises(UsageError, match=r"stale_snapshots=4.*8 or more"):
+        Options(stale_snapshots=4)
+    for nothing in (0, "0s"):
+        with pytest.raises(UsageError, match=r"stale_after=0.*above 0"):
+            elastic3d.run(lambda run: None, stale_after=nothing)
+    with pytest.raises(UsageError, match="stale_after='soon'"):
+        elastic3d.run(lambda run: None, stale_after="soon")
     with pytest.raises(UsageError, match="every="):
         elastic3d.run(lambda run: None, store="/tmp/x", every="sometimes")
     with pytest.raises(UsageError, match=r"/nowhere\.json.*cannot be read"):

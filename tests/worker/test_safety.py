@@ -102,7 +102,7 @@ class Bench:
 class Scene:
     """The first node of a generation of so many."""
 
-    def __init__(self, folder: Path, nodes: int, store: StoreAt | None = None) -> None:
+    def __init__(self, folder: Path, nodes: int, store: StoreAt | None = None, **options: Any) -> None:
         self.clock, self.slot, self.figures = HandClock(), Bench(), Figures()
         self.nodes = tuple(
             Node(name=f"n{i}", incarnation="1", address="host", slots=(Place(tile_port=i),)) for i in range(nodes)
@@ -114,7 +114,7 @@ class Scene:
         )
         self.generations = Generations(
             settings,
-            Options(store=store),
+            Options(store=store, **options),
             [cast(Slot, self.slot)],
             lambda event: None,
             journal=self.journal,
@@ -165,8 +165,8 @@ class Scene:
 def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
     made: list[Scene] = []
 
-    def make(nodes: int, store: StoreAt | None = None) -> Scene:
-        made.append(Scene(tmp_path, nodes, store))
+    def make(nodes: int, store: StoreAt | None = None, **options: Any) -> Scene:
+        made.append(Scene(tmp_path, nodes, store, **options))
         return made[-1]
 
     yield make
@@ -210,6 +210,15 @@ def test_with_a_store_checkpoints_go_on_without_a_buddy(scene: Callable[..., Sce
     one.step(2, 2)
     assert one.slot.buddies[-1] == "host:1"
     assert [e["buddy"] for e in one.events("buddy.changed")] == ["n2", None, "n1"]
+
+
+@pytest.mark.parametrize(("options", "step"), [({"stale_snapshots": 8}, 9), ({"stale_after": 6.0}, 7), ({}, 21)])
+def test_how_old_is_too_old_can_be_said(scene: Callable[..., Scene], options: dict[str, Any], step: int) -> None:
+    """In snapshots, or in seconds; a step takes one here."""
+    one = scene(2, **options)
+    for number in range(1, 23):
+        one.step(number, -1)
+    assert [e["step"] for e in one.events("snapshot.stale")] == [step]
 
 
 def test_a_safe_step_that_stands_still_is_told_and_acted_upon(scene: Callable[..., Scene]) -> None:
