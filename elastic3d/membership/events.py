@@ -367,9 +367,10 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted:
-    """An own trainer lost a peer and stopped; somebody else knows why."""
+    """An own trainer lost a peer and stopped; somebody else knows why. detail: what its collective said, one line."""
 
     key: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

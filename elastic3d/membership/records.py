@@ -84,13 +84,13 @@ class Notice:
 class Report:
     """What a member says of itself. Each of the key fields names a generation's `key`, "" for none.
 
-    prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`.
-    finished: `main` returned on all its slots. fault: a trainer died. error: the user's code raised.
-    final: trying again cannot mend that error. interrupted: a trainer lost a peer and stopped. silent: ids of the
-    neighbours on the ring it does not hear. unreachable: ids of nodes it could not connect to while its trainers stood
-    still (`machine/reach.py`). answered: the newest doubt about itself that it has seen. notice: why this
-    node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the newest
-    step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none.
+    prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`. finished: `main`
+    returned on all its slots. fault: a trainer died. error: the user's code raised. final: trying again cannot mend
+    that error. interrupted: a trainer lost a peer and stopped. detail: what died, raised or was lost, in words. silent:
+    ids of the neighbours on the ring it does not hear. unreachable: ids of nodes it could not connect to while its
+    trainers stood still (`machine/reach.py`). answered: the newest doubt about itself that it has seen. notice: why
+    this node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the
+    newest step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none.
     """
 
     incarnation: str

@@ -29,6 +29,9 @@ UNREACHABLE = 60.0
 HELD_WITHIN = 60.0
 """Seconds in which a buddy has to hold a snapshot while the safe step is too old; doubled after each that has not."""
 
+LINE = 300
+"""Characters of what a collective said of a lost peer that the others are told."""
+
 TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.TrainerExited
 
 
@@ -282,7 +285,8 @@ class Generations:
             case w.ExitKind.STOPPED:
                 pass
             case w.ExitKind.PEER_LOST:
-                self._tell(m.Interrupted(key=key))
+                said = event.fault.message.strip().partition("\n")[0][:LINE] if event.fault is not None else ""
+                self._tell(m.Interrupted(key=key, detail=f"rank {rank}: {said}" if said else ""))
                 self.stop(key)
             case w.ExitKind.USER_ERROR:
                 said = self.raised = words(event, self._settings.node, rank)

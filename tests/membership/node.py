@@ -42,7 +42,7 @@ def main(endpoint: str, root: str, name: str, address: str, maximum: str) -> Non
     inbox: queue.SimpleQueue[acts.Local | None] = queue.SimpleQueue()
     client = EtcdClient(endpoint)
     links = Links(address, lambda event: member.tell(event), secret="5e" * 32)
-    policy = Policy(minimum=1, maximum=int(maximum), first_gather=3.0)
+    policy = Policy(minimum=1, maximum=int(maximum), first_gather=3.0, reach_again=2.0)
     record = MemberRecord(
         node=Node(
             name=name,

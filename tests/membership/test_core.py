@@ -159,6 +159,17 @@ def test_trainers_lose_each_other_while_nobody_can_say_why(gone: e.Event, back: 
     assert seal.generation.cause is Cause.FAULT
 
 
+def test_what_trainers_said_of_a_lost_peer_is_told() -> None:
+    """A generation that follows because trainers lost each other says what their collectives said."""
+    story = Story()
+    story.tell("> start a b c\n> run 3")
+    key = story.generation.key
+    story.to("b", e.Interrupted(key=key, detail="rank 1: connection timed out, remote=[10.0.0.3]:41"))
+    story.tell("> lost a\n> run 6")
+    said = "trainers lost each other, and nobody died (b: rank 1: connection timed out, remote=[10.0.0.3]:41)"
+    assert (story.generation.cause, story.generation.detail) == (Cause.FAULT, said)
+
+
 def test_an_idle_member_asks_for_no_tick() -> None:
     """When nothing is waited for, nobody has to be woken: a job in peace costs no time.
 

@@ -143,6 +143,23 @@ def test_trainers_that_stand_still_try_all_and_ever_more_seldom() -> None:
     assert tries(member.until(2100.0))[0] <= 2000.0 + SELDOM
 
 
+def test_a_long_pause_before_delays_nothing() -> None:
+    """After an evaluation of an hour, in which all were reached, a standstill is looked into as soon as any."""
+    member = Member()
+    member.runs()
+    member.until(3600.0)
+    member.reach.stepped(member.formed, member.now)
+    member.until(3601.0)
+    member.reach.stepped(member.formed, member.now)
+    assert tries(member.until(3700.0))[0] == 3601.0 + STANDING
+
+
+def test_a_node_alone_tries_nobody() -> None:
+    """There is nobody to reach."""
+    member = Member(nodes=1)
+    assert not tries(member.until(1000.0))
+
+
 def test_who_fails_twice_is_told_until_it_was_reached_for_long_enough() -> None:
     """And not while it fails now and then; a step that needs it tells at once that all is well."""
     member = Member()
@@ -194,5 +211,5 @@ def test_a_large_job_tries_some_at_a_time_and_all_in_turn() -> None:
     member = Member(nodes=500)
     done = member.until(100.0)
     asked = [action.peers for _, action in done if isinstance(action, acts.Probe)]
-    assert all(len(peers) <= MOST for peers in asked)
+    assert all(0 < len(peers) <= MOST for peers in asked)
     assert {peer.id for peers in asked for peer in peers} == {node.id for node in member.nodes[1:]}

@@ -155,6 +155,37 @@ def network() -> Iterator[Network]:
 
 
 @pytest.mark.netns
+@pytest.mark.long
+def test_one_of_two_nodes_stands_aside_while_one_does_not_hear_the_other(network: Network) -> None:
+    """What b sends to c is lost, and nothing else: one is a spare until it arrives again, and nobody is put out."""
+    names = NAMES[:3]
+    with EtcdServer(also=network.address) as etcd:
+        port = etcd.endpoint.rpartition(":")[2]
+        nodes = Nodes(etcd)
+        try:
+            nodes.start(
+                *names,
+                maximum=len(names),
+                address=network.address_of,
+                within=network.within,
+                endpoint=f"{network.address}:{port}",
+            )
+            nodes.trains(names, 60)
+            order = nodes.all["a"].went()[-1]["names"]
+            stays, goes = (name for name in order if name != "a")
+            network.unlink("b", "c")
+            nodes.trains(["a", stays], 90)
+            aside = nodes.all["a"].went()[-1]
+            assert aside["cause"] == "quarantine"
+            assert aside["detail"] == f"{goes} stands aside: no connection between it and {stays}"
+            network.link("b", "c")
+            nodes.trains(names, 90)
+            assert not [what for one in nodes.all.values() for what in one.exits()]
+        finally:
+            nodes.close()
+
+
+@pytest.mark.netns
 def test_a_node_that_is_cut_off_is_out_and_comes_back(network: Network) -> None:
     """Its cable is pulled: no end of file, no refusal, no etcd. The others go on; plugged in again, it is a newcomer.
 

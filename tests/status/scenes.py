@@ -185,6 +185,14 @@ def losses() -> Scene:
     return scene.put("refused/g", encode(Refusal(node="g", checks=checks)))
 
 
+def parted() -> Scene:
+    """Two active nodes do not reach a spare, of whom one does not know; and d does not reach c, both of them active."""
+    scene = training()
+    scene.write(A, acts.PutReport(report=Report(incarnation="1", silent=(E.id,), unreachable=(E.id,))))
+    scene.write(E, acts.PutReport(report=Report(incarnation="1", unreachable=(A.id, B.id))))
+    return scene.write(D, acts.PutReport(report=Report(incarnation="1", unreachable=(C.id, "gone@1"))))
+
+
 def waiting() -> Scene:
     scene = registered(A, minimum=2)
     scene.write(A, sealed(generation(4, (A, B), Cause.DEATH, layout=Layout(pp=1, dp=2))))

@@ -112,6 +112,11 @@ def test_every_state_of_a_node_is_told() -> None:
         "g": NodeState.REFUSED,
         "rack9-h4": NodeState.QUARANTINED,
     }
+    told = {node.name: node for node in stands(scenes.parted()).nodes}
+    assert told["e"].state is NodeState.APART
+    assert told["e"].detail == "no connection between it and a, b: it stands aside until there is one"
+    assert told["d"].state is NodeState.ACTIVE
+    assert told["d"].health == ("cannot connect to c, gone",)
     assert states(scenes.garbage())["b"] is NodeState.UNREADABLE
     assert states(scenes.forming()) == {"a": NodeState.JOINING, "b": NodeState.JOINING}
     assert set(states(scenes.ended()).values()) == {NodeState.GONE}

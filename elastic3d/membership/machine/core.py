@@ -213,7 +213,10 @@ class Core:
                     self.report = replace(self.report, fault=event.key, detail=event.detail)
             case e.Interrupted() if trainers.phase(event.key) is not None:
                 trainers.over(event.key)
-                self.report = replace(self.report, interrupted=event.key)
+                # Whose trainer died, or whose code raised, has said more than this.
+                worse = event.key in (self.report.error, self.report.fault)
+                detail = self.report.detail if worse else event.detail
+                self.report = replace(self.report, interrupted=event.key, detail=detail)
             case e.Progress():
                 if self.running is not None:
                     self._reach.stepped(self.running, now)

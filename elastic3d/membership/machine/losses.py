@@ -12,6 +12,9 @@ from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Out
 from elastic3d.values import Cause
 
+NAMED = 4
+"""Nodes whose trainers' words a generation's detail quotes."""
+
 SOON = 10.0
 """A generation that a loss ends within these seconds belongs to a storm."""
 
@@ -117,7 +120,7 @@ def urgent(view: View, roll: Roll, policy: Policy, lead: Lead, lost: dict[str, s
         return None
     lead.interrupted = alarm.now if lead.interrupted is None else lead.interrupted
     if alarm.due(lead.interrupted + policy.interrupted):
-        return Urgent(cause=Cause.FAULT, detail="trainers lost each other, and nobody says why")
+        return Urgent(cause=Cause.FAULT, detail=f"trainers lost each other, and nobody died{_said(roll, key)}")
     return None
 
 
@@ -133,6 +136,14 @@ def _apart(view: View, roll: Roll, policy: Policy) -> str:
         for id, others in roll.apart.items()
         if view.active(id)
     )
+
+
+def _said(roll: Roll, key: str) -> str:
+    """Return what the trainers that lost a peer said of it."""
+    ids = sorted(roll.reports.who("interrupted", key))
+    said = [f"{_name(id)}: {roll.reports[id].detail}" for id in ids if roll.reports[id].detail]
+    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return f" ({'; '.join(said[:NAMED])}{more})" if said else ""
 
 
 def _name(id: str) -> str:

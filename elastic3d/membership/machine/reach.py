@@ -12,7 +12,9 @@ sake: what they do proves more.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
+from itertools import islice
 
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
@@ -45,7 +47,7 @@ SELDOM = 60.0
 """Seconds between two tries at most, doubled each time all were reached: trainers may stand still for good reasons."""
 
 MOST = 128
-"""Nodes tried at one time; in a larger job others the next time."""
+"""Nodes of one generation tried at one time, and of those that failed before; in a larger job others the next time."""
 
 UNANSWERED = 30.0
 """Seconds after which a try whose outcome was never told is made again."""
@@ -79,7 +81,7 @@ class Reach:
 
     id: str
     _unreachable: dict[str, _Unreachable] = field(default_factory=dict)
-    _failed: dict[str, int] = field(default_factory=dict)
+    _failed: dict[str, tuple[acts.Peer, int]] = field(default_factory=dict)
     _stands: dict[str, _Stand] = field(default_factory=dict)
     _tried: dict[str, acts.Peer] = field(default_factory=dict)
     _asked_at: float | None = None
@@ -118,8 +120,11 @@ class Reach:
             if known is not None:
                 known.reached_since = None
                 continue
-            count = self._failed[id] = self._failed.get(id, 0) + 1
-            if count >= TWICE and id in tried:
+            if id not in tried:
+                continue
+            count = self._failed[id][1] + 1 if id in self._failed else 1
+            self._failed[id] = (tried[id], count)
+            if count >= TWICE:
                 del self._failed[id]
                 self._unreachable[id] = _Unreachable(peer=tried[id])
         if self._failed:
@@ -134,16 +139,21 @@ class Reach:
         lost: the key of the generation whose trainers lost a peer, "" for none.
         """
         self._forget(view, policy, alarm)
-        wanted = self._wanted(view, trainers, lost, alarm)
-        if not wanted:
+        still = self._standing(view, trainers, lost, alarm)
+        if not still:
             # Failures that nothing followed from; and the next standstill is looked into at once.
             self._failed.clear()
             self._pause = EVERY
+            if not self._unreachable:
+                self._next_at = alarm.now
         actions: list[acts.Action] = []
-        if (wanted or self._unreachable) and self._may_try(alarm):
-            self._tried = {peer.id: peer for peer in self._chosen(wanted)}
-            self._asked_at = alarm.now
-            actions.append(acts.Probe(peers=tuple(self._tried.values())))
+        if (still or self._unreachable) and self._may_try(alarm):
+            self._tried = self._chosen(still, view.tombs)
+            if self._tried:
+                self._asked_at = alarm.now
+                actions.append(acts.Probe(peers=tuple(self._tried.values())))
+            else:
+                self._next_at = alarm.now + SELDOM
         if self._told != self.unreachable:
             self._told = self.unreachable
             actions.append(acts.Unreachable(ids=self._told))
@@ -154,9 +164,9 @@ class Reach:
             return alarm.due(self._asked_at + UNANSWERED)
         return alarm.due(self._next_at)
 
-    def _wanted(self, view: View, trainers: Trainers, lost: str, alarm: Alarm) -> dict[str, Node]:
-        """Return the other nodes of those generations whose trainers here stand still."""
-        wanted: dict[str, Node] = {}
+    def _standing(self, view: View, trainers: Trainers, lost: str, alarm: Alarm) -> list[Generation]:
+        """Return the generations whose trainers here stand still."""
+        still: list[Generation] = []
         keys = []
         for generation in (view.generation, view.coming):
             phase = trainers.phase(generation.key) if generation is not None else None
@@ -173,22 +183,28 @@ class Reach:
             else:
                 patience = max(STANDING, STEPS * stand.longest)
             if alarm.due(stand.since + patience):
-                wanted |= {n.id: n for n in generation.nodes if n.id != self.id and n.id not in view.tombs}
+                still.append(generation)
         if len(self._stands) > len(keys):
             self._stands = {key: stand for key, stand in self._stands.items() if key in keys}
-        return wanted
+        return still
 
-    def _chosen(self, wanted: dict[str, Node]) -> list[acts.Peer]:
+    def _chosen(self, still: list[Generation], out: Container[str]) -> dict[str, acts.Peer]:
         """Return whom to try now: those that failed, and of the others as many as may be, others each time."""
-        chosen = [known.peer for known in self._unreachable.values()]
-        chosen += [_peer(wanted[id]) for id in self._failed if id in wanted]
-        rest = sorted(id for id in wanted if id not in self._failed and id not in self._unreachable)
-        if len(rest) > MOST:
-            # From itself on, so that not everybody tries the same ones.
-            first = sum(id < self.id for id in rest) + self._turn
-            rest = [rest[(first + at) % len(rest)] for at in range(MOST)]
-            self._turn += MOST
-        return chosen + [_peer(wanted[id]) for id in rest]
+        chosen = {id: known.peer for id, known in islice(self._unreachable.items(), MOST)}
+        for id in chosen:
+            # Behind those that are to be tried the next time.
+            self._unreachable[id] = self._unreachable.pop(id)
+        chosen |= {id: peer for id, (peer, _) in islice(self._failed.items(), MOST)}
+        most = 0
+        for generation in still:
+            # From itself on, so that not everybody tries the same ones; in a large job only some cost anything.
+            nodes, here = generation.nodes, world_of(generation).index.get(self.id, 0)
+            most = max(most, len(nodes) - 1)
+            for step in range(min(len(nodes) - 1, MOST)):
+                node = nodes[(here + 1 + (self._turn + step) % (len(nodes) - 1)) % len(nodes)]
+                chosen.setdefault(node.id, _peer(node))
+        self._turn = self._turn + MOST if most > MOST else 0
+        return {id: peer for id, peer in chosen.items() if id != self.id and id not in out}
 
     def _forget(self, view: View, policy: Policy, alarm: Alarm) -> None:
         """Let go of whom it has reached for long enough, of who is out, and of who went."""
