@@ -26,7 +26,7 @@ from elastic3d.membership.driver.writer import Writer
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.forming import Planner
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import MemberRecord, Pulse
+from elastic3d.membership.records import LISTED, BaseUnknown, MemberRecord, Pulse
 from elastic3d.values import Node
 
 PULSE = 5.0
@@ -229,20 +229,23 @@ class Member:
     # The watches' threads.
 
     def _watch(self, prefix: str, tier: e.Tier, number: int) -> Watch:
-        return Watch(self._client, self._root + prefix, lambda news: self._watched(tier, number, news))
+        listed = self._root + (LISTED if tier is e.Tier.BOARD else prefix)
+        reader = reading.Reader(self._root)
+        return Watch(
+            self._client, self._root + prefix, lambda news: self._watched(tier, number, reader, news), listed=listed
+        )
 
-    def _watched(self, tier: e.Tier, number: int, news: Delivery) -> None:
+    def _watched(self, tier: e.Tier, number: int, reader: reading.Reader, news: Delivery) -> None:
         def put(event: e.Event) -> None:
             self._inbox.put(_Heard(number, event))
 
         match news:
             case etcd_watch.Snapshot():
                 items: list[e.OfRoll | e.OfBoard] = []
-                for kv in news.kvs:
-                    said = reading.read(self._root, kv)
+                for said in reader.listed(news.kvs):
                     if isinstance(said, e.Broken):
                         put(said)
-                    elif said is not None:
+                    else:
                         items.append(said)
                 told = e.Listed(
                     tier=tier, items=tuple(items), revision=news.revision, gap=news.gap, rolled_back=news.rolled_back
@@ -250,12 +253,12 @@ class Member:
                 put(told)
             case etcd_watch.Changes():
                 for change in news.changes:
-                    if change.kv is not None:
-                        said = reading.read(self._root, change.kv)
-                    else:
-                        said = reading.gone(self._root, change.key, change.revision)
-                    if said is not None:
-                        put(said)
+                    try:
+                        found = reader.changed(change.key, change.kv, change.revision)
+                    except BaseUnknown as unknown:
+                        raise etcd_watch.ListAgain from unknown
+                    if found is not None:
+                        put(found)
             case etcd_watch.Connected() if tier is e.Tier.BOARD:
                 self._there, self._away = True, False
                 self._writer.impaired("")

@@ -177,8 +177,7 @@ def _drive(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> 
     if not proposal.switch:
         prepared = len(roll.reports.who("prepared", formed.key)) == len(formed.nodes)
         if prepared or drains.hurried({id: one for id, one in going.items() if id not in coming}, alarm):
-            switch = replace(proposal, switch=True)
-            return acts.Propose(proposal=switch, token=view.token, previous=view.generation_revision)
+            return forming.propose(view, formed, switch=True)
         return None
     if not all_left:
         return None
