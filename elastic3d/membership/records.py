@@ -74,6 +74,10 @@ class SavedStep:
     world: int
 
 
+SIGNAL = "signal"
+"""The kind of a notice that a signal gave: SIGTERM or SIGINT."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """This node has to leave. seconds: how long it had when the notice was heard, None where nobody said.

@@ -59,8 +59,10 @@ def planned(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead
             lead.proposed = alarm.now
             return forming.propose(view, formed)
         lead.considered, lead.waiting = roll.version, None
-    # While somebody stays, a node may come that makes it legal; where everybody goes there is nothing to wait for.
-    if going and (drains.hurried(going, alarm) or (policy.beside and drains.everybody(roll))):
+    # While somebody stays, a node may come that makes it legal; where everybody goes there is nothing to wait for, but
+    # for who takes over from a single node.
+    at_once = policy.beside and drains.everybody(roll) and not drains.may_be_followed(view, going)
+    if going and (drains.hurried(going, alarm) or at_once):
         return _ask_all(view, roll, policy, going, lead, alarm)
     return None
 
