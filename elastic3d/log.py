@@ -59,6 +59,9 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # etcd answers, but takes no writes of ours until somebody has mended what `error` says.
         "etcd.impaired": ("error",),
         "etcd.mended": (),
+        # etcd does not compact its past for the leader: it fills up unless somebody does what `error` says.
+        "compaction.refused": ("error",),
+        "compaction.resumed": (),
         # etcd came back empty or from a backup, at `revision`: what the members know is written there again.
         "etcd.rolled_back": ("revision",),
         # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "user_error",

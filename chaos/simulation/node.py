@@ -11,14 +11,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from chaos.simulation.clock import HostClock
-from chaos.simulation.etcd import MARGIN, ROOT, Answer, Change, Client, Lease
+from chaos.simulation.etcd import MARGIN, ROOT, Answer, Change, Client, Lease, tier_of
 from chaos.simulation.network import State
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import MemberRecord
+from elastic3d.membership.reading import Reader
+from elastic3d.membership.records import BaseUnknown, MemberRecord
 
 if TYPE_CHECKING:
     from chaos.simulation.world import World
@@ -34,6 +35,9 @@ FLUSH = 2.0
 
 DECODING = 1.5e-7
 """Seconds a byte of news costs a member's processor."""
+
+APPLYING = 5e-6
+"""Seconds a node of a generation costs it where only what changed was told."""
 
 
 class Member:
@@ -62,6 +66,7 @@ class Member:
         self._heard_at = world.loop.now
         self._processor = 0.0
         self._rolls = 0
+        self._reader = Reader(ROOT, read=world.etcd.reading)
         self._asleep: list[tuple[acts.Write, Answer | None, int]] = []
         world.network.add(self)
 
@@ -194,15 +199,18 @@ class Member:
     ) -> None:
         if not self.alive or (tier == "roll" and rolls != self._rolls):
             return
-        items = tuple(change.event for change in found)
+        if tier == "board":
+            items = self._reader.listed([change.item for change in found if change.item is not None])
+        else:
+            items = [change.event for change in found if change.event is not None]
         news = e.Listed(
             tier=e.Tier(tier),
-            items=tuple(i for i in items if i is not None and not isinstance(i, e.Broken)),
+            items=tuple(i for i in items if not isinstance(i, e.Broken)),
             revision=revision,
             gap=gap,
             rolled_back=rolled_back,
         )
-        self._digest(sum(change.size for change in found), [news, e.EtcdBack()])
+        self._digest(sum(change.size for change in found) * DECODING, [news, e.EtcdBack()])
         self.etcd_lost = False
         self._heard_at = self.world.loop.now
         etcd = self.world.etcd
@@ -212,13 +220,34 @@ class Member:
 
     def _delivered(self, changes: list[Change]) -> None:
         self._heard_at = self.world.loop.now
-        told = [change.event for change in changes]
-        self._digest(sum(change.size for change in changes), [event for event in told if event is not None])
+        told: list[e.Event] = []
+        seconds, unknown = 0.0, False
+        for change in changes:
+            seconds += change.size * DECODING
+            try:
+                said = self._said(change)
+            except BaseUnknown:
+                unknown = True
+                break
+            if change.whole is not None and isinstance(said, e.GenerationPut | e.ProposalPut):
+                formed = said.generation if isinstance(said, e.GenerationPut) else said.proposal.generation
+                seconds += (len(formed.nodes) + len(formed.spares)) * APPLYING
+            if said is not None:
+                told.append(said)
+        self._digest(seconds, told)
+        if unknown:
+            self.world.etcd.unwatch(self.client.watches["board"])
+            self._list("board", True)
 
-    def _digest(self, size: int, events: list[e.Event]) -> None:
+    def _said(self, change: Change) -> e.OfRoll | e.OfBoard | e.Broken | None:
+        if tier_of(change.key) != "board":
+            return change.event
+        return self._reader.changed(change.key, change.item, change.revision)
+
+    def _digest(self, seconds: float, events: list[e.Event]) -> None:
         """Take news in once the processor has read them."""
         loop = self.world.loop
-        self._processor = max(self._processor, loop.now) + size * DECODING
+        self._processor = max(self._processor, loop.now) + seconds
         if self._processor - loop.now < 0.0005:
             for event in events:
                 self.tell(event)
@@ -280,7 +309,8 @@ class Member:
         deaf = self.deaf and isinstance(write, acts.Fenced)
         if deaf:
             self.deaf = self.noticed = False
-        transaction = transactions.transaction(ROOT, self.record.node, write, lease)
+        brevity = self.world.setting.brevity
+        transaction = transactions.transaction(ROOT, self.record.node, write, lease, brevity=brevity)
         self.world.etcd.send(self.client, transaction, lambda answer: self._answered(write, answer, lease), lost=deaf)
 
     def _answered(self, write: acts.Write, answer: Answer | None, lease: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,12 +14,16 @@ from chaos.simulation.schedule import LEADER, LINKS, Command, Do, Job, Schedule,
 from chaos.simulation.world import Setting, World
 from elastic3d.membership import events as e
 from elastic3d.membership.policy import Policy
+from elastic3d.membership.transactions import Brevity
 from elastic3d.values import ModelProfile
 
 PROFILE = ModelProfile(blocks=8, parameters=1000, micro_batches=16, micro_batch=2, digest="job")
 
 SETTLE = 40.0
 """Seconds after the last fault in which everything has to come to rest."""
+
+CHANGES = Brevity(beyond=0, share=math.inf)
+"""Small as these jobs are, their generations are written as those of large ones are."""
 
 QUIET = 5.0
 """Seconds at the end in which nothing may be written."""
@@ -79,7 +84,7 @@ def policy_of(job: Job) -> Policy:
 def play(schedule: Schedule, *, traced: bool = False, lines: bool = False) -> Outcome:
     """Play one schedule to its end and return what came of it."""
     job = schedule.job
-    world = World(Setting(policy=policy_of(job), profile=PROFILE, steps=30), job.seed, traced=traced)
+    world = World(Setting(policy=policy_of(job), profile=PROFILE, steps=30, brevity=CHANGES), job.seed, traced=traced)
     if lines:
         world.lines = []
     checker = Checker(world)

@@ -18,7 +18,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, encode
-from elastic3d.membership.transactions import Transaction
+from elastic3d.membership.transactions import BREVITY, Brevity, Transaction
 from elastic3d.planner import Plan, plan
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 
@@ -28,7 +28,10 @@ REJOIN = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a job is made of. steps: how many a generation commits before it idles, 0 for no end."""
+    """What a job is made of. steps: how many a generation commits before it idles, 0 for no end.
+
+    brevity: when its generations are written as what changed.
+    """
 
     policy: Policy
     profile: ModelProfile
@@ -38,6 +41,7 @@ class Setting:
     step: float = 0.7
     steps: int = 0
     labels: bool = False
+    brevity: Brevity = BREVITY
 
 
 class Observer:

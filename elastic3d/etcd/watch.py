@@ -50,9 +50,10 @@ DELETE = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that is under the prefix at `revision`. gap: changes between the last delivery and this are not known.
+    """All that is under the prefix, or is listed in its place, at `revision`.
 
-    rolled_back: etcd has lost changes that were delivered, and counts revisions anew from before them; always a gap.
+    gap: changes between the last delivery and this are not known. rolled_back: etcd has lost changes that were
+    delivered, and counts revisions anew from before them; always a gap.
     """
 
     kvs: tuple[KeyValue, ...]
@@ -93,6 +94,10 @@ class Ended:
     """The watch is over, for a reason that trying again does not help."""
 
     error: EtcdError
+
+
+class ListAgain(Exception):
+    """Raised by who is delivered changes: they do not fit what it knows, and the prefix has to be listed again."""
 
 
 Delivery = Snapshot | Changes | Connected | Disconnected | Ended
@@ -149,12 +154,18 @@ class Watch:
     """Deliver a snapshot of `prefix` and then all its changes to `deliver`, from now until `close`.
 
     `deliver` runs on the watch's own thread, one delivery at a time, in order; it may use the client, may take its
-    time, and must not raise. The first delivery is a Snapshot (or Disconnected, until there is one), the next
-    Connected.
+    time, and must not raise, but for ListAgain by Changes: a Snapshot follows, marked as a gap. The first delivery is a
+    Snapshot (or Disconnected, until there is one), the next Connected.
+
+    listed: what the keys of a snapshot begin with, `prefix` by default, which has to begin with it: a snapshot may hold
+    more than what is watched, as of the same revision.
     """
 
-    def __init__(self, client: EtcdClient, prefix: str, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(
+        self, client: EtcdClient, prefix: str, deliver: Callable[[Delivery], None], *, listed: str | None = None
+    ) -> None:
         self._client = client
+        self._listing = prefix if listed is None else listed
         self._session = client.session
         self._clock = client.session.clock
         self._prefix = prefix
@@ -216,11 +227,14 @@ class Watch:
 
     def _tell(self, delivery: Delivery) -> None:
         if not self._closed.is_set():
-            self._deliver(delivery)
+            try:
+                self._deliver(delivery)
+            except ListAgain:
+                self._revision = None
 
     def _list(self) -> None:
         codec = self._client.codec
-        request = messages.new("RangeRequest", **codec.span(self._prefix, prefix=True))
+        request = messages.new("RangeRequest", **codec.span(self._listing, prefix=True))
         answer = self._session.call(transport.RANGE, request, safe=True, budget=self._reading)
         kvs, cluster, revision = (
             tuple(map(codec.key_value, answer.kvs)),

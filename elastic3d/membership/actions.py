@@ -64,12 +64,16 @@ class Campaign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """Write the generation record and its history, fenced on the leader's token and the record's revision."""
+    """Write the generation record and its history, fenced on the leader's token and the record's revision.
+
+    base: the generation that stands under the record's key at its revision `previous`; None for none, or no record.
+    """
 
     generation: Generation
     history: History
     token: int
     previous: int
+    base: Generation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,7 @@ class Propose:
     proposal: Proposal
     token: int
     previous: int
+    base: Generation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +132,12 @@ class Clear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mend:
-    """Write the sealed generation's record again, over what spoiled it; fenced like a seal."""
+    """Write the sealed generation's record again, over garbage or with what was found out; fenced like a seal."""
 
     generation: Generation
     token: int
     previous: int
+    base: Generation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

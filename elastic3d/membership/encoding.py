@@ -1,8 +1,8 @@
 """The form in which a generation stands in etcd: small, and quick to read by everybody at once.
 
 A node is a row [name, incarnation, address, heartbeat port, store port, [tile ports], label set, home]; label sets, of
-which a cluster has few, stand in a table. Beyond `PLAIN` bytes the JSON goes compressed, as {"schema": 1, "zstd": ...}
-in base64: the record of 10,000 nodes then stays below the 1.5 MiB that etcd takes.
+which a cluster has few, stand in a table. Beyond `PLAIN` bytes the JSON goes compressed, as {"schema": ..., "zstd":
+...} in base64: the record of 10,000 nodes then stays below the 1.5 MiB that etcd takes.
 
 Reading is done by hand: at 256 nodes it costs about a millisecond, where reading by type annotations costs ten.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import zstandard
@@ -61,6 +62,13 @@ def unpack(data: dict[str, Any]) -> dict[str, Any]:
 
 def write_generation(generation: Generation) -> dict[str, Any]:
     """Return a generation as compact JSON data."""
+    rows, labels = write_nodes((*generation.nodes, *generation.spares))
+    active = len(generation.nodes)
+    return {**write_fields(generation), "nodes": rows[:active], "spares": rows[active:], "labels": labels}
+
+
+def write_nodes(nodes: Sequence[Node]) -> tuple[list[list[Any]], list[dict[str, str]]]:
+    """Return the nodes' rows, and the label sets that they name by number."""
     table: dict[tuple[tuple[str, str], ...], int] = {}
 
     def row(node: Node) -> list[Any]:
@@ -69,14 +77,16 @@ def write_generation(generation: Generation) -> dict[str, Any]:
         start = [node.name, node.incarnation, node.address, node.heartbeat_port, node.store_port]
         return [*start, ports, labels, node.home]
 
-    nodes, spares = [row(node) for node in generation.nodes], [row(node) for node in generation.spares]
+    rows = [row(node) for node in nodes]
+    return rows, [dict(labels) for labels in table]
+
+
+def write_fields(generation: Generation) -> dict[str, Any]:
+    """Return all but the nodes and spares of a generation."""
     return {
         "number": generation.number,
         "attempt": generation.attempt,
         "cause": generation.cause.value,
-        "nodes": nodes,
-        "spares": spares,
-        "labels": [dict(labels) for labels in table],
         "layout": to_json(generation.layout),
         "leader": generation.leader,
         "detail": generation.detail,
@@ -84,7 +94,8 @@ def write_generation(generation: Generation) -> dict[str, Any]:
         "tries": generation.tries,
         "tried_at": generation.tried_at,
         "raised": list(generation.raised),
-        "spent": generation.spent,
+        # Read as one, whatever it was written from: digests are of what readers have.
+        "spent": float(generation.spent),
         "storm": generation.storm,
         "reached": generation.reached,
     }
@@ -94,6 +105,13 @@ def read_generation(data: Any) -> Generation:
     """Return the generation that `write_generation` wrote; ValueError or TypeError where it does not fit."""
     if not isinstance(data, dict):
         raise ValueError(f"expected an object for a generation, got {str(data)[:80]!r}")
+    labels = data.get("labels", [])
+    nodes, spares = read_nodes(data.get("nodes"), labels), read_nodes(data.get("spares", []), labels)
+    return read_fields(data, nodes=nodes, spares=spares)
+
+
+def read_fields(data: dict[str, Any], *, nodes: tuple[Node, ...], spares: tuple[Node, ...]) -> Generation:
+    """Return the generation of these nodes whose other fields `write_fields` wrote."""
     known = {key: value for key, value in data.items() if key in _PLAIN}
     for key, value in known.items():
         kind = _PLAIN[key]
@@ -103,11 +121,10 @@ def read_generation(data: Any) -> Generation:
             raise ValueError(f"expected {kind.__name__} for {key}, got {str(value)[:80]!r}")
     if "number" not in known:
         raise ValueError("it has no number")
-    labels = [_labels(entry) for entry in _list(data.get("labels", []))]
     return Generation(
         cause=Cause(str(data.get("cause"))),
-        nodes=_nodes(data.get("nodes"), labels),
-        spares=_nodes(data.get("spares", []), labels),
+        nodes=nodes,
+        spares=spares,
         layout=from_json(Layout, data["layout"]) if data.get("layout") is not None else None,
         raised=from_json(tuple[str, ...], data.get("raised", [])),
         **known,
@@ -128,7 +145,9 @@ _PLAIN: dict[str, type] = {
 }
 
 
-def _nodes(rows: Any, labels: list[dict[str, str]]) -> tuple[Node, ...]:
+def read_nodes(rows: Any, sets: Any) -> tuple[Node, ...]:
+    """Return the nodes of rows and label sets that `write_nodes` wrote; ValueError where they do not fit."""
+    labels = [_labels(entry) for entry in _list(sets)]
     found = []
     for row in _list(rows):
         # A later writer of this schema may add to the row's end.

@@ -307,6 +307,13 @@ class EtcdImpaired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionRefused:
+    """etcd will not compact the past of its keys until somebody mends what `reason` says; "": it did again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRefused:
     """The peer's host refuses the heartbeat connection, or another process answers there: its keeper is dead."""
 
@@ -441,6 +448,7 @@ Event = (
     | EtcdLost
     | EtcdBack
     | EtcdImpaired
+    | CompactionRefused
     | PeerRefused
     | PeerHeard
     | Probed

@@ -1,4 +1,4 @@
-"""What a key of the board or the roll says, as the core's events.
+"""What the keys of the board and the roll say, as the core's events.
 
 Garbage under a key must not take the job down: who should have written there writes again, and what is in the way is
 swept. What a newer elastic3d wrote is another matter: where everybody has to obey it, this member cannot take part.
@@ -6,13 +6,16 @@ swept. What a newer elastic3d wrote is another matter: where everybody has to ob
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import KeyValue
 from elastic3d.membership import events as e
 from elastic3d.membership.records import (
     SCHEMA,
+    WHOLE,
+    BaseUnknown,
     Claim,
     Doubt,
     Drain,
@@ -25,6 +28,7 @@ from elastic3d.membership.records import (
     Report,
     Tomb,
     decode,
+    whole_key,
 )
 from elastic3d.values import Generation
 
@@ -33,13 +37,32 @@ T = TypeVar("T")
 _OBEYED = ("board/leader", "board/generation", "board/proposal", "board/end")
 
 
-def read(root: str, item: KeyValue) -> e.OfRoll | e.OfBoard | e.Broken | None:
-    """Return what one key says, None for a key that is nobody's."""
+class Read(Protocol):
+    """How `read` is called."""
+
+    def __call__(
+        self, root: str, item: KeyValue, *, base: Generation | None = None, whole: bytes | None = None
+    ) -> e.OfRoll | e.OfBoard | e.Broken | None:
+        """Return what one key says."""
+
+
+def sealed(root: str, items: Iterable[KeyValue]) -> Generation | None:
+    """Return the generation in a listing of all that begins with `records.LISTED`; ConfigurationError for garbage."""
+    there = {item.key: item.value for item in items}
+    key = root + "board/generation"
+    value = there.get(key)
+    return None if value is None else decode(Generation, value, key, whole=there.get(whole_key(key), b""))
+
+
+def read(
+    root: str, item: KeyValue, *, base: Generation | None = None, whole: bytes | None = None
+) -> e.OfRoll | e.OfBoard | e.Broken | None:
+    """Return what one key says, None for a key that is nobody's. base, whole: as `records.decode` takes them."""
     kind, name = _split(root, item.key)
     at = item.mod_revision
 
     def record(of: type[T]) -> T:
-        return decode(of, item.value, item.key)
+        return decode(of, item.value, item.key, base=base, whole=whole)
 
     try:
         match kind:
@@ -70,6 +93,8 @@ def read(root: str, item: KeyValue) -> e.OfRoll | e.OfBoard | e.Broken | None:
                 return e.EndPut(end=record(End), revision=at)
             case _:
                 return None
+    except BaseUnknown:
+        raise
     except NewerSchema as error:
         if kind == "roll/members":
             detail = (
@@ -126,6 +151,42 @@ def gone(root: str, key: str, revision: int) -> e.OfRoll | e.OfBoard | None:
             return e.ProposalGone(revision=revision)
         case _:
             return None
+
+
+class Reader:
+    """Reads one watch of the board: listings, and then change after change.
+
+    It knows the newest generation that the watch delivered, of which the next record may say only what changed.
+    """
+
+    def __init__(self, root: str, *, read: Read = read) -> None:
+        self._root, self._read = root, read
+        self._generation: Generation | None = None
+
+    def listed(self, items: Sequence[KeyValue]) -> list[e.OfRoll | e.OfBoard | e.Broken]:
+        """Return what a listing of all that begins with `records.LISTED` says."""
+        wholes = {item.key: item.value for item in items if item.key.startswith(self._root + WHOLE)}
+        self._generation = None
+        found = []
+        for item in items:
+            said = self._read(self._root, item, whole=wholes.get(whole_key(item.key), b""))
+            if isinstance(said, e.GenerationPut):
+                self._generation = said.generation
+            if said is not None:
+                found.append(said)
+        return found
+
+    def changed(self, key: str, item: KeyValue | None, revision: int) -> e.OfRoll | e.OfBoard | e.Broken | None:
+        """Return what it says that a key was written, or was deleted; BaseUnknown where the board must be listed."""
+        if item is None:
+            said: e.OfRoll | e.OfBoard | e.Broken | None = gone(self._root, key, revision)
+        else:
+            said = self._read(self._root, item, base=self._generation)
+        if isinstance(said, e.GenerationPut):
+            self._generation = said.generation
+        elif isinstance(said, e.GenerationSpoiled):
+            self._generation = None
+        return said
 
 
 def _split(root: str, key: str) -> tuple[str, str]:

@@ -6,6 +6,9 @@ which few write; the leader alone, and whoever must judge the leader, watches th
     board/generation      the sealed membership; written only by the leader, fenced
     board/leader          who decides; its mod revision is the token that fences every write of a leader
     board/proposal        the membership being prepared beside the running one
+    board.whole/generation, board.whole/proposal
+                          where the record on the board, being large, says only what changed (`changes`): the whole
+                          generation, written in the same transaction; read by listings of the board, watched by nobody
     board/end             the job is over: finished or failed
     board/secret          what its processes prove to each other to be of the run; no record (`trust/secret.py`)
     board/tombs/<id>      this incarnation is out: it left, it was found dead, it was refused, another took its name
@@ -32,10 +35,17 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from elastic3d.errors import ConfigurationError
-from elastic3d.membership import encoding
+from elastic3d.membership import changes, encoding
 from elastic3d.values import Cause, Generation, ModelProfile, Node, from_json, to_json
 
-SCHEMA = 1
+SCHEMA = 2
+"""Schema 1 had no changes: every generation and proposal was written as a whole."""
+
+LISTED = "board"
+"""What the keys begin with that a listing of the board reads: those of `board/` and of `board.whole/`."""
+
+WHOLE = "board.whole/"
+"""What the keys of whole generations begin with, by the name of the record on the board."""
 
 T = TypeVar("T")
 
@@ -64,6 +74,10 @@ class SavedStep:
     made_in: int
     attempt: int
     world: int
+
+
+SIGNAL = "signal"
+"""The kind of a notice that a signal gave: SIGTERM or SIGINT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,18 +251,32 @@ class NewerSchema(ConfigurationError):
     """A newer elastic3d wrote this record: nobody may guess what it means, least of all overwrite it."""
 
 
+class BaseUnknown(ConfigurationError):
+    """This record says what changed against a generation that its reader does not know: list the board."""
+
+
 def encode(record: Any) -> bytes:
     """Return the JSON bytes of a record, with its schema version. Generations have a form of their own (`encoding`)."""
     if isinstance(record, Generation):
         return encoding.pack(encoding.write_generation(record), SCHEMA)
     if isinstance(record, Proposal):
-        formed = encoding.write_generation(record.generation)
-        return encoding.pack({"generation": formed, "switch": record.switch}, SCHEMA)
+        return _pack_proposal(record, encoding.write_generation(record.generation))
     return json.dumps({"schema": SCHEMA, **to_json(record)}, separators=(",", ":")).encode()
 
 
-def decode(kind: type[T], value: bytes, key: str) -> T:
-    """Return the record `encode` wrote; ConfigurationError for garbage, NewerSchema, naming the key."""
+def encode_change(record: Generation | Proposal, base: Generation) -> bytes:
+    """Return the same for a generation, or one proposed, as what changed against `base`."""
+    if isinstance(record, Proposal):
+        return _pack_proposal(record, changes.write_change(base, record.generation))
+    return encoding.pack(changes.write_change(base, record), SCHEMA)
+
+
+def decode(kind: type[T], value: bytes, key: str, *, base: Generation | None = None, whole: bytes | None = None) -> T:
+    """Return the record that was encoded; ConfigurationError for garbage, NewerSchema, naming the key.
+
+    base: the generation against which a change is to be read; BaseUnknown where that is not the writer's. whole: what
+    stands under the key of the whole generation instead, b"" for nothing.
+    """
     try:
         data = json.loads(value)
         schema = data.pop("schema")
@@ -261,20 +289,55 @@ def decode(kind: type[T], value: bytes, key: str) -> T:
         ) from error
     if schema > SCHEMA:
         raise NewerSchema(f"etcd key {key} has schema {schema}, this elastic3d reads up to {SCHEMA}: upgrade this node")
+
+    def formed(data: Any) -> Generation:
+        if not changes.is_change(data):
+            return encoding.read_generation(data)
+        if whole is not None:
+            return _whole(data, whole, key)
+        return _changed(data, base, key)
+
     try:
-        return _read(kind, data)
+        if kind is Generation:
+            return typing.cast(T, formed(encoding.unpack(data)))
+        if kind is Proposal:
+            data = encoding.unpack(data)
+            switch = data.get("switch", False)
+            if not isinstance(switch, bool):
+                raise ValueError(f"expected bool, got {switch!r}")
+            return typing.cast(T, Proposal(generation=formed(data.get("generation")), switch=switch))
+        return from_json(kind, data)
+    except BaseUnknown:
+        raise
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"etcd key {key} does not fit {kind.__name__}: {error}") from error
 
 
-def _read(kind: type[T], data: dict[str, Any]) -> T:
-    if kind is Generation:
-        return typing.cast(T, encoding.read_generation(encoding.unpack(data)))
-    if kind is Proposal:
-        data = encoding.unpack(data)
-        switch = data.get("switch", False)
-        if not isinstance(switch, bool):
-            raise ValueError(f"expected bool, got {switch!r}")
-        formed = encoding.read_generation(data.get("generation"))
-        return typing.cast(T, Proposal(generation=formed, switch=switch))
-    return from_json(kind, data)
+def whole_key(key: str) -> str:
+    """Return where the whole generation stands of which the record under `key`, of the board, says what changed."""
+    head, _, name = key.rpartition("board/")
+    return f"{head}{WHOLE}{name}"
+
+
+def _pack_proposal(proposal: Proposal, formed: dict[str, Any]) -> bytes:
+    return encoding.pack({"generation": formed, "switch": proposal.switch}, SCHEMA)
+
+
+def _changed(data: dict[str, Any], base: Generation | None, key: str) -> Generation:
+    unknown = f"etcd key {key} says what changed against a generation that this reader does not know"
+    if base is None:
+        raise BaseUnknown(f"{unknown}: it has to read {whole_key(key)}")
+    try:
+        return changes.apply_change(base, data)
+    except (ValueError, TypeError) as error:
+        raise BaseUnknown(f"{unknown} ({error}): it has to read {whole_key(key)}") from error
+
+
+def _whole(data: dict[str, Any], whole: bytes, key: str) -> Generation:
+    try:
+        formed = decode(Generation, whole, whole_key(key))
+    except BaseUnknown as error:
+        raise ValueError(f"{whole_key(key)} holds no whole generation either") from error
+    if changes.digest_of(formed) != data["digest"]:
+        raise ValueError(f"{whole_key(key)} holds another generation than the one that it says changed")
+    return formed

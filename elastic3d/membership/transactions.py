@@ -12,12 +12,28 @@ from dataclasses import dataclass
 from elastic3d.etcd import Compare, Delete, Operation, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
-from elastic3d.membership.records import Claim, Pulse, encode
+from elastic3d.membership.records import Claim, Proposal, Pulse, encode, encode_change, whole_key
 from elastic3d.trust import secret
-from elastic3d.values import Node
+from elastic3d.values import Generation, Node
 
 HISTORY = 200
 """Generations whose history is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brevity:
+    """When a generation is written to the board as what changed, and as a whole only where nobody watches.
+
+    beyond: bytes of the whole record up to which there is nothing to gain: it stands on the board, where people and
+    everybody else can read it. share: of the whole record's bytes, how many the change may have at most; both stand in
+    one request, of which etcd takes 1.5 MiB.
+    """
+
+    beyond: int = 16 * 1024
+    share: float = 0.5
+
+
+BREVITY = Brevity()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +65,10 @@ def own_lease(action: acts.Write) -> bool:
     return isinstance(action, acts.PutMember | acts.PutReport | acts.Campaign | acts.PutDoubt)
 
 
-def transaction(root: str, me: Node, action: acts.Write, lease: int = 0) -> Transaction:
+def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brevity: Brevity = BREVITY) -> Transaction:
     """Return what to send to etcd for `action` of member `me`; `lease` is the one `lease_of` asks for."""
     leader, record, proposal = root + "board/leader", root + "board/generation", root + "board/proposal"
+    withdrawn = Delete(proposal), Delete(whole_key(proposal))
 
     def leads(token: int) -> tuple[Compare, ...]:
         return (Compare.mod_revision(leader, token),)
@@ -85,16 +102,16 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0) -> Tran
             number, attempt = action.history.number, action.history.attempt
             return _made(
                 (*leads(action.token), Compare.mod_revision(record, action.previous)),
-                Put(record, encode(action.generation)),
-                Delete(proposal),
+                *_formed(record, action.generation, action.base, brevity),
+                *withdrawn,
                 Put(history_key(root, number, attempt), encode(action.history)),
                 Delete(f"{root}history/{number - HISTORY:010d}.", prefix=True),
             )
         case acts.Propose():
             fence = (*leads(action.token), Compare.mod_revision(record, action.previous))
-            return _made(fence, Put(proposal, encode(action.proposal)))
+            return _made(fence, *_formed(proposal, action.proposal, action.base, brevity))
         case acts.Withdraw():
-            return _made(leads(action.token), Delete(proposal))
+            return _made(leads(action.token), *withdrawn)
         case acts.PutEnd():
             return _made(leads(action.token), Put(root + "board/end", encode(action.end)))
         case acts.PutQuarantine():
@@ -104,7 +121,7 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0) -> Tran
             return _made(leads(action.token), Put(f"{root}roll/flaps/{action.place}", encode(action.flap), lease))
         case acts.Mend():
             fence = (*leads(action.token), Compare.mod_revision(record, action.previous))
-            return _made(fence, Put(record, encode(action.generation)))
+            return _made(fence, *_formed(record, action.generation, action.base, brevity))
         case acts.Sweep():
             fence = (*leads(action.token), Compare.mod_revision(root + action.key, action.revision))
             return _made(fence, Delete(root + action.key))
@@ -170,6 +187,19 @@ def told(me: Node, action: acts.Write, revision: int) -> tuple[e.Event, ...]:
 def history_key(root: str, number: int, attempt: int) -> str:
     """Return where the history of a sealed generation stands; keys sort by number."""
     return f"{root}history/{number:010d}.{attempt}"
+
+
+def _formed(
+    key: str, record: Generation | Proposal, base: Generation | None, brevity: Brevity
+) -> tuple[Operation, Operation]:
+    """Return what puts a generation under a key of the board: as a whole, or what changed with the whole beside."""
+    whole = encode(record)
+    if base is not None and len(whole) > brevity.beyond:
+        change = encode_change(record, base)
+        if len(change) <= brevity.share * len(whole):
+            formed = encode(record.generation) if isinstance(record, Proposal) else whole
+            return Put(key, change), Put(whole_key(key), formed)
+    return Put(key, whole), Delete(whole_key(key))
 
 
 def _not_buried(root: str, me: Node) -> tuple[Compare, ...]:

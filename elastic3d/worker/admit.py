@@ -15,10 +15,11 @@ from elastic3d.admission.record import Refusal, leave_word, take_back
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import AdmissionFailed, EtcdError
 from elastic3d.etcd import EtcdClient, parse_endpoints
-from elastic3d.membership.records import decode
+from elastic3d.membership.reading import sealed
+from elastic3d.membership.records import LISTED
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.settings import Settings
-from elastic3d.values import Generation, ModelProfile, Node
+from elastic3d.values import ModelProfile, Node
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Options
 
@@ -118,11 +119,10 @@ def _neighbours(client: EtcdClient, settings: Settings, clock: Clock = SYSTEM) -
 
 def _registered(client: EtcdClient, settings: Settings) -> list[Node]:
     """Return the neighbours whose lease lives: the generation may name some that are long gone."""
-    key = settings.root + "board/generation"
-    found = client.get(key)
-    if found is None:
+    formed = sealed(settings.root, client.range(settings.root + LISTED)[0])
+    if formed is None:
         return []
-    near = neighbours(decode(Generation, found.value, key), settings.node)
+    near = neighbours(formed, settings.node)
     return [node for node in near if client.get(f"{settings.root}roll/members/{node.id}") is not None]
 
 

@@ -108,6 +108,11 @@ class Journal:
                         self.emit("etcd.impaired", error=item.reason)
                     else:
                         self.emit("etcd.mended")
+                case m.CompactionRefused():
+                    if item.reason:
+                        self.emit("compaction.refused", error=item.reason)
+                    else:
+                        self.emit("compaction.resumed")
                 case _:
                     pass
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
-from elastic3d.membership.records import Notice
+from elastic3d.membership.records import SIGNAL, Notice
 from elastic3d.values import Generation, Node
 from elastic3d.worker import departure
 from elastic3d.worker.checkpoints import Checkpoints
@@ -78,7 +78,7 @@ class Leaving:
             self._at_once(f"a second {name}")
         elif not self._signal_heeded:
             self._signal_heeded = True
-            self.heed(Notice(kind="signal", seconds=self._drain_seconds, detail=name))
+            self.heed(Notice(kind=SIGNAL, seconds=self._drain_seconds, detail=name))
 
     def heed(self, notice: Notice) -> None:
         """Have the node drained: the leader forms a membership without it."""

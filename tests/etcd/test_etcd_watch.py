@@ -74,6 +74,33 @@ def test_a_watch_begins_with_a_snapshot(client: EtcdClient) -> None:
         assert len(seen.all) == 4
 
 
+def test_a_receiver_may_have_it_listed_again(client: EtcdClient) -> None:
+    """What it cannot make sense of comes once more as a snapshot, with what is listed beside and never watched."""
+    seen = Seen()
+
+    def deliver(delivery: Delivery) -> None:
+        seen(delivery)
+        if isinstance(delivery, Changes) and len(seen.of(Snapshot)) == 1:
+            raise etcd_watch.ListAgain
+
+    client.put("c.beside", b"")
+    watch = Watch(client, "c/", deliver, listed="c")
+    wait_until(lambda: seen.of(Connected))
+    client.put("c.beside", b"new")
+    client.put("c/1", b"")
+    wait_until(lambda: len(seen.of(Snapshot)) == 2)
+    client.put("c/2", b"")
+    wait_until(lambda: len(seen.changes) == 2)
+    watch.close()
+    assert [change.key for change in seen.changes] == ["c/1", "c/2"]
+    first, again = seen.of(Snapshot)
+    assert isinstance(first, Snapshot)
+    assert isinstance(again, Snapshot)
+    assert (first.gap, [kv.key for kv in first.kvs]) == (False, ["c.beside"])
+    assert (again.gap, [(kv.key, kv.value) for kv in again.kvs]) == (True, [("c.beside", b"new"), ("c/1", b"")])
+    assert len(seen.of(Connected)) == 1
+
+
 def test_changes_of_one_revision_come_together(client: EtcdClient) -> None:
     """A deletion of a prefix is one delivery."""
     for number in range(5):

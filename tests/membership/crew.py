@@ -55,6 +55,7 @@ class Hand:
         profile: ModelProfile = PROFILE,
         pulse: Callable[[Generation | None], Pulse] = still,
         end_seen: int | None = None,
+        labels: dict[str, str] | None = None,
     ) -> None:
         self.name, self.root, self.policy = name, root, policy
         self.running: Generation | None = None
@@ -74,6 +75,7 @@ class Hand:
             address="127.0.0.1",
             slots=(Slot(tile_port=1),),
             heartbeat_port=self.links.port,
+            labels=labels or {},
         )
         self.record = MemberRecord(node=node, profile=profile, minimum=policy.minimum, maximum=policy.maximum)
         self._join()

@@ -20,6 +20,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > unprepared b                   the user's code raises while it prepares for what is proposed
     > finish                         every running trainer's main returns
     > notice b 25                    its cloud says that it has 25 seconds left
+    > signal b 25                  its processes are sent SIGTERM, by what waits 25 seconds for them to end
     > drain b 60 | undrain b         an operator wants it gone within 60 seconds | takes it back
     > quarantine b 600 | release b   an operator keeps the machine out | lets it in again
     > revoke b                       an operator revokes its lease
@@ -50,7 +51,7 @@ from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.reading import gone, read
-from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, SavedStep, encode
+from elastic3d.membership.records import SIGNAL, Drain, MemberRecord, Notice, Quarantine, SavedStep, encode
 from elastic3d.membership.transactions import Transaction, lease_of, own_lease, told, transaction
 from elastic3d.planner import plan
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
@@ -182,6 +183,9 @@ class Story:
                         self.to(name, e.Finished(key=core.running.key))
             case "notice":
                 notice = Notice(kind="cloud", seconds=float(words[1]), detail="a spot node is taken back")
+                self.to(words[0], e.Noticed(notice=notice))
+            case "signal":
+                notice = Notice(kind=SIGNAL, seconds=float(words[1]), detail="SIGTERM")
                 self.to(words[0], e.Noticed(notice=notice))
             case "drain":
                 drain = Drain(seconds=float(words[1]), reason="an operator's word")

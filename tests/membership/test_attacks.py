@@ -165,7 +165,7 @@ def test_garbage_in_each_key(crew: Crew) -> None:
     before = crew.records()["board/generation"]
     for garbage in GARBAGE:
         crew.client.put(crew.root + "board/leader", garbage)
-        wait(lambda: crew.records()["board/leader"].startswith(b'{"schema":1,"name"'), 5)
+        wait(lambda: crew.records()["board/leader"].startswith(b'{"schema":%d,"name"' % SCHEMA), 5)
         crew.client.put(crew.root + "board/generation", garbage)
         wait(lambda: crew.records()["board/generation"] == before, 5)
         swept = (

@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 
 from chaos.etcd import EtcdServer
-from elastic3d.etcd import EtcdClient
+from elastic3d.etcd import EtcdClient, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.ended import end_seen
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import Drain, Out, Tomb, encode
+from elastic3d.membership.records import SCHEMA, Drain, Out, Tomb, decode, encode, encode_change
 from elastic3d.values import Cause, Generation, ModelProfile
 from tests.membership import crew
 from tests.membership.crew import PROFILE, Hand, wait
@@ -38,10 +38,10 @@ class Job:
         self.client = EtcdClient(etcd.endpoint)
         self.leases = set(self.client.leases())
 
-    def start(self, *names: str, profile: ModelProfile = PROFILE) -> None:
+    def start(self, *names: str, profile: ModelProfile = PROFILE, labels: dict[str, str] | None = None) -> None:
         """Start members; who is named first is there first."""
         for at, name in enumerate(names):
-            self.all[name] = Hand(self._connect, self.root, name, self.policy, profile)
+            self.all[name] = Hand(self._connect, self.root, name, self.policy, profile, labels=labels)
             if at < len(names) - 1:
                 wait(lambda name=name: any(key.startswith(f"roll/members/{name}@") for key in self.records()), 10)
 
@@ -210,7 +210,7 @@ def test_garbage_under_other_names_harms_nobody(job: Job) -> None:
 def test_a_generation_of_a_newer_schema_ends_the_member(job: Job, when: str) -> None:
     """What must be obeyed must be readable: the member goes with the reason, and writes nothing over it."""
     newer = json.loads(encode(Generation(number=7, cause=Cause.START, nodes=())))
-    value = json.dumps({**newer, "schema": 2}).encode()
+    value = json.dumps({**newer, "schema": SCHEMA + 1}).encode()
     if when == "before":
         job.client.put(job.root + "board/generation", value)
         job.start("a")
@@ -226,6 +226,33 @@ def test_a_generation_of_a_newer_schema_ends_the_member(job: Job, when: str) -> 
     assert one.acted_on == {"elastic3d-member"}
     time.sleep(0.5)
     assert job.records()["board/generation"] == value
+
+
+def test_a_large_generation_is_told_as_what_changed(job: Job) -> None:
+    """Everybody watches a small record, newcomers list the whole one; what somebody spoils of either is mended."""
+    for name in "ab":
+        job.start(name, labels={"host": name * 12_000})
+    job.trains("ab", 1, 10)
+    assert "board.whole/generation" not in job.records()
+    job.start("c")
+    job.trains("abc", 2, 10)
+    wait(lambda: "board/proposal" not in job.records(), 5)
+    records = job.records()
+    assert len(records["board/generation"]) < 2_000 < 20_000 < len(records["board.whole/generation"])
+    assert "board.whole/proposal" not in records
+    # It says what changed against no generation that anybody knows.
+    sealed = decode(Generation, records["board.whole/generation"], "board/generation")
+    known, other = replace(sealed, number=3), replace(sealed, nodes=sealed.nodes[:1])
+    change, whole = encode_change(known, other), encode(known)
+    key, beside = job.root + "board/generation", job.root + "board.whole/generation"
+    job.client.txn([], [Put(key, change), Put(beside, whole)], idempotent=True)
+    job.trains("abc", 3, 10)
+    job.client.put(key, b"garbage")
+    job.client.delete(beside)
+    job.start("d")
+    job.trains("abcd", 4, 10)
+    job.all.pop("b").die()
+    job.trains("acd", 5, 10)
 
 
 def test_another_job_under_the_same_id_is_refused(job: Job) -> None:

@@ -38,7 +38,9 @@ TTL = 2.0
 class Desk:
     """A writer, what it told, and what stands in etcd."""
 
-    def __init__(self, etcd: EtcdServer, period: float = 1e6, *, leads: bool = False) -> None:
+    def __init__(
+        self, etcd: EtcdServer, period: float = 1e6, *, leads: bool = False, compaction: Compaction | None = None
+    ) -> None:
         self.etcd = etcd
         self.root = f"/test/{secrets.token_hex(4)}/"
         self.client, self.other = EtcdClient(etcd.endpoint), EtcdClient(etcd.endpoint)
@@ -55,7 +57,7 @@ class Desk:
             lambda: period,
             SYSTEM,
             leads=lambda: leads,
-            compaction=Compaction(kept=0.3, every=0.2),
+            compaction=compaction or Compaction(kept=0.3, every=0.2),
         )
         self.writer.start()
 
@@ -291,6 +293,36 @@ def test_the_leader_lets_etcd_forget_the_past(etcd: EtcdServer) -> None:
 
         wait(forgotten, 20)
         assert {"roll/members/a@1", "roll/reports/a@1"} <= desk.there()
+    finally:
+        desk.close()
+
+
+class Strange(Compaction):
+    """Asks for what no etcd compacts, several times, before it asks for what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__(kept=0.3, every=0.2)
+        self.refusals = 0
+
+    def due(self, now: float) -> int:
+        past = super().due(now)
+        if past and self.refusals < 3:
+            self.refusals += 1
+            return past + 1_000_000
+        return past
+
+
+def test_a_compaction_that_etcd_refuses_is_told_once(etcd: EtcdServer) -> None:
+    """With what to do about it, however often it is refused; and once more when etcd compacts again."""
+    strange = Strange()
+    desk = Desk(etcd, period=0.05, leads=True, compaction=strange)
+    try:
+        desk.register()
+        refused = desk.next(20)
+        assert isinstance(refused, e.CompactionRefused)
+        assert "--auto-compaction-retention" in refused.reason
+        assert desk.next(20) == e.CompactionRefused(reason="")
+        assert strange.refusals == 3
     finally:
         desk.close()
 

@@ -23,7 +23,7 @@ from elastic3d.membership.machine.roll import Roll
 from elastic3d.membership.machine.suspicion import Cut, Suspect
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import Report
+from elastic3d.membership.records import WHOLE, Report
 from elastic3d.values import Generation
 from elastic3d.worker import departure
 
@@ -141,6 +141,16 @@ def resume_in_whatever_history(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Etcd, "rolled_back", lambda self, watch: False)
 
 
+def leave_the_old_whole(patch: pytest.MonkeyPatch) -> None:
+    """What changed is written, and the whole generation beside it stays as it was: newcomers have nothing to read."""
+    honest = transactions._formed
+
+    def partial(*given: object) -> tuple[object, ...]:
+        return tuple(put for put in honest(*given) if WHOLE not in put.key)  # type: ignore[arg-type]
+
+    patch.setattr(transactions, "_formed", partial)
+
+
 def believe_old_revisions(patch: pytest.MonkeyPatch) -> None:
     """A listing of a rolled back etcd is taken in, and all that its members write there is older than what is known."""
     honest = Core.handle
@@ -167,6 +177,7 @@ def let_a_dead_link_hold_all_up(patch: pytest.MonkeyPatch) -> None:
         (take_a_lost_lease_for_death, "without cause|nothing had been done"),
         (resume_in_whatever_history, ""),
         (believe_old_revisions, ""),
+        (leave_the_old_whole, ""),
         (let_the_cut_off_confirm_each_other, "without cause|nothing had been done"),
         (forget_what_was_reached, "forgets that step"),
         (leave_without_refuge, "was planned, and goes back"),

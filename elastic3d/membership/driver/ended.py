@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from elastic3d.clock import Clock
 from elastic3d.etcd import Compare, Delete, EtcdClient, Operation, Put
-from elastic3d.membership.records import End, decode, encode
+from elastic3d.membership.reading import sealed
+from elastic3d.membership.records import LISTED, WHOLE, End, decode, encode
 from elastic3d.values import Generation
 
 POLL = 0.1
@@ -50,15 +51,12 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
             return None
         clock.sleep(POLL)
     wipe: list[Operation] = [Delete(root + key) for key in ("board/end", "board/proposal")]
-    wipe += [
-        Delete(root + prefix, prefix=True) for prefix in ("board/tombs/", "board/doubts/", "roll/drains/", "history/")
-    ]
-    key = root + "board/generation"
-    found = client.get(key)
-    if found is not None:
+    past = (WHOLE, "board/tombs/", "board/doubts/", "roll/drains/", "history/")
+    wipe += [Delete(root + prefix, prefix=True) for prefix in past]
+    last = sealed(root, client.range(root + LISTED)[0])
+    if last is not None:
         # Its nodes are gone and nobody waits for them.
-        last = decode(Generation, found.value, key)
         empty = Generation(number=last.number, attempt=last.attempt, cause=last.cause, nodes=())
-        wipe.append(Put(key, encode(empty)))
+        wipe.append(Put(root + "board/generation", encode(empty)))
     client.txn([Compare.mod_revision(end.key, end.mod_revision)], wipe)
     return None

@@ -27,7 +27,7 @@ from elastic3d.membership.driver.writer import Writer
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.forming import Planner
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import MemberRecord, Pulse
+from elastic3d.membership.records import LISTED, BaseUnknown, MemberRecord, Pulse
 from elastic3d.trust.agreement import Agreement, SecretNews, What
 from elastic3d.trust.secret import KEY
 from elastic3d.values import Node
@@ -268,9 +268,13 @@ class Member:
     # The watches' threads.
 
     def _watch(self, prefix: str, tier: e.Tier, number: int) -> Watch:
-        return Watch(self._client, self._root + prefix, lambda news: self._watched(tier, number, news))
+        listed = self._root + (LISTED if tier is e.Tier.BOARD else prefix)
+        reader = reading.Reader(self._root)
+        return Watch(
+            self._client, self._root + prefix, lambda news: self._watched(tier, number, reader, news), listed=listed
+        )
 
-    def _watched(self, tier: e.Tier, number: int, news: Delivery) -> None:
+    def _watched(self, tier: e.Tier, number: int, reader: reading.Reader, news: Delivery) -> None:
         def put(event: e.Event) -> None:
             self._inbox.put(_Heard(number, event))
 
@@ -281,11 +285,10 @@ class Member:
                     stands = next((kv for kv in news.kvs if kv.key == self._root + KEY), None)
                     value, at = (None, 0) if stands is None else (stands.value, stands.mod_revision)
                     self._inbox.put(_SecretSeen(value=value, revision=at))
-                for kv in news.kvs:
-                    said = reading.read(self._root, kv)
+                for said in reader.listed(news.kvs):
                     if isinstance(said, e.Broken):
                         put(said)
-                    elif said is not None:
+                    else:
                         items.append(said)
                 told = e.Listed(
                     tier=tier, items=tuple(items), revision=news.revision, gap=news.gap, rolled_back=news.rolled_back
@@ -296,12 +299,12 @@ class Member:
                     if change.key == self._root + KEY:
                         value = None if change.kv is None else change.kv.value
                         self._inbox.put(_SecretSeen(value=value, revision=change.revision))
-                    if change.kv is not None:
-                        said = reading.read(self._root, change.kv)
-                    else:
-                        said = reading.gone(self._root, change.key, change.revision)
-                    if said is not None:
-                        put(said)
+                    try:
+                        found = reader.changed(change.key, change.kv, change.revision)
+                    except BaseUnknown as unknown:
+                        raise etcd_watch.ListAgain from unknown
+                    if found is not None:
+                        put(found)
             case etcd_watch.Connected() if tier is e.Tier.BOARD:
                 self._there, self._away = True, False
                 self._writer.impaired("")

@@ -20,7 +20,7 @@ from dataclasses import replace
 from elastic3d import threads
 from elastic3d.clock import Clock
 from elastic3d.errors import EtcdError, EtcdUnavailable
-from elastic3d.etcd import EtcdClient, Impaired, Lease, LeaseGone, LeaseKeeper
+from elastic3d.etcd import Compacted, EtcdClient, Impaired, Lease, LeaseGone, LeaseKeeper
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
@@ -36,6 +36,12 @@ RETRY = 0.2
 
 FIRST_PULSE = 0.2
 """Of a period: in which part of it the first pulse comes, so that not all come at once."""
+
+MEND = (
+    "until etcd forgets the past its database grows with every pulse, and once it is full it takes no writes: let this "
+    "user compact, or have etcd do it (--auto-compaction-retention=1h)"
+)
+"""What to do about an etcd that will not compact."""
 
 
 class Writer:
@@ -71,6 +77,7 @@ class Writer:
         self._registered = self._reported = 0
         self._impaired = self._told = ""
         self._pulse_at: float | None = None
+        self._uncompacted = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -276,8 +283,15 @@ class Writer:
         now = self._clock.monotonic()
         self._compaction.saw(revision, now)
         past = self._compaction.due(now) if self._leads() else 0
-        if past:
-            try:
-                self._client.compact(past)
-            except EtcdError:
-                pass  # somebody else was faster, or etcd is away: the next one covers this one
+        if not past:
+            return
+        refused = ""
+        try:
+            self._client.compact(past)
+        except (EtcdUnavailable, Compacted):
+            return  # etcd is away, or somebody else was faster: the next one covers this one
+        except EtcdError as error:
+            refused = f"{error}; {MEND}"
+        if bool(refused) is not self._uncompacted:
+            self._uncompacted = bool(refused)
+            self._tell(e.CompactionRefused(reason=refused))

@@ -10,6 +10,7 @@ from typing import Any
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import KeyValue
 from elastic3d.membership.records import (
+    WHOLE,
     Claim,
     Doubt,
     Drain,
@@ -23,6 +24,7 @@ from elastic3d.membership.records import (
     Report,
     Tomb,
     decode,
+    whole_key,
 )
 from elastic3d.trust import secret
 from elastic3d.values import Generation, to_json
@@ -90,6 +92,7 @@ _MANY: dict[str, tuple[str, type[Any]]] = {
     HISTORY: ("history", History),
     REFUSED: ("refused", Refusal),
 }
+_WHOLE = (WHOLE + "generation", WHOLE + "proposal")
 # Their few numbers that are no whole ones are never shown, and they are long.
 _UNCHECKED = (Generation, Proposal, MemberRecord)
 
@@ -97,14 +100,16 @@ _UNCHECKED = (Generation, Proposal, MemberRecord)
 def find(root: str, items: Iterable[KeyValue]) -> Found:
     """Return what the keys of one listing say."""
     found = Found()
+    items = tuple(items)
+    wholes = {item.key: item.value for item in items if item.key.startswith(root + WHOLE)}
     for item in items:
         below = item.key.removeprefix(root)
-        if below == secret.KEY:
+        if below == secret.KEY or below in _WHOLE:
             continue
         try:
             if below in _ONE:
                 name, kind = _ONE[below]
-                setattr(found, name, _record(kind, item))
+                setattr(found, name, _record(kind, item, wholes.get(whole_key(item.key), b"")))
                 continue
             head = next((head for head in _MANY if below.startswith(head) and below != head), None)
             if head is None:
@@ -133,8 +138,8 @@ def _add(found: Found, name: str, key: str, record: Any, item: KeyValue) -> None
         found.leases[f"{name}/{key}"] = item.lease
 
 
-def _record(kind: type[Any], item: KeyValue) -> Any:
-    record = decode(kind, item.value, item.key)
+def _record(kind: type[Any], item: KeyValue, whole: bytes | None = None) -> Any:
+    record = decode(kind, item.value, item.key, whole=whole)
     if kind not in _UNCHECKED and not _finite(to_json(record)):
         raise ConfigurationError(f"etcd key {item.key} holds a number that is none")
     return record

@@ -3,6 +3,9 @@
 A drain is a planned change with a deadline. Two thirds of the time are for preparing its generation beside the running
 one; then the change is made without waiting for that, so that the last third is for the step's end, the snapshot and
 its copy. A node whose time is over is let go as it is: what follows then is a loss.
+
+The only active node has nobody to leave its state with. It trains on for as long as preparing would take, in case a
+node comes that takes the state from its memory; only then does everybody leave, and the state goes to the store.
 """
 
 from __future__ import annotations
@@ -38,6 +41,18 @@ def flushed(drains: dict[str, Leaving], alarm: Alarm) -> bool:
 def everybody(roll: Roll) -> bool:
     """Return whether each registered member was told to leave."""
     return not roll.eligible and all(id in roll.draining for id in roll.members if id not in roll.refused)
+
+
+def may_be_followed(view: View, drains: dict[str, Leaving]) -> bool:
+    """Return whether the only active node has the time to train on until another comes and takes over its state.
+
+    It has a deadline, the last third of which is for its last checkpoint, and nobody waits for its processes to end.
+    """
+    world = view.world
+    if world is None or len(world.index) != 1 or len(drains) != 1:
+        return False
+    [one] = drains.values()
+    return one.deadline is not None and not one.stopping
 
 
 def gone(view: View, id: str, one: Leaving, *, late: bool = False) -> Tomb:

@@ -143,13 +143,19 @@ def seal(view: View, generation: Generation) -> acts.Seal:
         layout=str(generation.layout) if generation.layout is not None else "",
         at=0.0,
     )
-    return acts.Seal(generation=generation, history=history, token=view.token, previous=view.generation_revision)
+    return acts.Seal(
+        generation=generation,
+        history=history,
+        token=view.token,
+        previous=view.generation_revision,
+        base=view.standing,
+    )
 
 
 def propose(view: View, generation: Generation, *, switch: bool = False) -> acts.Propose:
     """Return the write that lets everybody prepare this generation, or leave for it."""
     proposal = Proposal(generation=generation, switch=switch)
-    return acts.Propose(proposal=proposal, token=view.token, previous=view.generation_revision)
+    return acts.Propose(proposal=proposal, token=view.token, previous=view.generation_revision, base=view.standing)
 
 
 def _few(names: list[str]) -> tuple[str, ...]:

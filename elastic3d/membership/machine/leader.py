@@ -101,7 +101,8 @@ def _reached(view: View, roll: Roll) -> acts.Fenced | None:
     assert current is not None
     if current.reached or not safe or view.proposal is not None:
         return None
-    return acts.Mend(generation=replace(current, reached=safe), token=view.token, previous=view.generation_revision)
+    reached = replace(current, reached=safe)
+    return acts.Mend(generation=reached, token=view.token, previous=view.generation_revision, base=view.standing)
 
 
 def _over(view: View, lead: Lead, alarm: Alarm) -> acts.Fenced | None:

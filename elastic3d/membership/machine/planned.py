@@ -62,8 +62,10 @@ def planned(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead
             lead.proposed = alarm.now
             return forming.propose(view, formed)
         lead.considered, lead.waiting = roll.version, None
-    # While somebody stays, a node may come that makes it legal; where everybody goes there is nothing to wait for.
-    if going and (drains.hurried(going, alarm) or (policy.beside and drains.everybody(roll))):
+    # While somebody stays, a node may come that makes it legal; where everybody goes there is nothing to wait for, but
+    # for who takes over from a single node.
+    at_once = policy.beside and drains.everybody(roll) and not drains.may_be_followed(view, going)
+    if going and (drains.hurried(going, alarm) or at_once):
         return _ask_all(view, roll, policy, going, lead, alarm)
     return None
 
@@ -180,8 +182,7 @@ def _drive(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> 
     if not proposal.switch:
         prepared = len(roll.reports.who("prepared", formed.key)) == len(formed.nodes)
         if prepared or drains.hurried({id: one for id, one in going.items() if id not in coming}, alarm):
-            switch = replace(proposal, switch=True)
-            return acts.Propose(proposal=switch, token=view.token, previous=view.generation_revision)
+            return forming.propose(view, formed, switch=True)
         return None
     if not all_left:
         return None

@@ -13,7 +13,7 @@ from elastic3d.membership import events as e
 from elastic3d.membership.machine.apart import apart
 from elastic3d.membership.machine.reports import Reports, discard
 from elastic3d.membership.machine.world import World, world_of
-from elastic3d.membership.records import Drain, Flap, MemberRecord, Quarantine, Report, Tomb
+from elastic3d.membership.records import SIGNAL, Drain, Flap, MemberRecord, Quarantine, Report, Tomb
 from elastic3d.values import Generation, Node
 
 
@@ -56,11 +56,15 @@ class Present:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """Why a node shall leave, since when that is known here, and when it must be gone; None: at leisure."""
+    """Why a node shall leave, since when that is known here, and when it must be gone; None: at leisure.
+
+    stopping: its processes were sent a signal to end, and what sent it waits for them.
+    """
 
     reason: str
     since: float
     deadline: float | None
+    stopping: bool = False
 
 
 class Roll:
@@ -332,7 +336,8 @@ class Roll:
             notice, since = self.reports.notices[id]
             detail = f"{notice.kind}: {notice.detail}" if notice.detail else notice.kind
             ends = None if notice.seconds is None else since + notice.seconds
-            found.append(Leaving(reason=detail, since=since, deadline=ends))
+            stopping = notice.kind == SIGNAL
+            found.append(Leaving(reason=detail, since=since, deadline=ends, stopping=stopping))
         name, _, incarnation = id.partition("@")
         if name in self.drains:
             drain, since = self.drains[name]

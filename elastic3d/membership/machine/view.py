@@ -57,6 +57,11 @@ class View:
         return world_of(self.generation) if self.generation is not None else None
 
     @property
+    def standing(self) -> Generation | None:
+        """What the generation's key holds at `generation_revision`, None where that is no record or an older one."""
+        return None if self.spoiled else self.generation
+
+    @property
     def coming(self) -> Generation | None:
         """The generation proposed to follow the sealed one."""
         if self.proposal is None:
