@@ -18,14 +18,18 @@ def apart(pairs: Iterable[Pair], order: Callable[[str], tuple[int, int]]) -> dic
 
     order: the smaller, the rather a node stays.
     """
-    left = set(pairs)
+    near: dict[str, set[str]] = {}
+    for one, other in pairs:
+        near.setdefault(one, set()).add(other)
+        near.setdefault(other, set()).add(one)
+    places = {id: (*order(id), id) for id in near}
     aside: dict[str, tuple[str, ...]] = {}
-    while left:
-        count: dict[str, int] = {}
-        for pair in left:
-            for id in pair:
-                count[id] = count.get(id, 0) + 1
-        worst = max(count, key=lambda id: (count[id], order(id), id))
-        aside[worst] = tuple(sorted(id for pair in left if worst in pair for id in pair if id != worst))
-        left = {pair for pair in left if worst not in pair}
+    while near:
+        worst = max(near, key=lambda id: (len(near[id]), places[id]))
+        others = near.pop(worst)
+        aside[worst] = tuple(sorted(others))
+        for id in others:
+            near[id].discard(worst)
+            if not near[id]:
+                del near[id]
     return aside
