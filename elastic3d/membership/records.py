@@ -105,6 +105,7 @@ class Report:
     trainers stood still (`machine/reach.py`). answered: the newest doubt about itself that it has seen. notice: why
     this node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the
     newest step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none.
+    unread: the revision of the generation's record, where this member cannot read it and knows no generation.
     """
 
     incarnation: str
@@ -123,6 +124,7 @@ class Report:
     notice: Notice | None = None
     saved: SavedStep | None = None
     safe: int = 0
+    unread: str = ""
 
 
 class Out(StrEnum):

@@ -230,8 +230,9 @@ def test_a_generation_of_a_newer_schema_ends_the_member(job: Job, when: str) -> 
 
 def test_a_large_generation_is_told_as_what_changed(job: Job) -> None:
     """Everybody watches a small record, newcomers list the whole one; what somebody spoils of either is mended."""
-    for name in "ab":
-        job.start(name, labels={"host": name * 12_000})
+    for number, name in enumerate("ab", 1):
+        job.start(name, labels={"host": name * 20_000})
+        wait(lambda number=number: len(job.registered().strip("*")) == number, 10)
     job.trains("ab", 1, 10)
     assert "board.whole/generation" not in job.records()
     job.start("c")
@@ -242,7 +243,7 @@ def test_a_large_generation_is_told_as_what_changed(job: Job) -> None:
     assert "board.whole/proposal" not in records
     # It says what changed against no generation that anybody knows.
     sealed = decode(Generation, records["board.whole/generation"], "board/generation")
-    known, other = replace(sealed, number=3), replace(sealed, nodes=sealed.nodes[:1])
+    known, other = replace(sealed, number=3), replace(sealed, nodes=sealed.nodes[::-1])
     change, whole = encode_change(known, other), encode(known)
     key, beside = job.root + "board/generation", job.root + "board.whole/generation"
     job.client.txn([], [Put(key, change), Put(beside, whole)], idempotent=True)
@@ -253,6 +254,10 @@ def test_a_large_generation_is_told_as_what_changed(job: Job) -> None:
     job.trains("abcd", 4, 10)
     job.all.pop("b").die()
     job.trains("acd", 5, 10)
+    # Whoever is there needs it no more; who comes asks for it.
+    job.client.delete(beside)
+    job.start("e")
+    job.trains("acde", 6, 10)
 
 
 def test_another_job_under_the_same_id_is_refused(job: Job) -> None:

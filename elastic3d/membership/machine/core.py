@@ -312,7 +312,9 @@ class Core:
             actions.append(acts.PutReport(report=self.report))
 
     def _answer(self) -> None:
-        """Say what the neighbours are, and that this member lives, if somebody doubts it."""
+        """Say what the neighbours are, that this member lives, if somebody doubts it, and what it cannot read."""
+        if self.view.unread != self.report.unread:
+            self.report = replace(self.report, unread=self.view.unread)
         doubt = self.view.doubts.get(self._id)
         answered = doubt.mark if doubt is not None else self.report.answered
         silent, unreachable = self._neighbours.silent, self._reach.unreachable

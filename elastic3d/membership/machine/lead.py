@@ -29,6 +29,7 @@ class Lead:
     leave.
     committing: the newest save that the store was asked to commit and has not answered for; uncommitted: why the newest
     one that it answered for is no checkpoint, "" where it is one. ended: since when `main` has returned everywhere.
+    rewritten: members for whom the generation's record was written again, as a whole.
     """
 
     buried: dict[str, None]
@@ -53,6 +54,7 @@ class Lead:
     losses: list[Loss] = field(default_factory=list)
     counted: dict[str, None] = field(default_factory=dict)
     drained: dict[str, None] = field(default_factory=dict)
+    rewritten: dict[str, None] = field(default_factory=dict)
     _sealed: int = -1
 
     def next_attempt(self) -> int:

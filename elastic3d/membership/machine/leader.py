@@ -73,6 +73,11 @@ def _fenced(
         return _first(view, roll, policy, planner, lead, alarm)
     if view.spoiled:
         return acts.Mend(generation=current, token=view.token, previous=view.generation_revision)
+    helpless = roll.reports.who("unread", str(view.generation_revision)).keys() - lead.rewritten.keys()
+    if helpless:
+        # Once for each: who cannot read the whole record either is beyond help.
+        lead.rewritten.update(dict.fromkeys(helpless))
+        return acts.Mend(generation=current, token=view.token, previous=view.generation_revision)
     finished = len(roll.reports.who("finished", current.key))
     if finished == len(current.nodes):
         return _over(view, lead, alarm)

@@ -8,8 +8,8 @@ from elastic3d.membership.records import Notice, Report, SavedStep
 
 K = TypeVar("K")
 
-FIELDS = ("prepared", "left", "finished", "fault", "error", "interrupted")
-"""The fields of a report that name a generation's key."""
+FIELDS = ("prepared", "left", "finished", "fault", "error", "interrupted", "unread")
+"""The fields of a report that name a generation's key, or the revision of its record."""
 
 
 class Reports:

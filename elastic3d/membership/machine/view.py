@@ -62,6 +62,12 @@ class View:
         return None if self.spoiled else self.generation
 
     @property
+    def unread(self) -> str:
+        """The revision of the generation's record, where it cannot be read and no generation is known; else ""."""
+        known = self.generation is not None or not self.spoiled
+        return "" if known or not self.generation_revision else str(self.generation_revision)
+
+    @property
     def coming(self) -> Generation | None:
         """The generation proposed to follow the sealed one."""
         if self.proposal is None:
