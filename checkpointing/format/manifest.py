@@ -60,7 +60,8 @@ class StoredTile:
 class RankManifest:
     """What one rank saved. `packs` maps pack ids to sizes; `facts` is None on every rank but 0.
 
-    `specs` holds every tensor of the rank, also those it has no element of.
+    `specs` holds every tensor of the rank, also those it has no element of. write_id: in its name, where that is one of
+    several which the rank may have written.
     """
 
     save: names.Save
@@ -72,11 +73,12 @@ class RankManifest:
     packs: dict[str, int]
     specs: tuple[TensorSpec, ...]
     tiles: tuple[StoredTile, ...]
+    write_id: str = ""
 
     @property
     def name(self) -> str:
         """The name of its object."""
-        return names.manifest(self.save, self.rank)
+        return names.manifest(self.save, self.rank, self.write_id)
 
 
 def order(tile: StoredTile) -> tuple[str, tuple[int, ...]]:
@@ -192,6 +194,7 @@ def decode_manifest(data: bytes, name: str) -> RankManifest:
         packs=dict(packs),
         specs=tuple(specs),
         tiles=tuple(tiles),
+        write_id=names.manifest_write_id(name),
     )
     if manifest.name != name or manifest.rank >= manifest.world:
         raise fields.fail(f"says it is {manifest.name} of {manifest.world} ranks")

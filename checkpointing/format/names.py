@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHECKPOINT = re.compile(r"(\d{12,19})\.(\d{8,19})\.(\d{4,19})\.(\d{8,19})", re.ASCII)
-_MANIFEST = re.compile(r"saves/(\d{12,19})\.(\d{8,19})\.(\d{4,19})/(\d{5,19})\.manifest", re.ASCII)
+_MANIFEST = re.compile(r"saves/(\d{12,19})\.(\d{8,19})\.(\d{4,19})/(\d{5,19})(?:\.([0-9a-f]{32}))?\.manifest", re.ASCII)
 _PACK = re.compile(r"packs/([0-9a-f]{2})/([0-9a-f]{64})\.pack")
 _HISTORY = re.compile(r"history/[0-9a-f]{32}\.history")
 _TOMBSTONE = re.compile(r"sweeps/[0-9a-f]{32}\.tombstone")
@@ -45,9 +45,20 @@ class Save:
         return f"{self.step:012d}.{self.made_in:08d}.{self.attempt:04d}"
 
 
-def manifest(save: Save, rank: int) -> str:
-    """Return the name of a rank's manifest."""
-    return f"saves/{save}/{rank:05d}.manifest"
+def manifest(save: Save, rank: int, write_id: str = "") -> str:
+    """Return the name of a rank's manifest; `write_id` is 32 random hex digits where a store decides no creations."""
+    return f"saves/{save}/{rank:05d}{write_id and '.'}{write_id}.manifest"
+
+
+def manifests(save: Save, rank: int | None = None) -> str:
+    """Return the prefix of a save's manifests, or of one rank's."""
+    return f"saves/{save}/" if rank is None else f"saves/{save}/{rank:05d}."
+
+
+def manifest_write_id(name: str) -> str:
+    """Return the write-id in a manifest's name, "" where it has none, or is no manifest's."""
+    match = _MANIFEST.fullmatch(name)
+    return (match[5] or "") if match else ""
 
 
 def pack(pack_id: str) -> str:
@@ -132,11 +143,11 @@ def parse_manifest(text: object) -> tuple[Save, int] | None:
     match = _MANIFEST.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return None
-    step, made_in, attempt, rank = map(int, match.groups())
+    step, made_in, attempt, rank = map(int, match.groups()[:4])
     if max(step, made_in, attempt) >= 1 << 63:
         return None
     save = Save(step=step, made_in=made_in, attempt=attempt)
-    return (save, rank) if manifest(save, rank) == text else None
+    return (save, rank) if manifest(save, rank, match[5] or "") == text else None
 
 
 def parse_pack(text: str) -> str | None:

@@ -133,7 +133,7 @@ def decode_record(data: bytes, name: str) -> Record:
     entries = []
     for rank, item in enumerate(fields.items("manifests")):
         entry = Fields(item, name)
-        if entry.raw("name") != names.manifest(save, rank):
+        if names.parse_manifest(entry.raw("name")) != (save, rank):
             raise entry.fail(f"manifest {rank} is not named {names.manifest(save, rank)}")
         entries.append(
             ManifestEntry(name=entry.text("name"), digest=entry.digest("digest"), size=entry.integer("size"))

@@ -5,6 +5,7 @@ What to do about a ref is decided in `checkpointing.format.refs`; here it is car
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ from checkpointing.reading.condemned import condemned
 from checkpointing.reading.naming import committed, read_versioned
 from checkpointing.saving.coverage import check_complete
 from checkpointing.saving.moving import move, write_history
-from checkpointing.stores.protocol import Store, create
+from checkpointing.stores.protocol import Store, create, decides_creations
 
 _READERS = 8
 _CHECKS = 8  # each one more means that a sweep began meanwhile
@@ -107,12 +108,16 @@ def _try(store: Store, save: names.Save, committed_in: int, world: int) -> tuple
             raise _fenced(store, ref, committed_in)
         if is_superseded(ref, save) and names.checkpoint(save, committed_in) not in committed(store, ref):
             raise _superseded(store, ref, save)
-    manifests, entries = _read_manifests(store, save, world)
+    chosen = _manifest_names(store, save, committed_in, world)
+    manifests, entries = _read_manifests(store, chosen)
     check_complete(manifests, save, world)
     _check_condemned(store, ref, manifests, entries)
     _check_packs(store, manifests)
     mine = make_record(manifests, entries, committed_in=committed_in, write_id=secrets.token_hex(16))
     data = create(store, mine.name, encode_record(mine))
+    if not decides_creations(store) and decode_record(data, mine.name).manifests != mine.manifests:
+        # Somebody else has just committed other ones of the manifests that ranks have written twice: these count.
+        return Verdict.RECHECK, ref, mine
     record = _same(mine, data)
     digest = hexdigest(data)
 
@@ -138,19 +143,37 @@ def _check_condemned(
         )
 
 
-def _read_manifests(store: Store, save: names.Save, world: int) -> tuple[list[RankManifest], list[ManifestEntry]]:
-    def read(rank: int) -> tuple[RankManifest, ManifestEntry] | None:
-        name = names.manifest(save, rank)
+def _manifest_names(store: Store, save: names.Save, committed_in: int, world: int) -> list[str]:
+    """Return the name of each rank's manifest, where it is known.
+
+    Where names are unique, a rank that came back may have written several, of which any is as good: those of the record
+    if it is there already, or the first by name.
+    """
+    if world < 1:
+        raise ValueError(f"a world of {world} has no ranks")
+    if decides_creations(store):
+        return [names.manifest(save, rank) for rank in range(world)]
+    name = names.record(names.checkpoint(save, committed_in))
+    with contextlib.suppress(StoreNotFound):
+        return [entry.name for entry in decode_record(store.get(name), name).manifests]
+    found: dict[int, str] = {}
+    for name in store.list(names.manifests(save)):
+        parsed = names.parse_manifest(name)
+        if parsed is not None and parsed[1] < world:
+            found.setdefault(parsed[1], name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _read_manifests(store: Store, chosen: list[str]) -> tuple[list[RankManifest], list[ManifestEntry]]:
+    def read(name: str) -> tuple[RankManifest, ManifestEntry] | None:
         try:
             data = store.get(name)
         except StoreNotFound:
             return None
         return decode_manifest(data, name), ManifestEntry(name=name, digest=hexdigest(data), size=len(data))
 
-    if world < 1:
-        raise ValueError(f"a world of {world} has no ranks")
-    with ThreadPoolExecutor(min(_READERS, world), thread_name_prefix="manifests") as pool:
-        found = [pair for pair in pool.map(read, range(world)) if pair is not None]
+    with ThreadPoolExecutor(max(1, min(_READERS, len(chosen))), thread_name_prefix="manifests") as pool:
+        found = [pair for pair in pool.map(read, chosen) if pair is not None]
     return [manifest for manifest, _ in found], [entry for _, entry in found]
 
 

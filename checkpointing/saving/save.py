@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from checkpointing.saving.bases import Bases, Recall
 from checkpointing.saving.hashing import hashed
 from checkpointing.saving.options import SaveOptions, Speeds
 from checkpointing.saving.packing import Packed, Packer
-from checkpointing.stores.protocol import Store, create
+from checkpointing.stores.protocol import Store, create, decides_creations
 
 _DEFAULTS = SaveOptions()
 
@@ -90,10 +91,15 @@ def save_rank(
     if parent is not None and parent.store.url != store.url:
         raise ValueError(f"the parent is in {parent.store.url}; only tiles of the same store, {store.url}, can be kept")
     bases = Bases(parent, recall)
-    name = names.manifest(save, rank)
+    write_id = "" if decides_creations(store) else secrets.token_hex(16)
+    name = names.manifest(save, rank, write_id)
+    if write_id:
+        # Any that this rank has written is as good; the commit takes one of them.
+        name = next(iter(store.list(names.manifests(save, rank))), name)
     try:
         data = store.get(name)
     except StoreNotFound:
+        name = names.manifest(save, rank, write_id)
         # Until the manifest is there, nothing else tells a collection that these packs are needed.
         with announced(store, Role.WRITER, bases.name, after=options.announce_after):
             packed = _pack(store, tiles, bases, options, clock, sleep)
@@ -107,6 +113,7 @@ def save_rank(
                 packs=packed.packs,
                 specs=tuple(specs.values()),
                 tiles=tuple(sorted(packed.tiles, key=order)),
+                write_id=write_id,
             )
             mine = encode_manifest(manifest)
             data = create(store, name, mine)

@@ -24,7 +24,7 @@ from checkpointing.errors import StoreNotFound, Tampered, WrongKey
 from checkpointing.format import names
 from checkpointing.format.encoding import SEALED, SEALED_BEFORE
 from checkpointing.stores.keys import Key
-from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_name, chunks
+from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_name, chunks, decides_creations
 
 _T = TypeVar("_T")
 
@@ -42,6 +42,7 @@ class EncryptedStore:
     def __init__(self, store: Store, key: Key) -> None:
         """Wrap `store`, all of whose objects are, or will be, encrypted with `key`."""
         self._store = store
+        self.decides_creations = decides_creations(store)
         self._key = key
         self._pack_names = AESSIV(key.for_pack_names())
         self._cipher: Callable[[str], _Sealer] = functools.lru_cache(maxsize=256)(lambda name: _Sealer(key, name))

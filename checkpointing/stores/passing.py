@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checkpointing.stores.protocol import Data, Entry, Store, Versioned
+from checkpointing.stores.protocol import Data, Entry, Store, Versioned, decides_creations
 
 
 class PassingStore:
@@ -13,6 +13,7 @@ class PassingStore:
     def __init__(self, behind: Store) -> None:
         self._store = behind
         self.verifies: bool = getattr(behind, "verifies", False)
+        self.decides_creations = decides_creations(behind)
 
     @property
     def url(self) -> str:

@@ -110,6 +110,14 @@ def create(store: Store, name: str, data: bytes) -> bytes:
     return store.get(name)
 
 
+def decides_creations(store: Store) -> bool:
+    """Return whether of several that create one object the place itself lets one succeed.
+
+    Where it does not, what is created is created under a name that nobody else uses.
+    """
+    return getattr(store, "decides_creations", True) is not False
+
+
 def check_name(name: str) -> str:
     """Return `name` if it is one; ValueError otherwise."""
     if not _NAME.fullmatch(name):

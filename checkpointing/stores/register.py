@@ -1,10 +1,11 @@
 """For stores without conditional writes: another place decides, the store holds the bytes.
 
-A register is something small that can compare and swap: an etcd, or another store. Refs are kept in it whole. Of an
-object that is created once, it holds the digest; the bytes are first put under a name that nobody else uses
-(`claims/...`), then the register is asked, then they are put under their own name. Whoever dies in between leaves
+A register is something small that can compare and swap: an etcd, or another store. Refs are kept in it whole. Of a
+record, of whose writers one may succeed, it holds the digest; its bytes are first put under a name that nobody else
+uses (`claims/...`), then the register is asked, then they are put under their own name. Whoever dies in between leaves
 what the next reader or writer needs to finish. Objects under their own names are for readers without the register:
-theirs are whole too, and refs may be some moments old.
+theirs are whole too, and refs may be some moments old. All else has names that nobody else uses, and goes to the store
+alone: a register grows with the checkpoints that are kept, not with ranks and saves.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class RegisteredStore:
     Every writer must be given the same register; one that has none would not be fenced.
     """
 
+    decides_creations = False
+
     def __init__(self, store: Store, register: Register) -> None:
         """Wrap `store`, of which only whole writes, reads, listings and deletions are asked."""
         self._store = store
@@ -126,8 +129,14 @@ class RegisteredStore:
         self._store.put(name, data, check=check)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Create an object; False if one was there."""
+        """Create an object; False if one was there. The register does not hear of names that nobody else uses."""
         check_name(name)
+        if _is_unique(name):
+            with contextlib.suppress(StoreNotFound):
+                self._store.size(name)
+                return False
+            self._store.put(name, data)
+            return True
         digest = hexdigest(data)
         aside = _aside(name, digest)
         self._store.put(aside, data)
@@ -170,6 +179,9 @@ class RegisteredStore:
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""
         self._store.delete(check_name(name))
+        if names.parse_pack(name) or names.manifest_write_id(name):
+            return
+        # Parts of the history, tombstones and other manifests are there where an older version has written them.
         decided = self._register.read(name)
         if decided is not None:
             if decided.data.startswith(_CLAIM):
@@ -177,10 +189,13 @@ class RegisteredStore:
             self._register.delete(name)
 
     def _claimed(self, name: str, digest: str) -> bytes:
+        """Return the bytes that were decided on, under their own name from now on, where readers look for them."""
         for place in (name, _aside(name, digest)):
             with contextlib.suppress(StoreNotFound):
                 data = self._store.get(place)
                 if hexdigest(data) == digest:
+                    if place != name:
+                        self._store.put(name, data)
                     return data
         raise StoreError(f"store {self.url}: {name} is in the register, and its bytes are not in the store")
 
@@ -192,6 +207,11 @@ class RegisteredStore:
             if decided is None or decided.data == _WHOLE + data:
                 return
             data = decided.data[len(_WHOLE) :]
+
+
+def _is_unique(name: str) -> bool:
+    """Return whether only one writer ever uses a name, and for the same bytes."""
+    return bool(names.manifest_write_id(name)) or names.is_history(name) or names.is_tombstone(name)
 
 
 def _aside(name: str, digest: str) -> str:

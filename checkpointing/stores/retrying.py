@@ -18,7 +18,7 @@ import tenacity
 from tenacity.wait import wait_base
 
 from checkpointing.errors import Miswritten, StoreError, StoreUnreachable
-from checkpointing.stores.protocol import Data, Entry, Store, Versioned
+from checkpointing.stores.protocol import Data, Entry, Store, Versioned, decides_creations
 
 _T = TypeVar("_T")
 
@@ -106,6 +106,7 @@ class RetryingStore:
     ) -> None:
         """Wrap `store`. Each operation is tried for `patience` seconds; `told` hears of it, every half minute."""
         self._store = store
+        self.decides_creations = decides_creations(store)
         self._patience = patience
         self._told, self._sleep = told, sleep
         self._answered = False

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from interleaving import Free, View
-from states import SMALL, load, make_state, save, save_and_commit
+from states import SMALL, load, make_state, piece, save, save_and_commit
 
 from checkpointing import (
     Ref,
     Retention,
+    SaveOptions,
     collect,
     commit,
     fence,
@@ -28,6 +29,7 @@ from checkpointing import (
     read_ref,
     repair_latest,
     resolve_name,
+    save_rank,
     tag,
     tags,
     unpin,
@@ -59,6 +61,7 @@ from checkpointing.format.encoding import document
 from checkpointing.format.refs import decode_ref, encode_ref, spill
 from checkpointing.format.tombstone import Doomed
 from checkpointing.keeping.retention import bounded, retained
+from checkpointing.reading import announcing
 from checkpointing.reading.announcing import announced, reading
 from checkpointing.reading.naming import committed
 from checkpointing.stores.local import LocalStore
@@ -277,6 +280,58 @@ def test_a_save_that_takes_longer_than_the_grace_loses_nothing() -> None:
     assert not packs & set(actor.world.objects)
     actor.sleep(3600.0)
     collect(store, Retention(), grace=10, wait=False)
+    assert not list(store.list(names.ANNOUNCEMENTS))
+
+
+def test_a_save_announces_itself_for_as_long_as_it_writes() -> None:
+    """With what it builds on; from before its first pack until its manifest is there."""
+    store, _ = fresh()
+    history(store, range(1, 2))
+    seen: list[Announcement] = []
+
+    def look(pack: str, *_: Any) -> bool:
+        if pack.startswith(names.PACKS):
+            seen.extend(decode_announcement(store.get(one), one) for one in store.list(names.ANNOUNCEMENTS))
+        return False
+
+    def end(manifest: str, *_: Any) -> bool:
+        assert manifest.startswith(names.SAVES)
+        assert list(store.list(names.ANNOUNCEMENTS))
+        return False
+
+    hooked: Any = Hooked(store, put=look, put_if_absent=end)
+    chosen = SaveOptions(announce_after=0.0)
+    save_rank(
+        hooked,
+        step=2,
+        made_in=1,
+        attempt=0,
+        rank=0,
+        world=1,
+        pieces=[piece(spec, data, spec.box) for spec, data in make_state(SMALL, seed=2).items()],
+        facts={},
+        parent=open_checkpoint(store),
+        options=chosen,
+    )
+    assert {(told.role, told.checkpoint) for told in seen} == {(Role.WRITER, name(1))}
+    assert not list(store.list(names.ANNOUNCEMENTS))
+
+
+def test_what_takes_long_is_announced_and_renewed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a thread; what is over soon leaves nothing in the store."""
+    store = open_store(str(tmp_path))
+    written: list[str] = []
+    put = store.put
+    monkeypatch.setattr(store, "put", lambda one, *rest, **more: (put(one, *rest, **more), written.append(one)))
+    monkeypatch.setattr(announcing, "RENEWED_EVERY", 0.01)
+    with announced(store, Role.READER, name(1), after=3600.0):
+        pass
+    assert not written
+    until = time.monotonic() + 60
+    with announced(store, Role.READER, name(1), after=0.01):
+        while len(written) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert list(store.list(names.ANNOUNCEMENTS)) == written[:1]
     assert not list(store.list(names.ANNOUNCEMENTS))
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from flaky import Flaky
-from states import SMALL, load, make_state, save_and_commit
+from states import SMALL, load, make_state, save, save_and_commit
 
-from checkpointing import Store, fence, open_checkpoint, open_store, verify
+from checkpointing import Retention, Store, collect, commit, fence, open_checkpoint, open_store, verify
 from checkpointing.errors import StoreError
+from checkpointing.format import names
+from checkpointing.stores import register as stores_register
 from checkpointing.stores.register import RegisteredStore, StoreRegister
 
 _numbers = itertools.count()
@@ -38,6 +40,75 @@ def test_checkpoints_through_a_register(inner: Store, register: StoreRegister) -
     assert not list(inner.list("claims/"))
 
 
+class OldStore(RegisteredStore):
+    """As an older version wrote: whatever is created is decided in the register."""
+
+    decides_creations = True
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stores_register, "_is_unique", lambda name: False)
+            return super().put_if_absent(name, data)
+
+
+def test_a_register_grows_with_checkpoints_and_not_with_ranks_and_saves(inner: Store) -> None:
+    """It holds refs, and a record for each checkpoint that is kept; manifests have names that nobody else uses."""
+    values = open_store(f"memory://registered-{next(_numbers)}/register", write=False)
+    store = RegisteredStore(inner, StoreRegister(values))
+    for step in range(1, 5):
+        save_and_commit(store, make_state(SMALL, seed=step), step=step)
+    assert list(values.list("")) == [*inner.list(names.CHECKPOINTS), names.LATEST]
+    assert collect(store, Retention(keep_last=2), grace=0, wait=False).dropped
+    assert list(values.list("")) == [*inner.list(names.CHECKPOINTS), names.LATEST]
+    assert len(list(values.list(""))) == 3
+
+
+def test_a_store_whose_manifests_lie_in_the_register_opens_and_is_collected(inner: Store) -> None:
+    """As an older version has left it: its checkpoints are read, and built on, and nothing of them stays in the end."""
+    values = open_store(f"memory://registered-{next(_numbers)}/register", write=False)
+    old, store = (made(inner, StoreRegister(values)) for made in (OldStore, RegisteredStore))
+    state = make_state(SMALL, seed=1)
+    save_and_commit(old, state, step=1)
+    assert list(values.list(names.SAVES))
+    found = open_checkpoint(store)
+    assert load(found)[0] == load(open_checkpoint(inner))[0] == state
+    save(store, state, step=2, parent=found)
+    commit(store, step=2, made_in=1, attempt=0, committed_in=1, world=2)
+    assert load(open_checkpoint(store))[0] == state
+    collect(store, Retention(keep_last=1), grace=0, wait=False)
+    assert not list(values.list(names.SAVES))
+    assert list(values.list("")) == [*inner.list(names.CHECKPOINTS), names.LATEST]
+    assert load(open_checkpoint(store))[0] == state
+    assert list(verify(inner)) == []
+
+
+def test_a_record_that_was_decided_is_where_readers_look_once_it_is_committed(
+    inner: Store, register: StoreRegister
+) -> None:
+    """Its writer was told of an error between the two; the commit goes on, and a trainer has no register."""
+    store = RegisteredStore(inner, register)
+    save(store, make_state(SMALL), step=1)
+
+    class Failing:
+        """Refuses to take a record, once."""
+
+        failed = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def put(self, name: str, data: Any, *, check: bool = False) -> None:
+            if name.startswith(names.CHECKPOINTS) and not self.failed:
+                self.failed = True
+                raise StoreError("503")
+            inner.put(name, data)
+
+    failing: Any = Failing()
+    commit(RegisteredStore(failing, register), step=1, made_in=1, attempt=0, committed_in=1, world=2)
+    assert failing.failed
+    assert load(open_checkpoint(inner))[0] == make_state(SMALL)
+
+
 @pytest.mark.parametrize("done", [0, 1, 2])
 def test_a_creator_that_dies_leaves_all_or_nothing(inner: Store, register: StoreRegister, done: int) -> None:
     """Before the register was asked the name is free; after that it is taken, and the bytes can be read."""
@@ -56,10 +127,10 @@ def test_a_creation_can_be_finished_by_its_repetition(inner: Store, register: St
     """The same bytes are put where they belong, and nothing is left aside."""
     flaky: Any = Flaky(inner, ["ok", "before"], ("put",))
     with pytest.raises(StoreError):
-        RegisteredStore(flaky, register).put_if_absent("saves/x", b"first")
+        RegisteredStore(flaky, register).put_if_absent("checkpoints/x", b"first")
     assert list(inner.list("claims/"))
-    assert not RegisteredStore(inner, register).put_if_absent("saves/x", b"first")
-    assert inner.get("saves/x") == b"first"
+    assert not RegisteredStore(inner, register).put_if_absent("checkpoints/x", b"first")
+    assert inner.get("checkpoints/x") == b"first"
     assert not list(inner.list("claims/"))
 
 

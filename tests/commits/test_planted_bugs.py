@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, cast
@@ -11,6 +12,7 @@ import pytest
 from chaos.commits import actors, numbered
 from chaos.commits.model import ModelStore, Seat
 from chaos.commits.numbered import NumberedStore
+from chaos.commits.registered import RegisteredModel
 from chaos.commits.run import Outcome, play, smallest
 from chaos.commits.schedule import draw, parse
 from checkpointing import SavedRank
@@ -21,8 +23,11 @@ from checkpointing.format.refs import Ref, Verdict, decide_commit, decode_ref, e
 from checkpointing.keeping import collecting, planning
 from checkpointing.keeping.planning import Marker
 from checkpointing.saving import commit as committing
+from checkpointing.saving import save as saving
+from checkpointing.stores import register
 from checkpointing.stores.numbered import newest
 from checkpointing.stores.protocol import Store
+from checkpointing.stores.register import RegisteredStore
 
 pytestmark = pytest.mark.long
 
@@ -202,6 +207,59 @@ def test_a_directory_passes() -> None:
     """Whatever comes between the steps of a swap."""
     outcome = found(NumberedStore, range(1, 41))
     assert outcome is None, outcome.report()
+
+
+def name_manifests_by_rank_alone(patch: pytest.MonkeyPatch) -> None:
+    """A register is not asked about them, and yet a rank that comes back writes to the same name."""
+    overwrite_manifests(patch)
+    patch.setattr(saving, "decides_creations", lambda store: True)
+    patch.setattr(committing, "decides_creations", lambda store: True)
+
+
+def forget_what_was_decided(patch: pytest.MonkeyPatch) -> None:
+    """Who finds a record that another, or it itself, has had decided takes it for there, where readers look for it."""
+
+    def claimed(store: RegisteredStore, name: str, digest: str) -> bytes:
+        for place in (name, register._aside(name, digest)):
+            with contextlib.suppress(StoreNotFound):
+                return store._store.get(place)
+        raise StoreError("nowhere")
+
+    patch.setattr(RegisteredStore, "_claimed", claimed)
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (name_manifests_by_rank_alone, "which is written once"),
+        (forget_what_was_decided, "there is no checkpoint"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_bug_with_a_register_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a place that decides nothing itself."""
+    plant(monkeypatch)
+    outcome = found(RegisteredModel)
+    assert outcome is not None, f"{MOST} schedules did not show it"
+    assert words in "\n".join(outcome.violations), outcome.report()
+    monkeypatch.undo()
+    assert play(outcome.schedule, store=RegisteredModel()).violations == []
+
+
+def test_a_register_passes_and_holds_refs_and_records_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where ranks never find what they have written, and write another manifest."""
+    overwrite_manifests(monkeypatch)
+    most = 0
+    for seed in range(1, 41):
+        store = RegisteredModel()
+        asked: set[str] = set()
+        store.observers.append(lambda change, asked=asked: asked.add(change.name))  # type: ignore[misc]
+        outcome = play(draw(seed), store=store)
+        assert outcome.violations == [], outcome.report()
+        assert all(name.startswith((names.REFS, names.CHECKPOINTS)) for name in store.values)
+        ranks = [names.parse_manifest(name) for name in asked if names.parse_manifest(name)]
+        most = max(most, max(map(ranks.count, ranks), default=0))
+    assert most > 1, "no rank has written two"
 
 
 def test_a_failing_schedule_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class Memory:
 class Scene:
     """One node that leads, and its store."""
 
-    def __init__(self, store: Path, events: Path) -> None:
+    def __init__(self, store: Path, events: Path, saving: Saving | None = None) -> None:
         self.store = open_store(str(store))
         self.events = events
         self.slot = Memory()
@@ -59,7 +59,7 @@ class Scene:
         self.journal = Journal(str(events), "run", "node")
         self.checkpoints = Checkpoints(
             self.store,
-            Saving(),
+            saving or Saving(),
             [cast(Slot, self.slot)],
             self.inbox.put,
             journal=self.journal,
@@ -189,3 +189,17 @@ def test_what_is_committed_has_an_age(tmp_path: Path) -> None:
     pulse = scene.figures.pulse("active", 1, SYSTEM.monotonic() + 7.0)
     assert (pulse.checkpoint_step, pulse.verified_step) == (1, 1)
     assert pulse.checkpoint_age >= pulse.verified_age >= 7.0
+
+
+def test_a_store_that_must_hold_more_than_it_may_says_so(tmp_path: Path) -> None:
+    """Once, in an event and in what `status` shows, for as long as it is so; checkpoints go on."""
+    scene = Scene(tmp_path / "store", tmp_path / "events", Saving(keep_bytes=1000))
+    for step in (1, 2):
+        assert isinstance(scene.save(step), Written)
+        until = SYSTEM.monotonic() + 60
+        while "store.limit_exceeded" not in scene.names() and SYSTEM.monotonic() < until:
+            SYSTEM.sleep(0.05)
+    assert "above keep_bytes=1000" in scene.health()
+    scene.close()
+    assert scene.names().count("store.limit_exceeded") == 1
+    assert "checkpoint.failed" not in scene.names()
