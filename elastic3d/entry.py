@@ -75,10 +75,11 @@ def run(
     main: entered once per generation, in a fresh process; and once before the first, up to `run.restore`, to measure
     the model. store: URL (any fsspec one) or path of the checkpoints; None keeps them in memory only. layout: axes to
     fix, such as Layout(pp=2); free ones are planned. events: folder for one event file per node, and an
-    older one beside it, at most events_limit together. snapshot_every: in steps, 0 for never. stale_after: age of the
-    newest step that all hold, in seconds or as "30s", beyond which that is an event, in status, and a reason to ask
-    another node to take copies; stale_snapshots: so many snapshots behind count as well, 8 or more. threads: CPU
-    threads per trainer for tensor operations; part of what fixes the bits.
+    older one beside it, at most events_limit together. snapshot_every: in steps, 0 for never: what raises after a step
+    is then done again from an older checkpoint. stale_after: age of the newest step that all hold, in seconds or as
+    "30s", beyond which that is an event, in status, and a reason to ask another node to take copies; stale_snapshots:
+    so many snapshots behind count as well, 8 or more. threads: CPU threads per trainer for tensor operations; part of
+    what fixes the bits.
 
     Of checkpoints: every: after so many steps (0 for never), after so long ("30s"), or "continuous": the next begins
     when the last is committed. keep: how many of the newest are kept, None for all; keep_every: those of every so many

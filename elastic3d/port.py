@@ -67,13 +67,15 @@ class Go:
 
     newest: the newest step this slot has heard of from its trainers of any generation, -1 for none. reached: a step
     that was safe in memory, as the sealed record says, 0 for none. failed_after: the step after which the user's code
-    raised, which is what this generation is for; -1 where it is for something else.
+    raised, which is what this generation is for; -1 where it is for something else, or where that step was made before
+    the generation which failed, so that nothing would be skipped. failure: what it raised.
     """
 
     servers: tuple[str, ...]
     newest: int = -1
     reached: int = 0
     failed_after: int = -1
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,8 @@ class Known:
     keeper of its nodes has heard of, -1 where none has heard of any. reached: a step that was safe in memory, as the
     membership's record says, 0 for none. fresh: the user accepts to begin at step 0 though there was one. wanted: which
     checkpoint, "latest", "verified" or what `checkpointing.resolve_name` takes. damaged: names of checkpoints that were
-    found damaged while they were read. failed_after: the step after which the user's code raised, -1 where it did not.
+    found damaged while they were read. failed_after: the step after which the user's code raised, -1 where it did not;
+    failure: what it raised, "" for not known.
     """
 
     generation: int
@@ -106,6 +107,7 @@ class Known:
     wanted: str = "latest"
     damaged: tuple[str, ...] = ()
     failed_after: int = -1
+    failure: str = ""
 
 
 @runtime_checkable
@@ -165,9 +167,9 @@ def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec], known:
     """Return the inventories of the newest (step, generation) that is whole, None when none is.
 
     Whole: every tensor of the model, and every further one that any of the inventories names, is covered. What the
-    membership cannot have seen does not count (`believed`). After an error of the user's code the state right behind it
-    is taken only if there is no older one: from there on, what raised (an evaluation after the step, say) would not be
-    done again but skipped, and the job would end as if all were well.
+    membership cannot have seen does not count (`believed`). Nor does, after an error of the user's code, the state
+    right behind it: from there on, what raised (an evaluation after the step, say) would not be done again but skipped,
+    and the job would end as if all were well.
     """
     wanted = {spec.key: spec for spec in specs}
     found: dict[tuple[int, int], list[Inventory]] = {}
@@ -176,13 +178,10 @@ def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec], known:
             log.warning("snapshot.unbelieved", step=inventory.step, made_in=inventory.generation, newest=known.newest)
             continue
         found.setdefault((inventory.step, inventory.generation), []).append(inventory)
-    behind: list[Inventory] | None = None
     for moment in sorted(found, reverse=True):
-        if _whole(found[moment], wanted):
-            if moment[0] != known.failed_after:
-                return found[moment]
-            behind = behind or found[moment]
-    return behind
+        if moment[0] != known.failed_after and _whole(found[moment], wanted):
+            return found[moment]
+    return None
 
 
 def _whole(inventories: Sequence[Inventory], wanted: Mapping[str, TensorSpec]) -> bool:
@@ -202,9 +201,11 @@ def decide(
 ) -> Decision:
     """Return what to go on from: the newest whole state in memory, else the checkpoint that is wanted, else nothing.
 
-    StateError where steps were safe once, and nothing is left of them.
+    StateError where steps were safe once, and nothing is left of them; StateUnfit where all there is was made right
+    behind an error of the user's code, which would be skipped.
     """
-    chosen = choose(tiers.inventories(servers), specs, known) if servers else None
+    held = tiers.inventories(servers) if servers else ()
+    chosen = choose(held, specs, known) if servers else None
     if chosen:
         first = chosen[0]
         return Decision(
@@ -214,13 +215,15 @@ def decide(
             facts=first.facts,
             offers=tuple(offer for inventory in chosen for offer in inventory.offers()),
         )
-    saved = tiers.checkpoint(at, known.wanted, known.damaged) if at else None
+    saved, behind = _before(tiers, at, known) if at else (None, False)
     reached = max(known.reached, known.newest)
     if saved is not None:
-        if saved.step < reached:
+        if saved.step < reached and not behind:
             again = f"step {reached} was in memory that is gone: from step {saved.step} on they are done again"
             saved = replace(saved, detail="; ".join(filter(None, (saved.detail, again))))
         return saved
+    if behind or any(one.step == known.failed_after for one in held):
+        return _from_the_beginning(known)
     if known.reached > 0 and not known.fresh:
         where = f"{at.url} holds no checkpoint" if at is not None else "there is no store"
         raise StateError(
@@ -233,6 +236,43 @@ def decide(
     if reached > 0:
         detail = f"steps up to {reached} were made and are lost: the run begins at step 0 again"
     return Decision(source=NONE, detail=detail)
+
+
+def _before(tiers: Tiers, at: StoreAt, known: Known) -> tuple[Decision | None, bool]:
+    """Return the checkpoint that is wanted, or an older one; and whether one right behind an error was passed over."""
+    passed: tuple[str, ...] = ()
+    while True:
+        try:
+            saved = tiers.checkpoint(at, known.wanted, (*known.damaged, *passed))
+        except StateError:
+            if not passed:
+                raise
+            return None, True
+        if saved is None or saved.step != known.failed_after:
+            break
+        passed = (*passed, saved.checkpoint)
+    if saved is None or not passed:
+        return saved, bool(passed)
+    again = f"the script raised after step {known.failed_after}: from step {saved.step} on all is done again"
+    damaged = tuple(name for name in saved.damaged if name not in passed)
+    return replace(saved, damaged=damaged, detail=again), True
+
+
+AGAIN = 20
+"""Steps from the beginning that are done again rather than have the job end."""
+
+
+def _from_the_beginning(known: Known) -> Decision:
+    """Return to begin at step 0 where that costs little; StateUnfit where it would cost much."""
+    if known.failed_after <= AGAIN:
+        detail = f"the script raised after step {known.failed_after}, and there is no older state: all is done again"
+        return Decision(source=NONE, detail=detail)
+    raise StateUnfit(
+        f"the script raised after step {known.failed_after}, and the only state there is was taken right after that "
+        "step: what raised would be skipped, not done again. Trying again does not help. Mend what raises; the job, "
+        "started again, goes on behind that step where it is in the store. With snapshot_every=1 the state before a "
+        "step is kept, and what raised is tried again" + (f". What raised: {known.failure}" if known.failure else "")
+    )
 
 
 def check_facts(decision: Decision, order: Order, data: str = "") -> Mapping[str, Any]:

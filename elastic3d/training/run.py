@@ -446,6 +446,8 @@ class Run:
     def _decide(self, assembly: Assembly, go: Go, damaged: tuple[str, ...]) -> restoring.Decision:
         given = self._assignment
         newest = assembly.mesh.highest(go.newest)
+        # Who was not there when it failed cannot know that nothing would be skipped.
+        failed_after = -assembly.mesh.highest(-go.failed_after)
         decided = None
         if self.rank == 0:
             known = restoring.Known(
@@ -455,7 +457,8 @@ class Run:
                 fresh=given.fresh,
                 wanted=given.restore,
                 damaged=damaged,
-                failed_after=go.failed_after,
+                failed_after=failed_after,
+                failure=go.failure,
             )
             decided = restoring.dump(restoring.decide(self._tiers, go.servers, given.store, assembly.specs, known))
         return starting.from_the_start(restoring.load(assembly.mesh.broadcast(decided)))

@@ -69,6 +69,8 @@ class Generations:
         self._safe_step: SafeStep | None = None
         self._stale_told: float | None = None
         self._held_at: dict[int, float] = {}
+        # The step at which the newest generation that trained here began.
+        self._began_at = -1
         self._patience = HELD_WITHIN
 
     def show(self, credentials: Credentials) -> None:
@@ -117,8 +119,13 @@ class Generations:
             slot.set_generation(generation.number)
         self.own_buddy = self._buddy_of(me)
         self.keep_with(self.own_buddy)
-        failed_after = generation.tried_at if generation.cause is Cause.ERROR else -1
-        go = Go(servers=servers, reached=generation.reached, failed_after=failed_after)
+        failed = generation.cause is Cause.ERROR and generation.tried_at != self._began_at
+        go = Go(
+            servers=servers,
+            reached=generation.reached,
+            failed_after=generation.tried_at if failed else -1,
+            failure=generation.detail if failed else "",
+        )
         for slot in self._slots:
             slot.go(world.trainers[slot.index], go)
 
@@ -258,6 +265,7 @@ class Generations:
                 safe = record.safe_step if kept else record.step
                 self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
             case w.Restored() if event.slot == 0:
+                self._began_at = event.step
                 now = self._clock.monotonic()
                 self._safe_step = SafeStep(
                     every=self._options.snapshot_every,

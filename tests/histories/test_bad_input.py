@@ -90,6 +90,29 @@ def test_what_raises_after_a_step_on_every_try_ends_the_job(job_etcd: EtcdServer
 
 
 @pytest.mark.long
+def test_without_snapshots_an_evaluation_that_raised_is_done_again(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """Behind a checkpoint, which is all the state there is: from before it, be that the beginning, or an older one."""
+    launch = Launch(
+        run_id="flaky",
+        endpoint=job_etcd.endpoint,
+        script=SCRIPT,
+        script_args=("flaky", "9"),
+        min_nodes=1,
+        max_nodes=1,
+        conf={"mode": "resident", "last_call": "0"},
+        environment={"TRIED": str(tmp_path)},
+    )
+    with Cluster(launch, tmp_path / "cluster") as cluster:
+        node = cluster.start_node("node0")
+        codes = cluster.wait(150)
+        said = node.log.read_text()
+    assert codes == {"node0": 0}, said
+    assert {f"{step}-0" for step in (4, 8)} <= {file.name for file in tmp_path.iterdir()}
+    for step in (4, 8):
+        assert f"step {step} is evaluated" in said
+
+
+@pytest.mark.long
 def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """A node whose model or batches differ is told so; the job that runs goes on to its end."""
     launch = Launch(

@@ -16,7 +16,7 @@ from torch import nn
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.resolver import Offered
 from elastic3d.data import Order
-from elastic3d.errors import StateError, UsageError
+from elastic3d.errors import StateError, StateUnfit, UsageError
 from elastic3d.parallel import facts
 from elastic3d.parallel.lost import is_lost_peer
 from elastic3d.parallel.state import create_optimizer_state, tiles_of
@@ -224,11 +224,11 @@ def test_what_the_membership_cannot_have_seen_is_not_believed(step: int, generat
 
 
 def test_what_raised_after_a_step_is_done_again_and_not_skipped() -> None:
-    """The state right behind an error is passed over for an older one, as long as nobody has come further."""
+    """The state right behind an error is passed over, as long as nobody has come further."""
     before, behind, further = (Stock(step=step, generation=1, tiles=[rows(W, 0, 4)]) for step in (6, 7, 8))
     failed = restoring.Known(generation=2, newest=7, failed_after=7)
     assert restoring.choose([before, behind], [W], failed) == [before]
-    assert restoring.choose([behind], [W], failed) == [behind]
+    assert restoring.choose([behind], [W], failed) is None
     assert restoring.choose([before, behind, further], [W], failed) == [further]
     assert restoring.choose([before, behind], [W], replace(failed, failed_after=-1)) == [behind]
 
@@ -238,6 +238,48 @@ def test_a_snapshot_may_be_a_little_ahead_of_what_keepers_heard_of() -> None:
     ahead = Stock(step=500, generation=2, tiles=[rows(W, 0, 4)])
     assert restoring.choose([ahead], [W], restoring.Known(generation=3, newest=499)) == [ahead]
     assert restoring.choose([ahead], [W], restoring.Known(generation=3)) == [ahead]
+
+
+class Checkpoints(restoring.Nowhere):
+    """Tiers of a store that holds checkpoints of these steps, newest first, and of keepers that hold `stocks`."""
+
+    def __init__(self, steps: list[int], stocks: list[Stock]) -> None:
+        self.steps, self.stocks = steps, stocks
+
+    def inventories(self, servers: Sequence[str]) -> Sequence[Stock]:
+        return self.stocks
+
+    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> restoring.Decision | None:
+        for step in self.steps:
+            if f"of {step}" not in damaged:
+                return restoring.Decision(
+                    source="store", step=step, checkpoint=f"of {step}", damaged=tuple(damaged), detail="damaged"
+                )
+        if self.steps:
+            raise StateError("none of its checkpoints is whole")
+        return None
+
+
+def test_without_snapshots_what_raised_is_done_again_from_an_older_checkpoint() -> None:
+    """Where the only state in memory, and the newest in the store, is right behind the error."""
+    behind = Stock(step=40, generation=1, tiles=[rows(W, 0, 4)])
+    failed = restoring.Known(generation=2, newest=40, reached=40, failed_after=40, failure="OSError: no such file")
+
+    def decide(steps: list[int], known: restoring.Known) -> restoring.Decision:
+        return restoring.decide(Checkpoints(steps, [behind]), ["a:1"], SHELF, [W], known)
+
+    older = decide([40, 20], replace(failed, damaged=("of 30",)))
+    assert (older.source, older.step, older.damaged) == ("store", 20, ("of 30",))
+    assert older.detail == "the script raised after step 40: from step 20 on all is done again"
+    for steps in ([40], []):
+        with pytest.raises(StateUnfit, match=r"would be skipped, not done again.*OSError: no such file"):
+            decide(steps, failed)
+    early = Stock(step=5, generation=1, tiles=[rows(W, 0, 4)])
+    known = replace(failed, newest=5, reached=5, failed_after=5)
+    begun = restoring.decide(Checkpoints([5], [early]), ["a:1"], SHELF, [W], known)
+    assert (begun.source, begun.step) == ("none", 0)
+    assert "raised after step 5" in begun.detail
+    assert decide([40], replace(failed, failed_after=-1)).step == 40
 
 
 SHELF = StoreAt(url="file:///x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -47,7 +48,18 @@ def main(run: elastic3d.Run) -> None:
         run.step(optimizer, loss=loss)
         if kind == "evaluate" and run.steps % 3 == 0:
             raise KeyError("the evaluation's own mistake")
+        if kind == "flaky" and run.steps % 4 == 0:
+            # Fails where it is tried for the first time.
+            tried = Path(os.environ["TRIED"], f"{run.steps}-{run.rank}")
+            if not tried.exists():
+                tried.touch()
+                raise KeyError("the evaluation's passing mistake")
+            print(f"step {run.steps} is evaluated")
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "flaky":
+        store = Path(os.environ["TRIED"], "store")
+        elastic3d.run(main, store=store, every=4, snapshot_every=0)
+        sys.exit()
     elastic3d.run(main, store="/proc/nowhere/store" if sys.argv[1] == "store" else None)
