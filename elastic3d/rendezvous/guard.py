@@ -3,8 +3,8 @@
 torchrun gives its workers no parent-death signal, and an orphan goes on computing, holding its device and its sockets.
 The guard waits for the agent's pidfd; when the agent is gone, it kills every process that carries the agent's token in
 its environment - unless the agent said before that it ends in order: what is left then was detached by the user. The
-token and that word come over stdin, for the arguments of a process are there for everybody to read. The guard ends with
-the agent in any case.
+token and that word come over stdin, for the arguments of a process are there for everybody to read. The guard ends at
+that word, which an agent may outlive as part of another program, and with the agent in any case.
 """
 
 from __future__ import annotations
@@ -27,9 +27,18 @@ def main(agent: int, word: int) -> None:
         descriptor = os.pidfd_open(agent)
     except ProcessLookupError:
         descriptor = -1
-    if descriptor >= 0:
-        select.select([descriptor], [], [])
-    token, end = said(word)
+    data, watched = b"", [descriptor, word]
+    while descriptor >= 0:
+        ready = select.select(watched, [], [])[0]
+        if word not in ready:
+            break
+        part = os.read(word, 4096)
+        data += part
+        if said(data)[1]:
+            return
+        if not part:
+            watched.remove(word)
+    token, end = said(data + left(word))
     if end or not token:
         return
     mark = f"{VARIABLE}={token}".encode()
@@ -44,11 +53,8 @@ def main(agent: int, word: int) -> None:
             continue
 
 
-def said(word: int) -> tuple[str, bool]:
-    """Return the agent's token, and whether it said that it ends in order.
-
-    What is there is read and no end of file waited for: a process the agent forked may hold the other end.
-    """
+def left(word: int) -> bytes:
+    """Return what is there to read. No end of file is waited for: a process the agent forked may hold the other end."""
     os.set_blocking(word, False)
     data = b""
     try:
@@ -56,6 +62,11 @@ def said(word: int) -> tuple[str, bool]:
             data += part
     except BlockingIOError:
         pass
+    return data
+
+
+def said(data: bytes) -> tuple[str, bool]:
+    """Return the agent's token, and whether it said that it ends in order."""
     token, _, rest = data.partition(b"\n")
     return token.decode(), rest == DONE
 

@@ -18,15 +18,20 @@ import secrets
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
-from torch._C._distributed_c10d import Store
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 
 from elastic3d import output
-from elastic3d.errors import Elastic3dError
+from elastic3d.errors import Elastic3dError, EtcdUnavailable, UsageError
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
@@ -34,12 +39,15 @@ from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan
+from elastic3d.rendezvous import closing
 from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.errors import RendezvousEnded, as_torchs
+from elastic3d.rendezvous.graceful import let_agents_of
 from elastic3d.rendezvous.guard import DONE, VARIABLE
+from elastic3d.rendezvous.seat import GenerationOver, Seat
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.rendezvous.store import GenerationStore
-from elastic3d.rendezvous.table import GenerationOver, Seat, Table
+from elastic3d.rendezvous.table import Table
 from elastic3d.trust.agreement import SecretNews, What
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.listening import Refusal, raise_file_limit
@@ -55,6 +63,9 @@ class RestartHandler(RendezvousHandler):
 
     def __init__(self, settings: Settings, backend: str) -> None:
         self._settings, self._backend = settings, backend
+        let_agents_of(RestartHandler)
+        self._pid = os.getpid()
+        self._store: GenerationStore | None = None
         self._client: EtcdClient | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._member: Member | None = None
@@ -80,11 +91,21 @@ class RestartHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Block until a generation with this node is sealed; return its store, this node's rank and their number.
 
-        Raises RendezvousEnded where the job failed, EtcdAway or EtcdRefusedUs where etcd cannot be used; ends the
-        process with 0 where the job finished without this node.
+        Raises RendezvousEnded where the job failed or the run id was closed, EtcdAway or EtcdRefusedUs where etcd
+        cannot be used, torch's RendezvousGracefulExitError where the job finished without this node.
         """
+        if self._closed:
+            raise RendezvousEnded(closing.words(self._settings.run_id, self._settings.node))
         if self._member is None:
+            self._pid = os.getpid()
             self._join()
+        elif self._foreign():
+            raise UsageError(
+                f"this rendezvous handler takes part in a job for process {self._pid}, from which this one was forked; "
+                "make a handler of this process's own"
+            )
+        else:
+            self._leave_if_closed()
         while True:
             try:
                 return self._meet(self._await_go())
@@ -124,26 +145,59 @@ class RestartHandler(RendezvousHandler):
         prefix = f"{root}{generation.key}/"
         seat = Seat(first.address, first.store_port, prefix, over, self._shown, refused=_say)
         store = GenerationStore(seat, position, len(generation.nodes), finished)
-        # torch only calls its methods, and an own Store class would be called through C++, deaf to signals.
-        as_torchs = cast(Store, store)
-        info = RendezvousStoreInfo.build(position, as_torchs, local_addr=self._node.address)
+        # torch's C++ code would not keep it alive.
+        self._store = store
+        info = RendezvousStoreInfo.build(position, store, local_addr=self._node.address)
         store.admit()
-        return RendezvousInfo(as_torchs, position, len(generation.nodes), info)
+        return RendezvousInfo(store, position, len(generation.nodes), info)
 
     def _shown(self) -> Credentials:
         assert self._credentials is not None
         return self._credentials
 
     def is_closed(self) -> bool:
-        """Return whether this agent is done with the job."""
-        return self._closed
+        """Return whether this agent is done with the job, or, while it takes part, anybody has closed the run id."""
+        if self._closed or self._client is None:
+            return self._closed
+        with as_torchs():
+            return closing.closed_by(self._client, self._settings.root) is not None
 
     def set_closed(self) -> None:
-        """Take note that torchrun is done with the job."""
+        """Close the run id for everybody: what runs goes on, and no node finds another rendezvous under it."""
+        with as_torchs(), self._connected() as client:
+            closing.close(client, self._settings.root, self._settings.node)
         self._closed = True
+
+    @contextmanager
+    def _connected(self) -> Iterator[EtcdClient]:
+        """Give the member's client, or one for this moment."""
+        if self._client is not None:
+            yield self._client
+            return
+        with connect(self._settings) as client:
+            yield client
+
+    def _foreign(self) -> bool:
+        """Return whether this is a fork of the process that takes part."""
+        return os.getpid() != self._pid
+
+    def _leave_if_closed(self) -> None:
+        """Leave and raise RendezvousEnded once somebody has closed the run id."""
+        if self._client is None:
+            return
+        try:
+            by = closing.closed_by(self._client, self._settings.root)
+        except EtcdUnavailable:
+            return  # the membership knows what to do then
+        if by is not None:
+            self._closed = True
+            self._leave(clean=True)
+            raise RendezvousEnded(closing.words(self._settings.run_id, by))
 
     def num_nodes_waiting(self) -> int:
         """Return 1 when this agent's workers have to be restarted into another generation, else 0."""
+        if self._foreign():
+            return 0
         with self._lock:
             return int(self._changed and not self._waiting)
 
@@ -152,9 +206,13 @@ class RestartHandler(RendezvousHandler):
         return self._settings.run_id
 
     def shutdown(self) -> bool:
-        """Leave. With an error in flight torchrun has given up on its workers, and the job fails everywhere."""
+        """Leave. With an error in flight torchrun has given up on its workers, and the job fails everywhere.
+
+        Without one this node has finished: the run id closes for everybody once all have, for who still works goes on
+        when others are done. Nothing happens in a forked child.
+        """
         self._closed = True
-        if self._member is None:
+        if self._member is None or self._foreign():
             return True
         error = sys.exc_info()[1]
         if self._running is not None:
@@ -187,6 +245,7 @@ class RestartHandler(RendezvousHandler):
         raise_file_limit()
         with as_torchs():
             self._client = connect(settings)
+            self._leave_if_closed()
             secret = obtain(self._client, settings.root)
             encrypted = encryption(settings)
         self._credentials = Credentials(secret=secret, id=settings.node, certificate=settings.cert, key=settings.key)
@@ -267,14 +326,19 @@ class RestartHandler(RendezvousHandler):
 
     def _next(self) -> Generation:
         while True:
-            news = self._news.get()
+            try:
+                news = self._news.get(timeout=closing.POLL)
+            except queue.Empty:
+                self._leave_if_closed()
+                continue
             if isinstance(news, acts.Exit) and news.rejoin:
                 self._rejoin()
                 continue
             if isinstance(news, acts.Exit):
                 self._leave(clean=not news.failed)
                 if not news.failed:
-                    raise SystemExit(0)
+                    detail = news.detail or "this node was a spare to the end"
+                    raise RendezvousGracefulExitError(f"job {self._settings.run_id} is done: {detail}")
                 raise RendezvousEnded(news.detail)
             with self._lock:
                 if self._wanted == news.key:
@@ -308,9 +372,11 @@ class RestartHandler(RendezvousHandler):
 
     def _leave(self, *, clean: bool = False) -> None:
         """Take no part any more. clean: torchrun has ended its workers, and what is left was detached by the user."""
+        if self._foreign():
+            return
         atexit.unregister(self._leave)
-        member, links, client = self._member, self._links, self._client
-        self._member = self._links = self._client = None
+        member, links, client, table = self._member, self._links, self._client, self._table
+        self._member = self._links = self._client = self._table = None
         if clean:
             self._tell_guard(DONE)
         self._guard = None
@@ -320,6 +386,8 @@ class RestartHandler(RendezvousHandler):
             member.close()
         if links is not None:
             links.close()
+        if table is not None:
+            table.close()
         if client is not None:
             try:
                 client.close()

@@ -4,6 +4,9 @@ torchrun's agents wait for each other in three places, each time for minutes and
 address, when they number their workers, and at the end until all have finished. A node that dies meanwhile would take
 the others along by a timeout; an agent that is slow to stop its workers would too. Here such a wait lasts as long as
 the generation: what it returns after that only has to bring the agent to the point where it asks for the next one.
+
+Under all other keys it is a store as torch's others are: it can be given to `PrefixStore` and to `init_process_group`,
+has their timeouts and raises their errors.
 """
 
 from __future__ import annotations
@@ -13,24 +16,38 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from elastic3d.rendezvous.table import GenerationOver, Seat
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.errors import UsageError
+from elastic3d.rendezvous.seat import GenerationOver, Seat, WaitedTooLong
 
 T = TypeVar("T")
 
-_FINISHING = "torchelastic/agent/terminal_state"
-_NUMBERS = "torchelastic/assigned_ranks/"
+LONGEST = 8 * 2**20
+"""Bytes of the longest key or value, as in torch's TCPStore."""
+
+_AGENTS = "torchelastic/"
+_FINISHING = f"{_AGENTS}agent/terminal_state"
+_NUMBERS = f"{_AGENTS}assigned_ranks/"
 
 
-class GenerationStore:
-    """Has the methods of torch's Store that torchrun's agent calls, for agent `rank` of `world`.
+class GenerationStore(Store):
+    """A store of torch's for agent `rank` of `world`. torch's Python code calls it directly, its C++ code as well.
 
     finished: called when the agent says that its workers have all ended well.
-    Until `admit`, a wait that outlives the generation raises GenerationOver; after it, torchrun is in charge, which
-    takes an exception for the end of the job, and gets a stand-in.
+    Until `admit`, a call that outlives the generation raises GenerationOver; after it, torchrun is in charge, which
+    takes an exception for the end of the job, and gets a stand-in under its own keys. Under others DistStoreError is
+    raised after `timeout`, DistNetworkError when the generation is over.
     """
 
-    def __init__(self, seat: Seat, rank: int, world: int, finished: Callable[[], None]) -> None:
+    def __init__(
+        self, seat: Seat, rank: int, world: int, finished: Callable[[], None], *, clock: Clock = SYSTEM
+    ) -> None:
+        super().__init__()
         self._seat, self._rank, self._world, self._finished = seat, rank, world, finished
+        self._clock = clock
         self._admitted = False
         self._said = b""
 
@@ -38,55 +55,99 @@ class GenerationStore:
         """Hand over to torchrun."""
         self._admitted = True
 
-    @property
-    def timeout(self) -> timedelta:
-        """What `set_timeout` may be given back; waits here have none."""
-        return timedelta.max
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Take note of nothing: a wait lasts as long as the generation."""
-
     def set(self, key: str, value: str | bytes) -> None:
         """Write one key."""
-        self._said = said = value.encode() if isinstance(value, str) else bytes(value)
-        self._try(lambda: self._seat.set(key, said))
+        self._said = said = _checked(key, value)
+        self._try([key], lambda until: self._seat.set(key, said, until))
 
-    def multi_set(self, keys: list[str], values: list[str]) -> None:
-        """Write several keys."""
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Write several keys, one after the other."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return it."""
-        if key.startswith(_FINISHING):
-            self._finished()
-        count = self._try(lambda: self._seat.add(key, amount))
-        return 0 if count is None else count
 
     def get(self, key: str) -> bytes:
         """Return the value of a key, once it is there."""
         return self.multi_get([key])[0]
 
-    def multi_get(self, keys: list[str]) -> list[bytes]:
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of several keys, once all are there.
 
         The stand-in gives every other node as many workers as this one has, so that they can be numbered.
         """
-        values = self._try(lambda: self._seat.get(keys))
+        values = self._try(keys, lambda until: self._seat.get(list(keys), until))
         if values is not None:
             return values
         ranks = json.dumps([self._rank, self._world, self._rank, self._world]).encode()
         return [ranks if key.startswith(_NUMBERS) else self._said for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return once all keys are there, or the generation is over."""
-        self._try(lambda: self._seat.get(list(keys)))
+        """Return once all keys are there. timeout: this store's by default."""
+        self._try(keys, lambda until: self._seat.get(list(keys), until), timeout)
 
-    def _try(self, do: Callable[[], T]) -> T | None:
-        """Return what `do` does; None when the generation was over before it was done."""
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys are there."""
+        return bool(self._try(keys, lambda until: self._seat.check(list(keys), until)))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return it."""
+        if key.startswith(_FINISHING):
+            self._finished()
+        count = self._try([key], lambda until: self._seat.add(key, amount, until))
+        return 0 if count is None else count
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Write a value behind the one that stands there."""
+        said = _checked(key, value)
+        self._try([key], lambda until: self._seat.append(key, said, until))
+
+    def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
+        """Replace a value that is `expected`; return what stands there then.
+
+        "" for what is not there; where nothing stands and something was expected, `expected` is returned.
+        """
+        before, after = _checked(key, expected), _checked(key, value)
+        found = self._try([key], lambda until: self._seat.swap(key, before, after, until))
+        return before if found is None else found
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it was there."""
+        return bool(self._try([key], lambda until: self._seat.delete(key, until)))
+
+    def num_keys(self) -> int:
+        """Return how many keys the generation has, those of torchrun's agents among them."""
+        return self._try([""], self._seat.count) or 0
+
+    def has_extended_api(self) -> bool:
+        """Return True: there are append, multi_get and multi_set."""
+        return True
+
+    # What torch's C++ code calls these two.
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
+
+    def _try(self, keys: Sequence[str], do: Callable[[float | None], T], timeout: timedelta | None = None) -> T | None:
+        """Return what `do` does until some time; None for an agent's keys when the generation was over before."""
+        agents = all(key.startswith(_AGENTS) for key in keys)
+        patience: timedelta = self.timeout if timeout is None else timeout  # type: ignore[attr-defined]  # torch's stub
+        limited = self._admitted and not agents
+        until = self._clock.monotonic() + patience.total_seconds() if limited else None
         try:
-            return do()
+            return do(until)
         except GenerationOver:
             if not self._admitted:
                 raise
-            return None
+            if agents:
+                return None
+            raise dist.DistNetworkError(
+                "the generation that this store is of is over; the next rendezvous brings another store"
+            ) from None
+        except WaitedTooLong:
+            milliseconds = round(patience.total_seconds() * 1000)
+            raise dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {', '.join(keys)}") from None
+
+
+def _checked(key: str, value: str | bytes) -> bytes:
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    if max(len(key), len(data)) > LONGEST:
+        raise UsageError(f"store: {key[:80]!r} has {len(data)} bytes; keys and values have at most {LONGEST}")
+    return data

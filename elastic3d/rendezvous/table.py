@@ -5,83 +5,44 @@ Not torch's TCPStore. Each client of that one looks up the server's name in DNS 
 calls have no timeout, and waiting for a key that may never come means polling. Here the server answers a wait when all
 its keys are there, and the guest can stop waiting at any time.
 
-A connection opens with the handshake of the run (`trust/handshake.py`). A message after that is four bytes of length,
-JSON and its seal (`trust/frames.py`); an answer likewise. Requests are `["set", key, value]`, `["add", key, amount,
-token]` and `["get", [key, ...]]`; values are bytes, one character each. A guest asks one thing at a time; one whose
-connection breaks connects again and asks again, and the token keeps an amount from being added twice. Where the nodes
-have certificates, all of it is encrypted.
+A connection opens with the handshake of the run (`trust/handshake.py`); messages after that are those of `framing`. The
+requests, and what answers them:
+
+    ["set", key, value]                      true
+    ["get", [key, ...]]                      the values, once all are there
+    ["check", [key, ...]]                    whether all are there
+    ["count", prefix]                        how many keys begin so
+    ["add", key, amount, token]              the sum; null where no number stands
+    ["append", key, value, token]            true
+    ["swap", key, expected, value, token]    what stands there now; `expected` where nothing does, "" stands for nothing
+    ["delete", key, token]                   whether it was there
+
+Values are bytes, one character each. A guest asks one thing at a time; one whose connection breaks connects again and
+asks again, and the token keeps what it asked from being done twice. Where the nodes have certificates, all of it is
+encrypted.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
 import selectors
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.rendezvous.framing import NOTHING, Frames, family
 from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
-from elastic3d.trust.encryption import dial_encrypted, load
-from elastic3d.trust.frames import SEAL_BYTES, Forged, Seals
-from elastic3d.trust.handshake import LIMIT, Answering, Dialling, Peer, Rejected, Role
+from elastic3d.trust.encryption import load
+from elastic3d.trust.frames import Forged
+from elastic3d.trust.handshake import LIMIT, Answering, Rejected, Role
 from elastic3d.trust.listening import ACCEPTED_AT_ONCE, PAUSE, Listener, Refusal, Refusals, Waiting, most_known
 from elastic3d.trust.stream import Stream
 
-POLL = 0.1
-"""Most seconds between two looks at whether the generation is over."""
-
-CONNECT = 2.0
-"""Seconds for one try to reach the table."""
-
-LONGEST = 64 * 2**20
-"""Bytes of the longest message; who announces more does not speak this language."""
-
-_UNACKNOWLEDGED_MS = 10_000
-
-
-class GenerationOver(Exception):
-    """The generation ended while its agents were still meeting: wait for the next one."""
-
-
-class _Frames:
-    """Messages of one proved connection, both directions."""
-
-    def __init__(self, peer: Peer) -> None:
-        self._sent, self._received = Seals(peer.keys.send), Seals(peer.keys.receive)
-        self._inbox = bytearray(peer.rest)
-
-    def pack(self, value: Any) -> bytes:
-        """Return a message to send."""
-        body = json.dumps(value, separators=(",", ":")).encode()
-        return len(body).to_bytes(4, "big") + body + self._sent.next(body)
-
-    def take(self, data: bytes) -> None:
-        """Take in what arrived."""
-        self._inbox += data
-
-    def next(self) -> Any:
-        """Return the next whole message, `_NOTHING` while it is not there; ValueError, Forged, RecursionError."""
-        inbox = self._inbox
-        if len(inbox) < 4:
-            return _NOTHING
-        end = 4 + int.from_bytes(inbox[:4], "big")
-        if end > LONGEST:
-            raise ValueError(f"a message of {end} bytes")
-        if len(inbox) < end + SEAL_BYTES:
-            return _NOTHING
-        body = bytes(inbox[4:end])
-        self._received.check(body, bytes(inbox[end : end + SEAL_BYTES]))
-        del inbox[: end + SEAL_BYTES]
-        return json.loads(body)
-
-
-_NOTHING = object()
+MOST_ANSWERS = 100_000
+"""How many answers are remembered, in case they are asked for again: only the last one of each guest can be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +53,7 @@ class _Guest:
     address: str
     opening: Answering
     late_at: float
-    frames: _Frames | None = None
+    frames: Frames | None = None
     writing: bool = False
 
     @property
@@ -120,7 +81,7 @@ class Table:
         # Once: its files may lie on a disk that hangs, and nobody looks at how old a certificate is.
         self._encryption = load(credentials.certificate, credentials.key)
         self._refused = Refusals("table", refused, clock=clock)
-        listening = socket.create_server((address, 0), family=_family(address), backlog=4096)
+        listening = socket.create_server((address, 0), family=family(address), backlog=4096)
         listening.setblocking(False)
         self._listener = Listener(listening, self._refused)
         self.port: int = self._listener.port
@@ -128,7 +89,7 @@ class Table:
         self._waiting: Waiting[_Guest] = Waiting()
         self._listen_at: float | None = None
         self._values: dict[str, str] = {}
-        self._added: dict[str, tuple[str, int]] = {}
+        self._answers: dict[str, tuple[str, Any]] = {}
         self._over = ("", 0)
         self._parked: dict[str, list[tuple[_Guest, list[str], int]]] = {}
         self._wake_out, self._wake_in = socket.socketpair()
@@ -206,7 +167,7 @@ class Table:
             return number.isdecimal() and int(number) < before
 
         self._values = {key: value for key, value in self._values.items() if not old(key)}
-        self._added = {token: added for token, added in self._added.items() if not old(added[0])}
+        self._answers = {token: answer for token, answer in self._answers.items() if not old(answer[0])}
         for key in [key for key in self._parked if old(key)]:
             for guest, _, _ in self._parked.pop(key):
                 self._drop(guest)
@@ -271,11 +232,11 @@ class Table:
             if guest.opening.peer is None:
                 return
             guest.stream.proved()
-            guest.frames = _Frames(guest.opening.peer)
+            guest.frames = Frames(guest.opening.peer)
             self._waiting.remove(guest)
         else:
             guest.frames.take(data)
-        while (message := guest.frames.next()) is not _NOTHING:
+        while (message := guest.frames.next()) is not NOTHING:
             self._answer(guest, message)
 
     def _answer(self, guest: _Guest, request: Any) -> None:
@@ -283,13 +244,41 @@ class Table:
             case ["set", str(key), str(value)]:
                 self._put(key, value)
                 self._reply(guest, True)
-            case ["add", str(key), int(amount), str(token)]:
-                if token not in self._added:
-                    self._added[token] = (key, int(self._values.get(key, "0")) + amount)
-                    self._put(key, str(self._added[token][1]))
-                self._reply(guest, self._added[token][1])
             case ["get", [*keys]] if all(isinstance(key, str) for key in keys):
                 self._seat(guest, keys, 0)
+            case ["check", [*keys]] if all(isinstance(key, str) for key in keys):
+                self._reply(guest, all(key in self._values for key in keys))
+            case ["count", str(prefix)]:
+                self._reply(guest, sum(key.startswith(prefix) for key in self._values))
+            case ["add" | "append" | "swap" | "delete", str(key), *_, str(token)]:
+                if token not in self._answers:
+                    self._answers[token] = (key, self._change(request[:-1]))
+                    if len(self._answers) > MOST_ANSWERS:
+                        del self._answers[next(iter(self._answers))]
+                self._reply(guest, self._answers[token][1])
+            case _:
+                raise ValueError("not a request")
+
+    def _change(self, request: list[Any]) -> Any:
+        """Do what depends on the value that stands there; return the answer."""
+        match request:
+            case ["add", key, int(amount)]:
+                try:
+                    total = int(self._values.get(key, "0")) + amount
+                except ValueError:
+                    return None
+                self._put(key, str(total))
+                return total
+            case ["append", key, str(value)]:
+                self._put(key, self._values.get(key, "") + value)
+                return True
+            case ["swap", key, str(expected), str(value)]:
+                # As torch's TCPStore has it.
+                if self._values.get(key, "" if not expected else None) == expected:
+                    self._put(key, value)
+                return self._values.get(key, expected)
+            case ["delete", key]:
+                return self._values.pop(key, None) is not None
             case _:
                 raise ValueError("not a request")
 
@@ -330,119 +319,3 @@ class Table:
             guest.writing = guest.stream.unsent
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.writing else 0)
             self._selector.modify(guest.socket, events, guest)
-
-
-class Seat:
-    """One agent's place at the table of a generation: its keys lie under `prefix`.
-
-    credentials: of the run, as they are by now. refused: told where who answers at the table's port is not of the run.
-
-    Every call blocks until it is answered; GenerationOver once the generation is `over`. Thread-safe, one call after
-    the other.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        port: int,
-        prefix: str,
-        over: Callable[[], bool],
-        credentials: Callable[[], Credentials],
-        *,
-        refused: Callable[[Refusal], None] = lambda refusal: None,
-        clock: Clock = SYSTEM,
-    ) -> None:
-        self._where, self._prefix, self._over, self._clock = (address, port), prefix, over, clock
-        self._credentials = credentials
-        self._refused = Refusals("table", refused, clock=clock)
-        self._socket: socket.socket | None = None
-        self._frames: _Frames | None = None
-        self._lock = threading.Lock()
-
-    def set(self, key: str, value: bytes) -> None:
-        """Write one key."""
-        self._ask(["set", self._prefix + key, value.decode("latin-1")])
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return it."""
-        return int(self._ask(["add", self._prefix + key, amount, secrets.token_hex(8)]))
-
-    def get(self, keys: list[str]) -> list[bytes]:
-        """Return the values of the keys, once all are there."""
-        return [value.encode("latin-1") for value in self._ask(["get", [self._prefix + key for key in keys]])]
-
-    def close(self) -> None:
-        """Leave the table. The next call comes back to it."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = self._frames = None
-
-    def _ask(self, request: Any) -> Any:
-        with self._lock:
-            while not self._over():
-                try:
-                    return self._try(request)
-                except (Rejected, Forged) as error:
-                    self._refused(f"{self._where[0]}:{self._where[1]}", str(error))
-                    self._clock.sleep(POLL)
-                except (OSError, ValueError, RecursionError):
-                    # Its host is dead or slow, the network forgot the connection, or another program has the port by
-                    # now. The membership knows which.
-                    self._clock.sleep(POLL)
-        raise GenerationOver
-
-    def _try(self, request: Any) -> Any:
-        answered = False
-        try:
-            connection, frames = self._connection()
-            connection.settimeout(CONNECT)
-            connection.sendall(frames.pack(request))
-            connection.settimeout(POLL)
-            while (answer := frames.next()) is _NOTHING:
-                frames.take(self._receive(connection))
-            answered = True
-            return answer
-        finally:
-            # Whatever ends this early, be it a signal's handler: an answer that comes later must not be another's.
-            if not answered:
-                self.close()
-
-    def _connection(self) -> tuple[socket.socket, _Frames]:
-        if self._socket is None or self._frames is None:
-            # Not create_connection: the resolver's Python side costs milliseconds, even for an address.
-            self._socket = socket.socket(_family(self._where[0]))
-            self._socket.settimeout(CONNECT)
-            self._socket.connect(self._where)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-            credentials = self._credentials()
-            self._socket, binding = dial_encrypted(self._socket, credentials)
-            self._frames = _Frames(self._prove(self._socket, credentials, binding))
-        return self._socket, self._frames
-
-    def _prove(self, connection: socket.socket, credentials: Credentials, binding: bytes) -> Peer:
-        ours = Dialling(credentials, Role.TABLE, binding=binding)
-        connection.sendall(ours.hello)
-        connection.settimeout(POLL)
-        while ours.peer is None:
-            proof = ours.feed(self._receive(connection))
-            if proof:
-                connection.settimeout(CONNECT)
-                connection.sendall(proof)
-        return ours.peer
-
-    def _receive(self, connection: socket.socket) -> bytes:
-        while not self._over():
-            try:
-                data = connection.recv(65536)
-            except TimeoutError:
-                continue
-            if not data:
-                raise ConnectionResetError
-            return data
-        raise GenerationOver
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -12,15 +12,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.utils.store import barrier
 
 from chaos.certificates import Certificates
+from elastic3d.errors import UsageError
+from elastic3d.rendezvous.seat import GenerationOver, Seat
 from elastic3d.rendezvous.store import GenerationStore
-from elastic3d.rendezvous.table import GenerationOver, Seat, Table
+from elastic3d.rendezvous.table import Table
 from elastic3d.trust.channel import WireError, dial
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.handshake import Role
@@ -178,7 +184,7 @@ def test_a_dead_server_is_waited_out(meeting: Meeting) -> None:
     meeting.server.kill()
     meeting.end_in(0.5)
     assert json.loads(store.get("torchelastic/assigned_ranks/1")) == [1, 2, 1, 2]
-    assert store.add("n", 1) == 0
+    assert store.add("torchelastic/agent/terminal_state/num_members", 1) == 0
 
 
 def test_a_stopped_server_is_waited_out(meeting: Meeting) -> None:
@@ -209,7 +215,7 @@ def test_what_generations_left_goes_when_a_later_one_begins() -> None:
         while {key.rpartition("/")[0] for key in table._values} != {"a/3.1", "b/1.1"}:
             assert time.monotonic() < deadline, table._values
             time.sleep(0.01)
-        assert len(table._added) == 2
+        assert len(table._answers) == 2
         assert seats["a/3.1"].get(["name"]) == [b"value"]
         assert seats["a/3.1"].add("count", 1) == 2
     finally:
@@ -332,3 +338,78 @@ def test_a_table_and_a_seat_of_which_one_encrypts_say_so(encrypted: Credentials,
         seat.close()
         good.close()
         table.close()
+
+
+def outcome(call: Callable[[], object]) -> object:
+    """Return what a call returns, or the kind of its error."""
+    try:
+        return call()
+    except dist.DistError as error:
+        return type(error)
+
+
+def told(store: Store) -> list[object]:
+    """Return what a store answers to every call there is."""
+    store.set("a", "1")
+    store.multi_set(["b", "c"], ["2", "\0x"])
+    store.append("a", "+")
+    store.append("new", "first")
+    found: list[object] = [
+        *(store.get(key) for key in ("a", "c", "new")),
+        store.multi_get(["b", "a"]),
+        *(store.add("n", amount) for amount in (3, -1)),
+        *(store.check(keys) for keys in ([], ["a", "n"], ["a", "none"])),
+        *(store.compare_set("b", *values) for values in (("wrong", "x"), ("2", "y"))),
+        *(store.compare_set("s", *values) for values in (("wrong", "x"), ("", "y"), ("", "z"), ("y", "z"))),
+        store.num_keys(),
+        *(store.delete_key("b") for _ in range(2)),
+        store.num_keys(),
+        store.has_extended_api(),
+        store.wait(["a"]),
+        store.wait(["a", "n"], timedelta(seconds=60)),
+        outcome(lambda: store.wait(["none"], timedelta(milliseconds=100))),
+    ]
+    store.set_timeout(timedelta(milliseconds=100))
+    found += [store.timeout, outcome(lambda: store.get("none")), outcome(lambda: store.wait(["none"]))]
+    found += [outcome(lambda: store.multi_get(["a", "none"]))]
+    store.set_timeout(timedelta(seconds=60))
+    return [*found, store.timeout]
+
+
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_it_answers_as_torchs_own_store_does(meeting: Meeting, prefixed: bool) -> None:
+    """Whatever is asked of it, by Python or, through a PrefixStore, by torch's C++ code."""
+    ours: Store = meeting.agent(0)
+    theirs: Store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert told(PrefixStore("p", ours) if prefixed else ours) == told(PrefixStore("p", theirs) if prefixed else theirs)
+
+
+def test_process_groups_meet_in_it(meeting: Meeting) -> None:
+    """As the store that `init_process_group` is given."""
+    sums = {}
+
+    def take_part(rank: int, store: Store) -> None:
+        group = dist.ProcessGroupGloo(PrefixStore("group", store), rank, 2, timedelta(seconds=60))
+        one = torch.tensor([rank + 1.0])
+        group.allreduce([one]).wait()
+        sums[rank] = float(one)
+
+    threads = [threading.Thread(target=take_part, args=(rank, meeting.agent(rank))) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert sums == {0: 3.0, 1: 3.0}
+
+
+def test_who_uses_it_beyond_its_generation_is_told(meeting: Meeting) -> None:
+    """Stand-ins are for torchrun's agents alone. What makes no sense is an error, not a wait."""
+    store = meeting.agent(0)
+    store.set("word", "x")
+    with pytest.raises(UsageError, match="no number"):
+        store.add("word", 1)
+    with pytest.raises(UsageError, match="have at most"):
+        store.set("long", bytes(9 * 2**20))
+    meeting.end_in(0.0)
+    with pytest.raises(dist.DistNetworkError, match="generation that this store is of is over"):
+        store.get("none")

@@ -1,0 +1,185 @@
+"""How a run id closes, and how the others end: handlers of mode=restart over a real etcd, and torch's own launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousParameters,
+)
+
+from chaos.etcd import EtcdServer
+from elastic3d import output
+from elastic3d.errors import UsageError
+from elastic3d.etcd import EtcdClient
+from elastic3d.rendezvous.guard import VARIABLE
+from elastic3d.rendezvous.restart import RestartHandler
+from elastic3d.rendezvous.settings import from_parameters
+from tests.rendezvous.agents import Agent, Agents
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    """One server for all."""
+    with EtcdServer() as server:
+        yield server
+
+
+class Handlers:
+    """Handlers of one run id, of one node each, at most one of which trains at once."""
+
+    def __init__(self, endpoint: str, run_id: str) -> None:
+        self.endpoint, self.run_id = endpoint, run_id
+        self.all: list[RestartHandler] = []
+
+    def add(self, node: str) -> RestartHandler:
+        parameters = RendezvousParameters(
+            "etcd-v3", self.endpoint, self.run_id, 1, 1, "127.0.0.1", node=node, last_call="0.1"
+        )
+        self.all.append(RestartHandler(from_parameters(parameters), "etcd-v3"))
+        return self.all[-1]
+
+    def waits(self, node: str) -> threading.Thread:
+        """Have another node ask for a rendezvous; return the thread, whose `errors` get what it ends by."""
+        handler = self.add(node)
+        thread = _Waiting(handler)
+        thread.start()
+        with EtcdClient(self.endpoint) as client:
+            deadline = threading.Event()
+            for _ in range(600):
+                if any(f"/{self.run_id}/roll/members/{node}@" in kv.key for kv in client.range("")[0]):
+                    return thread
+                deadline.wait(0.1)
+        raise AssertionError(f"{node} did not register")
+
+
+class _Waiting(threading.Thread):
+    def __init__(self, handler: RestartHandler) -> None:
+        super().__init__(daemon=True)
+        self.handler = handler
+        self.errors: list[BaseException] = []
+
+    def run(self) -> None:
+        try:
+            self.handler.next_rendezvous()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the test looks at it
+            self.errors.append(error)
+
+
+@pytest.fixture
+def handlers(etcd: EtcdServer, request: pytest.FixtureRequest) -> Iterator[Handlers]:
+    """Handlers, which have left at the end."""
+    made = Handlers(etcd.endpoint, request.node.name)
+    yield made
+    for handler in made.all:
+        handler._leave(clean=True)
+    os.environ.pop(VARIABLE, None)
+    # What is said in this process goes out by itself again.
+    writer, output._said = output._said, None
+    if writer is not None:
+        writer.close(30)
+
+
+def test_a_closed_run_id_is_closed_for_everybody(handlers: Handlers) -> None:
+    """For who trains, for who waits and for who comes: as torch's handlers do, and what runs goes on until it asks."""
+    first = handlers.add("a")
+    info = first.next_rendezvous()
+    assert (info.rank, info.world_size, first.is_closed()) == (0, 1, False)
+    spare = handlers.waits("b")
+    handlers.add("c").set_closed()
+    spare.join(timeout=60)
+    assert isinstance(spare.errors[0], RendezvousClosedError)
+    assert "node c has closed run id" in str(spare.errors[0])
+    late = handlers.add("d")
+    assert first.is_closed()
+    assert first.num_nodes_waiting() == 0, "what runs goes on"
+    for handler in (first, late, handlers.all[2]):
+        with pytest.raises(RendezvousClosedError, match="has closed run id"):
+            handler.next_rendezvous()
+        assert handler.is_closed()
+
+
+def test_a_spare_ends_well_when_the_job_does(handlers: Handlers) -> None:
+    """By torch's own error for that, and not by the end of the process."""
+    first = handlers.add("a")
+    first.next_rendezvous()
+    spare = handlers.waits("b")
+    assert first.shutdown()
+    spare.join(timeout=60)
+    assert [type(error) for error in spare.errors] == [RendezvousGracefulExitError]
+    with pytest.raises(RendezvousClosedError):
+        first.next_rendezvous()
+
+
+def test_a_fork_of_an_agent_does_not_take_part(handlers: Handlers) -> None:
+    """It is told so at once, and its end is not the agent's."""
+    first = handlers.add("a")
+    first.next_rendezvous()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(60)
+            first._leave()
+            assert first.num_nodes_waiting() == 0
+            first.next_rendezvous()
+        except UsageError as error:
+            code = 0 if "from which this one was forked" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with EtcdClient(handlers.endpoint) as client:
+        assert any("/a@" in kv.key for kv in client.range("")[0] if handlers.run_id in kv.key)
+
+
+LAUNCHES = """\
+import sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+endpoint, run_id, node, worker, *arguments = sys.argv[1:]
+config = LaunchConfig(
+    min_nodes=1, max_nodes=1, nproc_per_node=1, run_id=run_id, rdzv_backend="etcd-v3", rdzv_endpoint=endpoint,
+    rdzv_configs={"node": node, "last_call": "0.1"}, max_restarts=0, local_addr="127.0.0.1",
+)
+returned = elastic_launch(config, sys.executable)(worker, *arguments)
+print("returned", sorted(returned), flush=True)
+"""
+
+WORKER = """\
+import os, sys, time
+os.write(1, b"worker: begin rank=0 world=1 step=0 pid=%d\\n" % os.getpid())
+while not os.path.exists(sys.argv[1]): time.sleep(0.05)
+"""
+
+
+@pytest.mark.long
+def test_a_program_that_launches_goes_on_when_its_node_was_a_spare(etcd: EtcdServer, tmp_path: Path) -> None:
+    """torch's own elastic_launch returns there, without return values, as it does where the workers ran."""
+    (tmp_path / "launches.py").write_text(LAUNCHES)
+    (tmp_path / "worker.py").write_text(WORKER)
+    with Agents(tmp_path, etcd.endpoint, run_id="launched") as agents, EtcdClient(etcd.endpoint) as client:
+        for name in ("a", "b"):
+            given = (etcd.endpoint, "launched", name, str(tmp_path / "worker.py"), str(tmp_path / "stop"))
+            command = [sys.executable, str(tmp_path / "launches.py"), *given]
+            agents.all.append(Agent(name, command, tmp_path / f"{name}.log", {**os.environ, "OMP_NUM_THREADS": "1"}))
+        agents.wait_for(
+            "both have joined",
+            lambda: sum("/launched/roll/members/" in kv.key for kv in client.range("")[0]) == 2,
+            90,
+        )
+        agents.wait_for("one trains", lambda: any(agent.begun() for agent in agents.all), 90)
+        first, spare = sorted(agents.all, key=lambda agent: not agent.begun())
+        (tmp_path / "stop").touch()
+        assert [agent.wait(90) for agent in (first, spare)] == [0, 0], spare.text
+    assert "returned [0]" in first.text
+    assert "returned []" in spare.text
+    assert not spare.begun()
