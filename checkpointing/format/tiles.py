@@ -19,11 +19,12 @@ from checkpointing.errors import FormatError
 ITEMSIZE = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
     "complex128": 16, "complex64": 8, "complex32": 4,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1,
     "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
 }  # fmt: skip
-"""Bytes per element of every dtype the format knows, under torch's names."""
+"""Bytes per element of every dtype the format knows, under torch's names. One of float4_e2m1fn_x2 is two values."""
 
 
 def itemsize(dtype: str) -> int:

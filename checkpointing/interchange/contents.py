@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +51,28 @@ class Contents:
 
     @property
     def objects(self) -> dict[str, str]:
-        """The key of every object, by the object's own name."""
+        """The key of every object, by the object's own name in the state dict."""
         return {
-            objects.name_of(key): key
+            self.name(objects.name_of(key)): key
             for key in sorted(self.checkpoint.specs)
-            if objects.is_object(key) and key not in (objects.PATHS, objects.TIES)
+            if objects.is_object(key) and key not in (objects.PATHS, objects.TIES, objects.NAMES)
         }
+
+    @functools.cached_property
+    def names(self) -> Mapping[str, str]:
+        """The names of entries whose keys are others, by key."""
+        if objects.NAMES not in self.checkpoint.specs:
+            return {}
+        return objects.read_names(bytes(self.read([objects.NAMES])[objects.NAMES]))
+
+    def name(self, key: str) -> str:
+        """Return the name of a tensor, or of an object, as the state dict has it."""
+        return self.names.get(key, key)
+
+    def spec(self, name: str) -> TensorSpec | None:
+        """Return the spec of the tensor of this name, None where there is none."""
+        made = objects.key_of(name)
+        return self.checkpoint.specs.get(made if made in self.names else name)
 
     def fill(self, wanted: Iterable[Wanted]) -> None:
         """Read regions into their buffers, all at once."""

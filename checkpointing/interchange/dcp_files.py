@@ -89,7 +89,7 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
             progress(done, total)
         for key, first in tied.items():
             output.again(names[key], found[names[key]], names[first], found[names[first]])
-        if all(name == spec.key for name, spec in specs.items()):
+        if all(name == contents.name(spec.key) for name, spec in specs.items()):
             paths = contents.paths()
             stored = contents.read(list(contents.objects.values()))
             for name, key in contents.objects.items():

@@ -89,7 +89,7 @@ class Reader(StorageReader):
                 raise SpecMismatch(f"{spec.key}: this torch has no {spec.dtype}; upgrade it to load the checkpoint")
             whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(spec.shape)), sizes=torch.Size(spec.shape))
             properties = TensorProperties(dtype=DTYPES[spec.dtype])
-            found[spec.key] = TensorStorageMetadata(
+            found[contents.name(spec.key)] = TensorStorageMetadata(
                 properties=properties, size=torch.Size(spec.shape), chunks=[whole] if spec.box.numel else []
             )
         found |= {name: BytesStorageMetadata() for name in contents.objects}
@@ -127,11 +127,10 @@ class Reader(StorageReader):
 
     def _load_tensors(self, items: list[ReadItem], planner: LoadPlanner) -> None:
         assert self._contents is not None
-        specs = self._contents.checkpoint.specs
         targets, wrong = [], []
         for item in items:
             target = planner.resolve_tensor(item).detach()
-            spec = specs.get(item.storage_index.fqn)
+            spec = self._contents.spec(item.storage_index.fqn)
             box = _read_box(item)
             other = spec is not None and DTYPES.get(spec.dtype) != target.dtype
             if spec is None or (other and not self._cast) or box.shape != tuple(target.shape):

@@ -7,7 +7,7 @@ import io
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from checkpointing.format.tiles import Box, Piece, TensorSpec
 from checkpointing.interchange import objects
 from checkpointing.interchange.dcp_turns import Staged, Turns
 from checkpointing.interchange.plain import NoPlainForm, name_of_class
-from checkpointing.interchange.tensors import buffer_of, dtype_name, object_piece, shortened
+from checkpointing.interchange.tensors import buffer_of, dtype_name, object_piece, shortened, shown
 from checkpointing.reading.naming import committed
 from checkpointing.reading.reader import Checkpoint, open_checkpoint, read_latest
 from checkpointing.saving.commit import Committed, commit, fence
@@ -59,7 +59,8 @@ class _Save:
     """What one save is about, from its first call to its last, all of them made by one thread.
 
     alone: whether no other save was under way when it was asked for. step: None until it is set up. save_id: as torch's
-    writers have it, another one each time. part: what the coordinator has told. paths: where entries belong.
+    writers have it, another one each time. part: what the coordinator has told. paths: where entries belong. names:
+    of entries whose keys are others, by key.
     """
 
     alone: bool
@@ -69,6 +70,7 @@ class _Save:
     part: _Part | None = None
     generation: int | None = None
     paths: dict[str, objects.Path] = dataclasses.field(default_factory=dict)
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Writer(StorageWriter, AsyncStager):
@@ -202,7 +204,7 @@ class Writer(StorageWriter, AsyncStager):
             if objects.is_object(item.index.fqn):
                 wrong.append(f"{item.index.fqn}: a key kept for objects")
             elif data is not None and dtype_name(data.properties.dtype) is None:
-                wrong.append(f"{item.index.fqn}: {data.properties.dtype} {list(data.size)}")
+                wrong.append(f"{shown(item.index.fqn)}: {data.properties.dtype} {list(data.size)}")
         if wrong:
             raise ValueError(f"{len(wrong)} entries cannot be stored: {shortened(wrong)}")
         return plan
@@ -218,6 +220,7 @@ class Writer(StorageWriter, AsyncStager):
         save.paths = {
             name: list(path) for plan in plans for name, path in (plan.planner_data or {}).items() if _is_path(path)
         }
+        save.names = _other_names(item.index.fqn for plan in plans for item in plan.items)
         return [
             dataclasses.replace(plan, storage_data=_Part(rank=rank, world=len(plans), made_in=generation))
             for rank, plan in enumerate(plans)
@@ -340,13 +343,22 @@ class Writer(StorageWriter, AsyncStager):
             yield piece
         if save.coordinator:
             # Cached plans come without their ways, but the planner has kept the whole metadata.
-            cached = getattr(getattr(planner, "metadata", None), "planner_data", None) or {}
+            known = getattr(planner, "metadata", None)
+            cached = getattr(known, "planner_data", None) or {}
             paths = {**{name: list(path) for name, path in cached.items() if _is_path(path)}, **save.paths}
+            others = {**_other_names(getattr(known, "state_dict_metadata", None) or ()), **save.names}
+            if others:
+                yield object_piece(objects.NAMES, objects.to_json(others))
             if paths:
                 yield object_piece(objects.PATHS, objects.to_json(paths))
             tied = _ties(planner)
             if tied:
                 yield object_piece(objects.TIES, objects.to_json(tied))
+
+
+def _other_names(given: Iterable[str]) -> dict[str, str]:
+    """Return the names that cannot be keys, by the keys they get."""
+    return {key: name for name in given if (key := objects.key_of(name)) != name}
 
 
 def _objects(plan: SavePlan, planner: SavePlanner) -> dict[Any, tuple[str, bytes]]:
@@ -358,13 +370,14 @@ def _objects(plan: SavePlan, planner: SavePlanner) -> dict[Any, tuple[str, bytes
             continue
         found = planner.resolve_data(item)
         assert isinstance(found, io.BytesIO)
-        key, data = objects.wrap_saved(item.index.fqn, found.getvalue())
+        name = objects.key_of(item.index.fqn)
+        key, data = objects.wrap_saved(name, found.getvalue())
         try:
             if not objects.loadable(key, data):
-                key, data = objects.wrap_plain(item.index.fqn, _looked_up(item, planner, found.getvalue()))
+                key, data = objects.wrap_plain(name, _looked_up(item, planner, found.getvalue()))
             kept[item.index] = key, data
         except NoPlainForm as error:
-            refused.append(f"{item.index.fqn}: {error}")
+            refused.append(f"{shown(item.index.fqn)}: {error}")
     if refused:
         raise ValueError(
             f"{len(refused)} entries are not saved, for they would be pickles that nobody could load: "
@@ -400,7 +413,7 @@ def _ties(planner: SavePlanner) -> list[list[str]]:
         if type(name) is str and isinstance(local, torch.Tensor) and _plain(local) and local.numel():
             where = (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride())
             spread = None if whole else (tuple(value.shape), value.device_mesh, value.placements)
-            groups.setdefault((where, spread), []).append(name)
+            groups.setdefault((where, spread), []).append(objects.key_of(name))
     return sorted(sorted(group) for group in groups.values() if len(group) > 1)
 
 
@@ -415,10 +428,20 @@ def _piece(item: WriteItem, planner: SavePlanner) -> Piece:
     dtype, sizes = dtype_name(tensor.dtype), tuple(item.tensor_data.chunk.sizes)
     if dtype is None or tensor.layout is not torch.strided or tuple(tensor.shape) != sizes:
         raise ValueError(
-            f"{item.index.fqn}: planned as {list(sizes)}, given as {tensor.layout} {tensor.dtype} {list(tensor.shape)}"
+            f"{shown(item.index.fqn)}: planned as {list(sizes)}, given as {tensor.layout} {tensor.dtype} "
+            f"{list(tensor.shape)}"
         )
     plain = tensor.detach().resolve_conj().resolve_neg()
     start = tuple(item.tensor_data.chunk.offsets)
-    spec = TensorSpec(key=item.index.fqn, dtype=dtype, shape=tuple(item.tensor_data.size))
+    spec = TensorSpec(key=objects.key_of(item.index.fqn), dtype=dtype, shape=tuple(item.tensor_data.size))
     box = Box(start=start, stop=tuple(a + n for a, n in zip(start, sizes, strict=True)))
-    return Piece(spec=spec, box=box, data=buffer_of(plain.cpu().contiguous()))
+    try:
+        data = buffer_of(plain.cpu().contiguous())
+    except (RuntimeError, TypeError) as error:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            raise
+        raise ValueError(
+            f"{shown(item.index.fqn)}: a {name_of_class(type(tensor))} has no bytes of its own ({error}); save what it "
+            "is made of, or what its dequantize() returns, as plain tensors"
+        ) from error
+    return Piece(spec=spec, box=box, data=data)

@@ -139,9 +139,9 @@ def export_checkpoint(
         raise NotExportable(f"{path}: is there already; nothing is overwritten")
     contents = Contents(checkpoint)
     specs = {
-        spec.key.removeprefix(prefix): spec
-        for spec in contents.tensors
-        if spec.key.startswith(prefix) and spec.key != prefix
+        name.removeprefix(prefix): spec
+        for name, spec in ((contents.name(spec.key), spec) for spec in contents.tensors)
+        if name.startswith(prefix) and name != prefix
     }
     if not specs and not (contents.objects and not prefix):
         raise NotExportable(f"{checkpoint.name}: has no tensor whose name begins with {prefix!r}")

@@ -8,7 +8,8 @@ The format holds tensors alone, so objects become tensors of uint8 under keys of
 | `object/data/KEY` | JSON of what JSON has no words for, such as numpy's arrays, as `plain` writes it |
 | `object/torch/KEY` | what `torch.save` made of anything else: a pickle |
 | `object/paths` | JSON: under each flat key the way to its place in the nested state dict |
-| `object/ties` | JSON: lists of flat keys that are one tensor in memory |
+| `object/ties` | JSON: lists of keys that are one tensor in memory |
+| `object/names` | JSON: the names of entries that the format cannot have as keys, by the keys they lie under instead |
 
 A pickle is only ever read by torch's `weights_only` unpickler; what it refuses cannot be loaded, whoever wrote it.
 A way is a list of steps: text is a key of a dict, a number an index of a list, `["key", n]` a number as a dict's key.
@@ -20,10 +21,12 @@ import io
 import json
 import math
 import pickle
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from blake3 import blake3
 
 from checkpointing.errors import ForeignFormat, Unloadable
 from checkpointing.interchange import plain
@@ -33,6 +36,10 @@ DATA = "object/data/"
 TORCH = "object/torch/"
 PATHS = "object/paths"
 TIES = "object/ties"
+NAMES = "object/names"
+
+LONGEST_NAME = 4000
+"""Characters of a name that is a key as it is; one that is kept for an object has some more."""
 
 Step = str | int | list[Any]
 Path = Sequence[Step]
@@ -48,7 +55,23 @@ def to_json(value: Any) -> bytes:
 
 def is_object(key: str) -> bool:
     """Return whether the key is one of those kept for what is no tensor."""
-    return key.startswith((JSON, DATA, TORCH)) or key in (PATHS, TIES)
+    return key.startswith((JSON, DATA, TORCH)) or key in (PATHS, TIES, NAMES)
+
+
+def key_of(name: str) -> str:
+    """Return the key that an entry of a state dict lies under: its name, or one made of it where that cannot be one."""
+    if name.isprintable() and len(name) <= LONGEST_NAME and not _MADE.fullmatch(name):
+        return name
+    return f"named/{blake3(name.encode(errors='surrogatepass')).hexdigest()}"
+
+
+_MADE = re.compile("named/[0-9a-f]{64}")
+
+
+def read_names(data: bytes) -> dict[str, str]:
+    """Return the names stored under `object/names`, by key, of those that the keys are made of."""
+    found = json.loads(data)
+    return {key: name for key, name in found.items() if isinstance(name, str) and key_of(name) == key}
 
 
 def name_of(key: str) -> str:
@@ -132,15 +155,16 @@ def _plain(value: Any) -> bool:
     if type(value) is float:
         return math.isfinite(value)
     if type(value) is str:
-        return _encodable(value)
+        return encodable(value)
     if type(value) is list:
         return all(map(_plain, value))
     if type(value) is dict:
-        return all(type(key) is str and _encodable(key) and _plain(item) for key, item in value.items())
+        return all(type(key) is str and encodable(key) and _plain(item) for key, item in value.items())
     return False
 
 
-def _encodable(text: str) -> bool:
+def encodable(text: str) -> bool:
+    """Return whether UTF-8 has this text."""
     try:
         text.encode()
     except UnicodeEncodeError:

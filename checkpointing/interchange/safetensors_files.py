@@ -19,7 +19,7 @@ from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange import objects
 from checkpointing.interchange.contents import Contents
 from checkpointing.interchange.foreign import Foreign, Progress, Stored, read_range
-from checkpointing.interchange.tensors import shortened
+from checkpointing.interchange.tensors import shortened, shown
 
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
@@ -36,8 +36,10 @@ _DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
+    "F4": "float4_e2m1fn_x2",  # counted there by values, of which an element here has two, next to each other
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_PAIRS = "float4_e2m1fn_x2"
 
 
 def read(source: Path) -> Foreign:
@@ -80,7 +82,7 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     check(specs)
     facts = {}
     # A folder is a model of Hugging Face's, whose readers know tensors alone.
-    if target.suffix == ".safetensors" and all(name == spec.key for name, spec in specs.items()):
+    if target.suffix == ".safetensors" and all(name == contents.name(spec.key) for name, spec in specs.items()):
         specs = {**specs, **{key: contents.checkpoint.specs[key] for key in _object_keys(contents)}}
         facts = {_FACTS: objects.to_json(contents.checkpoint.facts).decode()}
     sizes = {name: spec.box.numel * spec.itemsize for name, spec in specs.items()}
@@ -104,9 +106,16 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
 
 def check(specs: Mapping[str, TensorSpec]) -> None:
     """Raise NotExportable naming every tensor whose dtype safetensors does not have."""
-    wrong = [f"{name}: {spec.dtype} {list(spec.shape)}" for name, spec in specs.items() if spec.dtype not in _NAMES]
+    wrong = [
+        f"{name}: {spec.dtype} {list(spec.shape)}"
+        for name, spec in specs.items()
+        if spec.dtype not in _NAMES or (spec.dtype == _PAIRS and not spec.shape)
+    ]
     if wrong:
         raise NotExportable(f"safetensors has no dtype for {len(wrong)} tensors, and none is cast: {shortened(wrong)}")
+    texts = [name for name in specs if not objects.encodable(name)]
+    if texts:
+        raise NotExportable(f"safetensors has names in UTF-8, which these are not: {shortened([*map(shown, texts)])}")
     if "__metadata__" in specs:
         raise NotExportable("safetensors cannot hold a tensor called __metadata__")
 
@@ -143,7 +152,7 @@ def _write_file(
     end = 0
     for name, spec in ordered.items():
         begin, end = end, end + spec.box.numel * spec.itemsize
-        header[name] = {"dtype": _NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": _NAMES[spec.dtype], "shape": _counted(spec), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > _LARGEST_HEADER:
@@ -276,12 +285,21 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _counted(spec: TensorSpec) -> list[int]:
+    """Return a shape as safetensors counts it."""
+    return [*spec.shape[:-1], 2 * spec.shape[-1]] if spec.dtype == _PAIRS else list(spec.shape)
+
+
 def _stored(name: str, entry: Any, file: Path, base: int) -> Stored:
     shape, (begin, end) = entry["shape"], entry["data_offsets"]
     if entry["dtype"] not in _DTYPES:
         raise ForeignFormat(f"{file}: {name}: dtype {entry['dtype']} {shape} cannot be kept")
     if not all(type(n) is int and n >= 0 for n in [*shape, begin, end]):
         raise ValueError(f"{name} has a shape or an offset that is no number from 0")
+    if _DTYPES[entry["dtype"]] == _PAIRS:
+        if not shape or shape[-1] % 2:
+            raise ForeignFormat(f"{file}: {name}: dtype {entry['dtype']} {shape} cannot be kept: not pairs of values")
+        shape = [*shape[:-1], shape[-1] // 2]
     spec = TensorSpec(key=name, dtype=_DTYPES[entry["dtype"]], shape=tuple(shape))
     if end - begin != math.prod(shape) * spec.itemsize:
         raise ValueError(f"{name}: {end - begin} bytes are not those of {spec.dtype} {shape}")

@@ -68,6 +68,12 @@ def object_piece(key: str, data: bytes) -> Piece:
     return Piece(spec=spec, box=spec.box, data=memoryview(data))
 
 
+def shown(name: str) -> str:
+    """Return a name for people: whatever is in it on one line, the beginning of a long one."""
+    whole = name if name.isprintable() else ascii(name)
+    return whole if len(whole) <= 200 else f"{whole[:200]}..."
+
+
 def shortened(lines: list[str]) -> str:
     """Return the first of many lines, in one."""
     return "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")

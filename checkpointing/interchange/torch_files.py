@@ -154,7 +154,7 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     tied = {key: first for key, first in contents.ties().items() if key in named and first in named}
     leaves |= {named[key]: leaves[named[first]] for key, first in tied.items()}
     state: dict[Any, Any] = leaves
-    if all(name == spec.key for name, spec in specs.items()):
+    if all(name == contents.name(spec.key) for name, spec in specs.items()):
         leaves |= contents.values()
         state = _nested(leaves, contents.paths())
     # Given the file and not its name, torch raises what Python raises, and names the archive for nobody.

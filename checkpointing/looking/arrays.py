@@ -11,6 +11,8 @@ _NATIVE = {
     "float64": "<f8", "float32": "<f4", "float16": "<f2", "complex128": "<c16", "complex64": "<c8",
     "int64": "<i8", "int32": "<i4", "int16": "<i2", "int8": "i1",
     "uint64": "<u8", "uint32": "<u4", "uint16": "<u2", "uint8": "u1", "bool": "?",
+    # Two values in a byte, which torch does not take apart either.
+    "float4_e2m1fn_x2": "u1",
 }  # fmt: skip
 
 # (exponent bits, mantissa bits, bias, has infinities, only one NaN and no negative zero)

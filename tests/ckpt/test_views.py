@@ -45,6 +45,8 @@ def test_bytes_of_any_dtype_are_the_numbers_torch_sees(dtype: str) -> None:
     seen = torch.frombuffer(bytearray(data), dtype=kind)
     if dtype == "complex32":
         seen = torch.view_as_complex(torch.view_as_real(seen).to(torch.float32))
+    elif dtype == "float4_e2m1fn_x2":
+        seen = seen.view(torch.uint8)
     elif widened(dtype) is not None:
         seen = seen.to(torch.float32)
     np.testing.assert_array_equal(array(dtype, data), seen.numpy())

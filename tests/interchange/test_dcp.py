@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from checkpointing import open_checkpoint, open_store
-from checkpointing.errors import Unloadable
+from checkpointing.errors import NotExportable, Unloadable
 from checkpointing.interchange import Reader, Writer, export_checkpoint, objects
 from checkpointing.saving.options import SaveOptions
 from tests.interchange.samples import every_dtype, same
@@ -369,3 +369,54 @@ def test_encoded_tiles_are_loaded_like_any_other(codec: str, tmp_path: Path) -> 
     loaded = {"w": torch.zeros_like(weights)}
     dcp.load(loaded, storage_reader=Reader(str(tmp_path)))
     same(loaded, {"w": weights})
+
+
+AWKWARD = ("line\nbreak", "\0", "half a pair \ud800", "x" * 100_000, "named/" + "0" * 64, "tab\tin.a.path", "")
+
+
+def test_names_of_any_text_come_back(tmp_path: Path) -> None:
+    """As torch keeps them: unprintable, endless, no Unicode at all; of tensors, tied ones too, and of objects."""
+    tied = torch.rand(3)
+    state: dict[str, Any] = {"plain": {name: torch.full((2,), float(i)) for i, name in enumerate(AWKWARD)}}
+    state |= {"again\n": tied, "tied": tied, "count\r": 3, "date\v": datetime.date(2026, 1, 2)}
+    dcp.save(state, storage_writer=Writer(str(tmp_path), step=1))
+    loaded = _load_state_dict_from_keys(storage_reader=Reader(str(tmp_path)))
+    same(loaded, state)
+    asked = {"plain": {name: torch.zeros(2) for name in AWKWARD}, "count\r": None, "again\n": torch.zeros(3)}
+    dcp.load(asked, storage_reader=Reader(str(tmp_path)))
+    same(asked, {name: state[name] for name in asked})
+    export_checkpoint("torch", open_checkpoint(open_store(str(tmp_path), write=False)), tmp_path / "out.pt")
+    same(torch.load(tmp_path / "out.pt", weights_only=False), state)
+    with pytest.raises(NotExportable, match=r"names in UTF-8.*half a pair \\ud800"):
+        export_checkpoint(
+            "safetensors", open_checkpoint(open_store(str(tmp_path), write=False)), tmp_path / "out.safetensors"
+        )
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that is made of others, as quantised ones are."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapped:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32)  # type: ignore[attr-defined, no-any-return]
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Wrapped(args[0].inner)
+        if func is torch.ops.aten.is_pinned.default:
+            return False
+        raise NotImplementedError(f"{func} of what is not there")
+
+
+def test_a_tensor_without_bytes_of_its_own_is_refused_by_its_class(tmp_path: Path) -> None:
+    """When it is saved, with what to do."""
+    with pytest.raises(dcp.CheckpointException) as raised:
+        dcp.save({"w": Wrapped(torch.ones(2))}, storage_writer=Writer(str(tmp_path), step=1))
+    assert "w: a tests.interchange.test_dcp.Wrapped has no bytes of its own" in str(cause(raised))
+    assert "dequantize()" in str(cause(raised))
