@@ -123,7 +123,7 @@ def test_a_life(job: Job) -> None:
     assert job.all["c"].acted_on == {"elastic3d-member"}
     job.all.pop("c").leave()
     left = {key for key in job.records() if not key.startswith(("board/tombs/", "history/", "roll/flaps/"))}
-    assert left == {"board/generation"}
+    assert left == {"board/generation", "board/secret"}
     wait(lambda: set(job.client.leases()) <= job.leases, 5, lambda: "the dead ones' leases run out")
 
 
