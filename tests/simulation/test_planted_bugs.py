@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -42,8 +43,8 @@ def drop_the_fence(patch: pytest.MonkeyPatch) -> None:
     """A leader's writes do not compare its token any more."""
     honest = transactions.transaction
 
-    def unfenced(root: str, me: object, action: acts.Write, lease: int = 0) -> transactions.Transaction:
-        made = honest(root, me, action, lease)  # type: ignore[arg-type]
+    def unfenced(*given: Any, **named: Any) -> transactions.Transaction:
+        made, action = honest(*given, **named), given[2]
         return replace(made, conditions=()) if isinstance(action, acts.Seal | acts.Propose) else made
 
     patch.setattr(transactions, "transaction", unfenced)
