@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -57,6 +58,15 @@ def preloaded() -> Iterator[PreloadedServer]:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """An authority's, a server's and a client's, on which no test lays its hands."""
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(autouse=True)
+def same_torch() -> Iterator[None]:
+    """Undo what a trainer in this process set for all of torch: it fills new tensors, and cannot for every dtype."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

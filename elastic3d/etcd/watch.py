@@ -351,7 +351,8 @@ class Watch:
             self._electing = now
         # A token from before and an election are over in a moment, or show as something else.
         passing = kind is failures.Kind.TOKEN or (self._electing is not None and now < self._electing + ELECTION)
-        everyone = index is None or (self._failures >= len(self._session.endpoints) and not passing)
+        # A read that nobody answered in its time says less than every member's refusal: an election may last that long.
+        everyone = index is not None and self._failures >= len(self._session.endpoints) and not passing
         curable = self._session.curable(failure)
         gone = self._connected is not False and (everyone or now - self._heard >= UNSERVED)
         # What people have to mend shows only in the tries that follow; finding out what it is takes time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -209,6 +210,17 @@ def test_no_change_is_lost_when_the_watched_member_stops(one_binary: Path, fault
                 count = writer.stop()
             assert_nothing_lost(client, seen, count)
             assert not seen.of(Disconnected), "moving to the next member is not a disconnection"
+
+
+def test_reads_that_nobody_answers_yet_are_no_disconnection() -> None:
+    """Until it has lasted: a read that moves on to the next member may meet an election, and take its whole budget."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with EtcdClient(f"127.0.0.1:{listener.getsockname()[1]}") as client:
+            seen, began = Seen(), time.monotonic()
+            watch = Watch(client, "k/", seen)
+            wait_until(lambda: seen.of(Disconnected), 60.0)
+            assert time.monotonic() - began >= etcd_watch.UNSERVED
+            watch.close()
 
 
 def test_an_election_is_no_disconnection(one_binary: Path) -> None:
