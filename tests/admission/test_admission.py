@@ -20,7 +20,7 @@ from elastic3d.admission.record import KEPT, Refusal
 from elastic3d.errors import AdmissionFailed, EtcdUnavailable
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import MemberRecord, decode, encode
+from elastic3d.membership.records import SCHEMA, MemberRecord, decode, encode
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.values import Cause, Generation, ModelProfile, Node, StoreAt
 from elastic3d.worker.admit import admit
@@ -78,7 +78,7 @@ def test_an_unfit_node_is_kept_out_until_it_is_mended(server: EtcdServer, tmp_pa
     with EtcdClient(server.endpoint) as client:
         ((key, value, lease),) = [(found.key, found.value, found.lease) for found in client.range(root)[0]]
         assert key == f"{root}refused/node0"
-        assert json.loads(value)["schema"] == 1
+        assert json.loads(value)["schema"] == SCHEMA
         refusal = decode(Refusal, value, key)
         assert (refusal.node, [check.name for check in refusal.checks]) == ("node0", ["disk"])
         assert why in refusal.checks[0].detail
