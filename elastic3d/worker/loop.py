@@ -14,7 +14,7 @@ import queue
 import selectors
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic3d.log import said
 from elastic3d.port import Assignment, Flags, Go
@@ -47,6 +47,7 @@ class _Trainer:
     step: int = -1
     table: str = ""
     last: FromTrainer | None = None
+    early: list[FromTrainer] = field(default_factory=list)  # what it said before its template had told of it
 
 
 class SlotLoop:
@@ -210,6 +211,7 @@ class SlotLoop:
 
     def _fork(self, trainer: _Trainer) -> None:
         assert trainer.theirs is not None
+        trainer.early.clear()
         descriptors = [trainer.theirs.fileno()]
         if not trainer.assignment.measuring:
             descriptors.extend(self._memory.descriptors())
@@ -228,6 +230,9 @@ class SlotLoop:
                     trainer.pid = packet.pid
                     self._close_theirs(trainer)
                     self._tell(events.Started(slot=self._index, trainer=trainer.number, pid=packet.pid))
+                    early, trainer.early = trainer.early, []
+                    for message in early:
+                        self._heard(trainer, message)
                 case template.Unforked():
                     trainer = self._trainers[packet.trainer]
                     self._close_theirs(trainer)
@@ -294,6 +299,10 @@ class SlotLoop:
             self.stop(trainer.number)
         if messages is None:
             self._unwatch(trainer.end)
+            return
+        if trainer.pid is None:
+            # On a busy machine it may be faster than the template that forked it.
+            trainer.early += messages
             return
         for message in messages:
             self._heard(trainer, message)
