@@ -50,7 +50,13 @@ class LineWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, line: bytes) -> bool:
-        """Have a line written; return False where it was dropped, for too much is waiting or the writer is closed."""
+        """Have a line written; return False where it was dropped, for too much is waiting or the writer is closed.
+
+        From the writer's own thread, as out of `missed`, it is written at once: there is no room to wait in.
+        """
+        if threading.current_thread() is self._thread:
+            self._write(line)
+            return True
         with self._changed:
             full = len(self._lines) >= self._most_lines or self._bytes + len(line) > self._most_bytes
             if full or self._closed:

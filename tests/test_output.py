@@ -38,6 +38,36 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     assert written == [b"0", 4, b"1", b"2", b"3", b"8"]
 
 
+def test_what_is_said_of_dropped_lines_is_not_dropped_itself() -> None:
+    """It is said where they are missing, though others have filled the queue again by then."""
+    gate, begun = threading.Event(), threading.Event()
+    written: list[bytes] = []
+
+    def write(line: bytes) -> None:
+        begun.set()
+        gate.wait(30)
+        written.append(line)
+
+    def fill() -> None:
+        while writer.put(b"more"):
+            pass
+
+    def missed(count: int) -> None:
+        if b"missed" not in written:
+            filling = threading.Thread(target=fill)
+            filling.start()
+            filling.join()
+            assert writer.put(b"missed")
+
+    writer = LineWriter(write, name="slow", missed=missed, most_lines=3)
+    assert writer.put(b"0")
+    assert begun.wait(30)
+    fill()
+    gate.set()
+    assert writer.close(30)
+    assert written[:3] == [b"0", b"missed", b"more"]
+
+
 HUNG = """
 import os, sys, time
 from elastic3d.membership import events as m
