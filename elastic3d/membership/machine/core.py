@@ -44,8 +44,12 @@ from elastic3d.membership.records import MemberRecord, Out, Report, Tomb
 from elastic3d.values import Cause, Generation
 
 ALONE = 0.8
-"""Of lease and grace together: how long a member that alone has lost etcd goes on. The others put it out after all
-of it. Some members hear from etcd again before others do, so that a vote or two against this one mean nothing yet."""
+"""Of the time after which the others put out a member that alone has lost etcd: how much of it the member goes on."""
+
+NOTICING = 6.0
+"""Seconds by which one member may notice later than another that the same etcd is lost. One that is connected to what
+is left of a cluster without a majority hears progress from there for three seconds yet, and may look for another
+server for nearly as long. Until then a vote against those who know already means nothing."""
 
 RETRY = 0.1
 """Seconds after a write that failed before the leader decides again: by then the watch has told why."""
@@ -393,8 +397,10 @@ class Core:
         patience = ALONE * (self.policy.lease + self.policy.grace)
         generation = self.running
         if generation is not None and self._outvoted_since is not None:
+            # A neighbour that still hears this member keeps it in for `orphan` longer; with none, there are no votes.
+            longest = ALONE * (self.policy.lease + self.policy.grace + self.policy.orphan)
             alone_since = max(self._outvoted_since, self._lost_since)
-            if self._alarm.due(alone_since + patience):
+            if self._alarm.due(alone_since + min(max(patience, NOTICING), longest)):
                 detail = "this node alone lost etcd"
                 self._trainers.stop(actions, generation.key, detail)
                 self.report = replace(self.report, fault=generation.key, detail=detail)
