@@ -7,14 +7,14 @@ layout; `verify` finds every byte that is not as it was written; `tag`, `pin` an
 
 from checkpointing.format.refs import Ref
 from checkpointing.format.tiles import Box, Piece, TensorSpec
-from checkpointing.keeping.collecting import Collected, CollectionPlan, collect, plan_collection
-from checkpointing.keeping.protecting import mark_verified, pin, pins, tag, tags, unpin, untag
-from checkpointing.keeping.repairing import repair_latest
-from checkpointing.keeping.retention import Retention
 from checkpointing.reading.naming import read_ref, resolve_name
 from checkpointing.reading.reader import Checkpoint, open_checkpoint, read_latest
 from checkpointing.reading.resolver import Offered, Resolved, TileSource, resolve
 from checkpointing.reading.verify import Finding, verify
+from checkpointing.retention.collection import Collected, CollectionPlan, collect, plan_collection
+from checkpointing.retention.policy import Retention
+from checkpointing.retention.protection import mark_verified, pin, pins, tag, tags, unpin, untag
+from checkpointing.retention.ref_repair import repair_latest
 from checkpointing.saving.commit import Committed, commit, fence
 from checkpointing.saving.options import SaveOptions
 from checkpointing.saving.save import SavedRank, save_rank

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpointing.keeping.collecting import GRACE
+from checkpointing.retention.collection import GRACE
 from elastic3d import output
 from elastic3d.admission.devices import DEVICE
 from elastic3d.admission.host import available_memory

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
 from elastic3d.port import StepRecord
 from elastic3d.training import Run
-from elastic3d.training.alone import Alone
+from elastic3d.training.standalone import Alone
 from elastic3d.values import Layout, ModelProfile
 
 STEPS = 3

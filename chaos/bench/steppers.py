@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from chaos.bench.gpt import GPT, Sentences, loss_fn
 from elastic3d.training import Run
-from elastic3d.training.alone import Alone
+from elastic3d.training.standalone import Alone
 from elastic3d.values import Layout
 
 MICRO_BATCH = 2

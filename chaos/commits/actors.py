@@ -29,9 +29,9 @@ from checkpointing.errors import (
     Superseded,
 )
 from checkpointing.format import names
-from checkpointing.keeping.collecting import collect
-from checkpointing.keeping.retention import Retention
 from checkpointing.reading.announcing import reading
+from checkpointing.retention.collection import collect
+from checkpointing.retention.policy import Retention
 
 T = TypeVar("T")
 

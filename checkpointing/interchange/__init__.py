@@ -5,6 +5,6 @@ this format. This room alone imports torch.
 """
 
 from checkpointing.interchange.dcp import Reader, Writer
-from checkpointing.interchange.moving import Exported, Kind, export_checkpoint, import_checkpoint
+from checkpointing.interchange.transfer import Exported, Kind, export_checkpoint, import_checkpoint
 
 __all__ = ["import_checkpoint", "export_checkpoint", "Exported", "Kind", "Writer", "Reader"]

@@ -19,7 +19,7 @@ _SHOWN = 5
 def read_ref(store: Store, name: str = LATEST) -> Ref | None:
     """Return the ref `latest`, or `verified` or a tag in the form of one; None when nobody has written it.
 
-    FormatError when `refs/latest` is damaged: `checkpointing.keeping.repairing.repair_latest` writes it anew.
+    FormatError when `refs/latest` is damaged: `checkpointing.retention.ref_repair.repair_latest` writes it anew.
     """
     ref, _ = read_versioned(store)
     if name == LATEST or ref is None:

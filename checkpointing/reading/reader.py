@@ -22,8 +22,8 @@ from checkpointing.format.manifest import RankManifest, StoredTile, decode_manif
 from checkpointing.format.record import ManifestEntry, Record, decode_record, root
 from checkpointing.format.refs import Ref
 from checkpointing.format.tiles import Box, TensorSpec
-from checkpointing.reading.mending import MendingPackSource
 from checkpointing.reading.naming import find, read_ref
+from checkpointing.reading.pack_repair import MendingPackSource
 from checkpointing.reading.packs import PackSource, offer
 from checkpointing.reading.sources import Offered
 from checkpointing.saving.coverage import check_complete

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from checkpointing.errors import SourceError, TileLost
 from checkpointing.format.tiles import Box, TensorSpec, copy_box, digest, subtract
 from checkpointing.reading.catalogue import Catalogue, Failure, Job, Plan, Region
-from checkpointing.reading.healing import Healer
+from checkpointing.reading.read_repair import Healer
 from checkpointing.reading.sources import LITTLE, Distant, Filling, Offered, Prefetching, TileSource
 
 __all__ = ["Destination", "Failure", "Offered", "Prefetching", "Resolved", "Tally", "TileSource", "resolve"]

@@ -34,10 +34,10 @@ from checkpointing.format.refs import (
     is_superseded,
     spill,
 )
-from checkpointing.reading.condemned import condemned
 from checkpointing.reading.naming import committed, read_versioned
+from checkpointing.reading.pending_deletions import condemned
 from checkpointing.saving.coverage import check_complete
-from checkpointing.saving.moving import move, write_history
+from checkpointing.saving.ref_update import move, write_history
 from checkpointing.stores.protocol import Store, create, decides_creations
 
 _READERS = 8

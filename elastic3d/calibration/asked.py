@@ -17,8 +17,8 @@ from typing import NoReturn
 from elastic3d.calibration.asking import VARIABLE
 from elastic3d.calibration.block import time_block
 from elastic3d.port import Assignment
-from elastic3d.training.alone import Alone
 from elastic3d.training.run import Run
+from elastic3d.training.standalone import Alone
 from elastic3d.values import ModelProfile, from_json, to_json
 from elastic3d.worker.process import die_with_parent
 

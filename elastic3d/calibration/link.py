@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from elastic3d.calibration.line import fit
+from elastic3d.calibration.linear_fit import fit
 from elastic3d.calibration.record import Measured, Sample
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError

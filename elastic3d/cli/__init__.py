@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 
 import typer
 
-from elastic3d.cli import ckpt, look, order, samples
+from elastic3d.cli import ckpt, node_commands, samples, status
 from elastic3d.cli.calibrate import calibrate
 from elastic3d.cli.job import about_a_job
 from elastic3d.cli.plan import plan
@@ -54,9 +54,13 @@ def application() -> typer.Typer:
     )
     # Without a callback typer would turn a single command into the whole application.
     app.callback()(lambda: None)
-    app.command("status", cls=look.OptionalWatch, rich_help_panel=LOOK)(about_a_job(look.status))
-    app.command("events", rich_help_panel=LOOK)(about_a_job(look.events))
-    for name, command in (("drain", order.drain), ("quarantine", order.quarantine), ("release", order.release)):
+    app.command("status", cls=status.OptionalWatch, rich_help_panel=LOOK)(about_a_job(status.status))
+    app.command("events", rich_help_panel=LOOK)(about_a_job(status.events))
+    for name, command in (
+        ("drain", node_commands.drain),
+        ("quarantine", node_commands.quarantine),
+        ("release", node_commands.release),
+    ):
         app.command(name, rich_help_panel=ORDER)(about_a_job(command))
     app.command("plan", rich_help_panel=AHEAD)(plan)
     app.command("calibrate", rich_help_panel=AHEAD)(calibrate)

@@ -16,7 +16,7 @@ import typer
 
 from elastic3d.errors import ConfigurationError, Elastic3dError, UsageError
 from elastic3d.etcd import EtcdClient, Tls, parse_endpoints, password_warning
-from elastic3d.membership.looking.jobs import Job, job
+from elastic3d.membership.inspection.jobs import Job, job
 
 PANEL = "Which job"
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -16,9 +16,9 @@ from checkpointing.reading.reader import read_record
 from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import Json, KeyFile, Place, complain
-from elastic3d.cli.ckpt.shown.words import table
+from elastic3d.cli.ckpt.render.words import table
 from elastic3d.cli.ckpt.telling import SCHEMA, bar
-from elastic3d.cli.show import clean
+from elastic3d.cli.render import clean
 from elastic3d.errors import Elastic3dError, StateError, UsageError
 from elastic3d.values import from_json, to_json
 

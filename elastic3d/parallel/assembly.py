@@ -33,9 +33,9 @@ from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.profiles import with_costs
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction import choice
-from elastic3d.parallel.reduction.alone import Alone
 from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.protocol import Reduction
+from elastic3d.parallel.reduction.single_replica import Alone
 from elastic3d.parallel.reduction.units import shard_units
 from elastic3d.parallel.refusals import look_at_model
 from elastic3d.parallel.squares import places, squares

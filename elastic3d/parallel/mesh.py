@@ -1,6 +1,6 @@
 """The mesh of one generation: its axes, this rank's place on them, and their process groups.
 
-Ranks are laid out as `elastic3d.planner.places` says: pp outermost, then dp, then tp. With replicas (HSDP) dp is two
+Ranks are laid out as `elastic3d.planner.placement` says: pp outermost, then dp, then tp. With replicas (HSDP) dp is two
 axes: dp index = replica * shards + shard.
 """
 

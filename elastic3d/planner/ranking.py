@@ -1,44 +1,146 @@
-"""What comes out of planning: layouts in order, with their predicted time and memory, and why others are not there."""
+"""Rank all layouts of a cluster by predicted time; say why the others are not there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 
-from elastic3d.values import Layout
+from elastic3d.planner.costs import Costs
+from elastic3d.planner.enumeration import Cluster, options
+from elastic3d.planner.legality import unfit
+from elastic3d.planner.memory import memory
+from elastic3d.planner.results import Candidate, Ranking, Rejected
+from elastic3d.planner.schedules import cuts, even_share
+from elastic3d.planner.step_time import seconds
+from elastic3d.values import Layout, ModelProfile
+
+BALANCED = 64
+"""Layouts whose stages are cut anew by cost, at most: those that this can make the fastest, most promising first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A layout that works, as predicted.
+def rank(
+    nodes: int, slots: int, profile: ModelProfile, request: Layout, costs: Costs, *, speeds: Sequence[float] = ()
+) -> Ranking:
+    """Return the layouts for up to `nodes` nodes of `slots` slots each, the fastest first.
 
-    nodes: how many it uses; spares: how many it leaves. micro_batches: that each pipeline runs in one step, fillers
-    included. seconds: of one step. memory_bytes: on the fullest device. memory, time: what these are made of, by
-    contributor, in bytes and seconds; they sum up to the figures above.
+    In `request`, pp, dp, tp, zero and replicas of 0 are free, and so are a schedule of None and, where a schedule is
+    free or has several stages a rank, virtual=1. speeds: of each node in rank order, 1 for one as fast as `costs` say;
+    () for equal ones. Layouts of equal time stand in order of nodes, then of bytes.
     """
+    cluster = Cluster(nodes=nodes, slots=slots)
+    found: list[Candidate] = []
+    rejected: list[Rejected] = []
+    for layout in options(cluster, profile, request):
+        judged = judge(layout, cluster, profile, costs, speeds)
+        if isinstance(judged, Candidate):
+            found.append(judged)
+        elif judged.nodes == nodes or judged.out_of_memory:
+            rejected.append(judged)
+    found.sort(key=_order)
+    balanced: list[Candidate] = []
+    if found and not request.cuts:
+        fastest = found[0].seconds
+        hopes = sorted((_hope(one, cluster, profile, costs, speeds), at) for at, one in enumerate(found))
+        for hope, at in hopes[:BALANCED]:
+            if hope >= fastest:
+                break
+            better = _balanced(found[at], cluster, profile, costs, speeds)
+            if better is not None:
+                balanced.append(better)
+                fastest = min(fastest, better.seconds)
+    return Ranking(ranking=tuple(sorted([*found, *balanced], key=_order)), rejected=tuple(rejected))
 
-    layout: Layout
-    nodes: int
-    spares: int
-    micro_batches: int
-    seconds: float
-    memory_bytes: int
-    memory: dict[str, int] = field(default_factory=dict)
-    time: dict[str, float] = field(default_factory=dict)
+
+def judge(
+    layout: Layout, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float] = ()
+) -> Candidate | Rejected:
+    """Return what is predicted of one layout, or why it does not work."""
+    used = layout.world // cluster.slots
+    reason = illegal(layout, cluster, profile)
+    if reason is not None:
+        return Rejected(layout=layout, nodes=used, reason=reason)
+    needed = memory(layout, profile, costs.device.reserve)
+    total = sum(needed.values())
+    if total > costs.device.memory:
+        return Rejected(
+            layout=layout, nodes=used, reason=_too_large(needed, total, costs.device.memory), out_of_memory=True
+        )
+    time = seconds(layout, profile, costs, cluster.slots, stage_speeds(layout, cluster.slots, speeds))
+    return Candidate(
+        layout=layout,
+        nodes=used,
+        spares=cluster.nodes - used,
+        micro_batches=-(-profile.micro_batches // layout.dp),
+        seconds=sum(time.values()),
+        memory_bytes=total,
+        memory=needed,
+        time=time,
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
-    """A layout that does not work, and what would have to be otherwise."""
+def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | None:
+    """Return why a layout cannot run on nodes of these slots, whatever it costs; None if it can."""
+    if layout.world > cluster.devices or layout.world % cluster.slots:
+        return f"{layout} is {layout.world} ranks, not a whole number of the {cluster.nodes} nodes x {cluster.slots}"
+    if cluster.slots % layout.tp:
+        return f"tp={layout.tp} does not divide the {cluster.slots} slots of a node, and tp stays inside one"
+    return unfit(layout, profile)
 
-    layout: Layout
-    nodes: int
-    reason: str
-    out_of_memory: bool = False
+
+def stage_speeds(layout: Layout, slots: int, speeds: Sequence[float]) -> tuple[float, ...]:
+    """Return the speed of each pipeline rank: that of its slowest node; () where nodes are alike."""
+    used = speeds[: layout.world // slots]
+    if len(set(used)) < 2 and set(used) <= {1.0}:
+        return ()
+    width = layout.world // layout.pp
+    return tuple(
+        min(used[rank // slots] for rank in range(stage * width, (stage + 1) * width)) for stage in range(layout.pp)
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """Layouts that work, best first, and those that do not."""
+def _balanced(
+    one: Candidate, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]
+) -> Candidate | None:
+    """Return the candidate with stages cut by cost instead of evenly, where that is faster and fits."""
+    if _whole(one.layout, profile):
+        return None
+    first, last, blocks = _work(one.layout, profile, costs)
+    there = stage_speeds(one.layout, cluster.slots, speeds)
+    found = cuts(blocks, one.layout, first=first, last=last, speeds=there)
+    if not found:
+        return None
+    better = judge(replace(one.layout, cuts=found), cluster, profile, costs, speeds)
+    return better if isinstance(better, Candidate) and better.seconds < one.seconds else None
 
-    ranking: tuple[Candidate, ...]
-    rejected: tuple[Rejected, ...] = ()
+
+def _hope(one: Candidate, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]) -> float:
+    """Return the seconds below which no cut can bring the candidate."""
+    if _whole(one.layout, profile):
+        return one.seconds
+    first, last, blocks = _work(one.layout, profile, costs)
+    there = stage_speeds(one.layout, cluster.slots, speeds)
+    return one.seconds * even_share(blocks, one.layout, first=first, last=last, speeds=there)
+
+
+def _whole(layout: Layout, profile: ModelProfile) -> bool:
+    return layout.pp == 1 or profile.blocks > 256
+
+
+def _work(layout: Layout, profile: ModelProfile, costs: Costs) -> tuple[float, float, list[float]]:
+    """Return the work of a micro-batch: before the blocks, after them, and of each block."""
+    fixed = 3 * costs.forward * costs.device.flops * layout.tp / max(1, profile.blocks // layout.stages)
+    return 3 * profile.first.flops, 3 * profile.last.flops, [3 * profile.block.flops + fixed] * profile.blocks
+
+
+def _order(one: Candidate) -> tuple[float, int, int, str]:
+    return one.seconds, one.nodes, one.memory_bytes, one.layout.request()
+
+
+def _too_large(needed: dict[str, int], total: int, there: int) -> str:
+    largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
+    named = ", ".join(f"{name} {_gib(nbytes)}" for name, nbytes in largest)
+    return f"needs {_gib(total)} of {_gib(there)} on the fullest device: {named}"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"

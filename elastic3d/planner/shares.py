@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.errors import LayoutError
-from elastic3d.planner.places import place_of
+from elastic3d.planner.placement import place_of
 
 _OPTIMIZER, _MODEL = "optimizer/", "model/"
 _AXIS = re.compile(r"(pp|dp|tp)=([0-9]{1,6})")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic3d.planner.orders import Action, Pass, orders
+from elastic3d.planner.pipeline_actions import Action, Pass, orders
 from elastic3d.planner.schedules import rank_of_stage, schedule_of
 from elastic3d.values import Layout
 

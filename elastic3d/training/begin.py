@@ -8,11 +8,11 @@ from typing import NoReturn
 import torch
 
 from elastic3d.errors import UnmatchedCollective
-from elastic3d.parallel.lost import is_lost_peer
+from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.port import Port
 from elastic3d.training import restoring
-from elastic3d.training.alone import Alone
 from elastic3d.training.run import Run
+from elastic3d.training.standalone import Alone
 
 Main = Callable[[Run], None]
 

@@ -17,7 +17,7 @@ from elastic3d.data.ledger import Ledger, Line
 from elastic3d.errors import StateUnfit
 from elastic3d.parallel import facts as written
 from elastic3d.parallel.numerics.scale import LossScale
-from elastic3d.parallel.room import Room
+from elastic3d.parallel.restore_buffers import Room
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
 from elastic3d.training import restoring, starting
 from elastic3d.values import from_json, to_json

@@ -16,7 +16,7 @@ from checkpointing.format.tiles import TensorSpec
 from checkpointing.reading.resolver import resolve
 from checkpointing.reading.sources import TileSource
 from elastic3d.errors import StateError
-from elastic3d.parallel.room import Room
+from elastic3d.parallel.restore_buffers import Room
 from elastic3d.parallel.state import Held, held_by_model
 from elastic3d.training import restoring
 

@@ -9,10 +9,10 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership.records import SavedStep
 from elastic3d.values import Generation
 from elastic3d.worker.committer import CommitDone, CommitFailed, CommitNeedless, Committer, Found
-from elastic3d.worker.figures import Figures
 from elastic3d.worker.housekeeping import Bounded, Housekeeper, SweepFailed, Swept, Told, Verified, VerifyFailed
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Saving
+from elastic3d.worker.pulse import Figures
 from elastic3d.worker.slot import Slot
 from elastic3d.worker.uploader import Uploader, WriteFailed, Written, rest_after
 from elastic3d.worker.writing import Writer

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from checkpointing import Committed, Ref, Store, commit, fence
 from checkpointing.errors import CheckpointError, CommitRefused, Fenced, Incomplete, Superseded
 from checkpointing.format import names
-from checkpointing.keeping.time import modified_at, store_time
+from checkpointing.retention.store_clock import modified_at, store_time
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership.records import SavedStep

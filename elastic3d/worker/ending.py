@@ -12,8 +12,8 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import events as m
 from elastic3d.worker.checkpoints import Checkpoints
 from elastic3d.worker.generations import Generations
+from elastic3d.worker.trainer_group import World
 from elastic3d.worker.uploader import WriteFailed, Written
-from elastic3d.worker.world import World
 
 END_PATIENCE = 240.0
 """Seconds that writing the last step is tried: twice what one write takes that the store keeps waiting. Then it is a

@@ -16,12 +16,12 @@ from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Cause, Generation, Node
 from elastic3d.worker import events as w
 from elastic3d.worker.failure import words
-from elastic3d.worker.figures import Figures
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Options
+from elastic3d.worker.pulse import Figures
 from elastic3d.worker.safety import SafeStep
 from elastic3d.worker.slot import Slot
-from elastic3d.worker.world import World, assignment
+from elastic3d.worker.trainer_group import World, assignment
 
 UNREACHABLE = 60.0
 """Seconds for which a node that took no snapshots is not asked to again, while there is another."""

@@ -19,13 +19,13 @@ from elastic3d import notices, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
+from elastic3d.etcd_refs import EtcdRegister
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Notice, Pulse
 from elastic3d.planner import Plan, plan
-from elastic3d.register import EtcdRegister
 from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.storage import open_checked
@@ -39,17 +39,17 @@ from elastic3d.worker.admit import admit
 from elastic3d.worker.checkpoints import Checkpoints
 from elastic3d.worker.ending import Ending
 from elastic3d.worker.failure import ended
-from elastic3d.worker.figures import Figures
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.leaving import Leaving
 from elastic3d.worker.meeting import Meeting
 from elastic3d.worker.options import Options
 from elastic3d.worker.progress import Progress
+from elastic3d.worker.pulse import Figures
 from elastic3d.worker.slot import Slot
+from elastic3d.worker.trainer_group import assignment
 from elastic3d.worker.uploader import WriteFailed, Written
 from elastic3d.worker.warming import Inbox, Signalled, measure, wait_at_gate
-from elastic3d.worker.world import assignment
 
 LOOKS = 1.0
 """Seconds after which the keeper looks at its trainers though nothing has happened."""

@@ -16,7 +16,7 @@ from elastic3d.worker.checkpoints import Checkpoints
 from elastic3d.worker.departure import Departure
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.world import World
+from elastic3d.worker.trainer_group import World
 
 HELD_PATIENCE = 2.0
 """Seconds a planned change waits for the last snapshot to be at the buddy, on a node that stays."""

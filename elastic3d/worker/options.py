@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.format.announcement import ANNOUNCED_AFTER
-from checkpointing.keeping.collecting import GRACE
+from checkpointing.retention.collection import GRACE
 from checkpointing.stores.address import redacted
 from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError

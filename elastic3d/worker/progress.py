@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.port import StepRecord
-from elastic3d.worker.figures import Figures
+from elastic3d.worker.pulse import Figures
 
 EVERY = 10.0
 """Seconds from one line to the next."""

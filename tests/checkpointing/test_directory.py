@@ -19,7 +19,7 @@ from chaos.commits.invariants import misread
 from checkpointing import Key, Store, commit, fence, open_checkpoint, open_store, read_latest, save_rank, verify
 from checkpointing.errors import NewerFormat, StoreError
 from checkpointing.format.refs import decode_ref
-from checkpointing.keeping.protecting import tags
+from checkpointing.retention.protection import tags
 from checkpointing.stores import local
 from checkpointing.stores.numbered import KEPT, append, newest, swap
 

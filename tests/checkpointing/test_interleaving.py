@@ -62,7 +62,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools of one thread: an actor asks for one operation at a time, so that a seed is one history."""
     for module in ("saving.commit", "keeping.reach", "reading.reader"):
         monkeypatch.setattr(f"checkpointing.{module}._READERS", 1)
-    monkeypatch.setattr("checkpointing.keeping.sweeping._DELETERS", 1)
+    monkeypatch.setattr("checkpointing.retention.sweep._DELETERS", 1)
 
 
 class Oracle:

@@ -60,10 +60,10 @@ from checkpointing.format.announcement import (
 from checkpointing.format.encoding import document
 from checkpointing.format.refs import decode_ref, encode_ref, spill
 from checkpointing.format.tombstone import Doomed
-from checkpointing.keeping.retention import bounded, retained
 from checkpointing.reading import announcing
 from checkpointing.reading.announcing import announced, reading
 from checkpointing.reading.naming import committed
+from checkpointing.retention.policy import bounded, retained
 from checkpointing.stores.local import LocalStore
 
 DAY = 86400.0
@@ -505,7 +505,7 @@ def test_a_long_history_moves_out_of_the_ref(monkeypatch: pytest.MonkeyPatch) ->
     assert spill(Ref(generation=1, earlier=tuple(map(name, range(1024, 0, -1)))))[1] == ()
     ref, old = spill(Ref(generation=1, earlier=tuple(map(name, range(1025, 0, -1)))))
     assert (len(ref.earlier), old) == (513, tuple(map(name, range(512, 0, -1))))
-    for module in (refs, __import__("checkpointing.saving.moving", fromlist=["x"])):
+    for module in (refs, __import__("checkpointing.saving.ref_update", fromlist=["x"])):
         monkeypatch.setattr(module, "SPILLED", 4)
     monkeypatch.setattr(refs, "LONGEST", 6)
     store, actor = fresh()

@@ -19,8 +19,8 @@ from checkpointing.format.encoding import document, hexdigest, parse
 from checkpointing.format.manifest import decode_manifest
 from checkpointing.format.refs import decode_ref
 from checkpointing.format.tombstone import Tombstone, encode_tombstone
-from checkpointing.keeping.protecting import mark_verified, tag
 from checkpointing.reading.verify import Fault, Progress
+from checkpointing.retention.protection import mark_verified, tag
 
 _numbers = itertools.count()
 

@@ -15,19 +15,19 @@ from rich.console import Console, RenderableType
 
 from checkpointing import open_checkpoint
 from checkpointing.format import names
-from checkpointing.looking.difference import by_key, difference
-from checkpointing.looking.found import Found, find
-from checkpointing.looking.history import history as commits
-from checkpointing.looking.statistics import summarise as statistics
-from checkpointing.looking.summary import lineage, summarise
-from checkpointing.looking.tree import tree
-from checkpointing.looking.usage import usage
-from checkpointing.looking.values import doubtful, value_differences
+from checkpointing.inspection.difference import by_key, difference
+from checkpointing.inspection.documents import Found, find
+from checkpointing.inspection.history import history as commits
+from checkpointing.inspection.statistics import summarise as statistics
+from checkpointing.inspection.summary import lineage, summarise
+from checkpointing.inspection.tree import tree
+from checkpointing.inspection.usage import usage
+from checkpointing.inspection.values import doubtful, value_differences
 from checkpointing.reading.verify import Fault, Finding
 from checkpointing.stores.protocol import Entry
 from elastic3d.cli.ckpt.planning import homes_of, plan_reads
-from elastic3d.cli.ckpt.shown import checks, keeping, one, store, two
-from elastic3d.planner.places import place_of
+from elastic3d.cli.ckpt.render import checks, keeping, one, store, two
+from elastic3d.planner.placement import place_of
 from elastic3d.planner.shares import Target
 from tests.ckpt.conftest import History
 

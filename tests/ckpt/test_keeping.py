@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from checkpointing import open_checkpoint, open_store
-from checkpointing.keeping.protecting import mark_verified
+from checkpointing.retention.protection import mark_verified
 from elastic3d.cli.ckpt import app
 from tests.ckpt.conftest import History
 

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from checkpointing import Box, TensorSpec, open_checkpoint, resolve
 from checkpointing.format.tiles import ITEMSIZE, overlapping, uncovered
-from checkpointing.looking.alike import gathered, ranges
-from checkpointing.looking.arrays import array, widened
-from checkpointing.looking.difference import Change, by_key, difference
-from checkpointing.looking.found import Found, find
-from checkpointing.looking.history import history as commits
-from checkpointing.looking.reads import Catalogue
-from checkpointing.looking.statistics import summarise as statistics
-from checkpointing.looking.statistics import together
-from checkpointing.looking.summary import lineage
-from checkpointing.looking.tree import tree
-from checkpointing.looking.usage import usage
-from checkpointing.looking.values import doubtful, to_read, value_differences
-from checkpointing.looking.writers import writers
+from checkpointing.inspection.alike import gathered, ranges
+from checkpointing.inspection.arrays import array, widened
+from checkpointing.inspection.difference import Change, by_key, difference
+from checkpointing.inspection.documents import Found, find
+from checkpointing.inspection.history import history as commits
+from checkpointing.inspection.reads import Catalogue
+from checkpointing.inspection.statistics import summarise as statistics
+from checkpointing.inspection.statistics import together
+from checkpointing.inspection.summary import lineage
+from checkpointing.inspection.tree import tree
+from checkpointing.inspection.usage import usage
+from checkpointing.inspection.values import doubtful, to_read, value_differences
+from checkpointing.inspection.writers import writers
 from elastic3d.cli.ckpt.planning import homes_of, plan_reads
 from elastic3d.errors import LayoutError
 from elastic3d.planner.shares import Target, boxes_of, find_homes, parameter_of

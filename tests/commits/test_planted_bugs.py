@@ -20,8 +20,8 @@ from checkpointing.errors import StoreError, StoreNotFound
 from checkpointing.format import names
 from checkpointing.format.announcement import AtWork
 from checkpointing.format.refs import Ref, Verdict, decide_commit, decode_ref, encode_ref
-from checkpointing.keeping import collecting, planning
-from checkpointing.keeping.planning import Marker
+from checkpointing.retention import collection, plan
+from checkpointing.retention.plan import Marker
 from checkpointing.saving import commit as committing
 from checkpointing.saving import save as saving
 from checkpointing.stores import register
@@ -133,13 +133,13 @@ def commit_without_looking_for_packs(patch: pytest.MonkeyPatch) -> None:
 
 def collect_without_looking_again(patch: pytest.MonkeyPatch) -> None:
     """What was marked is deleted, whatever was committed before the sweep began and whatever needs it by now."""
-    patch.setattr(collecting, "_same", lambda ref, marked: True)
+    patch.setattr(collection, "_same", lambda ref, marked: True)
     patch.setattr(Marker, "deletable", lambda self, tombstone, ref: tombstone.objects)
 
 
 def collect_without_hearing_announcements(patch: pytest.MonkeyPatch) -> None:
     """Whoever reads or writes for longer than the grace is not asked after."""
-    patch.setattr(planning, "announced_in", lambda store, now: AtWork())
+    patch.setattr(plan, "announced_in", lambda store, now: AtWork())
 
 
 def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, MOST + 1)) -> Outcome | None:

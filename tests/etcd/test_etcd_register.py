@@ -14,7 +14,7 @@ from checkpointing.errors import Fenced, StoreError
 from checkpointing.stores.local import LocalStore
 from checkpointing.stores.register import RegisteredStore
 from elastic3d.etcd import EtcdClient
-from elastic3d.register import EtcdRegister
+from elastic3d.etcd_refs import EtcdRegister
 from tests.worker.test_committer import write
 
 pytestmark = pytest.mark.etcd

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from checkpointing import Checkpoint, Store, open_checkpoint, open_store, verify
 from checkpointing.errors import ForeignFormat, NotExportable, Superseded
-from checkpointing.interchange import Kind, Reader, Writer, export_checkpoint, foreign, import_checkpoint, moving
+from checkpointing.interchange import Kind, Reader, Writer, export_checkpoint, foreign, import_checkpoint, transfer
 from checkpointing.interchange import contents as reading
 from checkpointing.interchange import safetensors_files as layout
 from tests.interchange.samples import as_dcp_has_it, every_dtype, nested, same
@@ -52,7 +52,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "SLAB_TILES", 2)
     monkeypatch.setattr(reading, "SLAB_TILES", 2)
     monkeypatch.setattr(reading, "BATCH_BYTES", 200)
-    monkeypatch.setattr(moving, "PART_BYTES", 300)
+    monkeypatch.setattr(transfer, "PART_BYTES", 300)
 
 
 def test_torch_save_in_and_out_is_the_same_state(tmp_path: Path, store: Store) -> None:

@@ -14,7 +14,7 @@ from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import KeyValue, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
-from elastic3d.membership.looking.found import find
+from elastic3d.membership.inspection.keys import find
 from elastic3d.membership.reading import Reader, sealed
 from elastic3d.membership.records import (
     BaseUnknown,

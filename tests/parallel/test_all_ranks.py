@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import HashStore
 
 from elastic3d.errors import UsageError
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
-from elastic3d.parallel.lost import is_lost_peer
+from elastic3d.parallel.peer_errors import is_lost_peer
 
 
 def together(*work: Callable[[], None]) -> None:

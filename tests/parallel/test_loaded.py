@@ -13,7 +13,7 @@ from torch import nn
 from elastic3d.errors import ModelError
 from elastic3d.parallel import initial
 from elastic3d.training import Run
-from elastic3d.training.alone import Alone
+from elastic3d.training.standalone import Alone
 
 
 class Net(nn.Module):

@@ -13,8 +13,8 @@ from elastic3d.parallel.assembly import Plan, measure
 from elastic3d.parallel.initial import outline
 from elastic3d.parallel.numerics.ties import ties
 from elastic3d.planner import legal_layouts, plan
-from elastic3d.planner.options import Cluster
-from elastic3d.planner.search import illegal
+from elastic3d.planner.enumeration import Cluster
+from elastic3d.planner.ranking import illegal
 from elastic3d.training import run_alone
 from elastic3d.values import Layout, ModelProfile, Schedule
 from tests.parallel import numeric_mains as mains

@@ -10,8 +10,8 @@ import torch
 from elastic3d.data import Batch
 from elastic3d.errors import UsageError
 from elastic3d.training import Main, Run
-from elastic3d.training.alone import Alone
 from elastic3d.training.loss import Loss
+from elastic3d.training.standalone import Alone
 from elastic3d.values import Layout
 from tests.parallel import outside_mains as mains
 from tests.parallel.worlds import Orders, run_world

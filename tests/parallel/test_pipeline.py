@@ -11,7 +11,7 @@ from elastic3d.errors import LayoutError
 from elastic3d.parallel.numerics.recompute import Recompute
 from elastic3d.parallel.pipeline import splitting
 from elastic3d.planner import schedules
-from elastic3d.planner.orders import Pass, orders
+from elastic3d.planner.pipeline_actions import Pass, orders
 from elastic3d.training import Run
 from elastic3d.values import Layout, Schedule
 from tests.parallel import pipeline_mains

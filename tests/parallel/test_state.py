@@ -18,7 +18,7 @@ from checkpointing.reading.resolver import Offered
 from elastic3d.data import Order
 from elastic3d.errors import StateError, StateUnfit, UsageError
 from elastic3d.parallel import facts
-from elastic3d.parallel.lost import is_lost_peer
+from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.parallel.state import create_optimizer_state, tiles_of
 from elastic3d.training import Run, restoring, run_alone
 from elastic3d.values import StoreAt, to_json

@@ -27,8 +27,8 @@ from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.training import Main, Run, train
-from elastic3d.training.alone import Alone
 from elastic3d.training.restoring import Decision
+from elastic3d.training.standalone import Alone
 from elastic3d.values import Layout, ModelProfile, StoreAt
 
 TIMEOUT = 120

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic3d.calibration.line import fit
+from elastic3d.calibration.linear_fit import fit
 from elastic3d.calibration.record import BlockTimes, Calibration, Measured, Sample, load, save
 from elastic3d.errors import ConfigurationError
 from elastic3d.values import to_json

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as of_torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from elastic3d.planner.orders import Action, Pass, orders
+from elastic3d.planner.pipeline_actions import Action, Pass, orders
 from elastic3d.planner.schedules import problem, rank_of_stage, stages_of_rank
 from elastic3d.values import Layout, Schedule
 

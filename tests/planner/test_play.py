@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic3d.planner.orders import Pass
+from elastic3d.planner.pipeline_actions import Pass
 from elastic3d.planner.schedules import problem, rank_of_stage
 from elastic3d.planner.timeline import StageCost, Work, kept, play
 from elastic3d.values import Layout, Schedule

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from elastic3d.planner.memory import in_flight, memory
 from elastic3d.planner.schedules import problem
-from elastic3d.planner.time import fill, hops, seconds
+from elastic3d.planner.step_time import fill, hops, seconds
 from elastic3d.planner.timeline import StageCost, kept, play
 from elastic3d.values import Layout, Schedule
 from tests.planner.machines import costs, profile

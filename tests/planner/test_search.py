@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from elastic3d.errors import LayoutError
 from elastic3d.planner import Ranking, plan, rank
-from elastic3d.planner.options import Cluster, options
+from elastic3d.planner.enumeration import Cluster, options
 from elastic3d.planner.schedules import problem
 from elastic3d.values import Layout, Schedule
 from tests.planner.machines import MIB, costs, profile

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from elastic3d.planner.orders import Pass
+from elastic3d.planner.pipeline_actions import Pass
 from elastic3d.planner.schedules import problem, stages_of_rank
 from elastic3d.planner.timeline import MOST, Timeline, timeline
 from elastic3d.values import Layout, Schedule

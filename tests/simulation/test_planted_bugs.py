@@ -15,13 +15,13 @@ from chaos.simulation.schedule import draw
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
-from elastic3d.membership.machine import leader, losses, silence
+from elastic3d.membership.machine import failure_detector, leader, losses
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.core import Core
-from elastic3d.membership.machine.raising import Raising
+from elastic3d.membership.machine.partition import Cut, Suspect
 from elastic3d.membership.machine.reports import Reports
-from elastic3d.membership.machine.roll import Roll
-from elastic3d.membership.machine.suspicion import Cut, Suspect
+from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.script_errors import Raising
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import WHOLE, Report
@@ -60,7 +60,7 @@ def compare_wall_clocks(patch: pytest.MonkeyPatch) -> None:
         return hear(self, id, report, now)
 
     def stale(
-        view: View, roll: Roll, policy: Policy, kept: silence.Silence, alarm: Alarm
+        view: View, roll: Roll, policy: Policy, kept: failure_detector.Silence, alarm: Alarm
     ) -> tuple[dict[str, str], list[acts.Write]]:
         stamps = roll.reports.__dict__.get("stamps", {})
         late = {id: "its report is old" for id in roll.members if stamps.get(id, alarm.now) < alarm.now - 30.0}
@@ -107,14 +107,14 @@ def take_a_lost_lease_for_death(patch: pytest.MonkeyPatch) -> None:
 
 def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
     """Whoever judges takes its own side for the main one, however few they are."""
-    honest = silence.suspects
+    honest = failure_detector.suspects
 
     def partial(
         ids: Sequence[str], cuts: frozenset[Cut], active: dict[str, int], judge: str, *_: object
     ) -> tuple[Suspect, ...]:
         return honest(ids, cuts, {judge: 0}, judge)
 
-    patch.setattr(silence, "suspects", partial)
+    patch.setattr(failure_detector, "suspects", partial)
 
 
 def forget_what_was_reached(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from elastic3d.etcd import Delete, KeyValue, Put
 from elastic3d.membership import actions as acts
-from elastic3d.membership.looking.found import Check, Refusal
+from elastic3d.membership.inspection.keys import Check, Refusal
 from elastic3d.membership.records import (
     Doubt,
     Drain,

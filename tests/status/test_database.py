@@ -7,7 +7,7 @@ import pytest
 from chaos.etcd import EtcdServer
 from chaos.processes import wait_until
 from elastic3d.etcd import EtcdClient
-from elastic3d.membership.looking.database import LARGE, fullness
+from elastic3d.membership.inspection.database import LARGE, fullness
 
 
 def test_a_large_database_is_warned_of() -> None:

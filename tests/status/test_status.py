@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from elastic3d.cli import show
-from elastic3d.cli.look import document
+from elastic3d.cli import render
+from elastic3d.cli.status import document
 from elastic3d.etcd import KeyValue
-from elastic3d.membership.looking.found import find, history
-from elastic3d.membership.looking.status import JobState, NodeState, NodeStatus, Sealed, Status, status
+from elastic3d.membership.inspection.keys import find, history
+from elastic3d.membership.inspection.status import JobState, NodeState, NodeStatus, Sealed, Status, status
 from elastic3d.membership.records import Pulse
 from tests.status import scenes
 from tests.status.scenes import ROOT, SCENES, WALL, Scene
@@ -63,9 +63,9 @@ def test_display(name: str, request: pytest.FixtureRequest) -> None:
     told = []
     for width in WIDTHS:
         if name == "events":
-            what = show.generations(history(ROOT, scenes.past().items())[0], WALL, width)
+            what = render.generations(history(ROOT, scenes.past().items())[0], WALL, width)
         else:
-            what = show.picture(stands(SCENES[name]()), width)
+            what = render.picture(stands(SCENES[name]()), width)
         text = printed(what, width)
         assert max(map(len, text.splitlines())) <= width
         told.append(f"{'-' * width}\n{text}\n")
@@ -209,8 +209,8 @@ def test_any_keys_give_a_status(wrong: dict[str, bytes], some: set[KeyValue], wa
     scene = Scene(keys={**{item.key: item.value for item in some}, **wrong})
     found = find(ROOT, scene.items())
     told = status("gpt-1b", found, revision=1, remaining={}, wall=wall)
-    printed(show.picture(told, width), width)
-    printed(show.generations(history(ROOT, scene.items())[0], wall, width), width)
+    printed(render.picture(told, width), width)
+    printed(render.generations(history(ROOT, scene.items())[0], wall, width), width)
     json.dumps(document(told), allow_nan=False)
 
 

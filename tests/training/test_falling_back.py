@@ -26,7 +26,7 @@ from elastic3d.membership.records import SavedStep
 from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Go
 from elastic3d.training import Run
-from elastic3d.training.alone import Alone
+from elastic3d.training.standalone import Alone
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import StoreAt
 from elastic3d.worker.options import Saving

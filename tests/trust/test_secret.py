@@ -10,7 +10,7 @@ import pytest
 from chaos.etcd import EtcdServer
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import EtcdClient
-from elastic3d.membership.looking.found import find
+from elastic3d.membership.inspection.keys import find
 from elastic3d.trust.secret import obtain
 
 

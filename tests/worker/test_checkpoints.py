@@ -19,9 +19,9 @@ from checkpointing import open_store, read_latest
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 from elastic3d.clock import SYSTEM
 from elastic3d.worker.checkpoints import Checkpoints
-from elastic3d.worker.figures import WELL, Figures
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Saving
+from elastic3d.worker.pulse import WELL, Figures
 from elastic3d.worker.slot import PinnedSnapshot, Slot
 from elastic3d.worker.uploader import WriteFailed, Written
 from tests.worker.test_uploader import generation

@@ -17,13 +17,13 @@ from elastic3d.rendezvous.settings import Settings
 from elastic3d.worker import events as w
 from elastic3d.worker.checkpoints import Checkpoints
 from elastic3d.worker.ending import END_PATIENCE, Ending
-from elastic3d.worker.figures import Figures
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Options, Saving
+from elastic3d.worker.pulse import Figures
 from elastic3d.worker.slot import PinnedSnapshot, Slot
+from elastic3d.worker.trainer_group import World
 from elastic3d.worker.uploader import WriteFailed, Written
-from elastic3d.worker.world import World
 from tests.worker.test_checkpoints import Memory
 from tests.worker.test_uploader import generation
 

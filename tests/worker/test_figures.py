@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic3d.port import StepRecord
-from elastic3d.worker.figures import Figures
+from elastic3d.worker.pulse import Figures
 
 
 def record(step: int, safe: int) -> StepRecord:

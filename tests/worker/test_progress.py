@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from elastic3d.port import StepRecord
-from elastic3d.worker.figures import Figures
 from elastic3d.worker.progress import Progress
+from elastic3d.worker.pulse import Figures
 from tests.clocks import HandClock
 
 RECORD = StepRecord(

@@ -21,10 +21,10 @@ from elastic3d.snapshots.replicate import Replicator
 from elastic3d.values import Cause, Generation, Node, StoreAt
 from elastic3d.values import Slot as Place
 from elastic3d.worker import events as w
-from elastic3d.worker.figures import Figures
 from elastic3d.worker.generations import UNREACHABLE, Generations
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Options
+from elastic3d.worker.pulse import Figures
 from elastic3d.worker.safety import SafeStep
 from elastic3d.worker.slot import Slot
 from tests.clocks import HandClock

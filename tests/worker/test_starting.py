@@ -13,7 +13,7 @@ from checkpointing import open_store
 from checkpointing.interchange import import_checkpoint
 from elastic3d.errors import StateError
 from elastic3d.training import Run
-from elastic3d.training.alone import Alone
+from elastic3d.training.standalone import Alone
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import StoreAt
 from tests.parallel.models import Model, Sentences, loss_fn

@@ -1,6 +1,6 @@
 """`elastic3d ckpt`: look at checkpoints, check them, keep them, and exchange them with other tools.
 
-One module for each group of commands; what they find is computed in `checkpointing.looking`, how it is shown stands
+One module for each group of commands; what they find is computed in `checkpointing.inspection`, how it is shown stands
 in `shown`.
 """
 

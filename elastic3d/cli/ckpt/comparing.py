@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from checkpointing import open_checkpoint
-from checkpointing.looking.difference import Change, Difference, difference
-from checkpointing.looking.found import find
-from checkpointing.looking.values import ValueDifference, doubtful, to_read, value_differences
+from checkpointing.inspection.difference import Change, Difference, difference
+from checkpointing.inspection.documents import find
+from checkpointing.inspection.values import ValueDifference, doubtful, to_read, value_differences
 from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.inspecting import Each, Match, fits
 from elastic3d.cli.ckpt.naming import before, choose
 from elastic3d.cli.ckpt.place import Place
-from elastic3d.cli.ckpt.shown import two as shown
+from elastic3d.cli.ckpt.render import two as shown
 from elastic3d.cli.ckpt.telling import bar, tell
 
 _One = Annotated[

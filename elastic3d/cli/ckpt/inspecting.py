@@ -10,15 +10,15 @@ import typer
 
 from checkpointing import Store
 from checkpointing.format.tiles import TensorSpec
-from checkpointing.looking.difference import by_key
-from checkpointing.looking.found import Found, find, times
-from checkpointing.looking.statistics import TensorStatistics
-from checkpointing.looking.statistics import summarise as statistics
-from checkpointing.looking.summary import lineage, summarise
-from checkpointing.looking.tree import tree as grouped
+from checkpointing.inspection.difference import by_key
+from checkpointing.inspection.documents import Found, find, times
+from checkpointing.inspection.statistics import TensorStatistics
+from checkpointing.inspection.statistics import summarise as statistics
+from checkpointing.inspection.summary import lineage, summarise
+from checkpointing.inspection.tree import tree as grouped
 from elastic3d.cli.ckpt.naming import choose, labels
 from elastic3d.cli.ckpt.place import Place, Which
-from elastic3d.cli.ckpt.shown import one as shown
+from elastic3d.cli.ckpt.render import one as shown
 from elastic3d.cli.ckpt.telling import tell
 from elastic3d.errors import UsageError
 

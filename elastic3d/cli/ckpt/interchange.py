@@ -14,7 +14,7 @@ from checkpointing.reading.announcing import reading
 from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import Place
-from elastic3d.cli.ckpt.shown.words import count, size
+from elastic3d.cli.ckpt.render.words import count, size
 from elastic3d.cli.ckpt.telling import bar, tell
 from elastic3d.errors import UsageError
 

@@ -10,13 +10,13 @@ import typer
 from rich.text import Text
 
 from checkpointing.errors import CheckpointError
-from checkpointing.keeping import collecting, protecting, repairing
-from checkpointing.keeping.retention import Retention
 from checkpointing.reading.naming import committed
+from checkpointing.retention import collection, protection, ref_repair
+from checkpointing.retention.policy import Retention
 from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tags
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import Place, Which
-from elastic3d.cli.ckpt.shown import keeping as shown
+from elastic3d.cli.ckpt.render import keeping as shown
 from elastic3d.cli.ckpt.telling import bar, tell
 from elastic3d.cli.durations import duration
 from elastic3d.errors import UsageError
@@ -65,12 +65,12 @@ def tag(
     """
     if not name:
         store = place.open()
-        there = protecting.tags(store)
+        there = protection.tags(store)
         tell(store, {"tags": there}, lambda width: shown.pairs("tag", there, store.url), as_json=as_json)
         return
     store = place.open(write=True)
     with _told():
-        chosen = protecting.tag(store, name, checkpoint, move=move)
+        chosen = protection.tag(store, name, checkpoint, move=move)
     tell(store, {"tag": name, "checkpoint": chosen}, lambda _: Text(f"{name} -> {chosen}"), as_json=as_json)
 
 
@@ -87,7 +87,7 @@ def untag(
         elastic3d ckpt untag s3://bucket/gpt-1b before-lr-drop
     """
     store = place.open(write=True)
-    if not protecting.untag(store, name):
+    if not protection.untag(store, name):
         raise UsageError(f"store {store.url}: there is no tag {name!r}; `elastic3d ckpt tag` lists those that are")
     tell(store, {"untagged": name}, lambda _: Text(f"{name} points to nothing any more"), as_json=as_json)
 
@@ -109,12 +109,12 @@ def pin(
     """
     if not checkpoint:
         store = place.open()
-        there = protecting.pins(store)
+        there = protection.pins(store)
         tell(store, {"pins": there}, lambda width: shown.pairs("pinned", there, store.url), as_json=as_json)
         return
     store = place.open(write=True)
     with _told():
-        name = protecting.pin(store, checkpoint, reason)
+        name = protection.pin(store, checkpoint, reason)
     tell(store, {"pinned": name, "reason": reason}, lambda _: Text(f"{name} is pinned"), as_json=as_json)
 
 
@@ -127,7 +127,7 @@ def unpin(place: Place, checkpoint: _One, *, as_json: bool) -> None:
     """
     store = place.open(write=True)
     name = choose(store, checkpoint).name
-    if not protecting.unpin(store, name):
+    if not protection.unpin(store, name):
         raise UsageError(f"store {store.url}: {name} is not pinned; `elastic3d ckpt pin` lists those that are")
     tell(store, {"unpinned": name}, lambda _: Text(f"{name} is not pinned any more"), as_json=as_json)
 
@@ -178,13 +178,13 @@ def gc(
     retention = Retention(keep_last=keep_last, keep_every=keep_every, keep_bytes=limit)
     store = place.open(write=True)
     if dry_run:
-        plan = collecting.plan_collection(store, retention, grace=seconds)
+        plan = collection.plan_collection(store, retention, grace=seconds)
         data = {"dry_run": True, "kept": plan.kept, "dropped": plan.dropped, "objects": len(plan.objects)}
         data |= {"bytes": plan.bytes, "over": plan.over, "names": [doomed.name for doomed in plan.objects]}
         tell(store, data, lambda _: shown.collection_plan(store.url, plan), as_json=as_json)
         return
     with bar("deleting" if not wait else "collecting", in_bytes=False) as advance:
-        done = collecting.collect(
+        done = collection.collect(
             store, retention, grace=seconds, wait=wait, progress=lambda progress: advance(progress.done, progress.total)
         )
     data = {"dry_run": False, "dropped": done.dropped, "objects": len(done.objects), "bytes": done.bytes}
@@ -210,7 +210,7 @@ def repair(
         elastic3d ckpt repair /data/run-7 --generation 12
     """
     store = place.open(write=True)
-    ref = repairing.repair_latest(store, generation=generation)
+    ref = ref_repair.repair_latest(store, generation=generation)
     listed = committed(store, ref)
     data = {"checkpoint": ref.checkpoint, "generation": ref.generation, "committed": listed}
     tell(store, data, lambda _: shown.repaired(store.url, ref.generation, listed), as_json=as_json)

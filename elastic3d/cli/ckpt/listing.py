@@ -10,13 +10,13 @@ from rich.console import Console
 
 from checkpointing import read_latest
 from checkpointing.errors import CheckpointError
-from checkpointing.looking.found import find, times
-from checkpointing.looking.history import history
-from checkpointing.looking.usage import usage
+from checkpointing.inspection.documents import find, times
+from checkpointing.inspection.history import history
+from checkpointing.inspection.usage import usage
 from checkpointing.reading.reader import read_record
 from elastic3d.cli.ckpt.naming import committed, labels
 from elastic3d.cli.ckpt.place import Place, complain
-from elastic3d.cli.ckpt.shown import store as shown
+from elastic3d.cli.ckpt.render import store as shown
 from elastic3d.cli.ckpt.telling import bar, tell
 
 

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from checkpointing.looking.found import Found, find
-from checkpointing.looking.reads import Catalogue, Reads
-from checkpointing.looking.writers import writers
+from checkpointing.inspection.documents import Found, find
+from checkpointing.inspection.reads import Catalogue, Reads
+from checkpointing.inspection.writers import writers
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import Place, Which
-from elastic3d.cli.ckpt.shown import two as shown
+from elastic3d.cli.ckpt.render import two as shown
 from elastic3d.cli.ckpt.telling import bar, tell
 from elastic3d.errors import UsageError
-from elastic3d.planner.places import place_of
+from elastic3d.planner.placement import place_of
 from elastic3d.planner.shares import Homes, Target, boxes_of, check_target, find_homes, parameter_of
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import typer
 
 from checkpointing import Box, Checkpoint, TensorSpec, open_checkpoint, verify
-from checkpointing.looking.arrays import array, widened
+from checkpointing.inspection.arrays import array, widened
 from checkpointing.reading.resolver import resolve
 from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tensors
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import Place, complain
-from elastic3d.cli.ckpt.shown import checks as shown
+from elastic3d.cli.ckpt.render import checks as shown
 from elastic3d.cli.ckpt.telling import bar, print_json, tell
 from elastic3d.errors import UsageError
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from elastic3d.planner.places import Place, place_of
+from elastic3d.planner.placement import Place, place_of
 from elastic3d.values import Layout
 
 ROWS = 12

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from elastic3d.cli.plan import mesh, steps
 from elastic3d.cli.plan.question import Question
-from elastic3d.planner.ranking import Candidate, Ranking, Rejected
+from elastic3d.planner.results import Candidate, Ranking, Rejected
 from elastic3d.planner.schedules import schedule_of
 from elastic3d.planner.timeline import timeline
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from elastic3d.planner.orders import Pass
+from elastic3d.planner.pipeline_actions import Pass
 from elastic3d.planner.timeline import Timeline, Work
 
 RANKS = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.lead import Lead
-from elastic3d.membership.machine.roll import Roll
+from elastic3d.membership.machine.leader_state import Lead
+from elastic3d.membership.machine.roster import Roll
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Flap, Quarantine

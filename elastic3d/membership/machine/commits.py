@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
-from elastic3d.membership.machine.lead import Lead
+from elastic3d.membership.machine.leader_state import Lead
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import SavedStep
 

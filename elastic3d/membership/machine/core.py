@@ -29,16 +29,16 @@ from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.campaign import turn
 from elastic3d.membership.machine.chores import sweep
 from elastic3d.membership.machine.commits import Commits
+from elastic3d.membership.machine.evictions import TOGETHER
+from elastic3d.membership.machine.failure_detector import Silence, judge
 from elastic3d.membership.machine.forming import Planner
-from elastic3d.membership.machine.funerals import TOGETHER
-from elastic3d.membership.machine.lead import Lead
+from elastic3d.membership.machine.generation_index import world_of
 from elastic3d.membership.machine.leader import decide
+from elastic3d.membership.machine.leader_state import Lead
 from elastic3d.membership.machine.neighbours import Neighbours
 from elastic3d.membership.machine.reach import Reach
-from elastic3d.membership.machine.silence import Silence, judge
 from elastic3d.membership.machine.trainers import Phase, Trainers
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.machine.world import world_of
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Out, Report, Tomb
 from elastic3d.values import Cause, Generation

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.roll import Leaving, Roll
+from elastic3d.membership.machine.roster import Leaving, Roll
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import End, Out, Tomb
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
-from elastic3d.membership.machine.roll import Present, Roll
+from elastic3d.membership.machine.generation_index import world_of
+from elastic3d.membership.machine.roster import Present, Roll
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.machine.world import world_of
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import History, MemberRecord, Proposal
 from elastic3d.membership.topology import arrange

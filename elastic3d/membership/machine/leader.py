@@ -14,14 +14,14 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.chores import chore
+from elastic3d.membership.machine.evictions import TOGETHER, funerals
+from elastic3d.membership.machine.failure_detector import judge
 from elastic3d.membership.machine.forming import Planner
-from elastic3d.membership.machine.funerals import TOGETHER, funerals
-from elastic3d.membership.machine.lead import Lead
+from elastic3d.membership.machine.leader_state import Lead
 from elastic3d.membership.machine.losses import Urgent, blame, calm, condemned, count, expired, storm, urgent
 from elastic3d.membership.machine.planned import planned, spent
-from elastic3d.membership.machine.raising import Raising, raised_in, raising
-from elastic3d.membership.machine.roll import Roll
-from elastic3d.membership.machine.silence import judge
+from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.script_errors import Raising, raised_in, raising
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import End, Out

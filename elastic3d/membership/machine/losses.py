@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.lead import Lead, Loss
-from elastic3d.membership.machine.roll import Roll
+from elastic3d.membership.machine.leader_state import Lead, Loss
+from elastic3d.membership.machine.roster import Roll
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Out

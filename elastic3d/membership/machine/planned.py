@@ -15,11 +15,11 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.forming import Planner
-from elastic3d.membership.machine.lead import Lead
+from elastic3d.membership.machine.generation_index import world_of
+from elastic3d.membership.machine.leader_state import Lead
 from elastic3d.membership.machine.losses import condemned
-from elastic3d.membership.machine.roll import Leaving, Roll
+from elastic3d.membership.machine.roster import Leaving, Roll
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.machine.world import world_of
 from elastic3d.membership.policy import Policy
 from elastic3d.values import Cause, Generation
 

@@ -19,9 +19,9 @@ from itertools import islice
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.alarm import Alarm
+from elastic3d.membership.machine.generation_index import world_of
 from elastic3d.membership.machine.trainers import Phase, Trainers
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.machine.world import world_of
 from elastic3d.membership.policy import Policy
 from elastic3d.values import Generation, Node
 

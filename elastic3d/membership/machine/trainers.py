@@ -8,8 +8,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from elastic3d.membership import actions as acts
+from elastic3d.membership.machine.generation_index import world_of
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.machine.world import world_of
 from elastic3d.values import Generation
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic3d.membership import events as e
-from elastic3d.membership.machine.roll import Roll
-from elastic3d.membership.machine.world import Ring, World, ring_of, world_of
+from elastic3d.membership.machine.generation_index import Ring, World, ring_of, world_of
+from elastic3d.membership.machine.roster import Roll
 from elastic3d.membership.records import Claim, Doubt, End, MemberRecord, Out, Proposal, Tomb
 from elastic3d.values import Generation
 

@@ -1,0 +1,103 @@
+"""The commits of a store, newest first, each with what it changed and what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from checkpointing.errors import FormatError, NoCheckpoint
+from checkpointing.inspection.difference import by_key
+from checkpointing.inspection.documents import Extent, Found, extents, find
+from checkpointing.stores.protocol import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One committed checkpoint. written: stored bytes that the commit before it does not refer to; kept: those it does.
+
+    changed: bytes of tiles that have other digests than at the same place in the commit before, or belong to tensors
+    that it does not have; None for the oldest, and where the one before cannot be read. recut: bytes of tiles that it
+    has cut at other places, where digests cannot tell. error: why this one cannot be read, "" if it can.
+    """
+
+    checkpoint: str
+    modified: float
+    step: int = 0
+    made_in: int = 0
+    committed_in: int = 0
+    ranks: int = 0
+    parent: str | None = None
+    tensors: int = 0
+    bytes: int = 0
+    written: int = 0
+    kept: int = 0
+    changed: int | None = None
+    recut: int = 0
+    added: int = 0
+    removed: int = 0
+    error: str = ""
+
+
+def history(store: Store, committed: Sequence[str], modified: Mapping[str, float]) -> Iterator[Commit]:
+    """Yield the commits in the given order, newest first; manifests of two checkpoints are held at once."""
+    after: tuple[Found | None, str, str] | None = None
+    for name in committed:
+        current: Found | None = None
+        error = ""
+        try:
+            current = find(store, name, modified=modified.get(name, 0.0))
+        except (FormatError, NoCheckpoint) as caught:
+            error = str(caught)
+        if after is not None:
+            yield commit_of(after[0], current, after[1], after[2], modified)
+        after = current, name, error
+    if after is not None:
+        yield commit_of(after[0], None, after[1], after[2], modified)
+
+
+def commit_of(
+    found: Found | None, before: Found | None, name: str, error: str, modified: Mapping[str, float]
+) -> Commit:
+    """Return one line of history from a checkpoint and the one committed before it."""
+    if found is None:
+        return Commit(checkpoint=name, modified=modified.get(name, 0.0), error=error)
+    own = _extents(found)
+    older = _extents(before) if before is not None else set()
+    record = found.record
+    changed, recut = _changed(before, found) if before is not None else (None, 0)
+    return Commit(
+        checkpoint=name,
+        modified=modified.get(name, 0.0),
+        step=record.save.step,
+        made_in=record.save.made_in,
+        committed_in=record.committed_in,
+        ranks=record.world,
+        parent=found.ranks[0].parent,
+        tensors=len(found.specs),
+        bytes=found.nbytes,
+        written=sum(extent.length for extent in own - older),
+        kept=sum(extent.length for extent in own & older),
+        changed=changed,
+        recut=recut,
+        added=len(found.specs.keys() - before.specs.keys()) if before is not None else 0,
+        removed=len(before.specs.keys() - found.specs.keys()) if before is not None else 0,
+    )
+
+
+def _extents(found: Found) -> set[Extent]:
+    return {extent for tile in found.tiles for extent in extents(tile)}
+
+
+def _changed(before: Found, after: Found) -> tuple[int, int]:
+    """Return the bytes that digests know to differ, and those that they cannot compare."""
+    old = {key: {tile.box: tile.digest for tile in tiles} for key, tiles in by_key(before.tiles).items()}
+    changed = recut = 0
+    for tile in after.tiles:
+        known = old.get(tile.spec.key) if before.specs.get(tile.spec.key) == tile.spec else None
+        if known is None:
+            changed += tile.nbytes
+        elif tile.box not in known:
+            recut += tile.nbytes
+        elif known[tile.box] != tile.digest:
+            changed += tile.nbytes
+    return changed, recut

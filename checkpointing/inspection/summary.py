@@ -1,0 +1,120 @@
+"""One checkpoint on a page: what it holds, who wrote it, and where it comes from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checkpointing.errors import FormatError, NoCheckpoint
+from checkpointing.format import names
+from checkpointing.format.manifest import StoredTile
+from checkpointing.inspection.documents import Found, extents
+from checkpointing.inspection.writers import Writers, writers
+from checkpointing.reading.reader import read_manifests, read_record
+from checkpointing.stores.protocol import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Some of a checkpoint's tiles: how many, the bytes of their tensors, and those that are stored of them."""
+
+    tiles: int
+    bytes: int
+    stored: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ancestor:
+    """A checkpoint that a later one took unchanged tiles from. there: whether it can still be read."""
+
+    checkpoint: str
+    there: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What `show` tells. codecs, dtypes: what the tiles are of. lineage: the parent, its parent, and so on."""
+
+    checkpoint: str
+    step: int
+    made_in: int
+    attempt: int
+    committed_in: int
+    root: str
+    modified: float
+    labels: tuple[str, ...]
+    tensors: int
+    tiles: int
+    bytes: int
+    stored: int
+    packs: int
+    pack_bytes: int
+    codecs: dict[str, Share]
+    dtypes: dict[str, Share]
+    writers: Writers
+    lineage: tuple[Ancestor, ...]
+    facts: Mapping[str, Any]
+
+
+def summarise(found: Found, labels: tuple[str, ...] = (), lineage: tuple[Ancestor, ...] = ()) -> Summary:
+    """Return the page about a checkpoint."""
+    save = found.record.save
+    return Summary(
+        checkpoint=found.name,
+        step=save.step,
+        made_in=save.made_in,
+        attempt=save.attempt,
+        committed_in=found.record.committed_in,
+        root=found.record.root,
+        modified=found.modified,
+        labels=labels,
+        tensors=len(found.specs),
+        tiles=len(found.tiles),
+        bytes=found.nbytes,
+        stored=sum(extent.length for extent in {extent for tile in found.tiles for extent in extents(tile)}),
+        packs=len(found.packs),
+        pack_bytes=sum(found.packs.values()),
+        codecs=_shares(found.tiles, lambda tile: str(tile.codec)),
+        dtypes=_shares(found.tiles, lambda tile: tile.spec.dtype),
+        writers=writers(found.ranks),
+        lineage=lineage,
+        facts=found.record.facts,
+    )
+
+
+def _shares(tiles: Iterable[StoredTile], by: Callable[[StoredTile], str]) -> dict[str, Share]:
+    groups: dict[str, list[StoredTile]] = defaultdict(list)
+    for tile in tiles:
+        groups[by(tile)].append(tile)
+    shares = {
+        name: Share(tiles=len(own), bytes=sum(t.nbytes for t in own), stored=sum(t.length for t in own))
+        for name, own in groups.items()
+    }
+    return dict(sorted(shares.items(), key=lambda item: (-item[1].bytes, item[0])))
+
+
+def lineage(store: Store, found: Found, most: int) -> tuple[Ancestor, ...]:
+    """Follow parents back, at most so many; reads the record and one manifest of each."""
+    ancestors: list[Ancestor] = []
+    seen: set[str] = {found.name}
+    parent = found.ranks[0].parent
+    while parent is not None and parent not in seen and len(ancestors) < most:
+        seen.add(parent)
+        try:
+            first = read_record(store, parent).manifests[:1]
+            (manifest,) = read_manifests(store, first)
+        except (NoCheckpoint, FormatError):
+            ancestors.append(Ancestor(checkpoint=parent, there=False))
+            break
+        ancestors.append(Ancestor(checkpoint=parent, there=True))
+        parent = manifest.parent
+    return tuple(ancestors)
+
+
+def generations(checkpoint: str) -> tuple[int, int, int]:
+    """Return step, generation it was made in and generation it was committed in, from a checkpoint's name."""
+    parsed = names.parse_checkpoint(checkpoint)
+    assert parsed is not None, checkpoint
+    return parsed[0].step, parsed[0].made_in, parsed[1]

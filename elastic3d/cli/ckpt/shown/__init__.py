@@ -1,1 +1,0 @@
-"""How what `checkpointing.looking` finds is shown to a person, in terminals of any width."""

@@ -1,0 +1,258 @@
+"""A job's status and its generations, as a person reads them in a terminal of any width."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from elastic3d.cli.durations import spell
+from elastic3d.membership.inspection.status import JobState, Kept, NodeState, NodeStatus, Role, Sealed, Status
+from elastic3d.membership.records import History
+
+# With more nodes than this, those that train and have no trouble are counted, not listed.
+MANY = 48
+STAGES = 16
+DOMAINS = ("zone", "rack", "switch", "host")
+# Below these widths columns that say less give room to those that say more.
+NARROW = 72
+TINY = 48
+
+_JOB = {
+    JobState.TRAINING: "bold green",
+    JobState.ENDED: "bold green",
+    JobState.FAILED: "bold red",
+}
+_NODE = {
+    NodeState.ACTIVE: "green",
+    NodeState.FINISHED: "green",
+    NodeState.SPARE: "cyan",
+    NodeState.SILENT: "bold red",
+    NodeState.APART: "bold red",
+    NodeState.LOST_LEASE: "red",
+    NodeState.OUT: "red",
+    NodeState.REFUSED: "red",
+    NodeState.UNREADABLE: "red",
+    NodeState.GONE: "dim",
+}
+
+
+def picture(status: Status, width: int) -> RenderableType:
+    """Return the display of a status for a terminal of `width` columns."""
+    parts: list[RenderableType] = [_head(status)]
+    for sealed, prepared in ((status.generation, False), (status.preparing, True)):
+        if sealed is not None:
+            parts.append(_generation(sealed, prepared=prepared))
+    parts.append(_figures(status))
+    if status.generation is not None and status.generation.mesh:
+        parts += [Text(), _mesh(status.generation.mesh, width)]
+    if status.nodes:
+        parts += [Text(), *_nodes(status, width)]
+    if status.problems:
+        parts += [Text(), Text("Keys that cannot be read:", style="bold red")]
+        parts += [Text(clean(f"  {problem}"), style="red") for problem in status.problems]
+    return Group(*parts)
+
+
+def _head(status: Status) -> Text:
+    text = Text.assemble((clean(status.run_id), "bold"), "  ", (str(status.state), _JOB.get(status.state, "yellow")))
+    if status.detail:
+        text.append(f": {clean(status.detail)}")
+    return text
+
+
+def _generation(sealed: Sealed, *, prepared: bool) -> Text:
+    age = "" if sealed.age is None else f", sealed {spell(sealed.age)} ago"
+    title = f"generation {sealed.number}{age}"
+    if prepared:
+        title = f"generation {sealed.number} is being prepared" + (
+            ", trainers are switching" if sealed.switching else ""
+        )
+    why = f"{sealed.cause}: {clean(sealed.detail)}" if sealed.detail else str(sealed.cause)
+    text = Text.assemble((title, "bold" if not prepared else "yellow"), f" ({why})\n  ")
+    if sealed.layout is not None:
+        text.append(f"{sealed.layout}, ")
+    ranks = f"{_count(sealed.world, 'rank')} on " if sealed.world else ""
+    text.append(ranks + _count(len(sealed.nodes), "node"))
+    if sealed.spares:
+        text.append(f", {_count(len(sealed.spares), 'spare')}")
+    return text
+
+
+def _figures(status: Status) -> Text:
+    text = Text(f"  leader {clean(status.leader) or 'none'}")
+    if status.minimum:
+        text.append(f", wants {status.minimum} to {status.maximum} nodes")
+    if status.step >= 0:
+        text.append(f"\n  step {status.step}, {spell(status.step_seconds)} a step")
+        text.append(f"\n  snapshot {_kept(status.snapshot)}\n  checkpoint {_kept(status.checkpoint)}")
+        if status.checkpoint is not None:
+            text.append(f"\n  verified {_kept(status.verified)}")
+    return text
+
+
+def _kept(kept: Kept | None) -> str:
+    return "none" if kept is None else f"of step {kept.step}, {spell(kept.age)} to {spell(kept.age + kept.within)} old"
+
+
+def _mesh(mesh: tuple[tuple[str, ...], ...], width: int) -> RenderableType:
+    """Draw which node holds which place: a row for each stage, a column for each replica, or for each that differ."""
+    starts = [0, *(c for c in range(1, len(mesh[0])) if any(row[c] != row[c - 1] for row in mesh))]
+    spans = list(zip(starts, [*starts[1:], len(mesh[0])], strict=True))
+    heads = [f"dp {first}" if end - first == 1 else f"dp {first}-{end - 1}" for first, end in spans]
+    cell = max(len(clean(name)) for row in mesh for name in row)
+    fit = max(1, (width - 8) // (max([cell, *map(len, heads)]) + 2))
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", style="dim", no_wrap=True)
+    for head in heads[:fit]:
+        table.add_column(head, no_wrap=True)
+    for stage, row in enumerate(mesh[:STAGES]):
+        table.add_row(f"  pp {stage}", *(Text(clean(row[first])) for first, _ in spans[:fit]))
+    left_out = []
+    if len(spans) > fit:
+        left_out.append(_count(len(mesh[0]) - spans[fit][0], "more replica"))
+    if len(mesh) > STAGES:
+        left_out.append(_count(len(mesh) - STAGES, "more stage"))
+    return Group(table, *([Text(f"  and {', '.join(left_out)}", style="dim")] if left_out else []))
+
+
+def _nodes(status: Status, width: int) -> list[RenderableType]:
+    listed = list(status.nodes)
+    note: list[RenderableType] = []
+    if len(listed) > MANY:
+        listed = [node for node in listed if not _ordinary(node)]
+        counts = Counter(str(node.state) for node in status.nodes if _ordinary(node))
+        said = ", ".join(f"{count} {state}" for state, count in counts.items())
+        note = [Text(f"Nodes without trouble: {said or 'none'} (--json lists them all).", style="dim")]
+        if len(listed) > MANY:
+            note.append(Text(f"{_count(len(listed) - MANY, 'node')} more with something to tell.", style="dim"))
+            listed = listed[:MANY]
+    if not listed:
+        return note
+    labelled = width >= NARROW and any(node.labels for node in listed)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("node", overflow="fold")
+    table.add_column("state", no_wrap=width >= TINY, overflow="fold")
+    if width >= TINY:
+        table.add_column("ranks", justify="right", no_wrap=True)
+        table.add_column("slots", justify="right", no_wrap=True)
+    if labelled:
+        table.add_column("topology", overflow="fold")
+    table.add_column("health", overflow="fold", ratio=1)
+    for node in listed:
+        cells: list[RenderableType] = [_called(node), _state(node)]
+        if width >= TINY:
+            cells += [_ranks(node), str(node.slots) if node.slots else "-"]
+        if labelled:
+            cells.append(Text(clean(_labels(node.labels))))
+        table.add_row(*cells, _health(node))
+    return [table, *note]
+
+
+def _ordinary(node: NodeStatus) -> bool:
+    return node.state in (NodeState.ACTIVE, NodeState.SPARE) and not node.health and not node.leads
+
+
+def _called(node: NodeStatus) -> Text:
+    return Text.assemble(clean(node.name), (" leads" if node.leads else "", "dim"))
+
+
+def _state(node: NodeStatus) -> Text:
+    left = "" if node.seconds_left is None else f", {spell(node.seconds_left)}"
+    return Text(f"{node.state}{left}", style=_NODE.get(node.state, "yellow"))
+
+
+def _ranks(node: NodeStatus) -> str:
+    if node.role is Role.SPARE:
+        return "spare"
+    if node.first_rank is None:
+        return "-"
+    last = node.first_rank + node.slots - 1
+    return str(node.first_rank) if last == node.first_rank else f"{node.first_rank}-{last}"
+
+
+def _labels(labels: dict[str, str]) -> str:
+    """Return labels from the widest domain to the narrowest, then the others by name."""
+    order = sorted(labels, key=lambda key: (DOMAINS.index(key) if key in DOMAINS else len(DOMAINS), key))
+    return " ".join(f"{key}={labels[key]}" for key in order)
+
+
+def _health(node: NodeStatus) -> Text:
+    wrong = [*([node.detail] if node.detail else []), *node.health]
+    if not wrong:
+        return Text("ok" if node.pulse is not None else "", style="green")
+    return Text(clean("; ".join(wrong)))
+
+
+def generations(told: Sequence[History], now: float, width: int) -> RenderableType:
+    """Return the table of generations, oldest first."""
+    if width < NARROW:
+        return Group(*(line(history, now) for history in told))
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("when", no_wrap=True)
+    table.add_column("cause", no_wrap=True)
+    table.add_column("nodes", no_wrap=True)
+    table.add_column("in and out", overflow="fold", max_width=24)
+    table.add_column("layout", overflow="fold", max_width=26 if width >= 110 else 13)
+    table.add_column("leader", overflow="fold", max_width=16)
+    table.add_column("why", overflow="fold", ratio=1)
+    for history in told:
+        table.add_row(
+            str(history.number),
+            when(history.at, now),
+            Text(str(history.cause)),
+            f"{history.active}" + (f" + {history.spares}" if history.spares else ""),
+            _changes(history),
+            Text(clean(history.layout) or "-"),
+            Text(clean(history.leader)),
+            Text(clean(history.detail)),
+        )
+    return table
+
+
+def line(history: History, now: float) -> Text:
+    """Return one generation as a line of text."""
+    text = Text.assemble(f"{when(history.at, now)}  ", (f"generation {history.number}", "bold"), f" ({history.cause}")
+    text.append(f": {clean(history.detail)})" if history.detail else ")")
+    changes = _changes(history)
+    if changes.plain:
+        text.append("; ").append_text(changes)
+    text.append(f"; {_count(history.active, 'node')}")
+    if history.spares:
+        text.append(f" and {_count(history.spares, 'spare')}")
+    if history.layout:
+        text.append(f", {clean(history.layout)}")
+    return text.append(f"; leader {clean(history.leader)}")
+
+
+def _changes(history: History) -> Text:
+    signed = [(f"+{name}", "green") for name in history.joined] + [(f"-{name}", "red") for name in history.left]
+    shown = signed[:MANY]
+    text = Text(" ").join([Text(clean(name), style=style) for name, style in shown])
+    return text.append(f" and {len(signed) - MANY} more") if len(signed) > MANY else text
+
+
+def when(at: float, now: float) -> str:
+    """Return a wall clock's time in this machine's zone, with the date where it is not of these 12 hours."""
+    if not at:
+        return "?"
+    try:
+        local = time.localtime(at)
+        form = "%H:%M:%S" if abs(now - at) < 43_200 else "%Y-%m-%d %H:%M"
+        return time.strftime(form, local)
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def clean(text: str) -> str:
+    """Return text that others wrote, without what a terminal would obey, on one line."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,223 @@
+"""`elastic3d status` and `elastic3d events`: how a live job stands, and why each generation came to be."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+from typer.core import TyperCommand
+
+from elastic3d.cli import render
+from elastic3d.cli.durations import duration
+from elastic3d.cli.job import JobOptions
+from elastic3d.clock import SYSTEM
+from elastic3d.errors import EtcdUnavailable, UsageError
+from elastic3d.etcd import Changes, Delivery, Disconnected, Ended, Snapshot, Watch
+from elastic3d.membership.inspection.database import fullness
+from elastic3d.membership.inspection.jobs import read_status
+from elastic3d.membership.inspection.keys import HISTORY, history
+from elastic3d.membership.inspection.status import Status
+from elastic3d.membership.records import History
+from elastic3d.values import to_json
+
+SCHEMA = 1
+EVERY = "2"
+FASTEST = 0.1
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON: one document, or with a running display one a line.")]
+
+
+class OptionalWatch(TyperCommand):
+    """A command whose `--watch` may stand without its value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give `--watch` its default where no value follows it."""
+        given: list[str] = []
+        for position, argument in enumerate(args):
+            given.append(argument)
+            if argument == "--watch" and (position + 1 == len(args) or args[position + 1].startswith("-")):
+                given.append(EVERY)
+        return super().parse_args(ctx, given)
+
+
+def status(
+    options: JobOptions,
+    as_json: _Json = False,
+    watch: Annotated[
+        str,
+        typer.Option(metavar="[SECONDS]", help=f"Show it again every so often ({EVERY} s) until Ctrl-C."),
+    ] = "",
+) -> None:
+    """Show how a live job stands: its generation, nodes, spares, who is kept out and why.
+
+    All is read from etcd at one revision; nothing is asked of the nodes. Step, snapshot and checkpoint are as each
+    node last told, every 5 s or more. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 for the rest.
+
+    Examples:
+
+        elastic3d status --endpoint e1:2379,e2:2379 --id gpt-1b
+
+        elastic3d status --watch
+
+        elastic3d status --json
+    """
+    every = _interval(watch) if watch else 0.0
+    if not every:
+        with options.connect() as (client, job):
+            _print(read_status(client, job), as_json)
+            _complain(fullness(client.database_size()))
+        return
+    try:
+        _watch(options, every, as_json)
+    except KeyboardInterrupt:
+        return
+
+
+def events(
+    options: JobOptions,
+    number: Annotated[int, typer.Option("-n", min=1, help="At most this many, the newest.")] = 20,
+    as_json: _Json = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come, until Ctrl-C.")] = False,
+) -> None:
+    """Show why each generation of a job came to be, newest last.
+
+    Times are of the leader's clock. etcd keeps the last 200 generations, after the job's end too.
+
+    Examples:
+
+        elastic3d events --id gpt-1b
+
+        elastic3d events -n 5 --json
+
+        elastic3d events --follow
+    """
+    if follow:
+        try:
+            _follow(options, number, as_json)
+        except KeyboardInterrupt:
+            return
+        return
+    with options.connect() as (client, job):
+        told, problems = history(job.root, client.range(job.root + HISTORY)[0])
+    told = told[-number:]
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "run_id": job.run_id, "generations": to_json(told)}, indent=2))
+    elif not told:
+        print(f"{job.run_id}: no generation was sealed yet")
+    else:
+        console = Console()
+        console.print(render.generations(told, SYSTEM.wall(), console.width))
+    _complain(problems)
+
+
+def document(status: Status) -> dict[str, Any]:
+    """Return a status as `--json` prints it: the fields of `Status`, with the version of this form."""
+    data: dict[str, Any] = {"schema": SCHEMA, **to_json(status)}
+    return data
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text) if text.replace(".", "", 1).isdecimal() and text.isascii() else duration(text, "--watch")
+    except ValueError as error:
+        raise UsageError(f"--watch {text!r}: give seconds, such as 2 or 500ms") from error
+    if not FASTEST <= seconds <= 86_400:
+        raise UsageError(f"--watch {text!r}: give {FASTEST} s or more, and at most a day")
+    return seconds
+
+
+def _print(status: Status, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(document(status), indent=2))
+    else:
+        console = Console()
+        console.print(render.picture(status, console.width))
+
+
+def _watch(options: JobOptions, every: float, as_json: bool) -> None:
+    console = Console()
+    with options.connect() as (client, job):
+        _complain(fullness(client.database_size()))
+        if as_json:
+            _again(lambda: print(json.dumps(document(read_status(client, job))), flush=True), every)
+        elif not console.is_terminal:
+            _again(lambda: console.print(render.picture(read_status(client, job), console.width), Text()), every)
+        with Live(console=console, auto_refresh=False) as live:
+            seen: RenderableType = Text("")
+
+            def look() -> None:
+                nonlocal seen
+                try:
+                    seen = render.picture(read_status(client, job), console.width)
+                    live.update(seen, refresh=True)
+                except EtcdUnavailable as error:
+                    away = Text(f"\netcd does not answer; this is the last that it said\n{error}", style="red")
+                    live.update(Group(seen, away), refresh=True)
+
+            _again(look, every)
+
+
+def _again(look: Callable[[], None], every: float) -> None:
+    while True:
+        try:
+            look()
+        except EtcdUnavailable as error:
+            print(f"elastic3d: {error}", file=sys.stderr)
+        SYSTEM.sleep(every)
+
+
+def _follow(options: JobOptions, number: int, as_json: bool) -> None:
+    console = Console(soft_wrap=True)
+    deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    with options.connect() as (client, job):
+        watch = Watch(client, job.root + HISTORY, deliveries.put)
+        try:
+            newest = 0
+            while True:
+                match deliveries.get():
+                    case Snapshot() as listing:
+                        items, revision = listing.kvs, listing.revision
+                        if listing.rolled_back:
+                            newest = 0
+                            print(
+                                "elastic3d: etcd came back empty or from a backup; this is what it holds",
+                                file=sys.stderr,
+                            )
+                    case Changes() as changes:
+                        items = tuple(change.kv for change in changes.changes if change.kv is not None)
+                        revision = changes.revision
+                    case Disconnected() as lost:
+                        print(
+                            f"elastic3d: etcd does not answer ({lost.reason}); going on when it does", file=sys.stderr
+                        )
+                        continue
+                    case Ended() as ended:
+                        raise ended.error
+                    case _:
+                        continue
+                told, problems = history(job.root, [item for item in items if item.mod_revision > newest])
+                for each in told[-number:] if not newest else told:
+                    _tell(each, console, as_json)
+                _complain(problems)
+                newest = revision
+        finally:
+            watch.close()
+
+
+def _tell(each: History, console: Console, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(to_json(each)), flush=True)
+    else:
+        console.print(render.line(each, SYSTEM.wall()))
+
+
+def _complain(problems: list[str]) -> None:
+    for problem in problems:
+        print(f"elastic3d: {render.clean(problem)}", file=sys.stderr)

@@ -1,0 +1,408 @@
+"""What the leader knows beyond the board: who is registered, what they report, who shall leave, who is kept out.
+
+Every question the leader asks after each event is answered by a set that is kept up to date with each event, so that at
+10,000 nodes an event costs the same as at ten; only a decision that is taken looks at all members.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from elastic3d.membership import events as e
+from elastic3d.membership.machine.apart import apart
+from elastic3d.membership.machine.generation_index import World, world_of
+from elastic3d.membership.machine.reports import Reports, discard
+from elastic3d.membership.records import SIGNAL, Drain, Flap, MemberRecord, Quarantine, Report, Tomb
+from elastic3d.values import Generation, Node
+
+
+class Board(Protocol):
+    """What the roll is read against: the sealed and the coming generation, and who is out of them."""
+
+    tombs: dict[str, Tomb]
+
+    @property
+    def world(self) -> World | None:
+        """Who is in the sealed generation."""
+        ...
+
+    @property
+    def coming(self) -> Generation | None:
+        """The generation proposed to follow it."""
+        ...
+
+    def active(self, id: str) -> bool:
+        """Return whether the node trains in the sealed generation."""
+        ...
+
+    def takes_part(self, id: str) -> bool:
+        """Return whether the node is in the sealed generation, active or a spare."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Present:
+    """A registered member; `order` says who came first."""
+
+    record: MemberRecord
+    order: int
+
+    @property
+    def node(self) -> Node:
+        """The node itself."""
+        return self.record.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Why a node shall leave, since when that is known here, and when it must be gone; None: at leisure.
+
+    stopping: its processes were sent a signal to end, and what sent it waits for them.
+    """
+
+    reason: str
+    since: float
+    deadline: float | None
+    stopping: bool = False
+
+
+class Roll:
+    """The roll as known to the member `me`. All dicts are by id unless said otherwise.
+
+    eligible: may be active in the next generation. unfit: registered, but may not. missing: active, not out and not
+    registered, since when. uncertain: of the proposed generation, out or not registered. refused: may not take part,
+    and why. replaced: another incarnation came under its name. apart: stands aside, for it and these cannot connect to
+    each other. version: counts changes of
+    who may be active. changed_at: when somebody came, or was told to go, last.
+    """
+
+    def __init__(self, me: MemberRecord, board: Board) -> None:
+        self._me, self._board = me, board
+        self.listed = False
+        self.members: dict[str, Present] = {}
+        self.reports = Reports()
+        self.eligible: dict[str, None] = {}
+        self.unfit: dict[str, None] = {}
+        self.draining: dict[str, Leaving] = {}
+        self.missing: dict[str, float] = {}
+        self.uncertain: dict[str, None] = {}
+        self.refused: dict[str, str] = {}
+        self.replaced: dict[str, str] = {}
+        self.apart: dict[str, tuple[str, ...]] = {}
+        self.drains: dict[str, tuple[Drain, float]] = {}
+        self.quarantines: dict[str, Quarantine] = {}
+        self.flaps: dict[str, Flap] = {}
+        self.version = 0
+        self.changed_at = 0.0
+        self._by_name: dict[str, dict[str, None]] = {}
+        self._by_place: dict[str, dict[str, None]] = {}
+        self._revisions: dict[str, int] = {}
+
+    def named(self, name: str) -> tuple[str, ...]:
+        """Return the registered incarnations under a name."""
+        return tuple(self._by_name.get(name, ()))
+
+    def kept_out(self, id: str) -> bool:
+        """Return whether the member's machine is in quarantine."""
+        present = self.members.get(id)
+        return present is not None and present.node.place in self.quarantines
+
+    def order(self, id: str) -> tuple[int, int]:
+        """Return a member's place in the order in which a generation is formed."""
+        world = self._board.world
+        if world is not None and id in world.index:
+            return (0, world.index[id])
+        if world is not None and id in world.spares:
+            return (1, world.spares[id])
+        return (2, self.members[id].order)
+
+    def apply(self, event: e.Event, now: float) -> None:
+        """Take in one event of the roll."""
+        match event:
+            case e.MemberPut() if self._newer(f"members/{event.record.node.id}", event.revision):
+                self._put(event.record, event.order, now)
+            case e.MemberGone() if self._newer(f"members/{event.id}", event.revision):
+                self._gone(event.id, now)
+            case e.ReportPut() if self._newer(f"reports/{event.id}", event.revision):
+                if event.id != self._me.node.id:
+                    self.hear(event.id, event.report, now)
+            case e.ReportGone() if self._newer(f"reports/{event.id}", event.revision):
+                if event.id != self._me.node.id:
+                    self._unsay(event.id, now)
+            case e.DrainPut() if self._newer(f"drains/{event.name}", event.revision):
+                self.drains[event.name] = (event.drain, now)
+                self._drained(event.name, now)
+            case e.DrainGone() if self._newer(f"drains/{event.name}", event.revision):
+                self.drains.pop(event.name, None)
+                self._drained(event.name, now)
+            case e.QuarantinePut() if self._newer(f"quarantine/{event.place}", event.revision):
+                self.quarantines[event.place] = event.quarantine
+                self._quarantined(event.place, now)
+            case e.QuarantineGone() if self._newer(f"quarantine/{event.place}", event.revision):
+                self.quarantines.pop(event.place, None)
+                self._quarantined(event.place, now)
+            case e.FlapPut() if self._newer(f"flaps/{event.place}", event.revision):
+                self.flaps[event.place] = event.flap
+            case e.FlapGone() if self._newer(f"flaps/{event.place}", event.revision):
+                self.flaps.pop(event.place, None)
+            case e.Unreadable() if self._newer(f"members/{event.id}", event.revision):
+                # Whoever takes part already was readable: its record was written over, and it will write it again.
+                known = event.id in self.members or self._board.takes_part(event.id)
+                self._gone(event.id, now)
+                if not known:
+                    self.refused[event.id] = event.detail
+            case _:
+                pass
+
+    def list(self, event: e.Listed, now: float) -> None:
+        """Take in all of the roll at once; what is not listed is gone, unless newer news of it came."""
+        if event.rolled_back:
+            self._revisions.clear()
+        keep = {key for key, revision in self._revisions.items() if revision > event.revision}
+        for item in event.items:
+            match item:
+                case e.MemberPut():
+                    keep.add(f"members/{item.record.node.id}")
+                case e.Unreadable():
+                    keep.add(f"members/{item.id}")
+                case e.ReportPut():
+                    keep.add(f"reports/{item.id}")
+                case e.DrainPut():
+                    keep.add(f"drains/{item.name}")
+                case e.QuarantinePut():
+                    keep.add(f"quarantine/{item.place}")
+                case e.FlapPut():
+                    keep.add(f"flaps/{item.place}")
+                case _:
+                    pass
+            self.apply(item, now)
+        for id in [id for id in (*self.members, *self.refused) if f"members/{id}" not in keep]:
+            self._gone(id, now)
+        for id in [id for id in self.reports.ids() if f"reports/{id}" not in keep and id != self._me.node.id]:
+            self._unsay(id, now)
+        for name in [name for name in self.drains if f"drains/{name}" not in keep]:
+            del self.drains[name]
+            self._drained(name, now)
+        for place in [place for place in self.quarantines if f"quarantine/{place}" not in keep]:
+            del self.quarantines[place]
+            self._quarantined(place, now)
+        for place in [place for place in self.flaps if f"flaps/{place}" not in keep]:
+            del self.flaps[place]
+        if not self.listed:
+            self.listed = True
+            self.reformed(now)
+            self.proposed()
+
+    # What the board has news of.
+
+    def buried(self, id: str) -> None:
+        """A tomb was put up, or cleared away, or lost with a rolled back etcd while the member's key came back."""
+        self.missing.pop(id, None)
+        if id in self.members and id not in self._board.tombs:
+            self._find_twins(self.members[id].node)
+        self._judge(id)
+        self._propose(id)
+        self._part()
+
+    def reformed(self, now: float) -> None:
+        """A generation was sealed: who is active is another set."""
+        world = self._board.world
+        active = world.ids if world is not None else ()
+        known, out = self.missing, self._board.tombs
+        self.missing = {id: known.get(id, now) for id in active if id not in self.members and id not in out}
+        self.version += 1
+        self._part()
+
+    def wait_anew(self, now: float) -> None:
+        """Nobody could register until now: who is missing is so since now."""
+        self.missing = dict.fromkeys(self.missing, now)
+
+    def wait_for(self, id: str, now: float) -> None:
+        """A member is not missing, as etcd knows: the news of it is on its way, and late if it takes long from now."""
+        if id in self.missing:
+            self.missing[id] = now
+
+    def wait_longer(self, seconds: float, now: float) -> None:
+        """Etcd was away for so long: that time does not count."""
+        self.missing = {id: min(now, since + seconds) for id, since in self.missing.items()}
+
+    def proposed(self) -> None:
+        """A proposal was made or withdrawn."""
+        formed, out = self._board.coming, self._board.tombs
+        self.uncertain = {}
+        if formed is not None:
+            ids = world_of(formed).ids
+            self.uncertain = {id: None for id in ids if id not in self.members or id in out}
+
+    # What the roll itself has news of.
+
+    def hear(self, id: str, report: Report, now: float) -> None:
+        """Take in a report."""
+        known = self.reports.get(id)
+        before = known.unreachable if known is not None else ()
+        if self.reports.hear(id, report, now):
+            self.changed_at = now
+            self._judge(id)
+        if before != report.unreachable:
+            self._part()
+
+    def _put(self, record: MemberRecord, order: int, now: float) -> None:
+        id, node = record.node.id, record.node
+        if id not in self.members:
+            self.changed_at = now
+        self.members[id] = Present(record=record, order=order)
+        self._by_name.setdefault(node.name, {})[id] = None
+        self._by_place.setdefault(node.place, {})[id] = None
+        self.missing.pop(id, None)
+        why = refusal(record, self._me)
+        if why:
+            self.refused[id] = why
+        self._find_twins(node)
+        self._judge(id)
+        self._propose(id)
+        self._part()
+
+    def _gone(self, id: str, now: float) -> None:
+        present = self.members.pop(id, None)
+        self.refused.pop(id, None)
+        self.replaced.pop(id, None)
+        if present is not None:
+            discard(self._by_name, present.node.name, id)
+            discard(self._by_place, present.node.place, id)
+            self._find_twins(present.node)
+        if self._board.active(id) and id not in self._board.tombs:
+            self.missing.setdefault(id, now)
+        if id != self._me.node.id:
+            self._unsay(id, now)
+        self._judge(id)
+        self._propose(id)
+        self._part()
+
+    def _unsay(self, id: str, now: float) -> None:
+        if self.reports.forget(id, now):
+            self.changed_at = now
+            self._judge(id)
+        self._part()
+
+    def _find_twins(self, node: Node) -> None:
+        """Of two incarnations under one name the older one is out: who is in the generation, or registered earlier."""
+        rivals = dict.fromkeys(self.named(node.name))
+        world = self._board.world
+        sealed = world.names.get(node.name) if world is not None else None
+        if sealed is not None:
+            rivals[sealed] = None
+        rivals = {id: None for id in rivals if id not in self._board.tombs and id not in self.refused}
+        if len(rivals) < 2:
+            return
+        age = {id: (id != sealed, self.members[id].order if id in self.members else 0) for id in rivals}
+        newest = max(rivals, key=lambda id: age[id])
+        for id in rivals:
+            if id != newest:
+                self.replaced[id] = newest
+                self._judge(id)
+
+    def _drained(self, name: str, now: float) -> None:
+        self.changed_at = now
+        for id in self.named(name):
+            self._judge(id)
+
+    def _quarantined(self, place: str, now: float) -> None:
+        self.changed_at = now
+        for id in self._by_place.get(place, ()):
+            self._judge(id)
+
+    def _judge(self, id: str) -> None:
+        """Bring up to date whether this member may be active."""
+        there = id in self.members and id not in self._board.tombs
+        leaving = self._leaving(id) if there else None
+        if leaving is None:
+            was = self.draining.pop(id, None)
+        else:
+            was = self.draining.get(id)
+            self.draining[id] = leaving
+        kept_out = id in self.refused or id in self.replaced or id in self.apart or self.kept_out(id)
+        fit = there and leaving is None and not kept_out
+        unfit = there and not fit
+        if fit != (id in self.eligible) or unfit != (id in self.unfit) or was != leaving:
+            self.version += 1
+        _set(self.eligible, id, fit)
+        _set(self.unfit, id, unfit)
+
+    def _leaving(self, id: str) -> Leaving | None:
+        """Return by when the member shall leave: by its own notice or an operator's word, whichever comes first."""
+        found = []
+        if id in self.reports.notices:
+            notice, since = self.reports.notices[id]
+            detail = f"{notice.kind}: {notice.detail}" if notice.detail else notice.kind
+            ends = None if notice.seconds is None else since + notice.seconds
+            stopping = notice.kind == SIGNAL
+            found.append(Leaving(reason=detail, since=since, deadline=ends, stopping=stopping))
+        name, _, incarnation = id.partition("@")
+        if name in self.drains:
+            drain, since = self.drains[name]
+            if drain.incarnation in ("", incarnation):
+                said = drain.reason or "an operator's word"
+                found.append(Leaving(reason=said, since=since, deadline=since + drain.seconds))
+        return min(found, key=lambda one: float("inf") if one.deadline is None else one.deadline, default=None)
+
+    def _part(self) -> None:
+        """Bring up to date who stands aside, for it and another node cannot connect to each other."""
+        if not self.reports.apart and not self.apart:
+            return
+        there = self.members.keys() - self._board.tombs.keys()
+        pairs = {
+            frozenset((id, other))
+            for id in self.reports.apart
+            for other in self.reports[id].unreachable
+            if id in there and other in there and id != other
+        }
+        before, self.apart = self.apart, apart(pairs, self.order)
+        for id in {**before, **self.apart}:
+            if (id in before) != (id in self.apart):
+                self._judge(id)
+
+    def _propose(self, id: str) -> None:
+        formed = self._board.coming
+        if formed is not None and id in world_of(formed).index:
+            _set(self.uncertain, id, id not in self.members or id in self._board.tombs)
+
+    def _newer(self, key: str, revision: int) -> bool:
+        if revision <= self._revisions.get(key, 0):
+            return False
+        self._revisions[key] = revision
+        return True
+
+
+def refusal(theirs: MemberRecord, mine: MemberRecord) -> str:
+    """Return why a node cannot take part in the job of the other, "" if it can."""
+    if len(theirs.node.slots) != len(mine.node.slots):
+        return (
+            f"this node has {len(theirs.node.slots)} slot(s), the job's nodes have {len(mine.node.slots)}: "
+            "start every node with the same --nproc-per-node"
+        )
+    if theirs.encrypted != mine.encrypted:
+        which = "encrypts its connections to other nodes, and the job's nodes do not"
+        if mine.encrypted:
+            which = "does not encrypt its connections to other nodes, and the job's nodes do"
+        return f"this node {which}: give cert= and key= to every node of the run, or to none"
+    if (mine.profile.digest if mine.profile else "") != (theirs.profile.digest if theirs.profile else ""):
+        return (
+            "this node's model, batch sizes or seed differ from those of the job that runs under this run id: "
+            "start it with the same script and arguments, or choose another --rdzv-id"
+        )
+    if mine.profile is not None and theirs.profile is not None:
+        for field, what in (("script", "script"), ("schedule", "optimizer or learning-rate schedule")):
+            if getattr(mine.profile, field) != getattr(theirs.profile, field):
+                return (
+                    f"this node's {what} differs from that of the job that runs under this run id: start it with the "
+                    "same file and arguments, or choose another --rdzv-id"
+                )
+    return ""
+
+
+def _set(known: dict[str, None], key: str, there: bool) -> None:
+    if there:
+        known[key] = None
+    else:
+        known.pop(key, None)

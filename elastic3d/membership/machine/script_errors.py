@@ -1,0 +1,99 @@
+"""Whose code raises where nobody else's does: that node is put out, and the job goes on without it.
+
+Two things show that it is the node and not the code:
+
+*A newcomer.* It has never made a step, its code raises, and an active node that has made steps does not raise. So does
+one whose code raises while it prepares for the generation that would take it in.
+
+*The same one each time.* In all `Policy.tries` generations without progress the code of this node raised and no other's
+did, and enough nodes are left without it. This is taken for proof once: who raises next, before any progress, ends the
+job.
+
+Code that is wrong everywhere raises everywhere, but not at one moment, and whoever loses a peer first does not get to
+it. So nobody is judged before all the others have said what became of their trainers, or have had `HEARING` to do so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastic3d.membership.machine.alarm import Alarm
+from elastic3d.membership.machine.leader_state import Lead
+from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.view import View
+from elastic3d.membership.policy import Policy
+
+HEARING = 2.0
+"""Seconds the others have to say that their code raised too."""
+
+SAID = ("error", "interrupted", "fault", "left", "finished")
+"""What a node may report of its trainers' end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raising:
+    """out: who is to be put out, each with why. waiting: somebody may have to be, once the others were heard."""
+
+    out: dict[str, str] = field(default_factory=dict)
+    waiting: bool = False
+
+
+def raising(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> Raising:
+    """Judge whose code raised; nobody where torchrun restarts the workers, for it counts the tries itself."""
+    current, world, coming = view.generation, view.world, view.coming
+    if not policy.beside or current is None or world is None:
+        return Raising()
+    out: dict[str, str] = {}
+    if coming is not None:
+        for id in roll.reports.who("error", coming.key):
+            if id in roll.members and not view.active(id):
+                out[id] = _words(roll, id, "while it prepared, and the nodes that train have no trouble")
+    said = raised_in(view, roll)
+    suspects = _newcomers(view, roll, said) or _each_time(view, roll, policy, said)
+    if not suspects:
+        lead.raised = None
+        return Raising(out=out)
+    lead.raised = alarm.now if lead.raised is None else lead.raised
+    heard = all(any(id in roll.reports.who(what, current.key) for what in SAID) for id in world.index)
+    if heard or alarm.due(lead.raised + HEARING):
+        return Raising(out=out | suspects)
+    return Raising(out=out, waiting=True)
+
+
+def raised_in(view: View, roll: Roll) -> list[str]:
+    """Return the active nodes whose code raised in the sealed generation, in rank order."""
+    current, world = view.generation, view.world
+    if current is None or world is None:
+        return []
+    said = [id for id in roll.reports.who("error", current.key) if id in world.index and id in roll.members]
+    return sorted(said, key=lambda id: world.index[id])
+
+
+def _newcomers(view: View, roll: Roll, said: list[str]) -> dict[str, str]:
+    assert view.world is not None
+    steps = {id: report.step for id in view.world.index if (report := roll.reports.get(id)) is not None}
+    if not any(step and id not in said for id, step in steps.items()):
+        return {}
+    why = "before its first step, and no other's did"
+    return {id: _words(roll, id, why) for id in said if not steps.get(id, 0)}
+
+
+def _each_time(view: View, roll: Roll, policy: Policy, said: list[str]) -> dict[str, str]:
+    current, world = view.generation, view.world
+    assert current is not None
+    assert world is not None
+    if policy.tries < 2 or current.tries + 1 < policy.tries or roll.reports.step() > current.tried_at:
+        return {}
+    if len(said) != 1 or {*current.raised, *said} != set(said):
+        return {}
+    if not policy.allowed(len([id for id in roll.eligible if id not in said])):
+        return {}
+    return {said[0]: _words(roll, said[0], f"in each of {current.tries + 1} tries, and no other's did")}
+
+
+def _words(roll: Roll, id: str, why: str) -> str:
+    name = id.partition("@")[0]
+    return (
+        f"the code of node {name} raised {why}: the job goes on without it. Mend what is wrong on that node and start "
+        f"it again. {roll.reports[id].detail}"
+    )

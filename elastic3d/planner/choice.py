@@ -1,0 +1,165 @@
+"""Choose a layout for a number of nodes: a pure function, so that every trainer can verify it by computing it again.
+
+Where it is known what the model and the machines cost, the layout of the least predicted time is chosen, and kept for
+as long as a change would not pay for itself. Where it is not, the planner takes as many nodes as any legal layout can
+use, and among layouts of equal size the one with the smallest pp + dp: a step's bubble grows with pp - 1 and its
+gradient exchange with dp - 1, so the squarest mesh bounds both. On a tie the larger dp wins, whose pipeline is shorter.
+
+The same bits are promised for one size of tp, so tp stays what it was once a run has chosen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from elastic3d.errors import LayoutError
+from elastic3d.planner.costs import Costs
+from elastic3d.planner.enumeration import Cluster
+from elastic3d.planner.legality import unfit
+from elastic3d.planner.ranking import judge, rank
+from elastic3d.planner.results import Candidate
+from elastic3d.planner.schedules import VIRTUAL
+from elastic3d.values import Layout, ModelProfile
+
+SHOWN = 3
+"""Reasons that an error names."""
+
+LOOKED_AT = 1000
+"""Layouts that are looked at for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A layout and how many nodes it uses; the others stay spares."""
+
+    layout: Layout
+    nodes: int
+
+
+def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[Layout]:
+    """Return the layouts of exactly `world` ranks that the model and the request allow, best first by shape alone.
+
+    What is free besides pp and dp is as simple as can be: tp 1, ZeRO-3 or what the schedule needs, 1F1B.
+    """
+    layouts = [layout for layout in _asked_for(world, request) if unfit(layout, profile) is None]
+    return sorted(layouts, key=lambda layout: (layout.pp + layout.dp, -layout.dp))
+
+
+def _asked_for(world: int, request: Layout) -> Iterator[Layout]:
+    """Yield the layouts of exactly `world` ranks that the request allows, whatever the model."""
+    tp = request.tp or 1
+    for pp in range(1, world // tp + 1):
+        if world % (pp * tp) or (request.pp and pp != request.pp):
+            continue
+        dp = world // (pp * tp)
+        if (request.dp and dp != request.dp) or dp % max(1, request.replicas):
+            continue
+        yield _simple(pp, dp, tp, request)
+
+
+def plan(
+    nodes: int,
+    slots: int,
+    profile: ModelProfile,
+    request: Layout,
+    *,
+    previous: Layout | None = None,
+    costs: Costs | None = None,
+    expected_change_s: float = float("inf"),
+    speeds: Sequence[float] = (),
+) -> Plan:
+    """Return the best plan for `nodes` nodes of `slots` slots each.
+
+    previous: the layout the run has now, kept unless another saves more than `costs.change` seconds until the next
+    change of membership, which is expected in `expected_change_s`; its tp is kept in any case. costs: without them, and
+    for a profile without FLOPs, layouts are chosen by shape alone. speeds: of each node in rank order, as for `rank`.
+    Raises LayoutError, saying what would work, where no number of nodes up to `nodes` has a legal layout that fits.
+    """
+    if previous is not None and request.tp not in (0, previous.tp):
+        raise LayoutError(
+            f"this run computes with tp={previous.tp}, and other sizes give other bits: ask for tp={previous.tp}, or "
+            "start a new run from its checkpoint"
+        )
+    if previous is not None:
+        request = replace(request, tp=previous.tp)
+    if costs is None or not profile.block.flops:
+        return _by_shape(nodes, slots, profile, request)
+    cluster = Cluster(nodes=nodes, slots=slots)
+    ranked = rank(nodes, slots, profile, request, costs, speeds=speeds)
+    if not ranked.ranking:
+        reasons = [one.reason for one in ranked.rejected]
+        more = any(one.out_of_memory for one in ranked.rejected)
+        raise LayoutError(_nothing(nodes, slots, profile, request, reasons, more_nodes_help=more))
+    best = ranked.ranking[0]
+    if previous is not None and _within(previous, request):
+        present = judge(previous, cluster, profile, costs, speeds)
+        if isinstance(present, Candidate) and not _pays(present, best, costs, expected_change_s):
+            best = present
+    return Plan(layout=best.layout, nodes=best.nodes)
+
+
+def _pays(present: Candidate, best: Candidate, costs: Costs, expected_change_s: float) -> bool:
+    """Return whether what the better layout saves until the next change is more than the change costs."""
+    return (1.0 - best.seconds / present.seconds) * expected_change_s > costs.change
+
+
+def _within(layout: Layout, request: Layout) -> bool:
+    """Return whether a layout is one that the request allows."""
+    sizes = all(getattr(request, axis) in (0, getattr(layout, axis)) for axis in ("pp", "dp", "tp", "zero", "replicas"))
+    return sizes and request.schedule in (None, layout.schedule) and request.cuts in ((), layout.cuts)
+
+
+def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout) -> Plan:
+    if slots % (request.tp or 1) == 0:
+        for used in range(nodes, 0, -1):
+            layouts = legal_layouts(used * slots, profile, request)
+            if layouts:
+                return Plan(layout=layouts[0], nodes=used)
+    worlds = [used * slots for used in range(nodes, 0, -1)]
+    asked = (layout for world in worlds for layout in _asked_for(world, request))
+    # Where the sizes would do, it is something else about the model, which more nodes do not mend.
+    sizes = replace(profile, tied=False, compress="", recompute="none", experts=0)
+    fitting = (layout for layout in islice(asked, LOOKED_AT) if unfit(layout, sizes) is None)
+    reasons = [why for layout in fitting if (why := unfit(layout, profile)) is not None]
+    raise LayoutError(_nothing(nodes, slots, profile, request, reasons))
+
+
+def _simple(pp: int, dp: int, tp: int, request: Layout) -> Layout:
+    """Return a layout of these sizes with what the request says of the rest."""
+    schedule, virtual = (request.schedule, request.virtual) if pp > 1 else (None, 1)
+    if schedule is not None and virtual == 1:
+        virtual = VIRTUAL[schedule][0]
+    splits = schedule is not None and schedule.splits_backward
+    return Layout(
+        pp=pp,
+        dp=dp,
+        tp=tp,
+        zero=request.zero or (2 if splits else 3),
+        replicas=max(1, request.replicas),
+        schedule=schedule,
+        virtual=virtual,
+        cuts=request.cuts if pp > 1 else (),
+    )
+
+
+def _nothing(
+    nodes: int, slots: int, profile: ModelProfile, request: Layout, reasons: list[str], *, more_nodes_help: bool = False
+) -> str:
+    axes = [f"{axis}={getattr(request, axis)}" for axis in ("pp", "dp") if getattr(request, axis)]
+    asked = ", ".join([*axes, f"tp={request.tp}"] if request.tp > 1 else axes) or "none"
+    head = (
+        f"no layout fits {nodes} node(s) x {slots} slot(s) with {profile.blocks} blocks and {profile.micro_batches} "
+        f"micro-batches per step (asked for: {asked})"
+    )
+    several = list(dict.fromkeys(reasons))
+    if several and not more_nodes_help:
+        more = f", and {len(several) - SHOWN} more reasons; `elastic3d plan` shows all" if len(several) > SHOWN else ""
+        return f"{head}: {'; '.join(several[:SHOWN])}{more}"
+    why = f"; the nearest: {several[0]}" if several else ""
+    sizes, within = ("pp x dp x tp", "tp must divide the slots, and ") if request.tp != 1 else ("pp x dp", "and ")
+    return (
+        f"{head}{why}; pp may be at most the number of blocks and of micro-batch "
+        f"rounds, {within}{sizes} must be a whole number of nodes: free an axis, add nodes, or raise global_batch"
+    )
