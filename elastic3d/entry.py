@@ -29,12 +29,12 @@ from elastic3d.trust.listening import raise_file_limit
 from elastic3d.values import Layout
 from elastic3d.worker.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.keeper import Keeper
-from elastic3d.worker.options import Options, saving, store_at
+from elastic3d.worker.options import RunOptions, saving, store_at
 from elastic3d.worker.process import ExitCode, die_with_agent
 from elastic3d.worker.quantities import seconds, size
 from elastic3d.worker.remote import RemoteSlot, SlotServer, private_name
 from elastic3d.worker.safety import MOST_SECONDS, MOST_SNAPSHOTS
-from elastic3d.worker.slot import LocalSlot, Slot, serve_role
+from elastic3d.worker.slot import LocalSlot, SlotPort, serve_role
 from elastic3d.worker.warming import Inbox
 
 TOKEN = "ELASTIC3D_NODE_TOKEN"
@@ -109,7 +109,7 @@ def run(
     script_digest()  # of what runs: whoever is forked from here has it
     serve_role(enter)
     answer_if_asked(main)
-    options = Options(
+    options = RunOptions(
         store=store_at(
             store,
             key=_path(key),
@@ -154,7 +154,7 @@ def run(
         run_alone(main)
 
 
-def _by_hand(options: Options) -> str:
+def _by_hand(options: RunOptions) -> str:
     """Say what a script that was started by hand does without."""
     without = f"no checkpoints are written to or read from {options.store.url}, and " if options.store else ""
     return (
@@ -167,7 +167,7 @@ def _path(given: str | os.PathLike[str] | None) -> str:
     return os.fspath(given) if given is not None else ""
 
 
-def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -> None:
+def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions) -> None:
     """Be one slot's keeper until the node's part in the job is over."""
     identity = os.environ.get(agent.VARIABLE, "")
     die_with_agent(identity)
@@ -195,7 +195,7 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: Options) -
         if local_rank:
             SlotServer(mine, inbox, name(local_rank)).serve(COMPANION_PATIENCE)
             return
-        others: list[Slot] = []
+        others: list[SlotPort] = []
         try:
             others += [RemoteSlot(name(index), inbox, patience=COMPANION_PATIENCE) for index in range(1, slots)]
             Keeper(settings, options, [mine, *others], inbox).run()

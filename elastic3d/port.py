@@ -1,9 +1,9 @@
 """The seam between a `Run` and the process that hosts it.
 
 A trainer's `Run` knows nothing of keepers, sockets or shared memory: all it may ask of the world outside its process
-group is a `Port`. In a trainer the port talks to the node's keeper; in a script started on its own it is `run.Alone`.
-Values that cross are frozen. A method that returns `NoReturn` ends the trainer's process, or raises where the host is
-the user's own script.
+group is a `Port`. In a trainer the port talks to the node's keeper; in a script started on its own it is a
+`StandalonePort` of `training.standalone`. Values that cross are frozen. A method that returns `NoReturn` ends the
+trainer's process, or raises where the host is the user's own script.
 """
 
 from __future__ import annotations

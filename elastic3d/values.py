@@ -126,7 +126,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptActivations:
     """What a part keeps of one micro-batch between its forward and its backward, under one kind of recomputation.
 
     whole: bytes that each tensor-parallel rank keeps. cut: bytes that they share. again: forward FLOPs done once more.
@@ -138,7 +138,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ModelPart:
     """What a part of the model costs: what comes before the blocks, one block, what comes after them.
 
     cut: how many of the parameters tp divides. flops: of the forward of one micro-batch; a backward is twice that.
@@ -148,7 +148,7 @@ class Part:
     parameters: int = 0
     cut: int = 0
     flops: float = 0.0
-    kept: dict[str, Kept] = field(default_factory=dict)
+    kept: dict[str, KeptActivations] = field(default_factory=dict)
     workspace: int = 0
 
 
@@ -174,9 +174,9 @@ class ModelProfile:
     micro_batches: int
     micro_batch: int
     digest: str
-    first: Part = field(default_factory=Part)
-    block: Part = field(default_factory=Part)
-    last: Part = field(default_factory=Part)
+    first: ModelPart = field(default_factory=ModelPart)
+    block: ModelPart = field(default_factory=ModelPart)
+    last: ModelPart = field(default_factory=ModelPart)
     boundary: int = 0
     logits: int = 0
     heads: int = 0

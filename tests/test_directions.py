@@ -12,12 +12,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 
 # Inside elastic3d each line may import itself and what stands above it. `training` is the Run that a user's main sees,
-# `entry` the elastic3d.run that a script calls; `storage` is the run's store, `register` its refs in etcd;
+# `entry` the elastic3d.run that a script calls; `storage` is the run's store, `etcd_refs` its refs in etcd;
 # `rendezvous` is torchrun's side of a node, `worker` the job's. `calibration` asks scripts and measures.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("values", "errors", "clock", "log", "output", "threads", "torch_support"),
     ("planner", "data", "etcd", "notices", "trust", "port"),
-    ("storage", "register"),
+    ("storage", "etcd_refs"),
     ("membership",),
     ("snapshots", "parallel", "health"),
     ("rendezvous", "admission"),

@@ -18,17 +18,17 @@ from chaos.etcd import EtcdServer
 from checkpointing import Store, open_store
 from elastic3d import threads
 from elastic3d.clock import SYSTEM
-from elastic3d.etcd import Delivery, EtcdClient, LeaseKeeper, Loss, Watch
+from elastic3d.etcd import Delivery, EtcdClient, LeaseKeeper, LeaseLoss, Watch
 from elastic3d.etcd import watch as etcd_watch
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import Links
-from elastic3d.membership.driver.writer import Writer
+from elastic3d.membership.driver.writer import MemberWriter
 from elastic3d.membership.records import MemberRecord, Pulse, Report
-from elastic3d.notices.notice import Kind, Notice
-from elastic3d.notices.source import Look, Source
+from elastic3d.notices.notice import CloudNotice, NoticeKind
+from elastic3d.notices.source import Look, NoticeSource
 from elastic3d.notices.watcher import Watcher
-from elastic3d.rendezvous.table import Table
+from elastic3d.rendezvous.table import KeyTableServer
 from elastic3d.snapshots.client import inventories
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
@@ -42,7 +42,7 @@ from elastic3d.worker.housekeeping import Housekeeper, Verified
 from elastic3d.worker.housekeeping import Told as Kept
 from elastic3d.worker.options import Saving
 from elastic3d.worker.remote import RemoteSlot
-from elastic3d.worker.uploader import Uploader, WriteFailed, Written
+from elastic3d.worker.uploader import TilesUploaded, Uploader, WriteFailed
 from tests.snapshots.test_serving import READER, Place, eventually
 from tests.worker.test_committer import write
 from tests.worker.test_housekeeping import committed
@@ -77,7 +77,7 @@ def failed(reported: Reported, thread: str, edge: Edge) -> None:
 
 def test_the_uploader(reported: Reported) -> None:
     """The write counts as failed; after its rest the slot is ready for the next, which is written."""
-    shelf, told = Shelf(5, 6), queue.SimpleQueue[Written | WriteFailed]()
+    shelf, told = Shelf(5, 6), queue.SimpleQueue[TilesUploaded | WriteFailed]()
     store = once(lambda pinned, saved, last: (10, 10))
     uploader = Uploader(shelf, store, told.put, rest=lambda failures: 0.01)  # type: ignore[arg-type]
     uploader.offer(5, generation(1))
@@ -89,7 +89,7 @@ def test_the_uploader(reported: Reported) -> None:
     assert shelf.ready.get(timeout=30)
     uploader.offer(6, generation(1))
     shelf.gate.put(None)
-    assert isinstance(told.get(timeout=30), Written)
+    assert isinstance(told.get(timeout=30), TilesUploaded)
     uploader.close(10)
 
 
@@ -158,7 +158,7 @@ def test_heartbeats(reported: Reported) -> None:
     told: queue.SimpleQueue[object] = queue.SimpleQueue()
     links = Links("127.0.0.1", once(told.put), secret="5e" * 32, fresh=0.05)
     links.speak_for("a@1")
-    links.watch(acts.Watch(peers=(), expected=("b@1",)))
+    links.watch(acts.WatchPeers(peers=(), expected=("b@1",)))
     failed(reported, "elastic3d-links", Edge.PROCESS)
     links.close()
     for end in (links._listener, links._wake_out, links._poll, links._arrivals):
@@ -167,8 +167,8 @@ def test_heartbeats(reported: Reported) -> None:
 
 def test_the_table_of_restarted_workers(reported: Reported, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on serving."""
-    monkeypatch.setattr(Table, "_accept", once(Table._accept))
-    table = Table("127.0.0.1", Credentials(secret="5e" * 32, id="a@1"))
+    monkeypatch.setattr(KeyTableServer, "_accept", once(KeyTableServer._accept))
+    table = KeyTableServer("127.0.0.1", Credentials(secret="5e" * 32, id="a@1"))
     socket.create_connection(("127.0.0.1", table.port), timeout=10).close()
     failed(reported, "elastic3d-table", Edge.AGAIN)
     table.close()
@@ -199,11 +199,11 @@ def test_what_a_companion_says(reported: Reported) -> None:
 
 def test_the_listener_for_spot_notices(reported: Reported) -> None:
     """It goes on asking."""
-    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
-    notice = Notice(kind=Kind.AWS, action="terminate", seconds=120.0, detail="spot")
+    told: queue.SimpleQueue[CloudNotice] = queue.SimpleQueue()
+    notice = CloudNotice(kind=NoticeKind.AWS, action="terminate", seconds=120.0, detail="spot")
     look = once(lambda: Look(notices={"a": notice}, pause=60.0))
     source = SimpleNamespace(name="cloud", look=look, close=lambda: None)
-    watcher = Watcher([cast(Source, source)], told.put)
+    watcher = Watcher([cast(NoticeSource, source)], told.put)
     failed(reported, "elastic3d-notices-0", Edge.AGAIN)
     assert told.get(timeout=30) == notice
     watcher.close()
@@ -238,7 +238,7 @@ def test_a_watch_whose_delivery_fails(reported: Reported, client: EtcdClient) ->
 def test_the_leases(reported: Reported, client: EtcdClient) -> None:
     """One lease's owner fails over its loss, and the others' leases are kept all the same."""
     keeper = LeaseKeeper(client)
-    lost: queue.SimpleQueue[Loss] = queue.SimpleQueue()
+    lost: queue.SimpleQueue[LeaseLoss] = queue.SimpleQueue()
     on_lost = once(lambda lease, loss: lost.put(loss))
     first, second = keeper.grant(2, on_lost), keeper.grant(2, on_lost)
     client.revoke(first.id)
@@ -246,7 +246,7 @@ def test_the_leases(reported: Reported, client: EtcdClient) -> None:
     deadline = second.deadline
     assert eventually(lambda: second.deadline > deadline, 30)
     client.revoke(second.id)
-    assert lost.get(timeout=30) is Loss.GONE
+    assert lost.get(timeout=30) is LeaseLoss.GONE
     keeper.close()
 
 
@@ -259,7 +259,7 @@ def test_the_writes_to_etcd(reported: Reported, client: EtcdClient) -> None:
     def pulse() -> Pulse:
         raise Unforeseen
 
-    writer = Writer(client, "job/", me, 2.0, told.put, pulse, lambda: 0.05, SYSTEM)
+    writer = MemberWriter(client, "job/", me, 2.0, told.put, pulse, lambda: 0.05, SYSTEM)
     writer.start()
     writer.write(acts.PutMember(record=MemberRecord(node=me)))
     writer.write(acts.PutReport(report=Report(incarnation="1")))

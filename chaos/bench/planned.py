@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
 from elastic3d.port import StepRecord
 from elastic3d.training import Run
-from elastic3d.training.standalone import Alone
+from elastic3d.training.standalone import StandalonePort
 from elastic3d.values import Layout, ModelProfile
 
 STEPS = 3
@@ -57,7 +57,7 @@ class Measured:
     memory_bytes: int
 
 
-class _Host(Alone):
+class _Host(StandalonePort):
     """The port of one rank."""
 
     def __init__(self, layout: Layout, rank: int, port: int, prefix: str) -> None:
@@ -79,7 +79,7 @@ class _Host(Alone):
         self.worked.append(time.process_time())
 
 
-class _Measuring(Alone):
+class _Measuring(StandalonePort):
     """The port of a trainer that only measures its model."""
 
     def __init__(self) -> None:

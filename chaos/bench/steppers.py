@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from chaos.bench.gpt import GPT, Sentences, loss_fn
 from elastic3d.training import Run
-from elastic3d.training.standalone import Alone
+from elastic3d.training.standalone import StandalonePort
 from elastic3d.values import Layout
 
 MICRO_BATCH = 2
@@ -48,7 +48,7 @@ def stepper(task: Task, rank: int, port: int) -> Step:
 
 
 def _ours(task: Task, rank: int, port: int) -> Step:
-    host = Alone()
+    host = StandalonePort()
     host.assignment = replace(
         host.assignment,
         rank=rank,

@@ -20,7 +20,7 @@ from typing import Any
 
 from chaos.simulation.loop import Loop
 from elastic3d.etcd import Compare, Delete, Get, KeyValue, Put
-from elastic3d.etcd.operations import Target
+from elastic3d.etcd.operations import CompareTarget
 from elastic3d.membership import events as e
 from elastic3d.membership.reading import gone, read
 from elastic3d.membership.records import WHOLE, BaseUnknown, whole_key
@@ -155,13 +155,13 @@ class Store:
         """Return whether a condition holds now."""
         item = self.get(condition.key)
         match condition.target:
-            case Target.MOD_REVISION:
+            case CompareTarget.MOD_REVISION:
                 return (item.mod_revision if item else 0) == condition.expected
-            case Target.CREATE_REVISION:
+            case CompareTarget.CREATE_REVISION:
                 return (item.create_revision if item else 0) == condition.expected
-            case Target.VERSION:
+            case CompareTarget.VERSION:
                 return (item.version if item else 0) == condition.expected
-            case Target.VALUE:
+            case CompareTarget.VALUE:
                 return item is not None and item.value == condition.expected
 
     def apply(self, transaction: Transaction) -> list[Change] | None:

@@ -382,7 +382,7 @@ class Checker(Observer):
     def acted(self, member: Member, action: acts.Action) -> None:
         """A core did something."""
         match action:
-            case acts.Go():
+            case acts.StartTrainers():
                 self._go(member, action.generation)
             case acts.Stop():
                 self._rest(member, action.key)

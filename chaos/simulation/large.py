@@ -111,7 +111,11 @@ class _Books(Observer):
 
     def acted(self, member: Member, action: acts.Action) -> None:
         """Wait for the last node that trains."""
-        if isinstance(action, acts.Go) and self._current is not None and action.generation.key == self._current.key:
+        if (
+            isinstance(action, acts.StartTrainers)
+            and self._current is not None
+            and action.generation.key == self._current.key
+        ):
             self._waiting.pop(member.id, None)
             self.newest_at = self._world.loop.now
             if not self._waiting:

@@ -77,7 +77,7 @@ class Network:
         """Return whether bytes pass from one host to another."""
         return not self.blocked or not self.blocked.get((sender, receiver))
 
-    def watch(self, process: Process, action: acts.Watch) -> None:
+    def watch(self, process: Process, action: acts.WatchPeers) -> None:
         """Hold the links the core asked for, and no others; those heard are told again."""
         me = process.id
         before = self._dials[me]
@@ -132,7 +132,7 @@ class Network:
                         del self.blocked[sender, receiver]
         self._look_at_all()
 
-    def probe(self, process: Process, peers: tuple[acts.Peer, ...]) -> None:
+    def probe(self, process: Process, peers: tuple[acts.RingPeer, ...]) -> None:
         """Let a process try to connect to others: it needs both ways, and a host that is there."""
         reached: list[str] = []
         failed: list[str] = []

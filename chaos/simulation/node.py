@@ -143,7 +143,7 @@ class Member:
     def _act(self, action: acts.Action) -> None:
         world = self.world
         match action:
-            case acts.Watch():
+            case acts.WatchPeers():
                 world.network.watch(self, action)
             case acts.Probe():
                 world.network.probe(self, action.peers)
@@ -156,7 +156,7 @@ class Member:
                     world.etcd.unwatch(self.client.watches["roll"])
             case acts.Prepare():
                 world.trainers.prepare(self, action.generation)
-            case acts.Go():
+            case acts.StartTrainers():
                 world.trainers.go(self, action.generation)
             case acts.AskLeave():
                 world.trainers.leave(action.key)

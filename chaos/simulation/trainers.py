@@ -93,7 +93,7 @@ class Trainers:
             return
         group.phase[member.id] = Phase.PREPARED
         self.prepared[member.id, group.generation.key] = None
-        member.tell(e.Prepared(key=group.generation.key))
+        member.tell(e.TrainersPrepared(key=group.generation.key))
 
     def _met(self, member: Member, group: _Group) -> bool:
         """Return whether the network lets a node's trainers connect to those of all others, ready or not."""
@@ -171,7 +171,7 @@ class Trainers:
         for key, group in self._groups.items():
             if group.phase.get(member.id) is Phase.RUNNING:
                 self.stop(member, key)
-                member.tell(e.Faulted(key=key, detail="the trainer's own words", error=error))
+                member.tell(e.TrainerFailed(key=key, detail="the trainer's own words", error=error))
                 return True
         return False
 
@@ -182,12 +182,12 @@ class Trainers:
             self.loop.later(HUNG, self._raise, member, group)
             return
         self.stop(member, group.generation.key)
-        member.tell(e.Faulted(key=group.generation.key, detail="the code of this node alone", error=True))
+        member.tell(e.TrainerFailed(key=group.generation.key, detail="the code of this node alone", error=True))
 
     def _interrupted(self, member: Member, group: _Group) -> None:
         if group.phase[member.id] is Phase.RUNNING:
             group.phase[member.id] = Phase.OVER
-            member.tell(e.Interrupted(key=group.generation.key))
+            member.tell(e.TrainerLostPeer(key=group.generation.key))
 
     def _step(self, group: _Group) -> None:
         if group.broken:
@@ -205,7 +205,7 @@ class Trainers:
             for member in members:
                 group.phase[member.id] = Phase.OVER
                 if self.finishing:
-                    member.tell(e.Finished(key=key))
+                    member.tell(e.MainFinished(key=key))
                 else:
                     self.loop.later(self._copying.uniform(*COPYING), self._copy, member, group, step, self.loop.now)
             group.broken = True
@@ -216,7 +216,7 @@ class Trainers:
             made = group.generation
             saved = SavedStep(step=step, made_in=made.number, attempt=made.attempt, world=made.world)
         for member in members:
-            member.tell(e.Progress(step=step, etcd_away=away, safe=step))
+            member.tell(e.StepReported(step=step, etcd_away=away, safe=step))
             if saved is not None:
                 member.tell(e.Saved(saved=saved))
         group.steps += 1

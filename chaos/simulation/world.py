@@ -278,13 +278,13 @@ def _short(what: object) -> str:
                 if (value := getattr(report, name))
             }
             return f"PutReport {words}"
-        case acts.Seal() | acts.Prepare() | acts.Go():
+        case acts.Seal() | acts.Prepare() | acts.StartTrainers():
             nodes = " ".join(node.name for node in what.generation.nodes)
             return f"{type(what).__name__} {what.generation.key} {what.generation.cause} [{nodes}]"
         case acts.Propose():
             formed = what.proposal.generation
             return f"Propose {formed.key} [{' '.join(n.name for n in formed.nodes)}] switch={what.proposal.switch}"
-        case acts.Watch():
+        case acts.WatchPeers():
             return f"Watch {' '.join(peer.id for peer in what.peers)} expected {' '.join(what.expected)}"
         case acts.PutMember():
             return "PutMember"

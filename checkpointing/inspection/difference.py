@@ -17,7 +17,7 @@ from typing import Any
 
 from checkpointing.format.manifest import StoredTile
 from checkpointing.format.tiles import Box, TensorSpec
-from checkpointing.inspection.documents import Found
+from checkpointing.inspection.documents import CheckpointDocuments
 from checkpointing.inspection.statistics import TensorStatistics, summarise, together
 
 # Tiles' statistics have six digits: what moves less than that may not have moved at all.
@@ -104,7 +104,7 @@ class Difference:
         return sum(one.unknown for one in self.tensors)
 
 
-def difference(before: Found, after: Found) -> Difference:
+def difference(before: CheckpointDocuments, after: CheckpointDocuments) -> Difference:
     """Return what changed from one checkpoint to another, of the same store or not."""
     old, new = by_key(before.tiles), by_key(after.tiles)
     tensors = []

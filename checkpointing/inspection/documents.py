@@ -23,7 +23,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CheckpointDocuments:
     """One checkpoint. `tiles` are distinct by tensor and box, in order; `packs` maps ids to sizes.
 
     modified: when the record was written, in seconds by the store's own clock; 0.0 where that was not asked for.
@@ -47,7 +47,7 @@ class Found:
         return sum(spec.box.numel * spec.itemsize for spec in self.specs.values())
 
 
-def find(store: Store, name: str, *, expected: str | None = None, modified: float = 0.0) -> Found:
+def find(store: Store, name: str, *, expected: str | None = None, modified: float = 0.0) -> CheckpointDocuments:
     """Read a checkpoint's record and manifests; NoCheckpoint when it is not there, FormatError when it is damaged."""
     record = read_record(store, name, expected)
     manifests = read_manifests(store, record.manifests)
@@ -55,13 +55,13 @@ def find(store: Store, name: str, *, expected: str | None = None, modified: floa
     return found(record, manifests, modified=modified)
 
 
-def found(record: Record, manifests: Sequence[RankManifest], *, modified: float = 0.0) -> Found:
+def found(record: Record, manifests: Sequence[RankManifest], *, modified: float = 0.0) -> CheckpointDocuments:
     """Return the checkpoint of a record and its manifests, which belong together."""
     tiles: dict[tuple[str, Box], StoredTile] = {}
     for manifest in manifests:
         for tile in manifest.tiles:
             tiles.setdefault((tile.spec.key, tile.box), tile)  # of several copies a reader takes the first
-    return Found(
+    return CheckpointDocuments(
         record=record,
         ranks=tuple(manifests),
         specs={spec.key: spec for manifest in manifests for spec in sorted(manifest.specs, key=lambda spec: spec.key)},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from checkpointing.errors import FormatError, NoCheckpoint
 from checkpointing.inspection.difference import by_key
-from checkpointing.inspection.documents import Extent, Found, extents, find
+from checkpointing.inspection.documents import CheckpointDocuments, Extent, extents, find
 from checkpointing.stores.protocol import Store
 
 
@@ -40,9 +40,9 @@ class Commit:
 
 def history(store: Store, committed: Sequence[str], modified: Mapping[str, float]) -> Iterator[Commit]:
     """Yield the commits in the given order, newest first; manifests of two checkpoints are held at once."""
-    after: tuple[Found | None, str, str] | None = None
+    after: tuple[CheckpointDocuments | None, str, str] | None = None
     for name in committed:
-        current: Found | None = None
+        current: CheckpointDocuments | None = None
         error = ""
         try:
             current = find(store, name, modified=modified.get(name, 0.0))
@@ -56,7 +56,11 @@ def history(store: Store, committed: Sequence[str], modified: Mapping[str, float
 
 
 def commit_of(
-    found: Found | None, before: Found | None, name: str, error: str, modified: Mapping[str, float]
+    found: CheckpointDocuments | None,
+    before: CheckpointDocuments | None,
+    name: str,
+    error: str,
+    modified: Mapping[str, float],
 ) -> Commit:
     """Return one line of history from a checkpoint and the one committed before it."""
     if found is None:
@@ -84,11 +88,11 @@ def commit_of(
     )
 
 
-def _extents(found: Found) -> set[Extent]:
+def _extents(found: CheckpointDocuments) -> set[Extent]:
     return {extent for tile in found.tiles for extent in extents(tile)}
 
 
-def _changed(before: Found, after: Found) -> tuple[int, int]:
+def _changed(before: CheckpointDocuments, after: CheckpointDocuments) -> tuple[int, int]:
     """Return the bytes that digests know to differ, and those that they cannot compare."""
     old = {key: {tile.box: tile.digest for tile in tiles} for key, tiles in by_key(before.tiles).items()}
     changed = recut = 0

@@ -35,7 +35,7 @@ class Reads:
         return self.read / self.needed if self.needed else None
 
 
-class Catalogue:
+class TileIndex:
     """The tiles of a checkpoint, found by region."""
 
     def __init__(self, tiles: Iterable[StoredTile]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from checkpointing.errors import FormatError, NoCheckpoint
 from checkpointing.format import names
 from checkpointing.format.manifest import StoredTile
-from checkpointing.inspection.documents import Found, extents
+from checkpointing.inspection.documents import CheckpointDocuments, extents
 from checkpointing.inspection.writers import Writers, writers
 from checkpointing.reading.reader import read_manifests, read_record
 from checkpointing.stores.protocol import Store
@@ -58,7 +58,7 @@ class Summary:
     facts: Mapping[str, Any]
 
 
-def summarise(found: Found, labels: tuple[str, ...] = (), lineage: tuple[Ancestor, ...] = ()) -> Summary:
+def summarise(found: CheckpointDocuments, labels: tuple[str, ...] = (), lineage: tuple[Ancestor, ...] = ()) -> Summary:
     """Return the page about a checkpoint."""
     save = found.record.save
     return Summary(
@@ -95,7 +95,7 @@ def _shares(tiles: Iterable[StoredTile], by: Callable[[StoredTile], str]) -> dic
     return dict(sorted(shares.items(), key=lambda item: (-item[1].bytes, item[0])))
 
 
-def lineage(store: Store, found: Found, most: int) -> tuple[Ancestor, ...]:
+def lineage(store: Store, found: CheckpointDocuments, most: int) -> tuple[Ancestor, ...]:
     """Follow parents back, at most so many; reads the record and one manifest of each."""
     ancestors: list[Ancestor] = []
     seen: set[str] = {found.name}

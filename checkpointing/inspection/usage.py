@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from checkpointing.format import names
-from checkpointing.inspection.documents import Extent, Found, extents
+from checkpointing.inspection.documents import CheckpointDocuments, Extent, extents
 from checkpointing.stores.protocol import Entry
 
 
@@ -45,7 +45,7 @@ class StoreUsage:
     missing: int
 
 
-def usage(checkpoints: Sequence[Found], listing: Iterable[Entry]) -> StoreUsage:
+def usage(checkpoints: Sequence[CheckpointDocuments], listing: Iterable[Entry]) -> StoreUsage:
     """Return what each checkpoint takes beside the others, and what the store's listing says of the rest."""
     sizes = {entry.name: entry.size for entry in listing}
     uses = [_uses(one) for one in checkpoints]
@@ -86,7 +86,7 @@ def usage(checkpoints: Sequence[Found], listing: Iterable[Entry]) -> StoreUsage:
     )
 
 
-def _uses(one: Found) -> set[Extent]:
+def _uses(one: CheckpointDocuments) -> set[Extent]:
     return {extent for tile in one.tiles for extent in extents(tile)}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.inspection.arrays import array
 from checkpointing.inspection.difference import Change, Difference, by_key, regions
-from checkpointing.inspection.documents import Found
+from checkpointing.inspection.documents import CheckpointDocuments
 from checkpointing.reading.reader import Checkpoint
 from checkpointing.reading.resolver import Offered, TileSource, resolve
 
@@ -38,15 +38,15 @@ def doubtful(found: Difference) -> list[str]:
     return [one.key for one in found.tensors if one.change in (Change.CHANGED, Change.RECUT)]
 
 
-def to_read(before: Found, after: Found, keys: Sequence[str]) -> int:
+def to_read(before: CheckpointDocuments, after: CheckpointDocuments, keys: Sequence[str]) -> int:
     """Return how many bytes `value_differences` compares."""
     doubted = _doubted(before, after, keys)
     return sum(box.numel * after.specs[key].itemsize for key, boxes in doubted.items() for box in boxes)
 
 
 def value_differences(
-    before: tuple[Found, Checkpoint],
-    after: tuple[Found, Checkpoint],
+    before: tuple[CheckpointDocuments, Checkpoint],
+    after: tuple[CheckpointDocuments, Checkpoint],
     keys: Sequence[str],
     progress: Callable[[int], None],
 ) -> Iterator[ValueDifference]:
@@ -69,7 +69,7 @@ def value_differences(
         yield ValueDifference(key=key, elements=elements, total=numel, max_abs=largest, rms=rms)
 
 
-def _doubted(before: Found, after: Found, keys: Sequence[str]) -> dict[str, list[Box]]:
+def _doubted(before: CheckpointDocuments, after: CheckpointDocuments, keys: Sequence[str]) -> dict[str, list[Box]]:
     old, new = by_key(before.tiles), by_key(after.tiles)
     return {key: regions(old.get(key, []), new.get(key, [])) for key in keys}
 

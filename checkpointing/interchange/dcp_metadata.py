@@ -38,7 +38,7 @@ _CLASSES: dict[tuple[str, str], type] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class DcpMetadata:
     """What a `.metadata` says; fields of entries may be of any type that is allowed, so whoever uses one checks it.
 
     entries: by key. places: where each item lies, by key and start (None for an object). paths: the planner's.
@@ -49,7 +49,7 @@ class Found:
     paths: Any
 
 
-def load(data: bytes, name: str) -> Found:
+def load(data: bytes, name: str) -> DcpMetadata:
     """Return the metadata in a `.metadata` file; ForeignFormat naming the file and what in it was not allowed."""
     try:
         found = _Unpickler(data).load()
@@ -61,7 +61,7 @@ def load(data: bytes, name: str) -> Found:
             (index.fqn, None if index.offset is None else tuple(index.offset)): info
             for index, info in found.storage_data.items()
         }
-        return Found(entries=found.state_dict_metadata, places=places, paths=found.planner_data)
+        return DcpMetadata(entries=found.state_dict_metadata, places=places, paths=found.planner_data)
     except _Forbidden as error:
         raise ForeignFormat(f"{name}: its pickle names {error}, which DCP does not write; it is not loaded") from error
     except ForeignFormat:

@@ -15,7 +15,7 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class CheckResult:
     """One thing looked at. detail: what is wrong; where `ok`, what is worth a remark all the same, "" for nothing."""
 
     name: str
@@ -25,7 +25,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Check:
     """A check to be made. run: returns a remark or "", raises Unfit. limit: seconds after which it has failed."""
 
     name: str
@@ -35,12 +35,12 @@ class Work:
 
 @dataclass(slots=True)
 class _Running:
-    work: Work
+    work: Check
     thread: threading.Thread
-    found: list[Check] = field(default_factory=list)
+    found: list[CheckResult] = field(default_factory=list)
 
 
-def run_checks(works: Sequence[Work], *, clock: Clock = SYSTEM) -> tuple[Check, ...]:
+def run_checks(works: Sequence[Check], *, clock: Clock = SYSTEM) -> tuple[CheckResult, ...]:
     """Make all checks at the same time and return what they found, in order.
 
     One that does not return in time is left behind on its thread, which may hang in the kernel for ever, and reported.
@@ -54,13 +54,13 @@ def run_checks(works: Sequence[Work], *, clock: Clock = SYSTEM) -> tuple[Check, 
         checks.append(
             one.found[0]
             if one.found
-            else Check(name=one.work.name, ok=False, detail=late, seconds=clock.monotonic() - begun)
+            else CheckResult(name=one.work.name, ok=False, detail=late, seconds=clock.monotonic() - begun)
         )
     return tuple(checks)
 
 
-def _start(work: Work, clock: Clock) -> _Running:
-    found: list[Check] = []
+def _start(work: Check, clock: Clock) -> _Running:
+    found: list[CheckResult] = []
 
     def run() -> None:
         begun = clock.monotonic()
@@ -72,7 +72,7 @@ def _start(work: Work, clock: Clock) -> _Running:
             detail = str(error)
         except Exception as error:  # noqa: BLE001  # drivers raise what they like; whatever it is, it is the finding
             detail = f"{type(error).__name__}: {error}"
-        found.append(Check(name=work.name, ok=ok, detail=detail, seconds=clock.monotonic() - begun))
+        found.append(CheckResult(name=work.name, ok=ok, detail=detail, seconds=clock.monotonic() - begun))
 
     thread = threads.start(run, name=f"check-{work.name}", edge=threads.Edge.ALONE)
     return _Running(work, thread, found)

@@ -12,7 +12,7 @@ from functools import partial
 import blake3
 import torch
 
-from elastic3d.admission.check import Check, Unfit, Work, run_checks
+from elastic3d.admission.check import Check, CheckResult, Unfit, run_checks
 
 ROWS, INNER = 2048, 256
 PRODUCT = "761faad5e0b0623297ef71955a5de2bede5d2ff0c834f757e65f9a125aaa1fd9"
@@ -31,13 +31,13 @@ LIMIT = 20.0
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def check_devices(kind: str, places: int) -> tuple[Check, ...]:
+def check_devices(kind: str, places: int) -> tuple[CheckResult, ...]:
     """Check that a node has a device of this kind ("cpu", "cuda") for each place, and that each computes rightly."""
-    (there,) = run_checks([Work(name="devices", run=lambda: present(kind, places), limit=LIMIT)])
+    (there,) = run_checks([Check(name="devices", run=lambda: present(kind, places), limit=LIMIT)])
     if not there.ok:
         return (there,)
     devices = [kind] if kind == "cpu" else [f"{kind}:{index}" for index in range(places)]
-    works = [Work(name=f"product {one}", run=partial(product, one), limit=LIMIT) for one in devices]
+    works = [Check(name=f"product {one}", run=partial(product, one), limit=LIMIT) for one in devices]
     return (there, *run_checks(works))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from elastic3d.admission.check import Check, Unfit, Work, run_checks
+from elastic3d.admission.check import Check, CheckResult, Unfit, run_checks
 from elastic3d.values import Generation, Node
 
 SECONDS = 1.0
@@ -18,7 +18,7 @@ NEIGHBOURS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ReachTarget:
     """Somebody who listens."""
 
     name: str
@@ -33,18 +33,18 @@ def neighbours(generation: Generation, me: str) -> tuple[Node, ...]:
     return tuple((others + others)[first : first + min(NEIGHBOURS, len(others))])
 
 
-def reach(name: str, targets: Sequence[Target], *, need: int) -> Check:
+def reach(name: str, targets: Sequence[ReachTarget], *, need: int) -> CheckResult:
     """Connect to all targets at once; ok if `need` of them answer. Who does not is named either way."""
-    found = run_checks([Work(name=one.name, run=partial(_connect, one), limit=SECONDS + 0.5) for one in targets])
+    found = run_checks([Check(name=one.name, run=partial(_connect, one), limit=SECONDS + 0.5) for one in targets])
     missed = [f"{check.name}: {check.detail}" for check in found if not check.ok]
     ok = len(found) - len(missed) >= need
     detail = "; ".join(missed)
     if not ok:
         detail += ": look at this node's network, routes and firewall"
-    return Check(name=name, ok=ok, detail=detail, seconds=max((check.seconds for check in found), default=0.0))
+    return CheckResult(name=name, ok=ok, detail=detail, seconds=max((check.seconds for check in found), default=0.0))
 
 
-def _connect(target: Target) -> str:
+def _connect(target: ReachTarget) -> str:
     try:
         socket.create_connection((target.address, target.port), timeout=SECONDS).close()
     except TimeoutError as error:

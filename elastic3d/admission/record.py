@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic3d.admission.check import Check
+from elastic3d.admission.check import CheckResult
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.records import encode
 
@@ -17,15 +17,15 @@ KEPT = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class FailedAdmission:
     """A node that did not pass its own checks; `checks` are the failed ones."""
 
     node: str
     address: str
-    checks: tuple[Check, ...]
+    checks: tuple[CheckResult, ...]
 
 
-def leave_word(client: EtcdClient, root: str, refusal: Refusal) -> None:
+def leave_word(client: EtcdClient, root: str, refusal: FailedAdmission) -> None:
     """Write why this node is kept out. An earlier word of this node is replaced."""
     lease, _ = client.grant(KEPT)
     client.put(root + REFUSED + refusal.node, encode(refusal), lease, idempotent=True)

@@ -18,7 +18,7 @@ from elastic3d.calibration.asking import VARIABLE
 from elastic3d.calibration.block import time_block
 from elastic3d.port import Assignment
 from elastic3d.training.run import Run
-from elastic3d.training.standalone import Alone
+from elastic3d.training.standalone import StandalonePort
 from elastic3d.values import ModelProfile, from_json, to_json
 from elastic3d.worker.process import die_with_parent
 
@@ -44,7 +44,7 @@ class _Told(BaseException):
         self.profile = profile
 
 
-class _Listening(Alone):
+class _Listening(StandalonePort):
     """A port that wants the profile and nothing else."""
 
     def __init__(self) -> None:

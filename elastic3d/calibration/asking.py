@@ -25,7 +25,7 @@ LINES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ScriptAnswer:
     """What a script says of its model: the profile, and the times of one block where they were asked for."""
 
     profile: ModelProfile
@@ -40,7 +40,7 @@ def ask(
     blocks: bool = False,
     device: str = "cpu",
     seconds: float = 10.0,
-) -> Answer:
+) -> ScriptAnswer:
     """Run a script up to `run.restore` and return what it says; nothing is trained, and no cluster is needed.
 
     limit: seconds the script may take. blocks: also time one block, for at most `seconds`, on `device`.
@@ -88,7 +88,7 @@ def ask(
             if code == 0:
                 how = "ended without calling elastic3d.run"
             raise UsageError(f"{script} {how} before its model was known.{_tail(said)}")
-        return from_json(Answer, json.loads(answer.read_text()))
+        return from_json(ScriptAnswer, json.loads(answer.read_text()))
 
 
 def _tail(said: Path) -> str:

@@ -19,7 +19,7 @@ from elastic3d.calibration.record import BlockTimes
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import ModelError
 from elastic3d.parallel import initial
-from elastic3d.parallel.assembly import Plan
+from elastic3d.parallel.assembly import ShardRequest
 from elastic3d.parallel.constants import Constants
 from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.pipeline.stages import find_blocks
@@ -33,7 +33,7 @@ class _Seen(Exception):
     """Ends a pass over an outline when the block has been called."""
 
 
-def time_block(plan: Plan, profile: ModelProfile, example: Any, *, device: str, seconds: float) -> BlockTimes:
+def time_block(plan: ShardRequest, profile: ModelProfile, example: Any, *, device: str, seconds: float) -> BlockTimes:
     """Run a model's first block forward and back for about `seconds`, and say how long it takes.
 
     A model without blocks is timed whole. ModelError where it does not run with made-up values.
@@ -82,7 +82,7 @@ def _block(model: nn.Module, path: str | None) -> nn.Module:
     return model if path is None else find_blocks(model, path)[0]
 
 
-def _calls(plan: Plan, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _calls(plan: ShardRequest, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what the first block is called with, on meta."""
     model = initial.outline(plan.build)
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from elastic3d.calibration.linear_fit import fit
-from elastic3d.calibration.record import Measured, Sample
+from elastic3d.calibration.record import MeasuredLink, Sample
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError
 from elastic3d.values import from_json, to_json
@@ -44,7 +44,7 @@ one_of_two(json.loads(sys.argv[2]))
 """
 
 
-def inside(device: str, *, seconds: float, sizes: Sequence[int] = SIZES, patience: float = PATIENCE) -> Measured:
+def inside(device: str, *, seconds: float, sizes: Sequence[int] = SIZES, patience: float = PATIENCE) -> MeasuredLink:
     """Measure the link between two slots of this node, each a process of its own, for about `seconds`."""
     with tempfile.TemporaryDirectory(prefix="elastic3d-") as folder:
         answer = Path(folder, "answer.json")
@@ -76,12 +76,12 @@ def inside(device: str, *, seconds: float, sizes: Sequence[int] = SIZES, patienc
         if any(codes):
             said_last = Path(folder, f"said-{next(i for i, code in enumerate(codes) if code)}").read_text()[-2000:]
             raise Elastic3dError(f"the link inside the node could not be measured:\n{said_last.strip()}")
-        return from_json(Measured, json.loads(answer.read_text()))
+        return from_json(MeasuredLink, json.loads(answer.read_text()))
 
 
 def meet(
     host: str, port: int, rank: int, device: torch.device, *, master: bool, seconds: float, sizes: Sequence[int]
-) -> Measured:
+) -> MeasuredLink:
     """Measure the link to another node's process, which calls this with the other rank; both meet at host:port.
 
     master: keep the store there. Elastic3dError where nobody comes.
@@ -97,7 +97,7 @@ def meet(
 
 def exchange(
     store: Store, rank: int, device: torch.device, *, seconds: float, sizes: Sequence[int] = SIZES
-) -> Measured:
+) -> MeasuredLink:
     """Be one of two ranks that exchange messages; both return the same figures. Makes and ends a process group."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE))
@@ -109,7 +109,9 @@ def exchange(
     finally:
         dist.destroy_process_group()
     latency, bandwidth, error = fit(samples)
-    return Measured(backend=backend, ranks=2, latency=latency, bandwidth=bandwidth, error=error, samples=tuple(samples))
+    return MeasuredLink(
+        backend=backend, ranks=2, latency=latency, bandwidth=bandwidth, error=error, samples=tuple(samples)
+    )
 
 
 def _sample(rank: int, device: torch.device, size: int, seconds: float) -> Sample:

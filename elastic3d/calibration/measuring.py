@@ -11,7 +11,7 @@ import torch
 
 from elastic3d.calibration import link, machine
 from elastic3d.calibration.asking import ask
-from elastic3d.calibration.record import BlockTimes, Calibration, Measured
+from elastic3d.calibration.record import BlockTimes, Calibration, MeasuredLink
 from elastic3d.errors import UsageError
 from elastic3d.planner.devices import Number
 
@@ -38,7 +38,7 @@ class Wish:
     messages: tuple[int, ...] = link.SIZES
 
 
-def measure(wish: Wish, *, made: str, between: Measured | None, say: Callable[[str], None]) -> Calibration:
+def measure(wish: Wish, *, made: str, between: MeasuredLink | None, say: Callable[[str], None]) -> Calibration:
     """Measure what `wish` names. made: when, for the record. say: hears what is being measured."""
     device = torch.device(wish.device)
     if device.type == "cuda" and not torch.cuda.is_available():

@@ -28,7 +28,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredLink:
     """A link as a straight line through its samples: seconds = latency + bytes / bandwidth. error: relative, at worst.
 
     ranks: between how many processes. backend: gloo or nccl.
@@ -80,8 +80,8 @@ class Calibration:
     number: str
     flops: float
     memory_bandwidth: float
-    inside: Measured | None = None
-    between: Measured | None = None
+    inside: MeasuredLink | None = None
+    between: MeasuredLink | None = None
     block: BlockTimes | None = None
 
     def costs(self) -> Costs:

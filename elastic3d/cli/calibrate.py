@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from elastic3d.calibration.record import Calibration, Measured, load, save
+from elastic3d.calibration.record import Calibration, MeasuredLink, load, save
 from elastic3d.cli.durations import duration, spell
 from elastic3d.cli.plan.question import choose
 from elastic3d.cli.plan.shown import spell_bytes, spell_time
@@ -146,7 +146,7 @@ def _companion() -> bool:
     return int(os.environ.get("RANK", "0")) != 0
 
 
-def _between(wish: Wish, listen: int | None, host: str, port: int) -> Measured | None:
+def _between(wish: Wish, listen: int | None, host: str, port: int) -> MeasuredLink | None:
     """Measure the link to another node: by hand, or between the first slots of torchrun's first two nodes."""
     import torch
 

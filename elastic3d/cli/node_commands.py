@@ -16,7 +16,7 @@ from elastic3d.clock import SYSTEM
 from elastic3d.errors import MembershipError
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.inspection.jobs import Job, read_status
-from elastic3d.membership.inspection.status import JobState, NodeState, NodeStatus, Role, Status
+from elastic3d.membership.inspection.status import JobState, NodeRole, NodeState, NodeStatus, Status
 from elastic3d.membership.orders import order_drain, order_quarantine
 from elastic3d.membership.orders import release as take_back
 
@@ -78,12 +78,12 @@ def quarantine(
     with options.connect() as (client, job):
         before = read_status(client, job)
         machine = order_quarantine(client, job.root, node, seconds=seconds, by=_me(), reason=reason)
-        rows = [row for row in before.nodes if row.machine == machine and row.role is not Role.NONE]
+        rows = [row for row in before.nodes if row.machine == machine and row.role is not NodeRole.NONE]
         print(f"machine {machine} is kept out for {spell(seconds)}; `elastic3d release {node}` lets it back before")
         for row in rows:
-            if row.role is Role.ACTIVE and before.generation is not None:
+            if row.role is NodeRole.ACTIVE and before.generation is not None:
                 print(f"node {row.name} leaves generation {before.generation.number} in a planned change")
-        print(_shortage(before, sum(row.role is Role.ACTIVE for row in rows)), end="")
+        print(_shortage(before, sum(row.role is NodeRole.ACTIVE for row in rows)), end="")
 
 
 def release(options: JobOptions, node: _Node) -> None:
@@ -102,7 +102,7 @@ def release(options: JobOptions, node: _Node) -> None:
         row = next((row for row in before.nodes if row.name == node), None)
         if row is None:
             print(f"{node} is not registered now; when it comes, it is a candidate")
-        elif row.role is Role.ACTIVE:
+        elif row.role is NodeRole.ACTIVE:
             print(f"node {node} stays, unless its trainers were asked to leave already")
         else:
             print(f"node {node} is a candidate for the next generation")
@@ -110,7 +110,7 @@ def release(options: JobOptions, node: _Node) -> None:
 
 def _leaving(before: Status, node: str, seconds: float) -> str:
     row = next((row for row in before.nodes if row.name == node), None)
-    if row is None or row.role is not Role.ACTIVE or before.generation is None:
+    if row is None or row.role is not NodeRole.ACTIVE or before.generation is None:
         return f"node {node} trains in no generation: it leaves within {spell(seconds)}, and nothing else changes"
     said = f"node {node} leaves generation {before.generation.number} at a step boundary within {spell(seconds)}"
     return f"{said}\n{_shortage(before, 1)}".rstrip()

@@ -11,8 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic3d.cli.durations import spell
-from elastic3d.membership.inspection.status import JobState, Kept, NodeState, NodeStatus, Role, Sealed, Status
-from elastic3d.membership.records import History
+from elastic3d.membership.inspection.status import (
+    GenerationStatus,
+    JobState,
+    NodeRole,
+    NodeState,
+    NodeStatus,
+    StateAge,
+    Status,
+)
+from elastic3d.membership.records import GenerationHistory
 
 # With more nodes than this, those that train and have no trouble are counted, not listed.
 MANY = 48
@@ -65,7 +73,7 @@ def _head(status: Status) -> Text:
     return text
 
 
-def _generation(sealed: Sealed, *, prepared: bool) -> Text:
+def _generation(sealed: GenerationStatus, *, prepared: bool) -> Text:
     age = "" if sealed.age is None else f", sealed {spell(sealed.age)} ago"
     title = f"generation {sealed.number}{age}"
     if prepared:
@@ -95,7 +103,7 @@ def _figures(status: Status) -> Text:
     return text
 
 
-def _kept(kept: Kept | None) -> str:
+def _kept(kept: StateAge | None) -> str:
     return "none" if kept is None else f"of step {kept.step}, {spell(kept.age)} to {spell(kept.age + kept.within)} old"
 
 
@@ -167,7 +175,7 @@ def _state(node: NodeStatus) -> Text:
 
 
 def _ranks(node: NodeStatus) -> str:
-    if node.role is Role.SPARE:
+    if node.role is NodeRole.SPARE:
         return "spare"
     if node.first_rank is None:
         return "-"
@@ -188,7 +196,7 @@ def _health(node: NodeStatus) -> Text:
     return Text(clean("; ".join(wrong)))
 
 
-def generations(told: Sequence[History], now: float, width: int) -> RenderableType:
+def generations(told: Sequence[GenerationHistory], now: float, width: int) -> RenderableType:
     """Return the table of generations, oldest first."""
     if width < NARROW:
         return Group(*(line(history, now) for history in told))
@@ -215,7 +223,7 @@ def generations(told: Sequence[History], now: float, width: int) -> RenderableTy
     return table
 
 
-def line(history: History, now: float) -> Text:
+def line(history: GenerationHistory, now: float) -> Text:
     """Return one generation as a line of text."""
     text = Text.assemble(f"{when(history.at, now)}  ", (f"generation {history.number}", "bold"), f" ({history.cause}")
     text.append(f": {clean(history.detail)})" if history.detail else ")")
@@ -230,7 +238,7 @@ def line(history: History, now: float) -> Text:
     return text.append(f"; leader {clean(history.leader)}")
 
 
-def _changes(history: History) -> Text:
+def _changes(history: GenerationHistory) -> Text:
     signed = [(f"+{name}", "green") for name in history.joined] + [(f"-{name}", "red") for name in history.left]
     shown = signed[:MANY]
     text = Text(" ").join([Text(clean(name), style=style) for name, style in shown])

@@ -15,7 +15,7 @@ from checkpointing.errors import CheckpointError
 from checkpointing.reading.reader import read_record
 from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.naming import choose
-from elastic3d.cli.ckpt.place import Json, KeyFile, Place, complain
+from elastic3d.cli.ckpt.place import Json, KeyFile, StorePlace, complain
 from elastic3d.cli.ckpt.render.words import table
 from elastic3d.cli.ckpt.telling import SCHEMA, bar
 from elastic3d.cli.render import clean
@@ -90,7 +90,7 @@ def _store(url: str, key_file: str, checkpoint: str, as_json: bool) -> bool:
     from elastic3d.data import Order, check  # brings torch along, for which no other command should wait
     from elastic3d.data.ledger import Line
 
-    store = Place(url=url, key_file=key_file).open()
+    store = StorePlace(url=url, key_file=key_file).open()
     chosen = choose(store, checkpoint)
     facts = read_record(store, chosen.name, chosen.expected).facts
     try:

@@ -24,7 +24,7 @@ from elastic3d.membership.inspection.database import fullness
 from elastic3d.membership.inspection.jobs import read_status
 from elastic3d.membership.inspection.keys import HISTORY, history
 from elastic3d.membership.inspection.status import Status
-from elastic3d.membership.records import History
+from elastic3d.membership.records import GenerationHistory
 from elastic3d.values import to_json
 
 SCHEMA = 1
@@ -211,7 +211,7 @@ def _follow(options: JobOptions, number: int, as_json: bool) -> None:
             watch.close()
 
 
-def _tell(each: History, console: Console, as_json: bool) -> None:
+def _tell(each: GenerationHistory, console: Console, as_json: bool) -> None:
     if as_json:
         print(json.dumps(to_json(each)), flush=True)
     else:

@@ -22,7 +22,7 @@ from elastic3d.data.ahead import Ahead
 from elastic3d.data.making import Drawn, Keyed, Undrawn, moved, pinned
 from elastic3d.data.positions import Order, fold_sums
 from elastic3d.data.sizes import Growing
-from elastic3d.data.sources import Loaded, Numbered, Share, Source, Streamed
+from elastic3d.data.sources import Loaded, Numbered, SampleSource, Share, Streamed
 from elastic3d.data.streams import Cursor, check_stream
 from elastic3d.errors import UsageError
 
@@ -115,7 +115,7 @@ class Batches:
         # What nodes, and runs over one state, must have alike beyond the length, where the data set can tell it.
         said = str(getattr(dataset, "fingerprint", ""))
         self.fingerprint = said if len(said) <= WORDS else blake3(said.encode()).hexdigest()
-        self._source: Source = (Numbered if numbered else Streamed)(dataset, self.order, self.share)
+        self._source: SampleSource = (Numbered if numbered else Streamed)(dataset, self.order, self.share)
         self._keyed = Keyed(seed, lent=True)
         self._cursors: dict[int, Cursor] = {}
         self._threaded = True

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from elastic3d.data.making import Draws, Keyed, collate, naming
 from elastic3d.data.positions import Order
-from elastic3d.data.streams import Cursor, Reader
+from elastic3d.data.streams import Cursor, StreamReader
 
 Pair = tuple[Any, Any]
 
@@ -55,7 +55,7 @@ class Loaded:
     cursor: Cursor | None = None
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """What `Batches` needs of a data set."""
 
     reads_always: bool
@@ -132,7 +132,7 @@ class Streamed:
     def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:
         """Load this rank's part of each step, from where the cursor stands."""
         order, size = self._order, self._order.micro_batch
-        reader = Reader(self._dataset, cursor, position=order.positions(first)[0], draws=draws)
+        reader = StreamReader(self._dataset, cursor, position=order.positions(first)[0], draws=draws)
         for step in range(first, stop):
             count = order.micro_batches_at(step)
             wanted = self._share.wanted(count)
@@ -166,7 +166,7 @@ class Streamed:
     def example(self, draws: Draws) -> Pair:
         """Return the stream's first micro-batch; the data set's own state stays as it is."""
         state = self._dataset.state_dict() if hasattr(self._dataset, "state_dict") else None
-        reader = Reader(self._dataset, None, position=0, draws=draws)
+        reader = StreamReader(self._dataset, None, position=0, draws=draws)
         size = self._order.micro_batch
         with draws.around():
             pair = collate(reader.take(size), [f"sample {position} of the stream" for position in range(size)])

@@ -39,7 +39,7 @@ def check_stream(dataset: Any) -> None:
         )
 
 
-class Reader:
+class StreamReader:
     """Read a stream on from a cursor, over the ends of its epochs. position: of the next sample in the run."""
 
     def __init__(self, dataset: Any, cursor: Cursor | None, *, position: int, draws: Draws) -> None:

@@ -12,7 +12,7 @@ from elastic3d.etcd.client import EtcdClient
 from elastic3d.etcd.endpoints import Endpoint, parse_endpoints, password_warning
 from elastic3d.etcd.failures import Compacted, FutureRevision, Impaired, LeaseGone, OutcomeUnknown
 from elastic3d.etcd.history import Change
-from elastic3d.etcd.lease import Lease, LeaseKeeper, Loss
+from elastic3d.etcd.lease import Lease, LeaseKeeper, LeaseLoss
 from elastic3d.etcd.operations import Compare, Delete, Get, KeyValue, Operation, Put, TxnResult
 from elastic3d.etcd.tls import Tls
 from elastic3d.etcd.watch import Changes, Connected, Delivery, Disconnected, Ended, Snapshot, Watch
@@ -32,7 +32,7 @@ __all__ = [
     "TxnResult",
     "Lease",
     "LeaseKeeper",
-    "Loss",
+    "LeaseLoss",
     "Watch",
     "Delivery",
     "Snapshot",

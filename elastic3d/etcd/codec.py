@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from elastic3d.etcd import messages
-from elastic3d.etcd.operations import Compare, Delete, Get, KeyValue, Operation, Put, Target
+from elastic3d.etcd.operations import Compare, CompareTarget, Delete, Get, KeyValue, Operation, Put
 
-_TARGETS = {Target.VERSION: 0, Target.CREATE_REVISION: 1, Target.MOD_REVISION: 2, Target.VALUE: 3}
+_TARGETS = {
+    CompareTarget.VERSION: 0,
+    CompareTarget.CREATE_REVISION: 1,
+    CompareTarget.MOD_REVISION: 2,
+    CompareTarget.VALUE: 3,
+}
 
 
 class Codec:

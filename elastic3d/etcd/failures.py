@@ -34,7 +34,7 @@ class FutureRevision(EtcdError):
     """The revision asked for was never reached: etcd lost its data or was restored from a backup. List again."""
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     """What to do about a failed call."""
 
     NOT_APPLIED = "not_applied"  # the request never got in: any request may be sent again, elsewhere
@@ -65,17 +65,17 @@ _TOKEN = (
 _NO_ANSWER_CODES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL", "UNKNOWN")
 
 
-def kind(failure: RpcFailure) -> Kind:
+def kind(failure: RpcFailure) -> FailureKind:
     """Return what to do about `failure`."""
     if any(text in failure.detail for text in _TOKEN):
-        return Kind.TOKEN
+        return FailureKind.TOKEN
     if _FULL in failure.detail:
-        return Kind.LATER
+        return FailureKind.LATER
     if failure.code == "NOT_SENT" or any(text in failure.detail for text in _NOT_APPLIED):
-        return Kind.NOT_APPLIED
+        return FailureKind.NOT_APPLIED
     if failure.code in _NO_ANSWER_CODES:
-        return Kind.UNKNOWN
-    return Kind.FINAL
+        return FailureKind.UNKNOWN
+    return FailureKind.FINAL
 
 
 def about_us(failure: RpcFailure) -> bool:

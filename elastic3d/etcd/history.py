@@ -29,7 +29,7 @@ class Change:
     revision: int
 
 
-class History:
+class DeliveredRevisions:
     """What was delivered of the keys under `prefix`: up to which revision, of which cluster, and its newest change."""
 
     def __init__(self, prefix: str) -> None:

@@ -32,7 +32,7 @@ MARGIN = 0.05
 BEATS = 4.0
 
 
-class Loss(StrEnum):
+class LeaseLoss(StrEnum):
     """How a lease was lost."""
 
     EXPIRED = "expired"  # given up by our own clock: etcd did not answer in time, or we were stopped
@@ -46,8 +46,8 @@ class Lease:
     id: int
     ttl: float  # seconds, as granted
     deadline: float  # monotonic seconds until which it is surely ours
-    lost: Loss | None = None
-    on_lost: Callable[[Lease, Loss], None] | None = field(default=None, repr=False)
+    lost: LeaseLoss | None = None
+    on_lost: Callable[[Lease, LeaseLoss], None] | None = field(default=None, repr=False)
     due: float = field(default=0.0, repr=False)  # when the next keepalive is to be sent
     unanswered: deque[float] = field(default_factory=deque, repr=False)  # when those without an answer were sent
 
@@ -116,7 +116,7 @@ class LeaseKeeper:
         self._session.attach(self)
 
     def grant(
-        self, ttl: float, on_lost: Callable[[Lease, Loss], None] | None = None, *, budget: float | None = None
+        self, ttl: float, on_lost: Callable[[Lease, LeaseLoss], None] | None = None, *, budget: float | None = None
     ) -> Lease:
         """Return a new lease, kept alive from now on. `on_lost` is told at most once, never after `revoke`.
 
@@ -197,11 +197,11 @@ class LeaseKeeper:
         elif not lost:
             self._open()
 
-    def _take_lost(self, now: float) -> list[tuple[Lease, Loss]]:
+    def _take_lost(self, now: float) -> list[tuple[Lease, LeaseLoss]]:
         lost = []
         for lease in list(self._leases.values()):
             if lease.lost is None and now >= lease.deadline:
-                lease.lost = Loss.EXPIRED
+                lease.lost = LeaseLoss.EXPIRED
             if lease.lost is not None:
                 del self._leases[lease.id]
                 lost.append((lease, lease.lost))
@@ -242,7 +242,7 @@ class LeaseKeeper:
                     # Counted from the sending: the server heard it later, so it ends the lease later.
                     lease.deadline = max(lease.deadline, sent + answer.TTL * (1 - MARGIN))
                 else:
-                    lease.lost = Loss.GONE
+                    lease.lost = LeaseLoss.GONE
             if answer is None or (lease is not None and lease.lost is not None):
                 self._changed.notify_all()
         if answer is None:
@@ -278,7 +278,7 @@ class LeaseKeeper:
             old.close()  # outside the lock: its thread may be waiting for it
 
     def _give_up_on(self, index: int, failure: RpcFailure) -> None:
-        if self._session.kind(failure) is failures.Kind.TOKEN:
+        if self._session.kind(failure) is failures.FailureKind.TOKEN:
             self._session.forget_token()
         else:
             self._session.failed(index, failure)

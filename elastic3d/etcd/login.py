@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from elastic3d.clock import Clock
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import failures, messages, transport
-from elastic3d.etcd.failures import Kind
-from elastic3d.etcd.transport import Channel, Metadata, RpcFailure
+from elastic3d.etcd.failures import FailureKind
+from elastic3d.etcd.transport import EndpointChannel, Metadata, RpcFailure
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
@@ -46,7 +46,7 @@ class Login:
         """Begin anew, in the child of a fork."""
         self._token, self._lock = None, threading.Lock()
 
-    def metadata(self, channel: Channel) -> Metadata:
+    def metadata(self, channel: EndpointChannel) -> Metadata:
         """Return what a call over `channel` carries; RpcFailure if no token can be had."""
         token = self._token
         if token is None:
@@ -56,7 +56,7 @@ class Login:
                     self._token = token = self._authenticate(channel)
         return (("token", token),) if token else ()
 
-    def _authenticate(self, channel: Channel) -> str:
+    def _authenticate(self, channel: EndpointChannel) -> str:
         try:
             password = self._password()
         except ConfigurationError as error:
@@ -71,10 +71,10 @@ class Login:
             if "authentication is not enabled" in failure.detail:
                 return ""  # as etcdctl does: credentials for a cluster that asks for none
             kind = failures.kind(failure)
-            if kind is Kind.UNKNOWN:
+            if kind is FailureKind.UNKNOWN:
                 # The request that needed the token was not sent.
                 raise RpcFailure("NOT_SENT", f"failed to connect to all addresses: {failure.detail}") from None
-            if kind is Kind.FINAL:
+            if kind is FailureKind.FINAL:
                 pause = FIRST_PAUSE if refused is None else min(2 * refused.pause, LONGEST_PAUSE)
                 until = self._clock.monotonic() + pause
                 self._refusal = _Refusal(password=password, failure=failure, pause=pause, until=until)

@@ -18,7 +18,7 @@ class KeyValue:
     lease: int = 0
 
 
-class Target(StrEnum):
+class CompareTarget(StrEnum):
     """What of a key a condition looks at."""
 
     VERSION = "version"
@@ -32,33 +32,33 @@ class Compare:
     """A condition of a transaction: `target` of `key` equals `expected`. A key that is not there has revisions of 0."""
 
     key: str
-    target: Target
+    target: CompareTarget
     expected: int | bytes
 
     @classmethod
     def version(cls, key: str, expected: int) -> Compare:
         """Require that `key` was written `expected` times since its creation."""
-        return cls(key, Target.VERSION, expected)
+        return cls(key, CompareTarget.VERSION, expected)
 
     @classmethod
     def create_revision(cls, key: str, expected: int) -> Compare:
         """Require that `key` was created at this revision."""
-        return cls(key, Target.CREATE_REVISION, expected)
+        return cls(key, CompareTarget.CREATE_REVISION, expected)
 
     @classmethod
     def mod_revision(cls, key: str, expected: int) -> Compare:
         """Require that `key` was last written at this revision."""
-        return cls(key, Target.MOD_REVISION, expected)
+        return cls(key, CompareTarget.MOD_REVISION, expected)
 
     @classmethod
     def value(cls, key: str, expected: bytes) -> Compare:
         """Require that `key` is there and holds exactly these bytes."""
-        return cls(key, Target.VALUE, expected)
+        return cls(key, CompareTarget.VALUE, expected)
 
     @classmethod
     def absent(cls, key: str) -> Compare:
         """Require that there is no `key`."""
-        return cls(key, Target.CREATE_REVISION, 0)
+        return cls(key, CompareTarget.CREATE_REVISION, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ from elastic3d.errors import ConfigurationError, EtcdUnavailable, UsageError
 from elastic3d.etcd import diagnosis, failures, transport
 from elastic3d.etcd.breaker import Breaker
 from elastic3d.etcd.endpoints import Endpoint
-from elastic3d.etcd.failures import Impaired, Kind, OutcomeUnknown
+from elastic3d.etcd.failures import FailureKind, Impaired, OutcomeUnknown
 from elastic3d.etcd.login import Login
 from elastic3d.etcd.tls import Tls
-from elastic3d.etcd.transport import Channel, Method, RpcFailure, Stream
+from elastic3d.etcd.transport import EndpointChannel, Method, RpcFailure, RpcStream
 
 # Consecutive deadlines on one connection before it is thrown away: after a partition a fresh one is up at once, while
 # TCP would send again only after a minute.
@@ -95,8 +95,8 @@ class Session:
         self._lock = threading.Lock()
         # Clients spread over the members by chance, here by their process id.
         self._breaker = Breaker(len(self.endpoints), preferred=os.getpid() % len(self.endpoints))
-        self._channels: dict[int, Channel] = {}
-        self._streams: set[Stream] = set()
+        self._channels: dict[int, EndpointChannel] = {}
+        self._streams: set[RpcStream] = set()
         self._attached: list[Closable] = []
 
     def after_fork(self) -> None:
@@ -137,21 +137,21 @@ class Session:
                 "trying again may help: see that etcd runs, has a leader, and that the endpoints are right"
             ) from error
 
-    def kind(self, failure: RpcFailure) -> Kind:
+    def kind(self, failure: RpcFailure) -> FailureKind:
         """Return what to do about `failure`, as `failures.kind`, knowing whether we were let in before."""
         kind = failures.kind(failure)
-        if kind is Kind.TOKEN and self._login is None:
-            kind = Kind.FINAL
-        return Kind.LATER if kind is Kind.FINAL and self._let_in and failures.about_us(failure) else kind
+        if kind is FailureKind.TOKEN and self._login is None:
+            kind = FailureKind.FINAL
+        return FailureKind.LATER if kind is FailureKind.FINAL and self._let_in and failures.about_us(failure) else kind
 
     def curable(self, failure: RpcFailure) -> bool:
         """Return whether somebody must mend something before trying again helps: a password, a certificate."""
         handshake = any(text in failure.detail for text in diagnosis.HANDSHAKE)
-        return handshake or self.kind(failure) is Kind.LATER
+        return handshake or self.kind(failure) is FailureKind.LATER
 
     def reason(self, index: int, failure: RpcFailure) -> str:
         """Return in words for people why endpoint `index` did not answer; may ask it, for a second or two."""
-        if self.kind(failure) is Kind.LATER:
+        if self.kind(failure) is FailureKind.LATER:
             return str(failures.later(failure))
         if not any(text in failure.detail for text in diagnosis.HANDSHAKE):
             return _short(failure)
@@ -159,11 +159,11 @@ class Session:
         said = expired or diagnosis.handshake(self.endpoints[index], self._tls, self.timeout)
         return f"TLS handshake failed: {said}" if said else _short(failure)
 
-    def open(self, method: Method, requests: Iterable[Any], index: int) -> Stream:
+    def open(self, method: Method, requests: Iterable[Any], index: int) -> RpcStream:
         """Open a stream to endpoint `index` over a connection of its own; RpcFailure if no token can be had."""
         self.ensure_usable()
         metadata = transport.HAS_LEADER + self._token(self._channel(index))
-        stream = Channel(self.endpoints[index], self._tls).stream(method, requests, metadata=metadata)
+        stream = EndpointChannel(self.endpoints[index], self._tls).stream(method, requests, metadata=metadata)
         with self._lock:
             closed = self._closed
             self._streams.add(stream)
@@ -171,7 +171,7 @@ class Session:
             self.end(stream)
         return stream
 
-    def end(self, stream: Stream) -> None:
+    def end(self, stream: RpcStream) -> None:
         """Close a stream that `open` returned."""
         with self._lock:
             self._streams.discard(stream)
@@ -267,12 +267,12 @@ class Session:
         for part in attached:
             part.close()
 
-    def _channel(self, index: int) -> Channel:
+    def _channel(self, index: int) -> EndpointChannel:
         with self._lock:
             if self._closed:
                 raise UsageError("etcd: this client is closed; make a new EtcdClient")
             if index not in self._channels:
-                self._channels[index] = Channel(self.endpoints[index], self._tls)
+                self._channels[index] = EndpointChannel(self.endpoints[index], self._tls)
             return self._channels[index]
 
     def _round(self, method: Method, request: Any, safe: bool, deadline: float) -> Any:
@@ -295,18 +295,18 @@ class Session:
                 self.succeeded(index)
                 return answer
             kind = self.kind(last)
-            if kind is Kind.LATER:
+            if kind is FailureKind.LATER:
                 raise failures.later(last)
-            if kind is Kind.FINAL or (kind is Kind.TOKEN and renewed):
+            if kind is FailureKind.FINAL or (kind is FailureKind.TOKEN and renewed):
                 raise failures.final(last)
-            if kind is Kind.TOKEN:
+            if kind is FailureKind.TOKEN:
                 renewed = True
                 self.forget_token()
                 tries.insert(0, index)
                 continue
             self.failed(index, last)
             self.ensure_usable()
-            if kind is Kind.UNKNOWN and not safe:
+            if kind is FailureKind.UNKNOWN and not safe:
                 raise OutcomeUnknown(
                     f"etcd: {self.endpoints[index]} gave no answer ({_short(last)}); the write may or may not be "
                     "applied: read it back before trying again"
@@ -322,7 +322,7 @@ class Session:
         self._let_in = True
         return answer
 
-    def _token(self, channel: Channel) -> transport.Metadata:
+    def _token(self, channel: EndpointChannel) -> transport.Metadata:
         return () if self._login is None else self._login.metadata(channel)
 
 

@@ -216,10 +216,10 @@ def _failure(error: Any) -> RpcFailure:
     return RpcFailure(error.code().name, error.details() or "")
 
 
-class Stream:
+class RpcStream:
     """A stream in both directions; iterate for the answers. Ends in RpcFailure unless the server ended it."""
 
-    def __init__(self, call: Any, channel: Channel) -> None:
+    def __init__(self, call: Any, channel: EndpointChannel) -> None:
         self._call = call
         self._channel = channel
 
@@ -235,7 +235,7 @@ class Stream:
         self._channel.close()
 
 
-class Channel:
+class EndpointChannel:
     """A connection to one member, dialled when first used. Thread-safe.
 
     RpcFailure if the TLS files cannot be used.
@@ -273,14 +273,14 @@ class Channel:
         except ValueError as error:  # the channel was closed by another thread before the call was sent
             raise RpcFailure("NOT_SENT", str(error)) from None
 
-    def stream(self, method: Method, requests: Iterable[Any], *, metadata: Metadata = ()) -> Stream:
+    def stream(self, method: Method, requests: Iterable[Any], *, metadata: Metadata = ()) -> RpcStream:
         """Open a stream; `requests` is consumed by a thread of gRPC's. Closing the stream closes this channel."""
         multi = self._channel.stream_stream(
             method.path,
             request_serializer=messages.CLASSES[method.request].SerializeToString,
             response_deserializer=messages.CLASSES[method.response].FromString,
         )
-        return Stream(multi(iter(requests), metadata=metadata), self)
+        return RpcStream(multi(iter(requests), metadata=metadata), self)
 
     def outdated(self) -> bool:
         """Return whether the TLS files hold something else by now: it dials with those it was made of."""

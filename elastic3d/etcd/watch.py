@@ -25,7 +25,7 @@ from elastic3d.errors import EtcdError, EtcdUnavailable, UsageError
 from elastic3d.etcd import failures, messages, transport
 from elastic3d.etcd.breaker import ELECTION
 from elastic3d.etcd.client import EtcdClient
-from elastic3d.etcd.history import Change, History
+from elastic3d.etcd.history import Change, DeliveredRevisions
 from elastic3d.etcd.operations import KeyValue
 from elastic3d.etcd.session import Session
 from elastic3d.etcd.transport import RpcFailure
@@ -173,7 +173,7 @@ class Watch:
         self._closed = threading.Event()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._revision: int | None = None
-        self._history = History(prefix)
+        self._history = DeliveredRevisions(prefix)
         self._listed = self._rolled_back = False
         self._current = False
         self._connected: bool | None = None
@@ -337,9 +337,9 @@ class Watch:
 
     def _lost(self, index: int | None, failure: RpcFailure) -> None:
         kind = self._session.kind(failure)
-        if kind is failures.Kind.FINAL:
+        if kind is failures.FailureKind.FINAL:
             raise failures.final(failure)
-        if kind is failures.Kind.TOKEN:
+        if kind is failures.FailureKind.TOKEN:
             self._session.forget_token()
         elif index is not None:
             self._session.failed(index, failure)
@@ -350,7 +350,7 @@ class Watch:
         elif self._electing is None:
             self._electing = now
         # A token from before and an election are over in a moment, or show as something else.
-        passing = kind is failures.Kind.TOKEN or (self._electing is not None and now < self._electing + ELECTION)
+        passing = kind is failures.FailureKind.TOKEN or (self._electing is not None and now < self._electing + ELECTION)
         # A read that nobody answered in its time says less than every member's refusal: an election may last that long.
         everyone = index is not None and self._failures >= len(self._session.endpoints) and not passing
         curable = self._session.curable(failure)

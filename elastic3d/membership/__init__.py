@@ -13,5 +13,5 @@ Who decides, who acts, and who only looks:
 
     machine/      the state machine of one member, a pure function of events and `now`
     driver/       the machine run against a real etcd, over real connections between keepers
-    looking/      a job as people see it, read from etcd
+    inspection/   a job as people see it, read from etcd
 """

@@ -8,7 +8,7 @@ from elastic3d.membership.records import (
     Doubt,
     End,
     Flap,
-    History,
+    GenerationHistory,
     MemberRecord,
     Proposal,
     Quarantine,
@@ -70,7 +70,7 @@ class Seal:
     """
 
     generation: Generation
-    history: History
+    history: GenerationHistory
     token: int
     previous: int
     base: Generation | None = None
@@ -161,7 +161,7 @@ class PutSecret:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class RingPeer:
     """A neighbour on the ring: whom to connect to, and by which identity to know it."""
 
     id: str
@@ -170,10 +170,10 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class WatchPeers:
     """Hold heartbeat connections to `peers`, expect some from `expected` (ids), and none to or from anybody else."""
 
-    peers: tuple[Peer, ...]
+    peers: tuple[RingPeer, ...]
     expected: tuple[str, ...] = ()
 
 
@@ -181,7 +181,7 @@ class Watch:
 class Probe:
     """Try to connect to each of these, once, and tell what came of it (`events.Probed`)."""
 
-    peers: tuple[Peer, ...]
+    peers: tuple[RingPeer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,7 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Go:
+class StartTrainers:
     """The generation is sealed: its prepared trainers restore and train."""
 
     generation: Generation
@@ -275,13 +275,13 @@ Unfenced = PutMember | PutReport | Bury | PutDoubt | PutSecret
 Fenced = Campaign | Seal | Propose | Withdraw | PutEnd | PutQuarantine | PutFlap | Clear | Mend | Sweep
 Write = Unfenced | Fenced
 Local = (
-    Watch
+    WatchPeers
     | Probe
     | Unreachable
     | WatchRoll
     | LetGo
     | Prepare
-    | Go
+    | StartTrainers
     | AskLeave
     | Stop
     | Fence

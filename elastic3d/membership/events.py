@@ -338,7 +338,7 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class TrainersPrepared:
     """All own trainers of this generation are built and wait."""
 
     key: str
@@ -353,14 +353,14 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class MainFinished:
     """`main` returned on all own slots."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faulted:
+class TrainerFailed:
     """An own trainer died (`error=False`) or the user's code raised (`error=True`).
 
     final: trying again cannot mend it.
@@ -373,7 +373,7 @@ class Faulted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interrupted:
+class TrainerLostPeer:
     """An own trainer lost a peer and stopped; somebody else knows why. detail: what its collective said, one line."""
 
     key: str
@@ -381,7 +381,7 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class StepReported:
     """A step was committed. `etcd_away`: in its vote every member had lost etcd.
 
     safe: the newest step that all ranks hold at home and at their buddies, -1 for none.
@@ -452,12 +452,12 @@ Event = (
     | PeerRefused
     | PeerHeard
     | Probed
-    | Prepared
+    | TrainersPrepared
     | Left
-    | Finished
-    | Faulted
-    | Interrupted
-    | Progress
+    | MainFinished
+    | TrainerFailed
+    | TrainerLostPeer
+    | StepReported
     | Saved
     | Settled
     | LeaveAsked

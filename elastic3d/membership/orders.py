@@ -23,7 +23,7 @@ SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roll:
+class NodesAndDrains:
     """Who can be ordered about. nodes: registered, newest incarnation by name, with the key's create revision.
 
     drains: names with an order to leave. quarantine, flaps: machines kept out, and those lost lately.
@@ -52,7 +52,7 @@ class Roll:
         return name
 
 
-def read_roll(root: str, items: Sequence[KeyValue]) -> Roll:
+def read_roll(root: str, items: Sequence[KeyValue]) -> NodesAndDrains:
     """Return the roll as the keys under `<root>roll/` show it; a record that cannot be read is passed over."""
     nodes: dict[str, tuple[Node, int]] = {}
     names: dict[str, list[str]] = {"drains": [], "quarantine": [], "flaps": []}
@@ -66,7 +66,7 @@ def read_roll(root: str, items: Sequence[KeyValue]) -> Roll:
             except ConfigurationError:
                 continue
             nodes[node.name] = (node, item.create_revision)
-    return Roll(
+    return NodesAndDrains(
         nodes=nodes, drains=tuple(names["drains"]), quarantine=tuple(names["quarantine"]), flaps=tuple(names["flaps"])
     )
 
@@ -116,7 +116,7 @@ def release(client: EtcdClient, root: str, name: str) -> tuple[str, ...]:
     return tuple(words for words, key in found.items() if key)
 
 
-def _roll(client: EtcdClient, root: str) -> Roll:
+def _roll(client: EtcdClient, root: str) -> NodesAndDrains:
     if client.get(f"{root}board/end") is not None:
         raise UsageError("the job under this run id is over; there is nobody to give orders to")
     items: list[KeyValue] = []

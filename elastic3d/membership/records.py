@@ -187,7 +187,7 @@ class Flap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class GenerationHistory:
     """A generation as people remember it. at: the leader's wall clock, for people only."""
 
     number: int

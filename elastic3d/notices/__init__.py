@@ -9,9 +9,9 @@ The watchers only hear. What becomes of a notice is the business of who is told.
 before.
 """
 
-from elastic3d.notices.notice import Kind, Notice
-from elastic3d.notices.options import Choice, Options
+from elastic3d.notices.notice import CloudNotice, NoticeKind
+from elastic3d.notices.options import Choice, NoticeOptions
 from elastic3d.notices.watcher import Watcher
 from elastic3d.notices.watching import watch
 
-__all__ = ["Kind", "Notice", "Choice", "Options", "Watcher", "watch"]
+__all__ = ["NoticeKind", "CloudNotice", "Choice", "NoticeOptions", "Watcher", "watch"]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.notices.metadata import ADDRESS, Answer, Metadata, Unheard
-from elastic3d.notices.notice import Kind, Notice
+from elastic3d.notices.metadata import ADDRESS, Metadata, MetadataResponse, Unheard
+from elastic3d.notices.notice import CloudNotice, NoticeKind
 from elastic3d.notices.source import Look
 
 ACTION = "/latest/meta-data/spot/instance-action"
@@ -53,7 +53,7 @@ class Item:
         self,
         metadata: Metadata,
         path: str,
-        read: Callable[[Answer, float], tuple[str, Notice]],
+        read: Callable[[MetadataResponse, float], tuple[str, CloudNotice]],
         *,
         clock: Clock,
         pause: float,
@@ -83,7 +83,7 @@ class Item:
         """Let go of a request under way."""
         self._metadata.close()
 
-    def _ask(self) -> Answer:
+    def _ask(self) -> MetadataResponse:
         if not self._token or self._clock.monotonic() >= self._renew_at:
             self._fetch_token()
         return self._metadata.ask(self._path, headers={_TOKEN: self._token})
@@ -101,24 +101,27 @@ class Item:
         self._renew_at = asked_at + _RENEWED_AFTER * int(lifetime)
 
 
-def _interruption(answer: Answer, wall: float) -> tuple[str, Notice]:
+def _interruption(answer: MetadataResponse, wall: float) -> tuple[str, CloudNotice]:
     data = answer.json()
     action, time = data.get("action"), data.get("time")
     if not isinstance(action, str) or not action:
         raise Unheard(f"{answer.asked} names no action: {answer.text()[:200]}")
-    return f"{action} {time}", Notice(
-        kind=Kind.AWS,
+    return f"{action} {time}", CloudNotice(
+        kind=NoticeKind.AWS,
         seconds=_left(time, wall),
         detail=f"spot/instance-action: {answer.text()[:500]}",
         action=action.lower(),
     )
 
 
-def _rebalance(answer: Answer, wall: float) -> tuple[str, Notice]:
+def _rebalance(answer: MetadataResponse, wall: float) -> tuple[str, CloudNotice]:
     time = answer.json().get("noticeTime")
     # Its time is when it was given, not when anything ends.
-    return f"rebalance {time}", Notice(
-        kind=Kind.AWS, seconds=None, detail=f"recommendations/rebalance: {answer.text()[:500]}", action="rebalance"
+    return f"rebalance {time}", CloudNotice(
+        kind=NoticeKind.AWS,
+        seconds=None,
+        detail=f"recommendations/rebalance: {answer.text()[:500]}",
+        action="rebalance",
     )
 
 

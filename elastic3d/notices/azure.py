@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.notices.metadata import ADDRESS, ANSWER_SECONDS, Answer, Metadata, Unheard
-from elastic3d.notices.notice import Kind, Notice
+from elastic3d.notices.metadata import ADDRESS, ANSWER_SECONDS, Metadata, MetadataResponse, Unheard
+from elastic3d.notices.notice import CloudNotice, NoticeKind
 from elastic3d.notices.source import Look
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -77,8 +77,8 @@ class Events:
         wall = self._clock.wall()
         return Look(
             notices={
-                event.identity: Notice(
-                    kind=Kind.AZURE, seconds=_left(event, wall), detail=event.text, action=event.type.lower()
+                event.identity: CloudNotice(
+                    kind=NoticeKind.AZURE, seconds=_left(event, wall), detail=event.text, action=event.type.lower()
                 )
                 for event in self._events.values()
             },
@@ -99,7 +99,7 @@ class Events:
         self._metadata.close()
 
 
-def _read(answer: Answer, vm: str) -> list[_Event]:
+def _read(answer: MetadataResponse, vm: str) -> list[_Event]:
     document = answer.json()
     listed = document.get("Events")
     if not isinstance(listed, list):

@@ -14,7 +14,7 @@ from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.notices import aws, azure, gcp
 from elastic3d.notices.metadata import ADDRESS, Metadata, Unheard
-from elastic3d.notices.notice import Kind
+from elastic3d.notices.notice import NoticeKind
 
 DMI = Path("/sys/class/dmi/id")
 PROBE_SECONDS = 0.5
@@ -23,14 +23,14 @@ _STRINGS = ("sys_vendor", "product_name", "board_vendor", "bios_vendor", "bios_v
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 """The chassis of every Azure VM: "MSFT AZURE VM" in decimal ASCII."""
 
-_PROBES: Mapping[Kind, Callable[[Metadata], bool]] = {
-    Kind.AWS: aws.answers,
-    Kind.GCP: gcp.answers,
-    Kind.AZURE: azure.answers,
+_PROBES: Mapping[NoticeKind, Callable[[Metadata], bool]] = {
+    NoticeKind.AWS: aws.answers,
+    NoticeKind.GCP: gcp.answers,
+    NoticeKind.AZURE: azure.answers,
 }
 
 
-def detect(url: str = "", *, dmi: Path = DMI, clock: Clock = SYSTEM) -> Kind | None:
+def detect(url: str = "", *, dmi: Path = DMI, clock: Clock = SYSTEM) -> NoticeKind | None:
     """Return the cloud this machine is in, or whose server answers at `url` if given; None if it is none of the three.
 
     Takes no more than half a second.
@@ -41,25 +41,25 @@ def detect(url: str = "", *, dmi: Path = DMI, clock: Clock = SYSTEM) -> Kind | N
     return probe(ADDRESS, clock=clock) if doubtful else cloud
 
 
-def by_firmware(dmi: Path) -> tuple[Kind | None, bool]:
+def by_firmware(dmi: Path) -> tuple[NoticeKind | None, bool]:
     """Return what the firmware's strings say of the cloud, and whether that leaves a doubt."""
     strings = {name: _string(dmi / name) for name in _STRINGS}
     if any("amazon" in text.lower() for text in strings.values()):
-        return Kind.AWS, False
+        return NoticeKind.AWS, False
     if strings["product_name"] in ("Google Compute Engine", "Google"):
-        return Kind.GCP, False
+        return NoticeKind.GCP, False
     if strings["chassis_asset_tag"] == _AZURE_TAG:
-        return Kind.AZURE, False
+        return NoticeKind.AZURE, False
     hyper_v = strings["sys_vendor"] == "Microsoft Corporation" and strings["product_name"] == "Virtual Machine"
     return None, hyper_v or strings["sys_vendor"] == "Xen"
 
 
-def probe(base: str, *, clock: Clock = SYSTEM) -> Kind | None:
+def probe(base: str, *, clock: Clock = SYSTEM) -> NoticeKind | None:
     """Return whose metadata server answers at `base` within half a second."""
-    found: set[Kind] = set()
+    found: set[NoticeKind] = set()
     metadata = Metadata(base)
 
-    def ask(kind: Kind) -> None:
+    def ask(kind: NoticeKind) -> None:
         try:
             if _PROBES[kind](metadata):
                 found.add(kind)

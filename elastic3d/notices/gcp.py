@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping
 from urllib.parse import quote
 
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.notices.metadata import ADDRESS, ANSWER_SECONDS, Answer, Metadata, Unheard
-from elastic3d.notices.notice import Kind, Notice
+from elastic3d.notices.metadata import ADDRESS, ANSWER_SECONDS, Metadata, MetadataResponse, Unheard
+from elastic3d.notices.notice import CloudNotice, NoticeKind
 from elastic3d.notices.source import Look
 
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
@@ -40,9 +40,13 @@ _MEANINGS: Mapping[str, Mapping[str, tuple[str, float | None] | None]] = {
 """Action and least time of each value; None for those that say that all is well."""
 
 
-def sources(base: str = ADDRESS, *, clock: Clock = SYSTEM, pause: float = PAUSE, hang: int = HANG) -> list[Entry]:
+def sources(
+    base: str = ADDRESS, *, clock: Clock = SYSTEM, pause: float = PAUSE, hang: int = HANG
+) -> list[MetadataEntry]:
     """Return what there is to listen to on a Compute Engine VM."""
-    return [Entry(Metadata(base), path, clock=clock, pause=pause, hang=hang) for path in (PREEMPTED, MAINTENANCE)]
+    return [
+        MetadataEntry(Metadata(base), path, clock=clock, pause=pause, hang=hang) for path in (PREEMPTED, MAINTENANCE)
+    ]
 
 
 def answers(metadata: Metadata) -> bool:
@@ -51,7 +55,7 @@ def answers(metadata: Metadata) -> bool:
     return answer.status == 200 and answer.headers.get(_FLAVOR) == "Google"
 
 
-class Entry:
+class MetadataEntry:
     """One entry of the metadata server."""
 
     def __init__(self, metadata: Metadata, path: str, *, clock: Clock, pause: float, hang: int) -> None:
@@ -84,7 +88,7 @@ class Entry:
         self._metadata.close()
 
 
-def _read(path: str, answer: Answer) -> dict[str, Notice]:
+def _read(path: str, answer: MetadataResponse) -> dict[str, CloudNotice]:
     value = answer.text()
     if not value:
         raise Unheard(f"{answer.asked} was answered by nothing")
@@ -94,4 +98,4 @@ def _read(path: str, answer: Answer) -> dict[str, Notice]:
         return {}
     action, seconds = meaning
     detail = f"{path.rpartition('/')[2]}: {value[:500]}"
-    return {value: Notice(kind=Kind.GCP, seconds=seconds, detail=detail, action=action)}
+    return {value: CloudNotice(kind=NoticeKind.GCP, seconds=seconds, detail=detail, action=action)}

@@ -29,7 +29,7 @@ class Unheard(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class MetadataResponse:
     """One answer. `asked` names the request, for errors; `headers` take any spelling of small and capital letters."""
 
     asked: str
@@ -37,7 +37,7 @@ class Answer:
     headers: Message
     body: bytes
 
-    def ok(self) -> Answer:
+    def ok(self) -> MetadataResponse:
         """Return this answer if its status is 200; Unheard otherwise."""
         if self.status != 200:
             raise Unheard(f"{self.asked} was answered {self.status}: {self.text()[:200]}")
@@ -75,7 +75,7 @@ class Metadata:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         timeout: float = ANSWER_SECONDS,
-    ) -> Answer:
+    ) -> MetadataResponse:
         """Return the answer, whatever its status; Unheard where none comes within `timeout` seconds or after close."""
         asked = f"{method} {self._base}{path}"
         connection = self._connection(min(timeout, CONNECT_SECONDS))
@@ -90,7 +90,9 @@ class Metadata:
                 self._open.add(held)
             connection.request(method, path, body=body, headers=dict(headers or {}))
             response = connection.getresponse()
-            return Answer(asked=asked, status=response.status, headers=response.headers, body=response.read(LARGEST))
+            return MetadataResponse(
+                asked=asked, status=response.status, headers=response.headers, body=response.read(LARGEST)
+            )
         except (OSError, http.client.HTTPException) as error:
             raise Unheard(f"{asked}: {error or type(error).__name__}") from error
         finally:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class NoticeKind(StrEnum):
     """Who said it."""
 
     AWS = "aws"
@@ -16,7 +16,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class CloudNotice:
     """One notice, as heard.
 
     seconds: what was left at the least when it was heard, 0 where the end may come at any moment; None where the source
@@ -24,7 +24,7 @@ class Notice:
     letters ("terminate", "stop", "preempt", "reboot", "rebalance"...).
     """
 
-    kind: Kind
+    kind: NoticeKind
     seconds: float | None
     detail: str
     action: str

@@ -27,7 +27,7 @@ class Choice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class NoticeOptions:
     """url: another server than the cloud's own, as http(s)://host:port; "" for the cloud's own.
 
     rebalance: whether EC2's rebalance recommendations are a reason to leave.
@@ -38,7 +38,7 @@ class Options:
     rebalance: bool = False
 
 
-def from_conf(conf: Mapping[str, str]) -> Options:
+def from_conf(conf: Mapping[str, str]) -> NoticeOptions:
     """Return the options that `--rdzv-conf` gives; ConfigurationError says what to change."""
     choice = conf.get("notices", "auto")
     if choice not in tuple(Choice):
@@ -49,7 +49,7 @@ def from_conf(conf: Mapping[str, str]) -> Options:
             f"--rdzv-conf=notices_rebalance={rebalance}: choose log (EC2 may interrupt this node soon: say so) "
             "or drain (leave then)"
         )
-    return Options(choice=Choice(choice), url=_url(conf.get("notices_url", "")), rebalance=rebalance == "drain")
+    return NoticeOptions(choice=Choice(choice), url=_url(conf.get("notices_url", "")), rebalance=rebalance == "drain")
 
 
 def _url(text: str) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from elastic3d.notices.notice import Notice
+from elastic3d.notices.notice import CloudNotice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """What one look at a source found: the notices that stand now, by a key of their own; when to look again."""
 
-    notices: Mapping[str, Notice]
+    notices: Mapping[str, CloudNotice]
     pause: float
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """One thing a cloud says, asked for by one thread."""
 
     name: str

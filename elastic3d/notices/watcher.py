@@ -11,8 +11,8 @@ import tenacity
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.notices.metadata import Unheard
-from elastic3d.notices.notice import ADVICE, Notice
-from elastic3d.notices.source import Look, Source
+from elastic3d.notices.notice import ADVICE, CloudNotice
+from elastic3d.notices.source import Look, NoticeSource
 
 log = structlog.get_logger()
 
@@ -33,17 +33,17 @@ class Watcher:
 
     def __init__(
         self,
-        sources: Sequence[Source],
-        tell: Callable[[Notice], None],
+        sources: Sequence[NoticeSource],
+        tell: Callable[[CloudNotice], None],
         *,
-        withdrawn: Callable[[Notice], None] | None = None,
+        withdrawn: Callable[[CloudNotice], None] | None = None,
         rebalance: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
         self._sources, self._tell, self._withdrawn, self._clock = tuple(sources), tell, withdrawn, clock
         self._only_logged = ADVICE - {"rebalance"} if rebalance else ADVICE
         self._closed = threading.Event()
-        self._heard: list[dict[str, Notice]] = [{} for _ in self._sources]
+        self._heard: list[dict[str, CloudNotice]] = [{} for _ in self._sources]
         self._threads = [
             threads.start(self._run, *pair, name=f"elastic3d-notices-{number}", edge=threads.Edge.AGAIN)
             for number, pair in enumerate(zip(self._sources, self._heard, strict=True))
@@ -81,7 +81,7 @@ class Watcher:
             if thread is not threading.current_thread():
                 thread.join(timeout=5)
 
-    def _run(self, source: Source, heard: dict[str, Notice]) -> None:
+    def _run(self, source: NoticeSource, heard: dict[str, CloudNotice]) -> None:
         while not self._closed.is_set():
             look = self._look(source)
             if look is None:
@@ -89,7 +89,7 @@ class Watcher:
             self._take(look, heard)
             self._closed.wait(look.pause)
 
-    def _look(self, source: Source) -> Look | None:
+    def _look(self, source: NoticeSource) -> Look | None:
         """Return what the source says, however long it takes to answer; None once closed."""
         silent_since: list[float] = []
 
@@ -114,7 +114,7 @@ class Watcher:
             log.info("notices.back", source=source.name, seconds=self._clock.monotonic() - silent_since[0])
         return look
 
-    def _take(self, look: Look, heard: dict[str, Notice]) -> None:
+    def _take(self, look: Look, heard: dict[str, CloudNotice]) -> None:
         for key in heard.keys() - look.notices.keys():
             notice = heard.pop(key)
             log.info("notice.withdrawn", kind=notice.kind.value, action=notice.action, detail=notice.detail)

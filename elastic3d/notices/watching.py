@@ -10,19 +10,19 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.notices import aws, azure, gcp
 from elastic3d.notices.detect import detect
 from elastic3d.notices.metadata import ADDRESS
-from elastic3d.notices.notice import Kind, Notice
-from elastic3d.notices.options import Choice, Options
-from elastic3d.notices.source import Source
+from elastic3d.notices.notice import CloudNotice, NoticeKind
+from elastic3d.notices.options import Choice, NoticeOptions
+from elastic3d.notices.source import NoticeSource
 from elastic3d.notices.watcher import Watcher
 
 log = structlog.get_logger()
 
 
 def watch(
-    options: Options,
-    tell: Callable[[Notice], None],
+    options: NoticeOptions,
+    tell: Callable[[CloudNotice], None],
     *,
-    withdrawn: Callable[[Notice], None] | None = None,
+    withdrawn: Callable[[CloudNotice], None] | None = None,
     clock: Clock = SYSTEM,
 ) -> Watcher | None:
     """Listen as `options` say, and return what to close in the end; None where there is nothing to listen to.
@@ -31,7 +31,7 @@ def watch(
     """
     if options.choice is Choice.NONE:
         return None
-    kind = detect(options.url, clock=clock) if options.choice is Choice.AUTO else Kind(options.choice.value)
+    kind = detect(options.url, clock=clock) if options.choice is Choice.AUTO else NoticeKind(options.choice.value)
     if kind is None:
         if options.url:
             log.warning("notices.unknown", url=options.url, error="answers as none of aws, gcp, azure: name one")
@@ -46,9 +46,9 @@ def watch(
     )
 
 
-def _sources(kind: Kind, base: str, clock: Clock) -> Sequence[Source]:
-    if kind is Kind.AWS:
+def _sources(kind: NoticeKind, base: str, clock: Clock) -> Sequence[NoticeSource]:
+    if kind is NoticeKind.AWS:
         return aws.sources(base, clock=clock)
-    if kind is Kind.GCP:
+    if kind is NoticeKind.GCP:
         return gcp.sources(base, clock=clock)
     return azure.sources(base, clock=clock)

@@ -35,7 +35,7 @@ from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.protocol import Reduction
-from elastic3d.parallel.reduction.single_replica import Alone
+from elastic3d.parallel.reduction.single_replica import SingleReplica
 from elastic3d.parallel.reduction.units import shard_units
 from elastic3d.parallel.refusals import look_at_model
 from elastic3d.parallel.squares import places, squares
@@ -49,7 +49,7 @@ from elastic3d.values import ModelProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ShardRequest:
     """What the user asked of `run.shard`. blocks: dotted path of the ModuleList, None for no pipeline stages."""
 
     build: Callable[[], nn.Module]
@@ -69,7 +69,7 @@ class Plan:
 class Assembly:
     """The part of a model that one rank computes, and how its steps are made."""
 
-    def __init__(self, plan: Plan, mesh: Mesh) -> None:
+    def __init__(self, plan: ShardRequest, mesh: Mesh) -> None:
         self.plan, self.mesh = plan, mesh
         layout, place = mesh.layout, mesh.place
         outline = initial.outline(plan.build)
@@ -162,13 +162,13 @@ class Assembly:
         """Return the digest that `measure` finds for the same model and batches."""
         return profile_digest(self.plan, self.specs, batches)
 
-    def _reduction(self, part: stages.Part, units: list[FSDPModule]) -> Reduction:
+    def _reduction(self, part: stages.Stage, units: list[FSDPModule]) -> Reduction:
         if not units:
-            return Alone(part.module)
+            return SingleReplica(part.module)
         return choice.make(self.plan.reduction, self.plan.compress, part.module, units, self.mesh)
 
 
-def prove_plan(plan: Plan, example: Any) -> Chain:
+def prove_plan(plan: ShardRequest, example: Any) -> Chain:
     """Return the chain of a plan's model: from a pass on meta, or a real one where forward depends on values."""
     assert plan.blocks is not None
     try:
@@ -178,7 +178,7 @@ def prove_plan(plan: Plan, example: Any) -> Chain:
             return _prove(plan, plan.build(), example)
 
 
-def _prove(plan: Plan, model: nn.Module, example: Any) -> Chain:
+def _prove(plan: ShardRequest, model: nn.Module, example: Any) -> Chain:
     assert plan.blocks is not None
     device, precision = next(model.parameters()).device, plan.numerics.precision
     model = as_computed(model, stages.find_blocks(model, plan.blocks), precision)
@@ -186,7 +186,7 @@ def _prove(plan: Plan, model: nn.Module, example: Any) -> Chain:
     return prove(model, plan.blocks, cast(beside, precision))
 
 
-def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
+def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProfile:
     """Return the profile of an outline of the whole model; refuse by name what no layout could train."""
     blocks, tied = 1, False
     _sized(model, plan)
@@ -218,7 +218,7 @@ def measure(plan: Plan, model: nn.Module, batches: Batches) -> ModelProfile:
     return with_costs(profile, model, plan.blocks, example, scheme)
 
 
-def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) -> str:
+def profile_digest(plan: ShardRequest, specs: Iterable[TensorSpec], batches: Batches) -> str:
     """Return a digest of names, shapes and dtypes, of the batches' sizes, of the data set and of the seeds."""
     lines = [f"{spec.key} {spec.shape} {spec.dtype}" for spec in specs]
     lines += [
@@ -229,7 +229,7 @@ def profile_digest(plan: Plan, specs: Iterable[TensorSpec], batches: Batches) ->
     return blake3("\n".join(lines).encode()).hexdigest()
 
 
-def _sized(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Parameter]]:
+def _sized(model: nn.Module, plan: ShardRequest) -> list[tuple[str, nn.Parameter]]:
     units, path = [], plan.blocks
     if path is not None:
         units = [(f"{path}.{name}", block) for name, block in stages.find_blocks(model, path).named_children()]

@@ -10,7 +10,7 @@ from torch import nn
 from elastic3d.errors import ModelError
 from elastic3d.parallel.costs import PartCosts, measure_costs
 from elastic3d.parallel.tensor.styles import Scheme
-from elastic3d.values import Kept, ModelProfile, Part
+from elastic3d.values import KeptActivations, ModelPart, ModelProfile
 
 
 def with_costs(
@@ -36,10 +36,10 @@ def with_costs(
         cut=_cut(model, blocks, scheme) // len(listed),
         flops=sum(part.forward_flops for part in listed) / len(listed),
     )
-    kept = Kept(whole=found.after.saved_bytes + 3 * logits)
+    kept = KeptActivations(whole=found.after.saved_bytes + 3 * logits)
     return replace(
         profile,
-        first=_part(found.before, 0) if found.blocks else Part(),
+        first=_part(found.before, 0) if found.blocks else ModelPart(),
         block=block,
         last=replace(_part(found.after, 0), kept={"none": kept, "full": kept}),
         boundary=boundary,
@@ -55,8 +55,11 @@ def _cut(model: nn.Module, blocks: str | None, scheme: Scheme | None) -> int:
     return sum(sizes.get(name, 0) for name in scheme.dims if name.startswith(f"{blocks}."))
 
 
-def _part(costs: PartCosts, entering: int) -> Part:
+def _part(costs: PartCosts, entering: int) -> ModelPart:
     """Return a part whose input has so many bytes."""
-    whole = Kept(whole=costs.saved_bytes)
-    kept = {"none": whole, "full": Kept(whole=entering, again=float(costs.forward_flops)) if entering else whole}
-    return Part(parameters=costs.parameters, flops=float(costs.forward_flops), kept=kept)
+    whole = KeptActivations(whole=costs.saved_bytes)
+    kept = {
+        "none": whole,
+        "full": KeptActivations(whole=entering, again=float(costs.forward_flops)) if entering else whole,
+    }
+    return ModelPart(parameters=costs.parameters, flops=float(costs.forward_flops), kept=kept)

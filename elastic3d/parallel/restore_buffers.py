@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from checkpointing.format.tiles import Box, TensorSpec
-from elastic3d.parallel.state import Held, buffer_of
+from elastic3d.parallel.state import TensorInMemory, buffer_of
 
 
 class Room:
@@ -16,8 +16,8 @@ class Room:
     Held with the spec of what was saved, a tensor may be of another dtype, and is given the values.
     """
 
-    def __init__(self, held: Iterable[Held]) -> None:
-        self._targets: dict[str, tuple[Held, torch.Tensor]] = {}
+    def __init__(self, held: Iterable[TensorInMemory]) -> None:
+        self._targets: dict[str, tuple[TensorInMemory, torch.Tensor]] = {}
         for one in held:
             if one.box.numel:
                 into = one.local

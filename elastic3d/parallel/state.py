@@ -23,7 +23,7 @@ Tile = tuple[TensorSpec, Box, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class TensorInMemory:
     """One tensor of the state as it is in memory: the module's or optimizer's own, whole or a shard of it."""
 
     spec: TensorSpec
@@ -92,12 +92,12 @@ def specification(key: str, tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(key=key, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
 
 
-def held_by_model(model: nn.Module) -> Iterator[Held]:
+def held_by_model(model: nn.Module) -> Iterator[TensorInMemory]:
     """Yield parameters and persistent buffers."""
     for name, parameter in model.named_parameters():
-        yield Held(spec=specification(f"model/{name}", parameter), tensor=parameter)
+        yield TensorInMemory(spec=specification(f"model/{name}", parameter), tensor=parameter)
     for name, buffer in persistent_buffers(model):
-        yield Held(spec=specification(f"model/{name}", buffer), tensor=buffer)
+        yield TensorInMemory(spec=specification(f"model/{name}", buffer), tensor=buffer)
 
 
 def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -108,7 +108,7 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{prefix}.{name}".lstrip("."), buffer
 
 
-def held_by_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Held]:
+def held_by_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[TensorInMemory]:
     """Yield the optimizer's tensors; StateUnfit for state that is none."""
     for name, parameter in model.named_parameters():
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
@@ -119,7 +119,7 @@ def held_by_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ite
                     f"{type(optimizer).__name__} keeps {key!r} of parameter {name!r} as {type(value).__name__}; only "
                     "tensors can be moved between layouts. Trying again does not help: keep it as a tensor"
                 )
-            yield Held(spec=specification(f"optimizer/{name}/{key}", value), tensor=value)
+            yield TensorInMemory(spec=specification(f"optimizer/{name}/{key}", value), tensor=value)
 
 
 def tiles_of(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, tp: int = 0) -> list[Tile]:

@@ -2,21 +2,21 @@
 
 from elastic3d.planner.choice import Plan, legal_layouts, plan
 from elastic3d.planner.costs import Costs, Device, Link
-from elastic3d.planner.placement import Place, place_of
+from elastic3d.planner.placement import RankPlace, place_of
 from elastic3d.planner.ranking import rank
-from elastic3d.planner.results import Candidate, Ranking, Rejected
+from elastic3d.planner.results import Candidate, Ranking, RejectedLayout
 
 __all__ = [
     "Plan",
     "legal_layouts",
     "plan",
-    "Place",
+    "RankPlace",
     "place_of",
     "Costs",
     "Device",
     "Link",
     "Candidate",
     "Ranking",
-    "Rejected",
+    "RejectedLayout",
     "rank",
 ]

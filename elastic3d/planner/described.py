@@ -8,7 +8,7 @@ from enum import StrEnum
 from elastic3d.errors import UsageError
 from elastic3d.planner.devices import Number
 from elastic3d.planner.shapes import (
-    Recompute,
+    RecomputedShare,
     Shape,
     activation_bytes,
     block_flops,
@@ -20,7 +20,7 @@ from elastic3d.planner.shapes import (
     parameters,
     score_flops,
 )
-from elastic3d.values import Kept, ModelProfile, Part
+from elastic3d.values import KeptActivations, ModelPart, ModelProfile
 
 
 class Optimizer(StrEnum):
@@ -48,7 +48,7 @@ class Training:
     micro_batch: int = 1
     number: Number = Number.BF16
     optimizer: Optimizer = Optimizer.ADAMW
-    recompute: Recompute = Recompute.NONE
+    recompute: RecomputedShare = RecomputedShare.NONE
     fused: bool = True
 
     def __post_init__(self) -> None:
@@ -76,19 +76,21 @@ def describe(shape: Shape, training: Training) -> ModelProfile:
         micro_batches=training.global_batch // training.micro_batch,
         micro_batch=training.micro_batch,
         digest="",
-        first=Part(parameters=input_parameters(shape), cut=shape.vocabulary * shape.width, kept=_always(Kept())),
-        block=Part(
+        first=ModelPart(
+            parameters=input_parameters(shape), cut=shape.vocabulary * shape.width, kept=_always(KeptActivations())
+        ),
+        block=ModelPart(
             parameters=block_parameters(shape),
             cut=_products(shape),
             flops=tokens * block_flops(shape),
-            kept={kind: _kept(shape, training, kind) for kind in Recompute},
+            kept={kind: _kept(shape, training, kind) for kind in RecomputedShare},
             workspace=0 if training.fused else _scores(shape, training),
         ),
-        last=Part(
+        last=ModelPart(
             parameters=output_parameters(shape),
             cut=0 if shape.tied else shape.vocabulary * shape.width,
             flops=tokens * output_flops(shape),
-            kept=_always(Kept(whole=2 * stream, cut=int(output_bytes(shape, samples=training.micro_batch)))),
+            kept=_always(KeptActivations(whole=2 * stream, cut=int(output_bytes(shape, samples=training.micro_batch)))),
         ),
         boundary=stream,
         logits=logits,
@@ -107,11 +109,11 @@ def _products(shape: Shape) -> int:
     return block_parameters(shape) - 2 * (2 if shape.centred else 1) * shape.width
 
 
-def _always(kept: Kept) -> dict[str, Kept]:
-    return dict.fromkeys(Recompute, kept)
+def _always(kept: KeptActivations) -> dict[str, KeptActivations]:
+    return dict.fromkeys(RecomputedShare, kept)
 
 
-def _kept(shape: Shape, training: Training, kind: Recompute) -> Kept:
+def _kept(shape: Shape, training: Training, kind: RecomputedShare) -> KeptActivations:
     """Return what a block keeps: the difference between one rank and many tells what many share.
 
     The sequence is not cut: without sequence parallelism each rank has the whole stream.
@@ -130,8 +132,8 @@ def _kept(shape: Shape, training: Training, kind: Recompute) -> Kept:
 
     cut = 2 * (count(1) - count(2))
     tokens = shape.context * training.micro_batch
-    again = {Recompute.FULL: block_flops(shape), Recompute.SELECTIVE: score_flops(shape)}.get(kind, 0.0)
-    return Kept(whole=int(count(1) - cut), cut=int(cut), again=tokens * again)
+    again = {RecomputedShare.FULL: block_flops(shape), RecomputedShare.SELECTIVE: score_flops(shape)}.get(kind, 0.0)
+    return KeptActivations(whole=int(count(1) - cut), cut=int(cut), again=tokens * again)
 
 
 def _scores(shape: Shape, training: Training) -> int:

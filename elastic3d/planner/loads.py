@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from elastic3d.planner.schedules import rank_of_stage, schedule_of
-from elastic3d.values import Layout, ModelProfile, Part, Schedule
+from elastic3d.values import Layout, ModelPart, ModelProfile, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Load:
     first: bool
     last: bool
 
-    def parts(self, profile: ModelProfile) -> list[tuple[Part, int]]:
+    def parts(self, profile: ModelProfile) -> list[tuple[ModelPart, int]]:
         """Return the parts of the model it has, and how many of each."""
         ends = [(profile.first, 1)] * self.first + [(profile.last, 1)] * self.last
         return [(profile.block, self.blocks), *ends]
@@ -39,7 +39,7 @@ def telling(layout: Layout, profile: ModelProfile) -> tuple[Load, ...]:
     return _telling(layout.pp, layout.virtual, folds, layout.cuts, profile.blocks)
 
 
-def parameters_of(part: Part, tp: int) -> float:
+def parameters_of(part: ModelPart, tp: int) -> float:
     """Return the parameters of a part that one tensor-parallel rank holds."""
     return part.parameters - part.cut + part.cut / tp
 

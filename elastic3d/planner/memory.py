@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from elastic3d.planner.loads import Load, held, parameters_of, telling
 from elastic3d.planner.schedules import schedule_of
-from elastic3d.values import Kept, Layout, ModelProfile, Part, Schedule
+from elastic3d.values import KeptActivations, Layout, ModelPart, ModelProfile, Schedule
 
 
 def memory(layout: Layout, profile: ModelProfile, reserve: int = 0) -> dict[str, int]:
@@ -65,7 +65,7 @@ def _activations(load: Load, layout: Layout, profile: ModelProfile, rounds: int)
     ends = chunks / layout.virtual
     schedule = schedule_of(layout)
     late = ends if schedule in (Schedule.GPIPE, Schedule.ZERO_BUBBLE) else min(2.0, ends)
-    again = profile.block.kept.get("none", Kept()) if profile.recompute == "full" else Kept()
+    again = profile.block.kept.get("none", KeptActivations()) if profile.recompute == "full" else KeptActivations()
     receiving = (layout.virtual - load.first) + (layout.virtual - load.last) if layout.pp > 1 else 0
     return {
         "activations": block * chunks + first * ends,
@@ -99,11 +99,11 @@ def in_flight(layout: Layout, rank: int, rounds: int) -> int:
     return min(most, rounds * virtual)
 
 
-def kept_by(part: Part, kind: str) -> Kept:
+def kept_by(part: ModelPart, kind: str) -> KeptActivations:
     """Return what a part keeps; of a kind that was not measured, what it keeps without recomputation."""
-    return part.kept.get(kind) or part.kept.get("none") or Kept()
+    return part.kept.get(kind) or part.kept.get("none") or KeptActivations()
 
 
-def _kept(part: Part, tp: int, kind: str) -> float:
+def _kept(part: ModelPart, tp: int, kind: str) -> float:
     kept = kept_by(part, kind)
     return kept.whole + kept.cut / tp

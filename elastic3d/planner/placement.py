@@ -32,7 +32,7 @@ class Axes(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """A rank's place on the axes of a layout."""
 
     pp: int
@@ -40,10 +40,10 @@ class Place:
     tp: int
 
 
-def place_of(rank: int, layout: Axes) -> Place:
+def place_of(rank: int, layout: Axes) -> RankPlace:
     """Return where a rank is on the axes."""
     if not 0 <= rank < layout.world:
         raise LayoutError(f"rank {rank} is not in a layout of {layout.world} ranks ({layout})")
     rest, tp = divmod(rank, layout.tp)
     pp, dp = divmod(rest, layout.dp)
-    return Place(pp=pp, dp=dp, tp=tp)
+    return RankPlace(pp=pp, dp=dp, tp=tp)

@@ -9,7 +9,7 @@ from elastic3d.planner.costs import Costs
 from elastic3d.planner.enumeration import Cluster, options
 from elastic3d.planner.legality import unfit
 from elastic3d.planner.memory import memory
-from elastic3d.planner.results import Candidate, Ranking, Rejected
+from elastic3d.planner.results import Candidate, Ranking, RejectedLayout
 from elastic3d.planner.schedules import cuts, even_share
 from elastic3d.planner.step_time import seconds
 from elastic3d.values import Layout, ModelProfile
@@ -29,7 +29,7 @@ def rank(
     """
     cluster = Cluster(nodes=nodes, slots=slots)
     found: list[Candidate] = []
-    rejected: list[Rejected] = []
+    rejected: list[RejectedLayout] = []
     for layout in options(cluster, profile, request):
         judged = judge(layout, cluster, profile, costs, speeds)
         if isinstance(judged, Candidate):
@@ -53,16 +53,16 @@ def rank(
 
 def judge(
     layout: Layout, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float] = ()
-) -> Candidate | Rejected:
+) -> Candidate | RejectedLayout:
     """Return what is predicted of one layout, or why it does not work."""
     used = layout.world // cluster.slots
     reason = illegal(layout, cluster, profile)
     if reason is not None:
-        return Rejected(layout=layout, nodes=used, reason=reason)
+        return RejectedLayout(layout=layout, nodes=used, reason=reason)
     needed = memory(layout, profile, costs.device.reserve)
     total = sum(needed.values())
     if total > costs.device.memory:
-        return Rejected(
+        return RejectedLayout(
             layout=layout, nodes=used, reason=_too_large(needed, total, costs.device.memory), out_of_memory=True
         )
     time = seconds(layout, profile, costs, cluster.slots, stage_speeds(layout, cluster.slots, speeds))

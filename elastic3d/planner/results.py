@@ -27,7 +27,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
+class RejectedLayout:
     """A layout that does not work, and what would have to be otherwise."""
 
     layout: Layout
@@ -41,4 +41,4 @@ class Ranking:
     """Layouts that work, best first, and those that do not."""
 
     ranking: tuple[Candidate, ...]
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedLayout, ...] = ()

@@ -15,7 +15,7 @@ from enum import StrEnum
 from elastic3d.errors import UsageError
 
 
-class Recompute(StrEnum):
+class RecomputedShare(StrEnum):
     """What of a block's activations is computed again in the backward pass instead of being kept."""
 
     NONE = "none"
@@ -118,18 +118,20 @@ def output_flops(shape: Shape) -> float:
     return 2.0 * shape.vocabulary * shape.width
 
 
-def flops_per_token(shape: Shape, recompute: Recompute = Recompute.NONE) -> float:
+def flops_per_token(shape: Shape, recompute: RecomputedShare = RecomputedShare.NONE) -> float:
     """Return the FLOPs of a forward and a backward pass over one token, with what is computed again."""
-    again = {Recompute.NONE: 0.0, Recompute.SELECTIVE: score_flops(shape), Recompute.FULL: block_flops(shape)}[
-        recompute
-    ]
+    again = {
+        RecomputedShare.NONE: 0.0,
+        RecomputedShare.SELECTIVE: score_flops(shape),
+        RecomputedShare.FULL: block_flops(shape),
+    }[recompute]
     return shape.layers * (3.0 * block_flops(shape) + again) + 3.0 * output_flops(shape)
 
 
 def activation_bytes(
     shape: Shape,
     *,
-    recompute: Recompute = Recompute.NONE,
+    recompute: RecomputedShare = RecomputedShare.NONE,
     tp: int = 1,
     sequence: bool = True,
     itemsize: int = 2,
@@ -145,7 +147,7 @@ def activation_bytes(
     h, q, k, f = shape.width, shape.queries, shape.keys, shape.ffn
     tokens = shape.context * samples
     rest = tp if sequence else 1
-    if recompute is Recompute.FULL:
+    if recompute is RecomputedShare.FULL:
         return tokens * itemsize * h / rest
     mask = 1 if shape.dropout else 0
     # Inputs of the two norms, of the first products of attention and of the feed-forward part, and two masks.
@@ -156,7 +158,7 @@ def activation_bytes(
         whole += shape.chosen * itemsize * h + 4 * shape.experts
     if fused:
         cut += 4 * shape.heads
-    elif recompute is Recompute.NONE:
+    elif recompute is RecomputedShare.NONE:
         cut += shape.heads * shape.context * (itemsize + (itemsize + 1) * mask)
     return tokens * (whole / rest + cut / tp)
 

@@ -23,7 +23,7 @@ _MOST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class MeshSizes:
     """The sizes of a mesh that somebody asks about; unlike a `Layout`, whether or not a run can use it."""
 
     pp: int = 1
@@ -39,7 +39,7 @@ class Target:
         return f"pp {self.pp} x dp {self.dp} x tp {self.tp}"
 
     @classmethod
-    def parse(cls, text: str) -> Target:
+    def parse(cls, text: str) -> MeshSizes:
         """Return the target of `pp=2,dp=3,tp=2`; an axis left out is 1. LayoutError for anything else."""
         sizes: dict[str, int] = {}
         for item in text.split(","):
@@ -151,7 +151,7 @@ def _blocks(sizes: Mapping[str, int], path: str | None) -> tuple[str, int]:
 
 
 def boxes_of(
-    specs: Iterable[TensorSpec], rank: int, target: Target, homes: Homes, parameters: Mapping[str, tuple[int, ...]]
+    specs: Iterable[TensorSpec], rank: int, target: MeshSizes, homes: Homes, parameters: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[TensorSpec, Box]]:
     """Yield what one rank of a mesh holds of each tensor.
 
@@ -178,7 +178,7 @@ def boxes_of(
             yield spec, box
 
 
-def check_target(target: Target, homes: Homes) -> None:
+def check_target(target: MeshSizes, homes: Homes) -> None:
     """Raise LayoutError for more stages than there are blocks."""
     if homes.blocks and target.pp > homes.count:
         raise LayoutError(f"{target}: {target.pp} stages need as many blocks; {homes.blocks!r} has {homes.count}")

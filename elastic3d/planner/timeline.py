@@ -45,7 +45,7 @@ class StageCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class ScheduledAction:
     """One computation on one pipeline rank, from `start` to `end`, in the unit of the costs."""
 
     kind: Pass
@@ -62,7 +62,7 @@ class Timeline:
     bubble: part of the ranks' time in which they wait, of all micro-batches.
     """
 
-    ranks: tuple[tuple[Work, ...], ...]
+    ranks: tuple[tuple[ScheduledAction, ...], ...]
     micro_batches: int
     of: int
     bubble: float
@@ -98,7 +98,9 @@ def timeline(layout: Layout, micro_batches: int, *, backward: float = 2.0) -> Ti
     )
 
 
-def play(layout: Layout, rounds: int, costs: Sequence[StageCost], hop: float = 0.0) -> tuple[tuple[Work, ...], ...]:
+def play(
+    layout: Layout, rounds: int, costs: Sequence[StageCost], hop: float = 0.0
+) -> tuple[tuple[ScheduledAction, ...], ...]:
     """Return what each pipeline rank does when, for `rounds` micro-batches; the layout is a legal one.
 
     costs: of each stage. hop: time for an activation, or its gradient, to reach another rank.
@@ -110,7 +112,7 @@ def play(layout: Layout, rounds: int, costs: Sequence[StageCost], hop: float = 0
         acts = orders(schedule, pp=layout.pp, rounds=rounds, virtual=layout.virtual)
     rank_of = [rank_of_stage(layout, stage) for stage in range(layout.stages)]
     ended: dict[tuple[bool, int, int], float] = {}
-    works: list[list[Work]] = [[] for _ in acts]
+    works: list[list[ScheduledAction]] = [[] for _ in acts]
     free = [0.0] * len(acts)
     while any(len(done) < len(own) for done, own in zip(works, acts, strict=True)):
         before = len(ended)
@@ -126,13 +128,15 @@ def play(layout: Layout, rounds: int, costs: Sequence[StageCost], hop: float = 0
                 free[rank] = start + costs[stage].of(kind)
                 if kind is not Pass.WEIGHT:
                     ended[forward, stage, number] = free[rank]
-                works[rank].append(Work(kind=kind, stage=stage, micro_batch=number, start=start, end=free[rank]))
+                works[rank].append(
+                    ScheduledAction(kind=kind, stage=stage, micro_batch=number, start=start, end=free[rank])
+                )
         left = any(len(done) < len(own) for done, own in zip(works, acts, strict=True))
         assert len(ended) > before or not left, f"{layout}: the orders of its ranks wait for each other"
     return tuple(tuple(done) for done in works)
 
 
-def kept(works: Sequence[Work]) -> int:
+def kept(works: Sequence[ScheduledAction]) -> int:
     """Return how many micro-batches a rank keeps activations of at most, each of its stages counted for itself."""
     most = held = 0
     for work in works:

@@ -47,7 +47,7 @@ from elastic3d.rendezvous.guard import DONE, VARIABLE
 from elastic3d.rendezvous.seat import GenerationOver, Seat
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.rendezvous.store import GenerationStore
-from elastic3d.rendezvous.table import Table
+from elastic3d.rendezvous.table import KeyTableServer
 from elastic3d.trust.agreement import SecretNews, What
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.listening import Refusal, raise_file_limit
@@ -70,7 +70,7 @@ class RestartHandler(RendezvousHandler):
         self._guard: subprocess.Popen[bytes] | None = None
         self._member: Member | None = None
         self._links: Links | None = None
-        self._table: Table | None = None
+        self._table: KeyTableServer | None = None
         self._credentials: Credentials | None = None
         self._node: Node | None = None
         self._lock = threading.Lock()
@@ -119,9 +119,9 @@ class RestartHandler(RendezvousHandler):
             self._waiting, self._changed = True, False
             # Asked again while nothing changed: torchrun's own workers failed.
             if self._running is not None and not self._wanted:
-                self._member.tell(m.Faulted(key=self._running.key, detail=f"workers failed on {self._node.name}"))
+                self._member.tell(m.TrainerFailed(key=self._running.key, detail=f"workers failed on {self._node.name}"))
             elif self._wanted:
-                self._member.tell(m.Prepared(key=self._wanted))
+                self._member.tell(m.TrainersPrepared(key=self._wanted))
         return self._next()
 
     def _meet(self, generation: Generation) -> RendezvousInfo:
@@ -136,7 +136,7 @@ class RestartHandler(RendezvousHandler):
 
         def finished() -> None:
             if self._member is not None:
-                self._member.tell(m.Finished(key=generation.key))
+                self._member.tell(m.MainFinished(key=generation.key))
 
         first = generation.nodes[0]
         root = f"{self._settings.run_id}/"
@@ -217,10 +217,10 @@ class RestartHandler(RendezvousHandler):
         error = sys.exc_info()[1]
         if self._running is not None:
             if error is None:
-                self._member.tell(m.Finished(key=self._running.key))
+                self._member.tell(m.MainFinished(key=self._running.key))
             else:
                 detail = f"{self._settings.node}: torchrun gave up: {error}"[:4000]
-                self._member.tell(m.Faulted(key=self._running.key, detail=detail, error=True))
+                self._member.tell(m.TrainerFailed(key=self._running.key, detail=detail, error=True))
             try:
                 while not isinstance(self._news.get(timeout=END_PATIENCE), acts.Exit):
                     pass
@@ -256,7 +256,7 @@ class RestartHandler(RendezvousHandler):
             encryption=encrypted,
             refused=_say,
         )
-        self._table = Table(settings.address, self._credentials, refused=_say)
+        self._table = KeyTableServer(settings.address, self._credentials, refused=_say)
         node = Node(
             name=settings.node,
             incarnation=secrets.token_hex(6),
@@ -357,8 +357,8 @@ class RestartHandler(RendezvousHandler):
                     self._wanted = action.generation.key
                     self._changed = True
                     if self._waiting and self._member is not None:
-                        self._member.tell(m.Prepared(key=self._wanted))
-                case acts.Go():
+                        self._member.tell(m.TrainersPrepared(key=self._wanted))
+                case acts.StartTrainers():
                     self._news.put(action.generation)
                 case acts.Stop():
                     self._changed = True

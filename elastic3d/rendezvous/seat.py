@@ -14,7 +14,7 @@ from elastic3d.rendezvous.framing import NOTHING, Frames, family
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import dial_encrypted
 from elastic3d.trust.frames import Forged
-from elastic3d.trust.handshake import Dialling, Peer, Rejected, Role
+from elastic3d.trust.handshake import Dialling, HandshakeRejected, Peer, PortRole
 from elastic3d.trust.listening import Refusal, Refusals
 
 POLL = 0.1
@@ -113,7 +113,7 @@ class Seat:
             while self._lasts():
                 try:
                     return self._try(request)
-                except (Rejected, Forged) as error:
+                except (HandshakeRejected, Forged) as error:
                     self._refused(f"{self._where[0]}:{self._where[1]}", str(error))
                     self._clock.sleep(POLL)
                 except (OSError, ValueError, RecursionError):
@@ -161,7 +161,7 @@ class Seat:
         return self._socket, self._frames
 
     def _prove(self, connection: socket.socket, credentials: Credentials, binding: bytes) -> Peer:
-        ours = Dialling(credentials, Role.TABLE, binding=binding)
+        ours = Dialling(credentials, PortRole.TABLE, binding=binding)
         connection.sendall(ours.hello)
         connection.settimeout(POLL)
         while ours.peer is None:

@@ -77,7 +77,7 @@ class Settings:
     admission: bool = True
     drain: float = 25.0
     end_seen: int | None = None
-    notices: notice_options.Options = field(default_factory=notice_options.Options)
+    notices: notice_options.NoticeOptions = field(default_factory=notice_options.NoticeOptions)
 
     @property
     def root(self) -> str:

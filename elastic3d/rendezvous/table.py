@@ -37,7 +37,7 @@ from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import load
 from elastic3d.trust.frames import Forged
-from elastic3d.trust.handshake import LIMIT, Answering, Rejected, Role
+from elastic3d.trust.handshake import LIMIT, Answering, HandshakeRejected, PortRole
 from elastic3d.trust.listening import ACCEPTED_AT_ONCE, PAUSE, Listener, Refusal, Refusals, Waiting, most_known
 from elastic3d.trust.stream import Stream
 
@@ -62,7 +62,7 @@ class _Guest:
         return self.stream.socket
 
 
-class Table:
+class KeyTableServer:
     """Serves any number of generations from a thread of its own, until closed or the process ends.
 
     credentials: of the run; who does not hold its secret is shown out, and all is encrypted with their certificate.
@@ -137,9 +137,9 @@ class Table:
                         self._flush(guest)
                     if mask & selectors.EVENT_READ:
                         self._hear(guest)
-                except (Rejected, Forged) as error:
+                except (HandshakeRejected, Forged) as error:
                     self._refused(guest.address, str(error))
-                    self._drop(guest, error.farewell if isinstance(error, Rejected) else b"")
+                    self._drop(guest, error.farewell if isinstance(error, HandshakeRejected) else b"")
                 except (OSError, ValueError, RecursionError):
                     # It is gone, or it is none of ours.
                     self._drop(guest)
@@ -202,7 +202,7 @@ class Table:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         late_at = self._clock.monotonic() + handshake.SECONDS
         stream = Stream(connection, self._encryption, answers=True)
-        opening = Answering(self._credentials, Role.TABLE, binding=stream.binding)
+        opening = Answering(self._credentials, PortRole.TABLE, binding=stream.binding)
         guest = _Guest(stream, address, opening, late_at)
         self._selector.register(connection, selectors.EVENT_READ, guest)
         self._guests += 1
@@ -225,7 +225,7 @@ class Table:
             return
         if not data:
             if guest.frames is None and not (guest.opening.untouched and guest.stream.untouched):
-                raise Rejected("went away before it had proved itself")
+                raise HandshakeRejected("went away before it had proved itself")
             raise ConnectionResetError
         if guest.frames is None:
             self._send(guest, guest.opening.feed(data))

@@ -14,7 +14,7 @@ from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.sources import Offered
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots import wire
-from elastic3d.snapshots.table import Table
+from elastic3d.snapshots.table import SnapshotTable
 from elastic3d.trust.channel import Channel, WireError
 from elastic3d.trust.credentials import Credentials
 
@@ -46,7 +46,7 @@ class Inventory:
     rank: int
     world: int
     facts: dict[str, Any]
-    table: Table
+    table: SnapshotTable
     digests: str
 
     @cached_property
@@ -106,7 +106,7 @@ def _read_inventories(server: str, answer: dict[str, Any]) -> list[Inventory]:
         raise WireError(f"{server}: not an inventory: {error!r}") from error
 
 
-def _inventory(server: str, one: dict[str, Any], table: Table) -> Inventory:
+def _inventory(server: str, one: dict[str, Any], table: SnapshotTable) -> Inventory:
     digests = str(one["digests"])
     if len(digests) != _HEX_DIGITS * len(table.entries):
         raise ValueError(f"{len(table.entries)} tiles, and digests of {len(digests)} digits")

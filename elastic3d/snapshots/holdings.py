@@ -55,7 +55,7 @@ class Cadence:
         self._outstanding.append(step)
 
 
-class Place(StrEnum):
+class BufferState(StrEnum):
     """Where a buffer of this host is in its life."""
 
     FREE = "free"
@@ -66,7 +66,7 @@ class Place(StrEnum):
 
 @dataclass(slots=True)
 class _Buffer:
-    place: Place = Place.FREE
+    place: BufferState = BufferState.FREE
     mark: Mark | None = None
     busy: bool = False  # being hashed and sent
     refused: bool = False  # the buddy knows a newer generation
@@ -90,8 +90,8 @@ class Holdings:
         """Hand every free buffer to the trainer; return those newly granted."""
         granted = []
         for index, buffer in enumerate(self._buffers):
-            if buffer.place is Place.FREE:
-                buffer.place = Place.GRANTED
+            if buffer.place is BufferState.FREE:
+                buffer.place = BufferState.GRANTED
                 granted.append(index)
         return granted
 
@@ -106,9 +106,9 @@ class Holdings:
     def written(self, index: int, mark: Mark, *, checkpoint: bool) -> None:
         """Take note that the trainer has completed a snapshot in a buffer granted to it."""
         buffer = self._buffers[index]
-        assert buffer.place is Place.GRANTED, (index, buffer)
+        assert buffer.place is BufferState.GRANTED, (index, buffer)
         assert mark.generation >= self._generation, (mark, self._generation)
-        buffer.place, buffer.mark, buffer.refused = Place.HOME, mark, False
+        buffer.place, buffer.mark, buffer.refused = BufferState.HOME, mark, False
         self._wanted = False
         if checkpoint and not self._pin_users:
             self._pinned = mark
@@ -117,8 +117,8 @@ class Holdings:
     def trainer_gone(self) -> None:
         """Take back what was granted: what a dead trainer was writing is nothing."""
         for buffer in self._buffers:
-            if buffer.place is Place.GRANTED:
-                buffer.place, buffer.mark = Place.FREE, None
+            if buffer.place is BufferState.GRANTED:
+                buffer.place, buffer.mark = BufferState.FREE, None
         self._wanted = False
 
     # Votes and generations.
@@ -144,7 +144,7 @@ class Holdings:
 
     def next_to_replicate(self) -> Mark | None:
         """Return the oldest snapshot of the present generation that the buddy lacks."""
-        waiting = [b for b in self._buffers if b.place is Place.HOME and not b.busy and not b.refused]
+        waiting = [b for b in self._buffers if b.place is BufferState.HOME and not b.busy and not b.refused]
         marks = [b.mark for b in waiting if b.mark is not None]
         return min((mark for mark in marks if mark.generation >= self._generation), default=None)
 
@@ -166,7 +166,7 @@ class Holdings:
         buffer.busy = False
         buffer.refused = refused
         if held:
-            buffer.place = Place.BOTH
+            buffer.place = BufferState.BOTH
         newer = held and mark.generation == self._generation and mark.step > self._held
         if newer:
             self._held = mark.step
@@ -178,8 +178,8 @@ class Holdings:
         self._held = -1
         for buffer in self._buffers:
             buffer.refused = False
-            if buffer.place is Place.BOTH:
-                buffer.place = Place.HOME
+            if buffer.place is BufferState.BOTH:
+                buffer.place = BufferState.HOME
 
     @property
     def held(self) -> int:
@@ -226,7 +226,7 @@ class Holdings:
         """Return the buffer that holds a snapshot."""
         return next((index for index, b in enumerate(self._buffers) if b.mark == mark), None)
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[BufferState]:
         """Return the place of every buffer."""
         return [buffer.place for buffer in self._buffers]
 
@@ -240,8 +240,8 @@ class Holdings:
     def _sweep(self) -> None:
         for buffer in self._buffers:
             if buffer.mark is not None and not buffer.busy and not self._needed(buffer.mark):
-                buffer.place, buffer.mark = Place.FREE, None
-        if self._wanted and not any(b.place in (Place.FREE, Place.GRANTED) for b in self._buffers):
+                buffer.place, buffer.mark = BufferState.FREE, None
+        if self._wanted and not any(b.place in (BufferState.FREE, BufferState.GRANTED) for b in self._buffers):
             spare = [
                 b
                 for b in self._buffers
@@ -249,7 +249,7 @@ class Holdings:
             ]
             if spare:
                 oldest = min(spare, key=lambda b: b.mark or Mark(0, 0))
-                oldest.place, oldest.mark = Place.FREE, None
+                oldest.place, oldest.mark = BufferState.FREE, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

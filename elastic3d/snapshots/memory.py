@@ -17,7 +17,7 @@ from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import HOME_BUFFERS, Holdings, Mark, Origin, Replicas
 from elastic3d.snapshots.permits import REPLICAS
-from elastic3d.snapshots.table import Table
+from elastic3d.snapshots.table import SnapshotTable
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class Stored:
     rank: int
     world: int
     facts: Mapping[str, Any]
-    table: Table
-    cut: Table
+    table: SnapshotTable
+    cut: SnapshotTable
     runs: list[tuple[int, int]]
     data: memoryview
     digests: list[str]
@@ -58,7 +58,7 @@ class Stored:
         return self.cut.entries[first].offset, last.offset + last.nbytes
 
 
-def digests(cut: Table, data: memoryview, first: int, stop: int) -> list[str]:
+def digests(cut: SnapshotTable, data: memoryview, first: int, stop: int) -> list[str]:
     """Return the digests of tiles [first, stop) of a snapshot's bytes."""
     return [
         tiles.digest(entry.spec, entry.box, data[entry.offset : entry.offset + entry.nbytes])
@@ -98,7 +98,7 @@ class SnapshotMemory:
         self._home: dict[Mark, Stored] = {}
         self._others: dict[int, Stored] = {}
         self._other_arenas: list[Arena] = []
-        self._tables: dict[str, tuple[Table, Table, list[tuple[int, int]]]] = {}
+        self._tables: dict[str, tuple[SnapshotTable, SnapshotTable, list[tuple[int, int]]]] = {}
         self._closed = False
 
     # The slot's thread, on behalf of the trainer.
@@ -107,7 +107,7 @@ class SnapshotMemory:
         """Return the home segments' descriptors, for a trainer to inherit."""
         return tuple(arena.descriptor for arena in self._arenas)
 
-    def learn(self, table: Table) -> None:
+    def learn(self, table: SnapshotTable) -> None:
         """Take note of how the snapshots that follow are laid out."""
         with self._changed:
             if table.identity in self._tables:
@@ -340,7 +340,7 @@ class SnapshotMemory:
             del self._tables[identity]
 
 
-def pieces(table: Table, data: memoryview) -> list[Piece]:
+def pieces(table: SnapshotTable, data: memoryview) -> list[Piece]:
     """Return a snapshot's bytes as pieces, one for each box the trainer gave."""
     return [
         Piece(spec=entry.spec, box=entry.box, data=data[entry.offset : entry.offset + entry.nbytes])

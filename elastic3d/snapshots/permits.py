@@ -13,7 +13,7 @@ REPLICAS = HOME_BUFFERS + 1
 _REMEMBERED = 4
 
 
-class Answer(StrEnum):
+class OfferVerdict(StrEnum):
     """What becomes of an offer. `unknown`: no record of that generation has come here yet, and one may."""
 
     TAKEN = "taken"
@@ -33,15 +33,18 @@ class Permits:
         for old in sorted(self._sealed)[:-_REMEMBERED]:
             del self._sealed[old]
 
-    def ask(self, origin: Origin, node: str) -> tuple[Answer, str]:
+    def ask(self, origin: Origin, node: str) -> tuple[OfferVerdict, str]:
         """Return whether `node` may send a snapshot of that rank of that generation, and why not."""
         ranks = self._sealed.get(origin.generation)
         if ranks is None:
             newest = max(self._sealed, default=0)
-            return Answer.UNKNOWN, f"generation {origin.generation} is not known here; the newest is {newest}"
+            return OfferVerdict.UNKNOWN, f"generation {origin.generation} is not known here; the newest is {newest}"
         if not 0 <= origin.rank < len(ranks):
-            return Answer.DENIED, f"generation {origin.generation} has {len(ranks)} ranks, not a rank {origin.rank}"
+            return (
+                OfferVerdict.DENIED,
+                f"generation {origin.generation} has {len(ranks)} ranks, not a rank {origin.rank}",
+            )
         if ranks[origin.rank] != node:
             holder = ranks[origin.rank]
-            return Answer.DENIED, f"rank {origin.rank} of generation {origin.generation} is {holder}, not {node}"
-        return Answer.TAKEN, ""
+            return OfferVerdict.DENIED, f"rank {origin.rank} of generation {origin.generation} is {holder}, not {node}"
+        return OfferVerdict.TAKEN, ""

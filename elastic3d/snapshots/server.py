@@ -21,12 +21,12 @@ from elastic3d.snapshots import memory, wire
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.holdings import Mark, Origin
 from elastic3d.snapshots.memory import Arriving, NoRoom, SnapshotMemory, Stored
-from elastic3d.snapshots.permits import Answer, Permits
+from elastic3d.snapshots.permits import OfferVerdict, Permits
 from elastic3d.trust import handshake
 from elastic3d.trust.channel import Channel, Deadline, WireError, answer, shut
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import agree, serve_encrypted
-from elastic3d.trust.handshake import Rejected, Role
+from elastic3d.trust.handshake import HandshakeRejected, PortRole
 from elastic3d.trust.listening import BACKLOG, Listener, Refusal, Refusals, Waiting, most_known
 
 _DIGEST_BYTES = 32
@@ -137,7 +137,7 @@ class TileServer:
                 self._waiting.remove(guest)
             _keep_alive(guest.socket)
             self._answer_all(channel, guest)
-        except Rejected as error:
+        except HandshakeRejected as error:
             self._refused(guest.address, str(error))
             with contextlib.suppress(OSError):
                 guest.socket.sendall(error.farewell)
@@ -147,11 +147,11 @@ class TileServer:
             self._end(guest)
 
     def _greet(self, guest: _Guest) -> Channel:
-        """Return the connection, proved; Rejected, WireError."""
+        """Return the connection, proved; HandshakeRejected, WireError."""
         with self._lock:
             credentials = self._credentials
         if credentials is None:
-            raise Rejected("came before this node had joined")
+            raise HandshakeRejected("came before this node had joined")
         deadline = Deadline(handshake.SECONDS)
         try:
             wire.tune(guest.socket)
@@ -163,9 +163,9 @@ class TileServer:
             agree(encrypted)
         except (OSError, ValueError) as error:
             if credentials.certificate:
-                raise Rejected(f"could not be agreed with on encryption: {error}") from error
+                raise HandshakeRejected(f"could not be agreed with on encryption: {error}") from error
             raise WireError(str(error)) from error
-        return answer(guest.socket, credentials, Role.TILES, binding=binding, deadline=deadline)
+        return answer(guest.socket, credentials, PortRole.TILES, binding=binding, deadline=deadline)
 
     def _answer_all(self, channel: Channel, guest: _Guest) -> None:
         while True:
@@ -231,9 +231,9 @@ class TileServer:
         mark, rank = Mark(int(request["generation"]), int(request["step"])), int(request["rank"])
         with self._lock:
             permit, why = self._permits.ask(Origin(generation=mark.generation, rank=rank), channel.peer.id)
-        if permit is Answer.DENIED:
+        if permit is OfferVerdict.DENIED:
             raise Denied(f"offers what is not its own: {why}")
-        if permit is Answer.UNKNOWN:
+        if permit is OfferVerdict.UNKNOWN:
             channel.send({"error": why})
             return
         identity = str(request["identity"])

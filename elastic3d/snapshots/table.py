@@ -26,7 +26,7 @@ class UnknownTable(KeyError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class BoxExtent:
     """The bytes of one box, C-contiguous at `offset` of a snapshot."""
 
     spec: TensorSpec
@@ -40,36 +40,36 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class SnapshotTable:
     """All boxes of a snapshot, by offset, and the bytes they take together."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[BoxExtent, ...]
     nbytes: int
     identity: str
 
 
-def lay_out(boxes: Iterable[tuple[TensorSpec, Box]]) -> Table:
+def lay_out(boxes: Iterable[tuple[TensorSpec, Box]]) -> SnapshotTable:
     """Return a table with each box at the next aligned offset."""
     entries, offset = [], 0
     for spec, box in boxes:
-        entry = Entry(spec=spec, box=box, offset=offset)
+        entry = BoxExtent(spec=spec, box=box, offset=offset)
         entries.append(entry)
         offset = -(-(offset + entry.nbytes) // ALIGNMENT) * ALIGNMENT
     return _table(entries, offset)
 
 
-def cut(table: Table, limit: int = TILE_BYTES) -> Table:
+def cut(table: SnapshotTable, limit: int = TILE_BYTES) -> SnapshotTable:
     """Return the same bytes in tiles of at most `limit` bytes, as far as cutting whole rows can do it.
 
     A trainer of another layout then fetches little more than the rows it needs.
     """
-    tiles: list[Entry] = []
+    tiles: list[BoxExtent] = []
     for entry in table.entries:
         tiles.extend(_rows(entry, limit))
     return _table(tiles, table.nbytes)
 
 
-def _rows(entry: Entry, limit: int) -> Iterable[Entry]:
+def _rows(entry: BoxExtent, limit: int) -> Iterable[BoxExtent]:
     box = entry.box
     if entry.nbytes <= limit or not box.shape or box.shape[0] < 2:
         return [entry]
@@ -78,7 +78,7 @@ def _rows(entry: Entry, limit: int) -> Iterable[Entry]:
     # Cut at multiples of the global row, so that ranks that hold the same rows name the same tiles.
     edges = [box.start[0], *range((box.start[0] // rows + 1) * rows, box.stop[0], rows), box.stop[0]]
     return [
-        Entry(
+        BoxExtent(
             spec=entry.spec,
             box=Box(start=(low, *box.start[1:]), stop=(high, *box.stop[1:])),
             offset=entry.offset + (low - box.start[0]) * row,
@@ -87,7 +87,7 @@ def _rows(entry: Entry, limit: int) -> Iterable[Entry]:
     ]
 
 
-def groups(table: Table, limit: int = TILE_BYTES) -> list[tuple[int, int]]:
+def groups(table: SnapshotTable, limit: int = TILE_BYTES) -> list[tuple[int, int]]:
     """Return half-open runs of tiles that lie together in at least `limit` bytes where there are as many.
 
     A run is hashed, sent and received in one piece, so that a thousand small tiles do not cost a thousand calls.
@@ -103,7 +103,7 @@ def groups(table: Table, limit: int = TILE_BYTES) -> list[tuple[int, int]]:
     return runs
 
 
-def to_wire(table: Table) -> dict[str, object]:
+def to_wire(table: SnapshotTable) -> dict[str, object]:
     """Return the table as plain JSON data."""
     return {
         "identity": table.identity,
@@ -112,7 +112,7 @@ def to_wire(table: Table) -> dict[str, object]:
     }
 
 
-def from_wire(data: dict[str, object]) -> Table:
+def from_wire(data: dict[str, object]) -> SnapshotTable:
     """Return the table that `to_wire` wrote; ValueError or TypeError for anything else.
 
     Believed only as far as it can be computed again: each box within its tensor and after the one before, the bytes
@@ -126,7 +126,7 @@ def from_wire(data: dict[str, object]) -> Table:
     entries, end = [], 0
     for key, dtype, shape, start, stop, offset in rows:
         box = Box(start=_dims(start), stop=_dims(stop))
-        entry = Entry(spec=TensorSpec(key=str(key), dtype=str(dtype), shape=_dims(shape)), box=box, offset=offset)
+        entry = BoxExtent(spec=TensorSpec(key=str(key), dtype=str(dtype), shape=_dims(shape)), box=box, offset=offset)
         if len(box.stop) != len(entry.spec.shape) or any(map(gt, box.stop, entry.spec.shape)):
             raise ValueError(f"tile {key} {box} lies outside its tensor of shape {entry.spec.shape}")
         if type(offset) is not int or offset < end:
@@ -150,7 +150,7 @@ def _dims(data: Sequence[int]) -> tuple[int, ...]:
     return dims
 
 
-def _table(entries: Sequence[Entry], nbytes: int) -> Table:
+def _table(entries: Sequence[BoxExtent], nbytes: int) -> SnapshotTable:
     named = json.dumps([[e.spec.key, e.spec.dtype, e.spec.shape, e.box.start, e.box.stop, e.offset] for e in entries])
     identity = hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
-    return Table(entries=tuple(entries), nbytes=nbytes, identity=identity)
+    return SnapshotTable(entries=tuple(entries), nbytes=nbytes, identity=identity)

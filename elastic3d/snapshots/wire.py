@@ -22,7 +22,7 @@ import socket
 from elastic3d.trust.channel import Channel, WireError, dial
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import dial_encrypted
-from elastic3d.trust.handshake import Rejected, Role
+from elastic3d.trust.handshake import HandshakeRejected, PortRole
 
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
@@ -32,7 +32,7 @@ _TRIES = 3
 _SOCKET_BYTES = 4 << 20
 
 
-class Interrupted(WireError):
+class HandshakeInterrupted(WireError):
     """The connection ended in its handshake: the server was crowded, or this process was late. It may be tried anew."""
 
 
@@ -49,7 +49,7 @@ def connect(server: str, credentials: Credentials) -> Channel:
     for _ in range(_TRIES - 1):
         try:
             return _connect(server, credentials)
-        except Interrupted:
+        except HandshakeInterrupted:
             continue
     return _connect(server, credentials)
 
@@ -63,17 +63,17 @@ def _connect(server: str, credentials: Credentials) -> Channel:
         tune(connection)
         connection.settimeout(ANSWER_SECONDS)
         connection, binding = dial_encrypted(connection, credentials)
-        return dial(connection, credentials, Role.TILES, binding=binding, seconds=ANSWER_SECONDS)
-    except Rejected as error:
+        return dial(connection, credentials, PortRole.TILES, binding=binding, seconds=ANSWER_SECONDS)
+    except HandshakeRejected as error:
         connection.close()
         raise WireError(f"{server}: who answers there {error}") from error
     except WireError as error:
         connection.close()
-        kind = Interrupted if isinstance(error.__cause__, ConnectionError) else WireError
+        kind = HandshakeInterrupted if isinstance(error.__cause__, ConnectionError) else WireError
         raise kind(f"{server}: {error}") from error
     except (OSError, ValueError) as error:
         connection.close()
-        kind = Interrupted if isinstance(error, ConnectionError) else WireError
+        kind = HandshakeInterrupted if isinstance(error, ConnectionError) else WireError
         raise kind(f"{server}: {error}") from error
 
 

@@ -12,7 +12,7 @@ from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.port import Port
 from elastic3d.training import restoring
 from elastic3d.training.run import Run
-from elastic3d.training.standalone import Alone
+from elastic3d.training.standalone import StandalonePort
 
 Main = Callable[[Run], None]
 
@@ -49,6 +49,6 @@ def run_alone(main: Main, *, threads: int | None = None) -> Run:
 
     No snapshots and no checkpoints. threads: for tensor operations, torch's own choice by default.
     """
-    run = Run(Alone(threads=threads or torch.get_num_threads()))
+    run = Run(StandalonePort(threads=threads or torch.get_num_threads()))
     main(run)
     return run

@@ -28,7 +28,7 @@ BEGUN_FROM = "begun_from"
 log = structlog.get_logger()
 
 
-class HeldTile(Protocol):
+class PeerTile(Protocol):
     """A tile in a keeper's memory."""
 
     @property
@@ -42,7 +42,7 @@ class HeldTile(Protocol):
         ...
 
 
-class Inventory(Protocol):
+class PeerInventory(Protocol):
     """What one keeper holds of one rank's snapshot of one step."""
 
     @property
@@ -61,7 +61,7 @@ class Inventory(Protocol):
         ...
 
     @property
-    def tiles(self) -> Sequence[HeldTile]:
+    def tiles(self) -> Sequence[PeerTile]:
         """Its tiles."""
         ...
 
@@ -122,7 +122,7 @@ class Nearer(Protocol):
 class Tiers(Protocol):
     """Access to the places state may come from."""
 
-    def inventories(self, servers: Sequence[str]) -> Sequence[Inventory]:
+    def inventories(self, servers: Sequence[str]) -> Sequence[PeerInventory]:
         """Return what the reachable tile servers hold."""
         ...
 
@@ -152,7 +152,7 @@ AHEAD = 64
 """Steps that a snapshot may be ahead of what the keepers have heard of: they hear of steps a moment after the ranks."""
 
 
-def believed(inventory: Inventory, known: Known) -> bool:
+def believed(inventory: PeerInventory, known: Known) -> bool:
     """Return whether the membership could have seen what a snapshot says of itself.
 
     It was made in a generation that was sealed before the one that begins, and of a step not far beyond the newest one
@@ -163,7 +163,9 @@ def believed(inventory: Inventory, known: Known) -> bool:
     return known.newest < 0 or inventory.step <= known.newest + AHEAD
 
 
-def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec], known: Known) -> list[Inventory] | None:
+def choose(
+    inventories: Sequence[PeerInventory], specs: Iterable[TensorSpec], known: Known
+) -> list[PeerInventory] | None:
     """Return the inventories of the newest (step, generation) that is whole, None when none is.
 
     Whole: every tensor of the model, and every further one that any of the inventories names, is covered. What the
@@ -172,7 +174,7 @@ def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec], known:
     and the job would end as if all were well.
     """
     wanted = {spec.key: spec for spec in specs}
-    found: dict[tuple[int, int], list[Inventory]] = {}
+    found: dict[tuple[int, int], list[PeerInventory]] = {}
     for inventory in inventories:
         if not believed(inventory, known):
             log.warning("snapshot.unbelieved", step=inventory.step, made_in=inventory.generation, newest=known.newest)
@@ -184,7 +186,7 @@ def choose(inventories: Sequence[Inventory], specs: Iterable[TensorSpec], known:
     return None
 
 
-def _whole(inventories: Sequence[Inventory], wanted: Mapping[str, TensorSpec]) -> bool:
+def _whole(inventories: Sequence[PeerInventory], wanted: Mapping[str, TensorSpec]) -> bool:
     specs = dict(wanted)
     boxes: dict[str, list[Box]] = {key: [] for key in wanted}
     for inventory in inventories:
@@ -348,7 +350,7 @@ def load(data: bytes) -> Decision:
 class Nowhere:
     """The tiers of a script without keepers and without a store."""
 
-    def inventories(self, servers: Sequence[str]) -> Sequence[Inventory]:
+    def inventories(self, servers: Sequence[str]) -> Sequence[PeerInventory]:
         """Return nothing."""
         return ()
 

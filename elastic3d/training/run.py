@@ -33,7 +33,7 @@ from elastic3d.data.ledger import Ledger, add
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.parallel import vote
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
-from elastic3d.parallel.assembly import Assembly, Plan, measure
+from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
 from elastic3d.parallel.mesh import Mesh, join_world
@@ -72,7 +72,7 @@ class Run:
         self._layout = port.assignment.layout or Layout(pp=1, dp=1)
         self._device = torch.device("cpu")
         self._mesh: Mesh | None = None
-        self._plan: Plan | None = None
+        self._plan: ShardRequest | None = None
         self._model: nn.Module | None = None
         self._assembly: Assembly | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -156,7 +156,7 @@ class Run:
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
-        self._plan = Plan(
+        self._plan = ShardRequest(
             build=build,
             blocks=blocks,
             seed=seed,

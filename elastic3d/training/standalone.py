@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from checkpointing.format.tiles import Box, TensorSpec
 
 
-class Alone:
+class StandalonePort:
     """A `Port` without a process behind it. It keeps the records of the steps, for whoever wants to look at them."""
 
     def __init__(self, *, run_id: str = "alone", threads: int = 1) -> None:

@@ -17,7 +17,7 @@ from checkpointing.reading.resolver import resolve
 from checkpointing.reading.sources import TileSource
 from elastic3d.errors import StateError
 from elastic3d.parallel.restore_buffers import Room
-from elastic3d.parallel.state import Held, held_by_model
+from elastic3d.parallel.state import TensorInMemory, held_by_model
 from elastic3d.training import restoring
 
 _OWN = "model/"
@@ -43,7 +43,7 @@ def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mappin
     """
     saved = {offer.spec.key: offer.spec for offer in decision.offers}
     wrong: list[str] = []
-    held: list[Held] = []
+    held: list[TensorInMemory] = []
     for one in held_by_model(model):
         found = _find(one.spec, saved)
         name = one.spec.key.removeprefix(_OWN)
@@ -54,7 +54,7 @@ def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mappin
                 f"{name} is {found.dtype} {list(found.shape)} there, {one.spec.dtype} {list(one.spec.shape)} here"
             )
         else:
-            held.append(Held(spec=found, tensor=one.tensor))
+            held.append(TensorInMemory(spec=found, tensor=one.tensor))
     if wrong:
         some = ", ".join(sorted(saved)[:_SHOWN])
         raise StateError(

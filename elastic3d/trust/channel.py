@@ -17,7 +17,7 @@ from typing import Any, Self
 from elastic3d.clock import SYSTEM
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.frames import SEAL_BYTES, Forged, Seals
-from elastic3d.trust.handshake import LIMIT, SECONDS, Answering, Dialling, Peer, Rejected, Role
+from elastic3d.trust.handshake import LIMIT, SECONDS, Answering, Dialling, HandshakeRejected, Peer, PortRole
 
 SILENCE_SECONDS = 5.0
 """Without a byte of what is owed, after which the other side counts as gone."""
@@ -157,7 +157,7 @@ class Channel:
 def dial(
     connection: socket.socket,
     credentials: Credentials,
-    role: Role,
+    role: PortRole,
     *,
     meant: str = "",
     generation: int = 0,
@@ -174,7 +174,7 @@ def dial(
             proof = ours.feed(_arrived(connection, deadline))
             if proof:
                 connection.sendall(proof)
-    except Rejected as error:
+    except HandshakeRejected as error:
         raise WireError(f"who answers there {error}") from error
     except (OSError, ValueError) as error:
         raise WireError(str(error) or type(error).__name__) from error
@@ -184,12 +184,12 @@ def dial(
 def answer(
     connection: socket.socket,
     credentials: Credentials,
-    role: Role,
+    role: PortRole,
     *,
     binding: bytes = b"",
     deadline: Deadline | None = None,
 ) -> Channel:
-    """Have whoever dialled us prove that it is of the run; Rejected, or WireError for one that was only looking.
+    """Have whoever dialled us prove to be of the run; HandshakeRejected, or WireError for one that only looked.
 
     deadline: until when, `SECONDS` from now by default.
     """
@@ -201,11 +201,11 @@ def answer(
             if reply:
                 connection.sendall(reply)
     except (TimeoutError, BlockingIOError) as error:
-        raise Rejected(f"did not prove itself within {SECONDS:g} s") from error
+        raise HandshakeRejected(f"did not prove itself within {SECONDS:g} s") from error
     except (OSError, ValueError) as error:
         if theirs.untouched:
             raise WireError("gone before it said anything") from error
-        raise Rejected("went away before it had proved itself") from error
+        raise HandshakeRejected("went away before it had proved itself") from error
     return Channel(connection, theirs.peer)
 
 

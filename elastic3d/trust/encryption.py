@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elastic3d.trust.channel import WireError
 from elastic3d.trust.credentials import Credentials
-from elastic3d.trust.handshake import EVERY_NODE, LIMIT, Rejected, plain
+from elastic3d.trust.handshake import EVERY_NODE, LIMIT, HandshakeRejected, plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,8 @@ def dial_encrypted(connection: socket.socket, credentials: Credentials) -> tuple
     return wrapped, wrapped.getpeercert(binary_form=True) or b""
 
 
-def not_agreed(error: ssl.SSLError) -> Rejected:
+def not_agreed(error: ssl.SSLError) -> HandshakeRejected:
     """Return what it means that the side we dialled did not agree with us on encryption."""
     if error.reason and "ALERT_HANDSHAKE_FAILURE" in error.reason:
-        return Rejected(f"does not encrypt its connections, and this node does: {EVERY_NODE}")
-    return Rejected(f"could not be agreed with on encryption: {error.reason or error}")
+        return HandshakeRejected(f"does not encrypt its connections, and this node does: {EVERY_NODE}")
+    return HandshakeRejected(f"could not be agreed with on encryption: {error.reason or error}")

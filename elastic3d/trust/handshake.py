@@ -43,7 +43,7 @@ _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 
 
-class Role(StrEnum):
+class PortRole(StrEnum):
     """What a port is for. A proof for one kind of port is none for another."""
 
     TILES = "tiles"
@@ -52,7 +52,7 @@ class Role(StrEnum):
     SLOT = "slot"
 
 
-class Rejected(Exception):
+class HandshakeRejected(Exception):
     """The other side is not of this run, or says nonsense.
 
     foreign: it does not speak this protocol at all. farewell: what tells it why, in the clear, before it is hung up on.
@@ -95,7 +95,7 @@ class Dialling:
     def __init__(
         self,
         credentials: Credentials,
-        role: Role,
+        role: PortRole,
         *,
         meant: str = "",
         generation: int = 0,
@@ -120,19 +120,21 @@ class Dialling:
         assert self.peer is None
         self._received += data
         if self._received[:1] == bytes([_TLS_ALERT]):
-            raise Rejected(f"encrypts its connections, and this node does not: {EVERY_NODE}")
+            raise HandshakeRejected(f"encrypts its connections, and this node does not: {EVERY_NODE}")
         taken = _take(self._received)
         if taken is None:
             return b""
         fields, rest = taken
         if len(fields) != 5 or fields[0] != _MAGIC:
-            raise Rejected("does not speak elastic3d's protocol", foreign=True)
+            raise HandshakeRejected("does not speak elastic3d's protocol", foreign=True)
         if fields[1] != _VERSION:
-            raise Rejected("speaks another version of elastic3d's protocol; all nodes of a run need the same elastic3d")
+            raise HandshakeRejected(
+                "speaks another version of elastic3d's protocol; all nodes of a run need the same elastic3d"
+            )
         _, _, id, nonce, proof = fields
         said = _transcript(self.hello, id, nonce, self._binding)
         if len(nonce) != _NONCE_BYTES or not hmac.compare_digest(proof, _keyed(self._secret, b"answers", said)):
-            raise Rejected("does not hold this run's secret")
+            raise HandshakeRejected("does not hold this run's secret")
         keys = Keys(send=_keyed(self._secret, b"to answers", said), receive=_keyed(self._secret, b"to dials", said))
         self.peer = Peer(id=_read(id), keys=keys, rest=rest)
         return _pack(_keyed(self._secret, b"dials", said))
@@ -144,7 +146,7 @@ class Answering:
     def __init__(
         self,
         credentials: Credentials,
-        role: Role,
+        role: PortRole,
         *,
         binding: bytes = b"",
         nonce: Callable[[int], bytes] = secrets.token_bytes,
@@ -177,20 +179,22 @@ class Answering:
     def _greeted(self) -> bytes:
         if self._received[:1] == bytes([_TLS_HANDSHAKE]):
             reason = f"encrypts its connections, and this node does not: {EVERY_NODE}"
-            raise Rejected(reason, farewell=ALERT)
+            raise HandshakeRejected(reason, farewell=ALERT)
         if self._received[2:13] != b"\x00\x09" + _MAGIC and len(self._received) >= 13:
-            raise Rejected("does not speak elastic3d's protocol", foreign=True)
+            raise HandshakeRejected("does not speak elastic3d's protocol", foreign=True)
         taken = _take(self._received)
         if taken is None:
             return b""
         hello = self._received[: len(self._received) - len(taken[1])]
         fields, self._received = taken
         if len(fields) < 2 or fields[0] != _MAGIC:
-            raise Rejected("does not speak elastic3d's protocol", foreign=True)
+            raise HandshakeRejected("does not speak elastic3d's protocol", foreign=True)
         if fields[1] != _VERSION or len(fields) != 7 or len(fields[5]) != 8 or len(fields[6]) != _NONCE_BYTES:
-            raise Rejected("speaks another version of elastic3d's protocol; all nodes of a run need the same elastic3d")
+            raise HandshakeRejected(
+                "speaks another version of elastic3d's protocol; all nodes of a run need the same elastic3d"
+            )
         if fields[2] != self._role.encode():
-            raise Rejected(f"wants a port for {_read(fields[2])[:20]!r}, not for {self._role}")
+            raise HandshakeRejected(f"wants a port for {_read(fields[2])[:20]!r}, not for {self._role}")
         self._hello = fields
         id, nonce = _text(self._credentials.id), self._nonce(_NONCE_BYTES)
         self._said = _transcript(hello, id, nonce, self._binding)
@@ -204,7 +208,7 @@ class Answering:
         fields, rest = taken
         secret = self._credentials.secret_bytes
         if len(fields) != 1 or not hmac.compare_digest(fields[0], _keyed(secret, b"dials", self._said)):
-            raise Rejected("does not hold this run's secret")
+            raise HandshakeRejected("does not hold this run's secret")
         self.peer = Peer(
             id=_read(self._hello[3]),
             meant=_read(self._hello[4]),
@@ -214,18 +218,20 @@ class Answering:
         )
 
 
-def plain(data: bytes) -> Rejected | None:
+def plain(data: bytes) -> HandshakeRejected | None:
     """Return why who begins with `data` cannot be agreed with on encryption; None where it begins to agree."""
     if not data or data[0] == _TLS_HANDSHAKE:
         return None
     try:
         taken = _take(data)
-    except Rejected as error:
+    except HandshakeRejected as error:
         return error
     if taken is None or len(taken[0]) < 4 or taken[0][0] != _MAGIC:
-        return Rejected("does not speak elastic3d's protocol", foreign=True)
+        return HandshakeRejected("does not speak elastic3d's protocol", foreign=True)
     name = _read(taken[0][3])[:100]
-    return Rejected(f"calls itself {name!r}, and does not encrypt as this node does: {EVERY_NODE}", farewell=ALERT)
+    return HandshakeRejected(
+        f"calls itself {name!r}, and does not encrypt as this node does: {EVERY_NODE}", farewell=ALERT
+    )
 
 
 def _keyed(secret: bytes, label: bytes, said: bytes) -> bytes:
@@ -255,7 +261,7 @@ def _take(data: bytes) -> tuple[list[bytes], bytes] | None:
         return None
     end = 2 + int.from_bytes(data[:2], "big")
     if end > LIMIT:
-        raise Rejected("does not speak elastic3d's protocol", foreign=True)
+        raise HandshakeRejected("does not speak elastic3d's protocol", foreign=True)
     if len(data) < end:
         return None
     fields, at = [], 2
@@ -263,6 +269,6 @@ def _take(data: bytes) -> tuple[list[bytes], bytes] | None:
         start = at + 2
         at = start + int.from_bytes(data[at:start], "big")
         if at > end or start > end:
-            raise Rejected("does not speak elastic3d's protocol", foreign=True)
+            raise HandshakeRejected("does not speak elastic3d's protocol", foreign=True)
         fields.append(data[start:at])
     return fields, data[end:]

@@ -11,7 +11,7 @@ import socket
 import ssl
 
 from elastic3d.trust.encryption import Encryption, not_agreed
-from elastic3d.trust.handshake import LIMIT, Rejected, plain
+from elastic3d.trust.handshake import LIMIT, HandshakeRejected, plain
 
 ENCRYPTED_LIMIT = 16 << 10
 """Bytes taken of a side that encrypts before it has proved itself: certificates and keys need room beside `LIMIT`."""
@@ -117,7 +117,7 @@ class Stream:
         if self._left is not None:
             self._left -= len(data)
             if self._left < 0:
-                raise Rejected("sent too much before it had proved itself")
+                raise HandshakeRejected("sent too much before it had proved itself")
         return self._decrypted(self._tls, data)
 
     def hang_up(self, farewell: bytes = b"") -> None:
@@ -148,7 +148,7 @@ class Stream:
         except ssl.SSLZeroReturnError:
             return bytes(found)
         except ssl.SSLError as error:
-            raise Rejected(f"sent what is no encrypted record: {error.reason or error}") from error
+            raise HandshakeRejected(f"sent what is no encrypted record: {error.reason or error}") from error
         self.flush()
         return bytes(found) or None
 
@@ -165,7 +165,7 @@ class Stream:
             return
         except ssl.SSLError as error:
             if first and not tls.server_side and data[0] not in _TLS:
-                raise Rejected("does not speak elastic3d's protocol", foreign=True) from error
+                raise HandshakeRejected("does not speak elastic3d's protocol", foreign=True) from error
             raise not_agreed(error) from error
         finally:
             self.flush()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from elastic3d import output
 from elastic3d.admission import host
-from elastic3d.admission.check import Check, Work, run_checks
-from elastic3d.admission.reach import Target, neighbours, reach
-from elastic3d.admission.record import Refusal, leave_word, take_back
+from elastic3d.admission.check import Check, CheckResult, run_checks
+from elastic3d.admission.reach import ReachTarget, neighbours, reach
+from elastic3d.admission.record import FailedAdmission, leave_word, take_back
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import AdmissionFailed, EtcdError
 from elastic3d.etcd import EtcdClient, parse_endpoints
@@ -21,7 +21,7 @@ from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.values import ModelProfile, Node
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.options import Options
+from elastic3d.worker.options import RunOptions
 
 LIMIT = 10.0
 """Seconds for one check of this host: a disk that takes longer would hold up every checkpoint."""
@@ -31,7 +31,7 @@ PATIENCE = 2.0
 
 
 def admit(
-    settings: Settings, options: Options, profile: ModelProfile, computed: Sequence[Check], journal: Journal
+    settings: Settings, options: RunOptions, profile: ModelProfile, computed: Sequence[CheckResult], journal: Journal
 ) -> None:
     """Return if this node is fit to take part; AdmissionFailed, with all reasons, if it is not.
 
@@ -58,7 +58,7 @@ def admit(
             take_back(client, settings.root, settings.node)
             return
         error = _refused(settings, failed, journal)
-        word = Refusal(node=settings.node, address=settings.address, checks=tuple(failed))
+        word = FailedAdmission(node=settings.node, address=settings.address, checks=tuple(failed))
         try:
             leave_word(client, settings.root, word)
         except EtcdError as problem:
@@ -66,17 +66,17 @@ def admit(
         raise error
 
 
-def _works(settings: Settings, options: Options, profile: ModelProfile) -> list[Work]:
-    works = [Work(name="clock", run=lambda: host.clock_goes(SYSTEM), limit=LIMIT)]
+def _works(settings: Settings, options: RunOptions, profile: ModelProfile) -> list[Check]:
+    works = [Check(name="clock", run=lambda: host.clock_goes(SYSTEM), limit=LIMIT)]
     if options.snapshot_every:
-        works.append(Work(name="memory", run=lambda: _memory(settings, profile), limit=LIMIT))
+        works.append(Check(name="memory", run=lambda: _memory(settings, profile), limit=LIMIT))
     # Python would quietly take another folder than TMPDIR; what else runs in a trainer would not.
     works.append(
-        Work(name="disk", run=lambda: host.disk(os.environ.get("TMPDIR") or tempfile.gettempdir()), limit=LIMIT)
+        Check(name="disk", run=lambda: host.disk(os.environ.get("TMPDIR") or tempfile.gettempdir()), limit=LIMIT)
     )
     store = _folder(options.store.url if options.store is not None else None)
     if store is not None:
-        works.append(Work(name="store", run=lambda: host.disk(store), limit=LIMIT))
+        works.append(Check(name="store", run=lambda: host.disk(store), limit=LIMIT))
     return works
 
 
@@ -96,19 +96,19 @@ def _folder(store: str | None) -> str | None:
     return str(Path(store.removeprefix("file://")).expanduser().absolute())
 
 
-def _etcd(settings: Settings) -> Check:
+def _etcd(settings: Settings) -> CheckResult:
     """One endpoint is enough; those that do not answer are named."""
     endpoints = parse_endpoints(settings.endpoints)
-    targets = [Target(name=f"etcd {one.host}", address=one.host, port=one.port) for one in endpoints]
+    targets = [ReachTarget(name=f"etcd {one.host}", address=one.host, port=one.port) for one in endpoints]
     return reach("etcd", targets, need=1)
 
 
-def _neighbours(client: EtcdClient, settings: Settings, clock: Clock = SYSTEM) -> Check:
+def _neighbours(client: EtcdClient, settings: Settings, clock: Clock = SYSTEM) -> CheckResult:
     """Reach the greater part of up to three nodes that train now: one that just died is not this node's fault."""
     deadline = clock.monotonic() + settings.policy.lease + PATIENCE
     while True:
         targets = [
-            Target(name=node.name, address=node.address, port=node.heartbeat_port)
+            ReachTarget(name=node.name, address=node.address, port=node.heartbeat_port)
             for node in _registered(client, settings)
         ]
         check = reach("neighbours", targets, need=(len(targets) + 1) // 2)
@@ -126,7 +126,7 @@ def _registered(client: EtcdClient, settings: Settings) -> list[Node]:
     return [node for node in near if client.get(f"{settings.root}roll/members/{node.id}") is not None]
 
 
-def _refused(settings: Settings, failed: Sequence[Check], journal: Journal) -> AdmissionFailed:
+def _refused(settings: Settings, failed: Sequence[CheckResult], journal: Journal) -> AdmissionFailed:
     for check in failed:
         journal.emit("admission.failed", check=check.name, detail=check.detail, seconds=check.seconds)
     reasons = "; ".join(f"{check.name}: {check.detail}" for check in failed)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from elastic3d.admission.check import Check
+from elastic3d.admission.check import CheckResult
 from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.values import ModelProfile, from_json, to_json
 from elastic3d.worker.events import TrainerFault
@@ -25,7 +25,7 @@ BUFFER_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class MainReady:
     """Trainer: everything is built, `go` is awaited."""
 
 
@@ -34,7 +34,7 @@ class Profiled:
     """Trainer: the model's profile, from a measuring trainer, and what it found of the node's devices."""
 
     profile: ModelProfile
-    checks: tuple[Check, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Tabled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class SnapshotWritten:
     """Trainer: a snapshot lies complete in `buffer`. This message is what makes the buffer's bytes valid."""
 
     buffer: int
@@ -81,14 +81,14 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
+class MainLeft:
     """Trainer, last message: it leaves at this step boundary."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class MainReturned:
     """Trainer, last message: main returned. unsaved: the step that goes to the store yet, -1 for none."""
 
     digest: str | None
@@ -96,7 +96,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faulted:
+class MainRaised:
     """Trainer, last message: an exception ended it; `peer` says that it came from a collective."""
 
     peer: bool
@@ -129,34 +129,43 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class SnapshotSafe:
     """Keeper: this step's snapshot is held at home and at the buddy."""
 
     step: int
 
 
 FromTrainer = (
-    Ready | Profiled | StateRestored | Tabled | Written | BufferWanted | Committed | Leaving | Finished | Faulted
+    MainReady
+    | Profiled
+    | StateRestored
+    | Tabled
+    | SnapshotWritten
+    | BufferWanted
+    | Committed
+    | MainLeft
+    | MainReturned
+    | MainRaised
 )
-FromKeeper = Start | Raised | Granted | Held
+FromKeeper = Start | Raised | Granted | SnapshotSafe
 Message = FromTrainer | FromKeeper
 _KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        Ready,
+        MainReady,
         Profiled,
         StateRestored,
         Tabled,
-        Written,
+        SnapshotWritten,
         BufferWanted,
         Committed,
-        Leaving,
-        Finished,
-        Faulted,
+        MainLeft,
+        MainReturned,
+        MainRaised,
         Start,
         Raised,
         Granted,
-        Held,
+        SnapshotSafe,
     )
 }
 

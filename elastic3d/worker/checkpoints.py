@@ -8,14 +8,14 @@ from checkpointing import Store
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership.records import SavedStep
 from elastic3d.values import Generation
-from elastic3d.worker.committer import CommitDone, CommitFailed, CommitNeedless, Committer, Found
+from elastic3d.worker.committer import CommitDone, CommitFailed, CommitNeedless, Committer, FencedStore
 from elastic3d.worker.housekeeping import Bounded, Housekeeper, SweepFailed, Swept, Told, Verified, VerifyFailed
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Saving
 from elastic3d.worker.pulse import Figures
-from elastic3d.worker.slot import Slot
-from elastic3d.worker.uploader import Uploader, WriteFailed, Written, rest_after
-from elastic3d.worker.writing import Writer
+from elastic3d.worker.slot import SlotPort
+from elastic3d.worker.uploader import TilesUploaded, Uploader, WriteFailed, rest_after
+from elastic3d.worker.writing import CheckpointWriter
 
 COMMIT_PATIENCE = 10.0
 """Seconds a leader's node waits for the commit of what it wrote before it begins the next checkpoint."""
@@ -31,8 +31,8 @@ class Checkpoints:
         self,
         store: Store,
         saving: Saving,
-        slots: Sequence[Slot],
-        tell: Callable[[Written | WriteFailed], None],
+        slots: Sequence[SlotPort],
+        tell: Callable[[TilesUploaded | WriteFailed], None],
         *,
         journal: Journal,
         figures: Figures,
@@ -45,7 +45,7 @@ class Checkpoints:
         self._slots, self._journal, self._figures, self._clock = slots, journal, figures, clock
         self._leads = False
         self._written: dict[int, SavedStep] = {}
-        self._writer = writer = Writer(store, saving, len(slots))
+        self._writer = writer = CheckpointWriter(store, saving, len(slots))
         self._housekeeper = Housekeeper(store, saving, self._kept, clock=clock)
         self._committer = Committer(store, self._committed, clock=clock)
         self._uploaders = [Uploader(slot, writer.write, tell, patience=self._patience, rest=rest) for slot in slots]
@@ -93,7 +93,7 @@ class Checkpoints:
         """Write a slot's snapshot of `step` once more: it could not be written."""
         self._uploaders[slot].flush(step, generation, again=True)
 
-    def heard(self, event: Written | WriteFailed) -> SavedStep | None:
+    def heard(self, event: TilesUploaded | WriteFailed) -> SavedStep | None:
         """Take note of what came of a write; return the save that all slots of the node have written now."""
         if isinstance(event, WriteFailed):
             age = self._figures.checkpoint_age(self._clock.monotonic())
@@ -126,11 +126,11 @@ class Checkpoints:
     def _patience(self) -> float:
         return COMMIT_PATIENCE if self._leads else 0.0
 
-    def _committed(self, event: CommitDone | CommitFailed | CommitNeedless | Found) -> None:
+    def _committed(self, event: CommitDone | CommitFailed | CommitNeedless | FencedStore) -> None:
         """Take note of a commit; on the committer's thread, for the main one may be waiting for it to end."""
         now = self._clock.monotonic()
         match event:
-            case Found():
+            case FencedStore():
                 if event.age is not None:
                     self._figures.committed(event.step, now - event.age)
                 if event.verified_age is not None:

@@ -53,7 +53,7 @@ class CommitNeedless:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FencedStore:
     """What the store held when it was fenced: steps of `latest` and `verified`, -1 for none, and their ages in seconds.
 
     By the store's clock; an age that it does not tell is None.
@@ -65,7 +65,7 @@ class Found:
     verified_age: float | None
 
 
-Told = CommitDone | CommitFailed | CommitNeedless | Found
+Told = CommitDone | CommitFailed | CommitNeedless | FencedStore
 
 
 @dataclass(slots=True, kw_only=True)
@@ -215,12 +215,12 @@ class Committer:
         task.tries += 1
 
 
-def _found(store: Store, ref: Ref) -> Found:
+def _found(store: Store, ref: Ref) -> FencedStore:
     verified = ref.verified.checkpoint if ref.verified is not None else None
     now = store_time(store) if ref.checkpoint is not None else 0.0
     step, age = _age(store, ref.checkpoint, now)
     verified_step, verified_age = _age(store, verified, now)
-    return Found(step=step, age=age, verified_step=verified_step, verified_age=verified_age)
+    return FencedStore(step=step, age=age, verified_step=verified_step, verified_age=verified_age)
 
 
 def _age(store: Store, checkpoint: str | None, now: float) -> tuple[int, float | None]:

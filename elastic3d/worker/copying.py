@@ -19,7 +19,7 @@ import torch
 from elastic3d import threads
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
-from elastic3d.snapshots.table import Table
+from elastic3d.snapshots.table import SnapshotTable
 
 if TYPE_CHECKING:
     from checkpointing.format.tiles import Box, TensorSpec
@@ -31,7 +31,7 @@ Tiles = Sequence[tuple["TensorSpec", "Box", torch.Tensor]]
 class Copy:
     """One snapshot to copy. The tensors are held so that their memory is."""
 
-    table: Table
+    table: SnapshotTable
     tensors: list[torch.Tensor]
     ready: torch.cuda.Event | None
     acquire: Callable[[], int]
@@ -104,7 +104,9 @@ def _from_device(copy: Copy, target: memoryview) -> None:
     stream.synchronize()
 
 
-def prepare(tiles: Tiles, known: Table | None, *, acquire: Callable[[], int], complete: Callable[[int], None]) -> Copy:
+def prepare(
+    tiles: Tiles, known: SnapshotTable | None, *, acquire: Callable[[], int], complete: Callable[[int], None]
+) -> Copy:
     """Return the copy of these tiles, under the table `known` if it still fits. ValueError where a tensor does not.
 
     Runs on the training's thread: only bookkeeping, and a clone of the few tensors that are not contiguous.

@@ -12,8 +12,8 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import events as m
 from elastic3d.worker.checkpoints import Checkpoints
 from elastic3d.worker.generations import Generations
-from elastic3d.worker.trainer_group import World
-from elastic3d.worker.uploader import WriteFailed, Written
+from elastic3d.worker.trainer_group import TrainerGroup
+from elastic3d.worker.uploader import TilesUploaded, WriteFailed
 
 END_PATIENCE = 240.0
 """Seconds that writing the last step is tried: twice what one write takes that the store keeps waiting. Then it is a
@@ -40,9 +40,9 @@ class Ending:
         """Seconds after which to look again though nothing has happened; None for never."""
         return 0.1 if any(world.returned_at is not None for world in self._generations.worlds.values()) else None
 
-    def heard(self, event: Written | WriteFailed) -> None:
+    def heard(self, event: TilesUploaded | WriteFailed) -> None:
         """Take note of what came of a write, before the membership hears of it."""
-        step = event.saved.step if isinstance(event, Written) else event.step
+        step = event.saved.step if isinstance(event, TilesUploaded) else event.step
         for world in self._generations.worlds.values():
             if world.returned_at is None or world.unsaved != step or not world.flushing:
                 continue
@@ -63,13 +63,13 @@ class Ending:
                 if len(world.flushed) < len(world.trainers):
                     if now > world.returned_at + END_PATIENCE:
                         del self._generations.worlds[key]
-                        self._tell(m.Faulted(key=key, detail=self._failure(world), error=True))
+                        self._tell(m.TrainerFailed(key=key, detail=self._failure(world), error=True))
                     continue
             del self._generations.worlds[key]
             self._generations.finished = True
-            self._tell(m.Finished(key=key))
+            self._tell(m.MainFinished(key=key))
 
-    def _write(self, checkpoints: Checkpoints, world: World, now: float) -> None:
+    def _write(self, checkpoints: Checkpoints, world: TrainerGroup, now: float) -> None:
         if not world.flushing:
             world.flushing = True
             self._again.clear()
@@ -79,7 +79,7 @@ class Ending:
             del self._again[slot]
             checkpoints.retry(slot, world.unsaved, world.generation)
 
-    def _failure(self, world: World) -> str:
+    def _failure(self, world: TrainerGroup) -> str:
         why = self._error or f"it was not written within {END_PATIENCE:g} s"
         return (
             f"main returned, but the last step, {world.unsaved}, could not be brought to the store: {why}. See to the "

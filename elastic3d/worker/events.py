@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastic3d.admission.check import Check
+from elastic3d.admission.check import CheckResult
 from elastic3d.port import StepRecord
 from elastic3d.trust.listening import Refusal
 from elastic3d.values import ModelProfile
@@ -41,7 +41,7 @@ class TrainerFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ProfileMeasured:
     """A measuring trainer reported the model's profile, and how the devices it was asked to check are.
 
     Its `TrainerExited(kind=measured)` follows.
@@ -50,7 +50,7 @@ class Measured:
     slot: int
     trainer: int
     profile: ModelProfile
-    checks: tuple[Check, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class TrainerReady:
     """A trainer has built everything and waits in `run.restore` for `go`."""
 
     slot: int
@@ -175,7 +175,7 @@ class SlotSignalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRefused:
+class ConnectionRefused:
     """Somebody was shown out at one of the slot's ports; see `trust.listening.Refusal`."""
 
     slot: int
@@ -190,9 +190,9 @@ class SlotAlive:
 
 
 SlotEvent = (
-    Measured
+    ProfileMeasured
     | Started
-    | Prepared
+    | TrainerReady
     | Restored
     | StepCommitted
     | SnapshotTaken
@@ -203,5 +203,5 @@ SlotEvent = (
     | TemplateDied
     | SlotLost
     | SlotSignalled
-    | PeerRefused
+    | ConnectionRefused
 )

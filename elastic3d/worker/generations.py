@@ -17,11 +17,11 @@ from elastic3d.values import Cause, Generation, Node
 from elastic3d.worker import events as w
 from elastic3d.worker.failure import words
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.options import Options
+from elastic3d.worker.options import RunOptions
 from elastic3d.worker.pulse import Figures
 from elastic3d.worker.safety import SafeStep
-from elastic3d.worker.slot import Slot
-from elastic3d.worker.trainer_group import World, assignment
+from elastic3d.worker.slot import SlotPort
+from elastic3d.worker.trainer_group import TrainerGroup, assignment
 
 UNREACHABLE = 60.0
 """Seconds for which a node that took no snapshots is not asked to again, while there is another."""
@@ -32,7 +32,7 @@ HELD_WITHIN = 60.0
 LINE = 300
 """Characters of what a collective said of a lost peer that the others are told."""
 
-TrainerEvent = w.Started | w.Prepared | w.Restored | w.StepCommitted | w.TrainerExited
+TrainerEvent = w.Started | w.TrainerReady | w.Restored | w.StepCommitted | w.TrainerExited
 
 
 class Generations:
@@ -48,8 +48,8 @@ class Generations:
     def __init__(
         self,
         settings: Settings,
-        options: Options,
-        slots: Sequence[Slot],
+        options: RunOptions,
+        slots: Sequence[SlotPort],
         tell: Callable[[m.Event], None],
         *,
         journal: Journal,
@@ -58,7 +58,7 @@ class Generations:
     ) -> None:
         self._settings, self._options, self._slots, self._tell = settings, options, slots, tell
         self._journal, self._figures, self._clock = journal, figures, clock
-        self.worlds: dict[str, World] = {}
+        self.worlds: dict[str, TrainerGroup] = {}
         self.running: Generation | None = None
         self.buddy: Node | None = None
         self.own_buddy: Node | None = None
@@ -101,7 +101,7 @@ class Generations:
                 credentials=self.credentials,
             )
             trainers[slot.index] = slot.prepare(told)
-        self.worlds[generation.key] = World(generation=generation, first_rank=first, trainers=trainers)
+        self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)
 
     def go(self, generation: Generation, me: Node) -> None:
         """Let the prepared trainers of a generation restore and train."""
@@ -207,7 +207,7 @@ class Generations:
         self._stale_told = None
         self._figures.stale("")
 
-    def trainers(self, key: str) -> list[tuple[Slot, int]]:
+    def trainers(self, key: str) -> list[tuple[SlotPort, int]]:
         """Return the living trainers of a generation, with their slots."""
         world = self.worlds.get(key)
         if world is None:
@@ -229,7 +229,7 @@ class Generations:
         self.worlds.clear()
         self.running = None
 
-    def find(self, slot: int, trainer: int) -> tuple[str, World] | None:
+    def find(self, slot: int, trainer: int) -> tuple[str, TrainerGroup] | None:
         """Return the world of a slot's trainer, with its key."""
         return next(((k, v) for k, v in self.worlds.items() if v.trainers.get(slot) == trainer), None)
 
@@ -249,10 +249,10 @@ class Generations:
         key, world = found
         rank = world.first_rank + event.slot
         match event:
-            case w.Prepared():
+            case w.TrainerReady():
                 world.prepared.add(event.slot)
                 if len(world.prepared) == len(self._slots):
-                    self._tell(m.Prepared(key=key))
+                    self._tell(m.TrainersPrepared(key=key))
                 return
             case w.StepCommitted() if event.slot == 0:
                 record = event.record
@@ -263,7 +263,7 @@ class Generations:
                 # Without snapshots nothing is ever held: what was made counts, for beginning anew loses it all.
                 kept = self._options.snapshot_every > 0 or self._options.store is not None
                 safe = record.safe_step if kept else record.step
-                self._tell(m.Progress(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
+                self._tell(m.StepReported(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
             case w.Restored() if event.slot == 0:
                 self._began_at = event.step
                 now = self._clock.monotonic()
@@ -280,7 +280,7 @@ class Generations:
                 pass
         self._journal.trainer(event, world.generation.number, rank)
 
-    def _exited(self, event: w.TrainerExited, key: str, world: World, rank: int) -> None:
+    def _exited(self, event: w.TrainerExited, key: str, world: TrainerGroup, rank: int) -> None:
         world.ended[event.slot] = event.step
         world.failed |= event.kind not in (w.ExitKind.DONE, w.ExitKind.LEFT)
         match event.kind:
@@ -294,7 +294,7 @@ class Generations:
                 pass
             case w.ExitKind.PEER_LOST:
                 said = event.fault.message.strip().partition("\n")[0][:LINE] if event.fault is not None else ""
-                self._tell(m.Interrupted(key=key, detail=f"rank {rank}: {said}" if said else ""))
+                self._tell(m.TrainerLostPeer(key=key, detail=f"rank {rank}: {said}" if said else ""))
                 self.stop(key)
             case w.ExitKind.USER_ERROR:
                 said = self.raised = words(event, self._settings.node, rank)
@@ -308,12 +308,12 @@ class Generations:
                     generation=world.generation.number,
                     rank=rank,
                 )
-                self._tell(m.Faulted(key=key, detail=said, error=True, final=final))
+                self._tell(m.TrainerFailed(key=key, detail=said, error=True, final=final))
                 self.stop(key)
             case _:
                 detail = f"trainer of rank {rank} ended by {event.kind}: {event.detail or event.code}"
                 if not world.stopping:
-                    self._tell(m.Faulted(key=key, detail=detail))
+                    self._tell(m.TrainerFailed(key=key, detail=detail))
                 self.stop(key)
         if world.over and world.leaving_since is None and world.returned_at is None:
             self.worlds.pop(key, None)

@@ -2,7 +2,7 @@
 
 Everything that happens arrives in one queue and is handled on the main thread: events of the slots, actions of the
 membership, signals. The membership decides what ought to run; `Generations` starts and stops it, `Checkpoints` brings
-its state to the store, `Leaving` sees to a good end.
+its state to the store, `LeaveRequest` sees to a good end.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from elastic3d.worker.ending import Ending
 from elastic3d.worker.failure import ended
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.leaving import Leaving
+from elastic3d.worker.leaving import LeaveRequest
 from elastic3d.worker.meeting import Meeting
-from elastic3d.worker.options import Options
-from elastic3d.worker.progress import Progress
+from elastic3d.worker.options import RunOptions
+from elastic3d.worker.progress import ProgressReporter
 from elastic3d.worker.pulse import Figures
-from elastic3d.worker.slot import Slot
+from elastic3d.worker.slot import SlotPort
 from elastic3d.worker.trainer_group import assignment
-from elastic3d.worker.uploader import WriteFailed, Written
+from elastic3d.worker.uploader import TilesUploaded, WriteFailed
 from elastic3d.worker.warming import Inbox, Signalled, measure, wait_at_gate
 
 LOOKS = 1.0
@@ -70,7 +70,7 @@ class Proposed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedMembership:
     """The membership that runs, as its record says."""
 
     generation: Generation
@@ -79,7 +79,7 @@ class Sealed:
 class Keeper:
     """One node's membership and its slots. `slots` in local order, all putting their events into `inbox`."""
 
-    def __init__(self, settings: Settings, options: Options, slots: Sequence[Slot], inbox: Inbox) -> None:
+    def __init__(self, settings: Settings, options: RunOptions, slots: Sequence[SlotPort], inbox: Inbox) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
         self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
         threads.report_to(self._journal.thread_failed)
@@ -87,7 +87,7 @@ class Keeper:
         self._generations = Generations(
             settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
         )
-        self._progress = Progress(self._journal.emit, self._figures)
+        self._progress = ProgressReporter(self._journal.emit, self._figures)
         self._member: Member | None = None
         self._checkpoints: Checkpoints | None = None
         self._exit: acts.Exit | None = None
@@ -143,7 +143,7 @@ class Keeper:
             lambda event: self._hear_peer(event),
             secret=secret,
             encryption=encryption(self._settings),
-            refused=lambda refusal: self._inbox.put(w.PeerRefused(slot=0, refusal=refusal)),
+            refused=lambda refusal: self._inbox.put(w.ConnectionRefused(slot=0, refusal=refusal)),
         )
         self._meeting = meeting = Meeting(self._settings.address)
         node = Node(
@@ -176,7 +176,7 @@ class Keeper:
                 settled=lambda saved, error: self._tell(m.Settled(saved=saved, error=error)),
             )
         self._ending = Ending(self._generations, self._checkpoints, self._tell)
-        self._leaving = Leaving(
+        self._leaving = LeaveRequest(
             self._generations,
             self._checkpoints,
             self._tell,
@@ -281,7 +281,7 @@ class Keeper:
         match event:
             case acts.Prepare():
                 self._generations.prepare(event.generation, self._node)
-            case acts.Go():
+            case acts.StartTrainers():
                 if self._checkpoints is not None:
                     self._checkpoints.begin()
                 self._meeting.forget(before=event.generation.number)
@@ -305,7 +305,7 @@ class Keeper:
                 self._progress.awaiting(event.nodes)
             case acts.Draining():
                 self._leaving.drain(event.seconds, event.detail)
-            case notices.Notice():
+            case notices.CloudNotice():
                 self._leaving.heed(Notice(kind=str(event.kind), seconds=event.seconds, detail=event.detail))
             case Signalled():
                 self._leaving.signalled(0, event.number)
@@ -317,11 +317,11 @@ class Keeper:
             case EtcdHeard():
                 for slot in self._slots:
                     slot.set_etcd_away(not event.there)
-            case Sealed():
+            case SealedMembership():
                 self._generations.sealed(event.generation)
             case SecretNews():
                 self._take_secret(event)
-            case w.PeerRefused():
+            case w.ConnectionRefused():
                 told = event.refusal
                 self._journal.emit(
                     "peer.refused", port=told.port, peer=told.peer, reason=told.reason, more=told.more or None
@@ -339,9 +339,9 @@ class Keeper:
         match event:
             case w.SlotLost():
                 self._exit = acts.Exit(failed=True, detail=f"slot {event.slot} is lost: {event.detail}")
-            case Written() | WriteFailed():
+            case TilesUploaded() | WriteFailed():
                 assert self._checkpoints is not None
-                step = event.saved.step if isinstance(event, Written) else event.step
+                step = event.saved.step if isinstance(event, TilesUploaded) else event.step
                 self._leaving.flushed(event.slot, step)
                 self._ending.heard(event)
                 saved = self._checkpoints.heard(event)
@@ -357,7 +357,7 @@ class Keeper:
                 self._generations.held(event)
             case w.BuddyUnreachable():
                 self._generations.unreachable(event, self._node)
-            case w.Started() | w.Prepared() | w.Restored() | w.StepCommitted() | w.TrainerExited():
+            case w.Started() | w.TrainerReady() | w.Restored() | w.StepCommitted() | w.TrainerExited():
                 if isinstance(event, w.Restored) and event.damaged and self._checkpoints is not None:
                     self._checkpoints.distrust(event.damaged)
                 self._generations.heard(event)
@@ -391,11 +391,11 @@ class Keeper:
             case m.ProposalGone():
                 self._inbox.put(Proposed(None))
             case m.GenerationPut():
-                self._inbox.put(Sealed(event.generation))
+                self._inbox.put(SealedMembership(event.generation))
             case m.Listed(tier=m.Tier.BOARD):
                 for item in event.items:
                     if isinstance(item, m.GenerationPut):
-                        self._inbox.put(Sealed(item.generation))
+                        self._inbox.put(SealedMembership(item.generation))
                 found = [item.proposal.generation for item in event.items if isinstance(item, m.ProposalPut)]
                 self._inbox.put(Proposed(found[0] if found else None))
             case _:

@@ -16,7 +16,7 @@ from elastic3d.worker.checkpoints import Checkpoints
 from elastic3d.worker.departure import Departure
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.trainer_group import World
+from elastic3d.worker.trainer_group import TrainerGroup
 
 HELD_PATIENCE = 2.0
 """Seconds a planned change waits for the last snapshot to be at the buddy, on a node that stays."""
@@ -29,7 +29,7 @@ CLOSE_PATIENCE = 10.0
 """Seconds that writes to the store have to end when a node that is in no hurry leaves."""
 
 
-class Leaving:
+class LeaveRequest:
     """proposed: the membership to come, None while there is none. drain: seconds there are after a signal.
 
     tell: what the membership hears. checkpoints: None where there is no store.
@@ -151,7 +151,7 @@ class Leaving:
         now = self._clock.monotonic()
         return max(0.0, self._departure.waits_until(now, CLOSE_PATIENCE) - now)
 
-    def _flush(self, world: World) -> None:
+    def _flush(self, world: TrainerGroup) -> None:
         """Write what the trainers left to the store: no checkpoint may have been due at that step."""
         assert self._checkpoints is not None
         world.flushing = True

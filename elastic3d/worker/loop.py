@@ -153,7 +153,7 @@ class SlotLoop:
             return
         trainer = self._trainers.get(self._writer or 0)
         if trainer is not None and trainer.assignment.generation == mark.generation:
-            self._send(trainer, channel.Held(step=mark.step))
+            self._send(trainer, channel.SnapshotSafe(step=mark.step))
         self._tell(events.SnapshotHeld(slot=self._index, generation=mark.generation, step=mark.step))
 
     def unreachable(self, address: str, seconds: float, error: str) -> None:
@@ -310,11 +310,13 @@ class SlotLoop:
     def _heard(self, trainer: _Trainer, message: FromTrainer) -> None:
         slot, number, generation = self._index, trainer.number, trainer.assignment.generation
         match message:
-            case channel.Ready():
-                self._tell(events.Prepared(slot=slot, trainer=number))
+            case channel.MainReady():
+                self._tell(events.TrainerReady(slot=slot, trainer=number))
             case channel.Profiled():
                 trainer.last = message
-                self._tell(events.Measured(slot=slot, trainer=number, profile=message.profile, checks=message.checks))
+                self._tell(
+                    events.ProfileMeasured(slot=slot, trainer=number, profile=message.profile, checks=message.checks)
+                )
             case channel.StateRestored():
                 self._newest = max(self._newest, message.step)
                 self._writer = number
@@ -337,7 +339,7 @@ class SlotLoop:
                 table = tables.from_wire(message.table)
                 trainer.table = table.identity
                 self._memory.learn(table)
-            case channel.Written() if number == self._writer:
+            case channel.SnapshotWritten() if number == self._writer:
                 self._written(trainer, message)
             case channel.BufferWanted() if number == self._writer:
                 self._memory.want()
@@ -349,13 +351,13 @@ class SlotLoop:
                     self._memory.safe(Mark(generation, message.record.safe_step))
                     self.grant()
                 self._tell(events.StepCommitted(slot=slot, trainer=number, record=message.record))
-            case channel.Leaving():
+            case channel.MainLeft():
                 trainer.step = message.step
                 trainer.last = message
-            case channel.Finished() | channel.Faulted():
+            case channel.MainReturned() | channel.MainRaised():
                 trainer.last = message
 
-    def _written(self, trainer: _Trainer, message: channel.Written) -> None:
+    def _written(self, trainer: _Trainer, message: channel.SnapshotWritten) -> None:
         mark = Mark(trainer.assignment.generation, message.step)
         self._taken = {m: taken for m, taken in self._taken.items() if m.step > mark.step - 64}
         self._taken[mark] = (trainer.number, message.checkpoint)
@@ -392,9 +394,9 @@ class SlotLoop:
                 kind=kind,
                 step=trainer.step,
                 code=code,
-                digest=trainer.last.digest if isinstance(trainer.last, channel.Finished) else None,
-                fault=trainer.last.fault if isinstance(trainer.last, channel.Faulted) else None,
-                unsaved=trainer.last.unsaved if isinstance(trainer.last, channel.Finished) else -1,
+                digest=trainer.last.digest if isinstance(trainer.last, channel.MainReturned) else None,
+                fault=trainer.last.fault if isinstance(trainer.last, channel.MainRaised) else None,
+                unsaved=trainer.last.unsaved if isinstance(trainer.last, channel.MainReturned) else -1,
                 detail=detail or f"the trainer of rank {trainer.assignment.rank} {describe_exit(code)}",
             )
         )
@@ -421,15 +423,15 @@ class SlotLoop:
 def _kind(trainer: _Trainer, code: int) -> ExitKind:
     """Return how a trainer ended: its exit code and its last words must agree."""
     match code, trainer.last:
-        case ExitCode.DONE, channel.Finished():
+        case ExitCode.DONE, channel.MainReturned():
             return ExitKind.DONE
-        case ExitCode.LEFT, channel.Leaving():
+        case ExitCode.LEFT, channel.MainLeft():
             return ExitKind.LEFT
         case ExitCode.MEASURED, channel.Profiled():
             return ExitKind.MEASURED
-        case ExitCode.PEER_LOST, channel.Faulted(peer=True):
+        case ExitCode.PEER_LOST, channel.MainRaised(peer=True):
             return ExitKind.PEER_LOST
-        case ExitCode.USER_ERROR, channel.Faulted(peer=False):
+        case ExitCode.USER_ERROR, channel.MainRaised(peer=False):
             return ExitKind.USER_ERROR
         case -9, _ if trainer.stopped:
             return ExitKind.STOPPED

@@ -59,7 +59,7 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class RunOptions:
     """store: where checkpoints go, None for nowhere. layout: axes to fix. events: folder for event files, of which a
     node keeps `events_limit` bytes.
 

@@ -22,7 +22,7 @@ PATIENCE = 3.0
 """Seconds for which nodes are waited for without a word."""
 
 
-class Progress:
+class ProgressReporter:
     """Says how it goes through `emit`, and in `figures`. For the keeper's main thread; `look` about once a second.
 
     All times monotonic seconds.

@@ -33,7 +33,7 @@ from elastic3d.snapshots.arena import Arena
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.listening import Listener, Refusal, Refusals
 from elastic3d.values import from_json, to_json
-from elastic3d.worker.events import PeerRefused, SlotAlive, SlotEvent, SlotLost, SlotSignalled
+from elastic3d.worker.events import ConnectionRefused, SlotAlive, SlotEvent, SlotLost, SlotSignalled
 from elastic3d.worker.slot import LocalSlot, PinnedSnapshot
 
 _LENGTH = struct.Struct("<I")
@@ -156,7 +156,7 @@ class SlotServer:
             threads.start(self._serve_pin, connection, name="slot-pin", edge=threads.Edge.ALONE)
 
     def _refused(self, refusal: Refusal) -> None:
-        self._events.put(PeerRefused(slot=self._slot.index, refusal=refusal))
+        self._events.put(ConnectionRefused(slot=self._slot.index, refusal=refusal))
 
     def _serve_pin(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
@@ -181,7 +181,7 @@ class SlotServer:
 
 
 class RemoteSlot:
-    """A companion keeper's slot; see `slot.Slot`. Events arrive in the queue given here."""
+    """A companion keeper's slot; see `slot.SlotPort`. Events arrive in the queue given here."""
 
     def __init__(
         self, name: str, events: queue.SimpleQueue[SlotEvent], *, patience: float, silence: float = SILENCE

@@ -20,7 +20,7 @@ from elastic3d.snapshots.replicate import Replicator
 from elastic3d.snapshots.server import TileServer
 from elastic3d.trust.credentials import Credentials
 from elastic3d.worker import spawn
-from elastic3d.worker.events import PeerRefused, SlotEvent
+from elastic3d.worker.events import ConnectionRefused, SlotEvent
 from elastic3d.worker.loop import SlotLoop
 from elastic3d.worker.supervisor import TemplateSupervisor
 from elastic3d.worker.trainer import Entry, run_trainer
@@ -38,7 +38,7 @@ class PinnedSnapshot:
     pieces: Sequence[Piece]
 
 
-class Slot(Protocol):
+class SlotPort(Protocol):
     """What a keeper may ask of a slot, its own (`LocalSlot`) or a companion keeper's (`RemoteSlot`).
 
     Every method may be called from any thread and returns at once, `pieces`, `stop_all(wait)` and `close` excepted.
@@ -147,7 +147,7 @@ class LocalSlot:
         self._server = TileServer(
             self._memory,
             host=host,
-            refused=lambda refusal: events.put(PeerRefused(slot=index, refusal=refusal)),
+            refused=lambda refusal: events.put(ConnectionRefused(slot=index, refusal=refusal)),
             name=f"tiles-{index}",
         )
         self._replicator = Replicator(

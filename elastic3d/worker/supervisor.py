@@ -106,7 +106,7 @@ class TemplateSupervisor:
             if received is None:
                 break
             packet, _ = received
-            if isinstance(packet, template.Ready):
+            if isinstance(packet, template.TemplateReady):
                 self._handle.ready = True
                 self._failed_starts = 0
             packets.append(packet)

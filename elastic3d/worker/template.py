@@ -57,7 +57,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class TemplateReady:
     """Template to keeper: waiting for the first fork."""
 
     pid: int
@@ -88,8 +88,8 @@ class Exited:
     code: int
 
 
-_PACKETS = {kind.__name__: kind for kind in (Fork, Kill, Ready, Forked, Unforked, Exited)}
-Packet = Fork | Kill | Ready | Forked | Unforked | Exited
+_PACKETS = {kind.__name__: kind for kind in (Fork, Kill, TemplateReady, Forked, Unforked, Exited)}
+Packet = Fork | Kill | TemplateReady | Forked | Unforked | Exited
 
 
 def send(control: socket.socket, packet: Packet, descriptors: Sequence[int] = ()) -> None:
@@ -196,7 +196,7 @@ class _Template:
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         # What is imported stays in pages shared with the keeper and every trainer: no collection touches it again.
         gc.freeze()
-        send(self._control, Ready(pid=os.getpid()))
+        send(self._control, TemplateReady(pid=os.getpid()))
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wakeup, select.POLLIN)

@@ -23,7 +23,7 @@ from elastic3d.port import Assignment, Flags, Go, Port, StepRecord
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import Cadence
-from elastic3d.snapshots.table import Table
+from elastic3d.snapshots.table import SnapshotTable
 from elastic3d.values import ModelProfile, from_json
 from elastic3d.worker import channel, copying, process
 from elastic3d.worker.channel import FromKeeper, TrainerEnd
@@ -49,7 +49,7 @@ class ChannelPort:
         self._end = TrainerEnd(end)
         self._copier = copying.Copier([Arena(descriptor) for descriptor in buffers])
         self._cadence = Cadence()
-        self._table: Table | None = None
+        self._table: SnapshotTable | None = None
         self._last_taken = -1
         self._checkpoint_due = False
         self._asked = self._heard = 0
@@ -70,7 +70,7 @@ class ChannelPort:
 
     def await_go(self) -> Go:
         """Say "prepared" to the keeper and block until told to go."""
-        self._say(channel.Ready())
+        self._say(channel.MainReady())
         with self._changed:
             self._changed.wait_for(lambda: self._go is not None)
             assert self._go is not None
@@ -109,7 +109,7 @@ class ChannelPort:
             facts = copy.deepcopy(facts)  # sent from the copying thread, when training has gone on
 
             def complete(buffer: int) -> None:
-                self._say(channel.Written(buffer=buffer, step=step, checkpoint=checkpoint, facts=facts))
+                self._say(channel.SnapshotWritten(buffer=buffer, step=step, checkpoint=checkpoint, facts=facts))
 
             job = copying.prepare(tiles, self._table, acquire=lambda: self._acquire(wait), complete=complete)
             if job.table is not self._table:
@@ -138,25 +138,25 @@ class ChannelPort:
     def leave(self, step: int) -> NoReturn:
         """End this trainer at a step boundary."""
         self.finish_copy()
-        self._say(channel.Leaving(step=step))
+        self._say(channel.MainLeft(step=step))
         process.leave(ExitCode.LEFT)
 
     def peer_lost(self, error: BaseException) -> NoReturn:
         """End this trainer because a collective failed. A snapshot being copied is completed: its step was made."""
         self._finish_quietly()
-        self._say(channel.Faulted(peer=True, fault=_fault(error)))
+        self._say(channel.MainRaised(peer=True, fault=_fault(error)))
         process.leave(ExitCode.PEER_LOST)
 
     def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
         """End this trainer because main returned."""
         self.finish_copy()
-        self._say(channel.Finished(digest=digest, unsaved=unsaved))
+        self._say(channel.MainReturned(digest=digest, unsaved=unsaved))
         process.leave(ExitCode.DONE)
 
     def failed(self, error: BaseException) -> NoReturn:
         """End this trainer because the user's code raised."""
         self._finish_quietly()
-        self._say(channel.Faulted(peer=False, fault=_fault(error)))
+        self._say(channel.MainRaised(peer=False, fault=_fault(error)))
         process.leave(ExitCode.USER_ERROR)
 
     def _say(self, message: channel.FromTrainer) -> None:
@@ -205,7 +205,7 @@ class ChannelPort:
                 self._heard = message.saves
             case channel.Granted():
                 self._credits.append(message.buffer)
-            case channel.Held():
+            case channel.SnapshotSafe():
                 self._held = max(self._held, message.step)
 
 

@@ -9,11 +9,11 @@ from elastic3d.rendezvous.settings import Settings
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Generation
 from elastic3d.worker.network import interface_of
-from elastic3d.worker.options import Options
+from elastic3d.worker.options import RunOptions
 
 
 @dataclass(slots=True)
-class World:
+class TrainerGroup:
     """One trainer per slot. `trainers`: its number in the slot; `ended`: its last step; `held`: its newest safe one.
 
     unsaved: where `main` returned, the step that goes to the store before the others hear of it, -1 for none. failed: a
@@ -54,7 +54,7 @@ class World:
 
 def assignment(
     settings: Settings,
-    options: Options,
+    options: RunOptions,
     *,
     slot: int,
     rank: int = 0,

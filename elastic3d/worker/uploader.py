@@ -16,7 +16,7 @@ from elastic3d import threads
 from elastic3d.errors import StateError
 from elastic3d.membership.records import SavedStep
 from elastic3d.values import Generation
-from elastic3d.worker.slot import PinnedSnapshot, Slot
+from elastic3d.worker.slot import PinnedSnapshot, SlotPort
 
 LONGEST_REST = 60.0
 
@@ -27,7 +27,7 @@ def rest_after(failures: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class TilesUploaded:
     """A slot's tiles of a step are in the store. bytes: of all of them; new: of those that had to be written."""
 
     slot: int
@@ -71,9 +71,9 @@ class Uploader:
 
     def __init__(
         self,
-        slot: Slot,
+        slot: SlotPort,
         write: Write,
-        tell: Callable[[Written | WriteFailed], None],
+        tell: Callable[[TilesUploaded | WriteFailed], None],
         *,
         patience: Callable[[], float] = lambda: 0.0,
         rest: Callable[[int], float] = rest_after,
@@ -163,7 +163,7 @@ class Uploader:
             self._busy = False
             self._slot.set_ready(True)
 
-    def _after(self, said: Written | WriteFailed) -> float:
+    def _after(self, said: TilesUploaded | WriteFailed) -> float:
         """Return how long to rest."""
         if isinstance(said, WriteFailed):
             return said.rest
@@ -172,7 +172,7 @@ class Uploader:
         self._waits = said.saved if patience else None
         return patience
 
-    def _write(self, job: _Job) -> Written | WriteFailed:
+    def _write(self, job: _Job) -> TilesUploaded | WriteFailed:
         made = job.generation
         saved = SavedStep(step=job.step, made_in=made.number, attempt=made.attempt, world=made.world)
         try:
@@ -180,7 +180,7 @@ class Uploader:
                 total, new = self._store(pinned, saved, job.last)
         except (CheckpointError, StateError, OSError) as error:
             return self._write_failed(job, str(error))
-        return Written(slot=self._slot.index, saved=saved, bytes=total, new=new)
+        return TilesUploaded(slot=self._slot.index, saved=saved, bytes=total, new=new)
 
     def _write_failed(self, job: _Job, error: str) -> WriteFailed:
         self._failures += 1

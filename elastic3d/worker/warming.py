@@ -8,13 +8,13 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from elastic3d.admission.check import Check
+from elastic3d.admission.check import CheckResult
 from elastic3d.errors import MembershipError, TrainingFailed
 from elastic3d.port import Assignment
 from elastic3d.values import ModelProfile
 from elastic3d.worker import events as w
 from elastic3d.worker.failure import words
-from elastic3d.worker.slot import Slot
+from elastic3d.worker.slot import SlotPort
 
 TRIES = 3
 """Measuring trainers that may lose their template before the node gives up."""
@@ -29,18 +29,18 @@ class Signalled:
     number: int
 
 
-def measure(slot: Slot, assignment: Assignment, inbox: Inbox) -> tuple[ModelProfile, tuple[Check, ...]]:
+def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> tuple[ModelProfile, tuple[CheckResult, ...]]:
     """Run `main` up to `run.restore` with the model on meta; return its profile, and how the devices are.
 
     What is wrong with the script shows here: TrainingFailed, MembershipError. A trainer whose template dies is no word
     about the script, and another one measures.
     """
     slot.measure(assignment)
-    measured: w.Measured | None = None
+    measured: w.ProfileMeasured | None = None
     tries = 1
     while True:
         match inbox.get():
-            case w.Measured() as event:
+            case w.ProfileMeasured() as event:
                 measured = event
             case w.TrainerExited(kind=w.ExitKind.MEASURED) if measured is not None:
                 return measured.profile, measured.checks

@@ -54,7 +54,7 @@ class Parent:
             return self._open
 
 
-class Writer:
+class CheckpointWriter:
     """Writes one slot's part of a save; called by each slot's uploader, on its thread."""
 
     def __init__(self, store: Store, saving: Saving, slots: int) -> None:

@@ -15,8 +15,8 @@ from chaos.cluster import Cluster, Launch, started_by
 from chaos.etcd import EtcdServer
 from chaos.preloaded import PreloadedServer
 from chaos.processes import free_port
-from elastic3d.admission.check import Check
-from elastic3d.admission.record import KEPT, Refusal
+from elastic3d.admission.check import CheckResult
+from elastic3d.admission.record import KEPT, FailedAdmission
 from elastic3d.errors import AdmissionFailed, EtcdUnavailable
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.policy import Policy
@@ -25,7 +25,7 @@ from elastic3d.rendezvous.settings import Settings
 from elastic3d.values import Cause, Generation, ModelProfile, Node, StoreAt
 from elastic3d.worker.admit import admit
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.options import Options
+from elastic3d.worker.options import RunOptions
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.long]
 
@@ -79,7 +79,7 @@ def test_an_unfit_node_is_kept_out_until_it_is_mended(server: EtcdServer, tmp_pa
         ((key, value, lease),) = [(found.key, found.value, found.lease) for found in client.range(root)[0]]
         assert key == f"{root}refused/node0"
         assert json.loads(value)["schema"] == SCHEMA
-        refusal = decode(Refusal, value, key)
+        refusal = decode(FailedAdmission, value, key)
         assert (refusal.node, [check.name for check in refusal.checks]) == ("node0", ["disk"])
         assert why in refusal.checks[0].detail
         left = client.time_to_live(lease)
@@ -114,10 +114,10 @@ def settings(endpoint: str, **changes: Any) -> Settings:
     return Settings(**(values | changes))
 
 
-def run(told: Settings, *computed: Check, options: Options | None = None, folder: Path | None = None) -> None:
+def run(told: Settings, *computed: CheckResult, options: RunOptions | None = None, folder: Path | None = None) -> None:
     journal = Journal(str(folder) if folder else None, told.run_id, told.node)
     try:
-        admit(told, options or Options(), PROFILE, computed, journal)
+        admit(told, options or RunOptions(), PROFILE, computed, journal)
     finally:
         journal.close()
 
@@ -138,7 +138,7 @@ def test_a_node_that_is_well_passes(server: EtcdServer, tmp_path: Path) -> None:
     """Nothing is written, neither in etcd nor on the disks."""
     told = settings(server.endpoint)
     (tmp_path / "store").mkdir()
-    run(told, Check(name="product cpu", ok=True), options=Options(store=StoreAt(url=str(tmp_path / "store"))))
+    run(told, CheckResult(name="product cpu", ok=True), options=RunOptions(store=StoreAt(url=str(tmp_path / "store"))))
     assert list((tmp_path / "store").iterdir()) == []
     with EtcdClient(server.endpoint) as client:
         assert client.range(told.root)[0] == ()
@@ -148,9 +148,9 @@ def test_what_the_measuring_trainer_found_counts(server: EtcdServer, tmp_path: P
     """A device that multiplies wrongly keeps its node out, with every other reason beside it."""
     told = settings(server.endpoint)
     (tmp_path / "file").touch()
-    bad = Check(name="product cuda:3", ok=False, detail="multiplies wrongly")
+    bad = CheckResult(name="product cuda:3", ok=False, detail="multiplies wrongly")
     with pytest.raises(AdmissionFailed, match=r"product cuda:3: multiplies wrongly; store: .*/file cannot be written"):
-        run(told, bad, options=Options(store=StoreAt(url=f"file://{tmp_path}/file")), folder=tmp_path)
+        run(told, bad, options=RunOptions(store=StoreAt(url=f"file://{tmp_path}/file")), folder=tmp_path)
     events = [json.loads(line)["check"] for line in (tmp_path / "me-0.jsonl").read_text().splitlines()]
     assert events == ["product cuda:3", "store"]
     with EtcdClient(server.endpoint) as client:
@@ -163,8 +163,8 @@ def test_a_model_too_large_for_every_allowed_world(server: EtcdServer) -> None:
     journal = Journal(None, told.run_id, told.node)
     huge = ModelProfile(blocks=2, parameters=10**15, micro_batches=4, micro_batch=1, digest="d")
     with pytest.raises(AdmissionFailed, match="memory: snapshots of 1,000,000,000,000,000 parameters"):
-        admit(told, Options(), huge, (), journal)
-    admit(told, Options(snapshot_every=0), huge, (), journal)
+        admit(told, RunOptions(), huge, (), journal)
+    admit(told, RunOptions(snapshot_every=0), huge, (), journal)
 
 
 def test_neighbours_that_refuse_keep_a_node_out(server: EtcdServer) -> None:
@@ -219,4 +219,4 @@ def test_without_etcd_the_reasons_are_said_all_the_same(tmp_path: Path) -> None:
     with pytest.raises(EtcdUnavailable):
         run(told)
     with pytest.raises(AdmissionFailed, match="devices: none"):
-        run(told, Check(name="devices", ok=False, detail="none"))
+        run(told, CheckResult(name="devices", ok=False, detail="none"))

@@ -15,18 +15,18 @@ import pytest
 import torch
 
 from chaos.processes import free_port
-from elastic3d.admission.check import Check, Unfit, Work, run_checks
+from elastic3d.admission.check import Check, CheckResult, Unfit, run_checks
 from elastic3d.admission.devices import DEVICE, ROWS, check_devices, present, product
 from elastic3d.admission.host import BUILT, available_memory, clock_goes, disk, room
-from elastic3d.admission.reach import Target, neighbours, reach
+from elastic3d.admission.reach import ReachTarget, neighbours, reach
 from elastic3d.clock import SYSTEM
 from elastic3d.values import Cause, Generation, ModelProfile, Node
 
 GIB = 2**30
 
 
-def one(run: Callable[[], str], limit: float = 30.0) -> Check:
-    (check,) = run_checks([Work(name="it", run=run, limit=limit)])
+def one(run: Callable[[], str], limit: float = 30.0) -> CheckResult:
+    (check,) = run_checks([Check(name="it", run=run, limit=limit)])
     return check
 
 
@@ -36,7 +36,7 @@ def one(run: Callable[[], str], limit: float = 30.0) -> Check:
 def test_checks_run_side_by_side_and_come_back_in_order() -> None:
     """Each waits for the other to have begun: one after the other they would never end."""
     both = threading.Barrier(2, timeout=20.0)
-    works = [Work(name=name, run=lambda: f"{both.wait() * 0}", limit=30.0) for name in ("a", "b")]
+    works = [Check(name=name, run=lambda: f"{both.wait() * 0}", limit=30.0) for name in ("a", "b")]
     assert [(check.name, check.ok) for check in run_checks(works)] == [("a", True), ("b", True)]
 
 
@@ -45,8 +45,8 @@ def test_a_check_without_an_answer_has_failed() -> None:
     never = threading.Event()
     found = run_checks(
         [
-            Work(name="hangs", run=lambda: str(never.wait(60.0)), limit=0.1),
-            Work(name="answers", run=lambda: "by the way", limit=30.0),
+            Check(name="hangs", run=lambda: str(never.wait(60.0)), limit=0.1),
+            Check(name="answers", run=lambda: "by the way", limit=30.0),
         ]
     )
     never.set()
@@ -282,21 +282,21 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def listener() -> Iterator[Target]:
+def listener() -> Iterator[ReachTarget]:
     """Somebody who listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        yield Target(name="up", address="127.0.0.1", port=server.getsockname()[1])
+        yield ReachTarget(name="up", address="127.0.0.1", port=server.getsockname()[1])
 
 
-def test_who_listens_is_reached(listener: Target) -> None:
+def test_who_listens_is_reached(listener: ReachTarget) -> None:
     """And nobody to reach is no fault."""
     assert reach("neighbours", [listener], need=1).ok
     assert reach("neighbours", [], need=0).ok
 
 
-def test_who_refuses_is_named(listener: Target) -> None:
+def test_who_refuses_is_named(listener: ReachTarget) -> None:
     """A fault where more are needed, a remark where enough answer."""
-    down = Target(name="down", address="127.0.0.1", port=free_port())
+    down = ReachTarget(name="down", address="127.0.0.1", port=free_port())
     words = f"down: 127.0.0.1:{down.port}: Connection refused"
     check = reach("neighbours", [listener, down], need=1)
     assert (check.ok, check.detail) == (True, words)
@@ -311,7 +311,7 @@ def test_who_does_not_answer_is_named() -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
         first.connect(silent.getsockname())
-        check = reach("etcd", [Target(name="silent", address="127.0.0.1", port=silent.getsockname()[1])], need=1)
+        check = reach("etcd", [ReachTarget(name="silent", address="127.0.0.1", port=silent.getsockname()[1])], need=1)
     assert not check.ok
     assert "does not answer within 1 s" in check.detail
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import queue
 
 from chaos.metadata import MetadataServer
-from elastic3d.notices import Kind, Notice, watch
-from elastic3d.notices.options import Choice, Options
+from elastic3d.notices import CloudNotice, NoticeKind, watch
+from elastic3d.notices.options import Choice, NoticeOptions
 
 
 def test_a_preemption_is_heard_at_once() -> None:
     """The watcher hangs on the value, and hears it change."""
-    heard: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    heard: queue.SimpleQueue[CloudNotice] = queue.SimpleQueue()
     with MetadataServer() as server:
-        watcher = watch(Options(choice=Choice.AUTO, url=server.url), heard.put)
+        watcher = watch(NoticeOptions(choice=Choice.AUTO, url=server.url), heard.put)
         assert watcher is not None
         try:
             server.preempt()
             notice = heard.get(timeout=10)
         finally:
             watcher.close()
-    assert (notice.kind, notice.seconds, notice.action) == (Kind.GCP, 30.0, "preempt")
+    assert (notice.kind, notice.seconds, notice.action) == (NoticeKind.GCP, 30.0, "preempt")

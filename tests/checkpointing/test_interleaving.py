@@ -60,7 +60,7 @@ def tile(spec: TensorSpec, pack: str) -> StoredTile:
 @pytest.fixture(autouse=True)
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools of one thread: an actor asks for one operation at a time, so that a seed is one history."""
-    for module in ("saving.commit", "keeping.reach", "reading.reader"):
+    for module in ("saving.commit", "retention.reach", "reading.reader"):
         monkeypatch.setattr(f"checkpointing.{module}._READERS", 1)
     monkeypatch.setattr("checkpointing.retention.sweep._DELETERS", 1)
 

@@ -11,7 +11,7 @@ import numpy as np
 from checkpointing import Box, Piece, Store, TensorSpec, commit, fence, open_checkpoint, open_store, save_rank
 from checkpointing.format.tiles import copy_box
 from checkpointing.stores.protocol import Data, Entry, Versioned
-from elastic3d.planner.shares import Target, boxes_of, find_homes, parameter_of
+from elastic3d.planner.shares import MeshSizes, boxes_of, find_homes, parameter_of
 
 LAST = ("norm.*", "head.*")
 BLOCKS = 4
@@ -66,7 +66,7 @@ def piece(spec: TensorSpec, data: bytes, box: Box) -> Piece:
     return Piece(spec=spec, box=box, data=memoryview(out))
 
 
-def pieces(made: State, rank: int, target: Target) -> Iterator[Piece]:
+def pieces(made: State, rank: int, target: MeshSizes) -> Iterator[Piece]:
     """Yield what one rank of a mesh holds of a state."""
     specs = list(made)
     shapes_ = {parameter_of(spec.key): spec.shape for spec in specs if spec.key.startswith("model/")}
@@ -77,7 +77,7 @@ def pieces(made: State, rank: int, target: Target) -> Iterator[Piece]:
 def save(
     store: Store,
     step: int,
-    target: Target,
+    target: MeshSizes,
     *,
     made_in: int = 1,
     committed_in: int | None = None,
@@ -109,7 +109,7 @@ def run(path: Path) -> tuple[Store, list[str]]:
     """
     store = open_store(str(path))
     fence(store, 1)
-    four, three = Target(pp=2, dp=2), Target(dp=3)
+    four, three = MeshSizes(pp=2, dp=2), MeshSizes(dp=3)
     first = save(store, 100, four)
     second = save(store, 200, four, parent=first)
     fence(store, 2)

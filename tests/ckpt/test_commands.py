@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from checkpointing import Store, open_checkpoint, open_store
 from elastic3d.cli import application
 from elastic3d.cli.ckpt import app
-from elastic3d.cli.ckpt.place import Place
+from elastic3d.cli.ckpt.place import StorePlace
 from elastic3d.cli.ckpt.reading import cut
 from elastic3d.errors import UsageError
 from tests.ckpt import scenes
@@ -50,13 +50,13 @@ def told(*arguments: str, code: int = 0) -> Any:
 def test_manifests_suffice(command: str, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pack is read and nothing is written, for a person or for a program."""
     opened: list[scenes.Counting] = []
-    plain = Place.open
+    plain = StorePlace.open
 
-    def counted(place: Place, *, write: bool = False) -> Store:
+    def counted(place: StorePlace, *, write: bool = False) -> Store:
         opened.append(scenes.Counting(plain(place, write=write)))
         return opened[-1]
 
-    monkeypatch.setattr(Place, "open", counted)
+    monkeypatch.setattr(StorePlace, "open", counted)
     for form in ([], ["--json"]):
         result = run.invoke(app, [command, history.url, *MANIFESTS_ONLY[command], *form])
         assert result.exit_code == 0, result.output
@@ -161,7 +161,7 @@ def test_diff_says_which_tensors_changed(history: History) -> None:
 def test_diff_compares_two_stores(history: History, tmp_path: Path) -> None:
     """Checkpoints of the same contents are the same wherever they are, whoever wrote them."""
     other = tmp_path / "other"
-    scenes.save(scenes.open_store(str(other)), 200, scenes.Target(dp=1))
+    scenes.save(scenes.open_store(str(other)), 200, scenes.MeshSizes(dp=1))
     result = run.invoke(app, ["diff", history.url, "200", "200", "--other", str(other), "--values", "--quiet"])
     assert result.exit_code == 0
 
@@ -285,7 +285,7 @@ def test_an_encrypted_store_needs_its_key(tmp_path: Path, monkeypatch: pytest.Mo
     from checkpointing.stores.keys import Key
 
     key, url = Key.generate(), str(tmp_path / "run")
-    scenes.save(open_store(url, key=key), 100, scenes.Target())
+    scenes.save(open_store(url, key=key), 100, scenes.MeshSizes())
     (tmp_path / "key").write_text(key.text())
     (tmp_path / "key").chmod(0o600)
     assert told("show", url, "--key-file", str(tmp_path / "key"))["summary"]["step"] == 100

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from checkpointing import open_checkpoint
 from checkpointing.format import names
 from checkpointing.inspection.difference import by_key, difference
-from checkpointing.inspection.documents import Found, find
+from checkpointing.inspection.documents import CheckpointDocuments, find
 from checkpointing.inspection.history import history as commits
 from checkpointing.inspection.statistics import summarise as statistics
 from checkpointing.inspection.summary import lineage, summarise
@@ -28,7 +28,7 @@ from checkpointing.stores.protocol import Entry
 from elastic3d.cli.ckpt.planning import homes_of, plan_reads
 from elastic3d.cli.ckpt.render import checks, keeping, one, store, two
 from elastic3d.planner.placement import place_of
-from elastic3d.planner.shares import Target
+from elastic3d.planner.shares import MeshSizes
 from tests.ckpt.conftest import History
 
 DATA = Path(__file__).parent.parent / "testdata" / "ckpt"
@@ -46,7 +46,7 @@ def printed(what: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def found(history: History, place: int) -> Found:
+def found(history: History, place: int) -> CheckpointDocuments:
     return find(history.store, history.names[place], modified=WHEN + 60 * place)
 
 
@@ -146,13 +146,13 @@ def same(history: History) -> Picture:
 
 
 def planned(history: History, to: str, *, slots: int = 1, last: tuple[str, ...] = ()) -> Picture:
-    first, target = found(history, 3), Target.parse(to)
+    first, target = found(history, 3), MeshSizes.parse(to)
     homes = homes_of(first, None, list(last))
     readers = []
     for number, reads in enumerate(plan_reads(first, target, homes, slots)):
         ranks = tuple(range(number * slots, (number + 1) * slots))
         places = tuple(place_of(rank, target) for rank in ranks)
-        readers.append(two.Reader(ranks=ranks, places=places, reads=reads))
+        readers.append(two.ReadingRanks(ranks=ranks, places=places, reads=reads))
     return lambda width: two.plan(first, target, homes, readers, width)
 
 

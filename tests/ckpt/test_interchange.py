@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from elastic3d.cli.ckpt import app
-from elastic3d.cli.ckpt.interchange import Kind, guess
+from elastic3d.cli.ckpt.interchange import CheckpointFormat, guess
 from elastic3d.errors import UsageError
 from tests.ckpt.conftest import History
 
@@ -54,10 +54,10 @@ def test_whose_it_is_is_told_by_name_or_contents(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--as"):
         guess(folder)
     (folder / "model-00001-of-00002.safetensors").touch()
-    assert guess(folder) is Kind.SAFETENSORS
+    assert guess(folder) is CheckpointFormat.SAFETENSORS
     (folder / ".metadata").touch()
-    assert guess(folder) is Kind.DCP
-    assert guess(tmp_path / "x.pth") is Kind.TORCH
+    assert guess(folder) is CheckpointFormat.DCP
+    assert guess(tmp_path / "x.pth") is CheckpointFormat.TORCH
     with pytest.raises(UsageError, match="--as"):
         guess(tmp_path / "x")
 

@@ -16,9 +16,9 @@ from checkpointing.format.tiles import ITEMSIZE, overlapping, uncovered
 from checkpointing.inspection.alike import gathered, ranges
 from checkpointing.inspection.arrays import array, widened
 from checkpointing.inspection.difference import Change, by_key, difference
-from checkpointing.inspection.documents import Found, find
+from checkpointing.inspection.documents import CheckpointDocuments, find
 from checkpointing.inspection.history import history as commits
-from checkpointing.inspection.reads import Catalogue
+from checkpointing.inspection.reads import TileIndex
 from checkpointing.inspection.statistics import summarise as statistics
 from checkpointing.inspection.statistics import together
 from checkpointing.inspection.summary import lineage
@@ -28,12 +28,12 @@ from checkpointing.inspection.values import doubtful, to_read, value_differences
 from checkpointing.inspection.writers import writers
 from elastic3d.cli.ckpt.planning import homes_of, plan_reads
 from elastic3d.errors import LayoutError
-from elastic3d.planner.shares import Target, boxes_of, find_homes, parameter_of
+from elastic3d.planner.shares import MeshSizes, boxes_of, find_homes, parameter_of
 from tests.ckpt import scenes
 from tests.ckpt.conftest import History
 
 
-def found(history: History, place: int) -> Found:
+def found(history: History, place: int) -> CheckpointDocuments:
     return find(history.store, history.names[place])
 
 
@@ -197,12 +197,12 @@ def test_names_that_differ_by_a_number_are_gathered() -> None:
     assert ranges([1, 2, 3, 7, 9, 10]) == "1..3,7,9..10"
 
 
-TARGETS = st.builds(Target, pp=st.integers(1, 4), dp=st.integers(1, 5), tp=st.integers(1, 3))
+TARGETS = st.builds(MeshSizes, pp=st.integers(1, 4), dp=st.integers(1, 5), tp=st.integers(1, 3))
 
 
 @settings(max_examples=30)
 @given(TARGETS, st.booleans())
-def test_the_ranks_of_any_mesh_hold_everything(target: Target, staged: bool) -> None:
+def test_the_ranks_of_any_mesh_hold_everything(target: MeshSizes, staged: bool) -> None:
     """Every element of every tensor is held; what is cut is held once."""
     specs = list(scenes.state(1))
     homes = find_homes(specs, last=scenes.LAST) if staged else find_homes([specs[0]])
@@ -239,7 +239,7 @@ def test_a_mesh_that_wrote_in_stages_says_what_comes_last(history: History) -> N
 @pytest.mark.parametrize("text", ["pp=2,dp=3,tp=2", "dp=3", "pp=4", "dp=1"])
 def test_planned_reads_are_those_a_restore_makes(history: History, text: str) -> None:
     """Each rank gets its bytes, and the store is asked for the planned tiles and no others."""
-    target = Target.parse(text)
+    target = MeshSizes.parse(text)
     first = found(history, 1)
     homes = homes_of(first, None, [])
     shapes = {parameter_of(key): spec.shape for key, spec in first.specs.items() if key.startswith("model/")}
@@ -267,11 +267,11 @@ def test_a_region_that_nobody_saved_cannot_be_planned(history: History) -> None:
     """As a restore would refuse it."""
     spec = TensorSpec(key="model/none", dtype="float32", shape=(2,))
     with pytest.raises(Exception, match="no such region"):
-        Catalogue(found(history, 0).tiles).reads([(spec, spec.box)])
+        TileIndex(found(history, 0).tiles).reads([(spec, spec.box)])
 
 
 @pytest.mark.parametrize("text", ["", "pp", "pp=0", "pp=1,pp=2", "xp=2", "dp=-1", "dp=2,", "dp=1048577", "dp=9999999"])
 def test_a_mesh_that_is_none_is_refused(text: str) -> None:
     """With what one looks like."""
     with pytest.raises(LayoutError, match="mesh"):
-        Target.parse(text)
+        MeshSizes.parse(text)

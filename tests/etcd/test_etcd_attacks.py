@@ -27,7 +27,7 @@ from elastic3d.etcd import (
     Ended,
     Impaired,
     LeaseKeeper,
-    Loss,
+    LeaseLoss,
     Put,
     Tls,
     Watch,
@@ -50,7 +50,7 @@ def test_a_full_database(binary: Path) -> None:
     that only deletes is refused by members whose own file is over the quota, and by no others.)
     """
     with EtcdCluster(3, binary=binary, password="old", tls=True, quota=4 << 20) as cluster, cluster.client() as client:
-        keeper, lost = LeaseKeeper(client), list[Loss]()
+        keeper, lost = LeaseKeeper(client), list[LeaseLoss]()
         lease = keeper.grant(2, lambda _, loss: lost.append(loss))
         client.put("k", b"1", lease.id)
         told: list[Delivery] = []
@@ -101,7 +101,7 @@ def test_the_wrong_password_after_the_right_one(cluster: EtcdCluster, tmp_path: 
     file = tmp_path / "password"
     file.write_text("old")
     with cluster.client(password=file.read_text) as client:
-        keeper, lost = LeaseKeeper(client), list[Loss]()
+        keeper, lost = LeaseKeeper(client), list[LeaseLoss]()
         lease = keeper.grant(2, lambda _, loss: lost.append(loss))
         told: list[Delivery] = []
         watch = Watch(client, "k", told.append)

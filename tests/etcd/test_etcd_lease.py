@@ -14,7 +14,7 @@ import pytest
 from etcd_helpers import wait_until
 
 from chaos.etcd import EtcdCluster, EtcdServer
-from elastic3d.etcd import EtcdClient, Lease, LeaseGone, LeaseKeeper, Loss
+from elastic3d.etcd import EtcdClient, Lease, LeaseGone, LeaseKeeper, LeaseLoss
 
 pytestmark = pytest.mark.etcd
 
@@ -23,10 +23,10 @@ class Lost:
     """What a keeper said, and when."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[int, Loss, float]] = []
+        self.said: list[tuple[int, LeaseLoss, float]] = []
         self.threads: set[str] = set()
 
-    def __call__(self, lease: Lease, loss: Loss) -> None:
+    def __call__(self, lease: Lease, loss: LeaseLoss) -> None:
         self.said.append((lease.id, loss, time.monotonic()))
         self.threads.add(threading.current_thread().name)
 
@@ -49,7 +49,7 @@ def test_leases_are_kept_past_their_time_to_live(client: EtcdClient) -> None:
     for lease in leases[1:]:
         client.revoke(lease.id)  # behind the keeper's back
     wait_until(lambda: len(lost.said) == 19)
-    assert {loss for _, loss, _ in lost.said} == {Loss.GONE}
+    assert {loss for _, loss, _ in lost.said} == {LeaseLoss.GONE}
     assert leases[0].id not in {number for number, _, _ in lost.said}
     assert lost.threads == {"etcd-leases"}
     assert not any(lease.held(time.monotonic()) for lease in leases[1:])
@@ -77,7 +77,7 @@ def test_a_lease_is_given_up_before_the_server_can_end_it(binary: Path) -> None:
         paused = time.monotonic()
         wait_until(lambda: lost.said)
         _, loss, told = lost.said[0]
-        assert loss is Loss.EXPIRED
+        assert loss is LeaseLoss.EXPIRED
         assert told < paused + lease.ttl
         assert not lease.held(told)
         server.resume()

@@ -27,7 +27,7 @@ from elastic3d.etcd import (
 from elastic3d.etcd.breaker import ELECTION, FIRST_REST, LONGEST_REST, Breaker
 from elastic3d.etcd.codec import Codec
 from elastic3d.etcd.diagnosis import require_version
-from elastic3d.etcd.failures import Kind
+from elastic3d.etcd.failures import FailureKind
 from elastic3d.etcd.transport import RpcFailure
 from tests.clocks import HandClock
 
@@ -222,19 +222,21 @@ assert messages.new("PutRequest", key=b"k").SerializeToString() == b"\\n\\x01k"
 @pytest.mark.parametrize(
     ("code", "detail", "expected"),
     [
-        ("UNAVAILABLE", "failed to connect to all addresses; last error: refused", Kind.NOT_APPLIED),
-        ("UNAVAILABLE", "etcdserver: no leader", Kind.NOT_APPLIED),
-        ("UNAVAILABLE", "etcdserver: request timed out", Kind.UNKNOWN),
-        ("UNAVAILABLE", "Socket closed", Kind.UNKNOWN),
-        ("DEADLINE_EXCEEDED", "", Kind.UNKNOWN),
-        ("UNAUTHENTICATED", "etcdserver: invalid auth token", Kind.TOKEN),
-        ("UNKNOWN", "auth: revision in header is old", Kind.TOKEN),
-        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", Kind.LATER),
-        ("NOT_FOUND", "etcdserver: requested lease not found", Kind.FINAL),
-        ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", Kind.FINAL),
+        ("UNAVAILABLE", "failed to connect to all addresses; last error: refused", FailureKind.NOT_APPLIED),
+        ("UNAVAILABLE", "etcdserver: no leader", FailureKind.NOT_APPLIED),
+        ("UNAVAILABLE", "etcdserver: request timed out", FailureKind.UNKNOWN),
+        ("UNAVAILABLE", "Socket closed", FailureKind.UNKNOWN),
+        ("DEADLINE_EXCEEDED", "", FailureKind.UNKNOWN),
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token", FailureKind.TOKEN),
+        ("UNKNOWN", "auth: revision in header is old", FailureKind.TOKEN),
+        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", FailureKind.LATER),
+        ("NOT_FOUND", "etcdserver: requested lease not found", FailureKind.FINAL),
+        ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", FailureKind.FINAL),
     ],
 )
-def test_a_failure_says_whether_the_request_can_have_been_applied(code: str, detail: str, expected: Kind) -> None:
+def test_a_failure_says_whether_the_request_can_have_been_applied(
+    code: str, detail: str, expected: FailureKind
+) -> None:
     """Only what etcd refuses before proposing counts as not applied."""
     assert failures.kind(RpcFailure(code, detail)) is expected
 

@@ -152,8 +152,8 @@ class Hand:
         self.acted_on.add(threading.current_thread().name)
         match action:
             case acts.Prepare():
-                self.member.tell(e.Prepared(key=action.generation.key))
-            case acts.Go():
+                self.member.tell(e.TrainersPrepared(key=action.generation.key))
+            case acts.StartTrainers():
                 self.running = action.generation
                 self.went.append(action.generation)
             case acts.AskLeave():
@@ -249,10 +249,10 @@ class Crew:
                 ranks = [self.all.get(node.name) for node in running.nodes]
                 if all(rank is not None and rank.running == running for rank in ranks):
                     away = not any(rank.there for rank in ranks if rank is not None)
-                    one.member.tell(e.Progress(step=self._step, etcd_away=away))
+                    one.member.tell(e.StepReported(step=self._step, etcd_away=away))
                 elif any(rank is None or (rank.running is None and running in rank.went) for rank in ranks):
                     one.running = None
-                    one.member.tell(e.Interrupted(key=running.key))
+                    one.member.tell(e.TrainerLostPeer(key=running.key))
 
 
 @contextmanager

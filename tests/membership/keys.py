@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from elastic3d.etcd import Delete, KeyValue, Put
-from elastic3d.etcd.operations import Target
+from elastic3d.etcd.operations import CompareTarget
 from elastic3d.membership.transactions import Transaction
 
 
@@ -30,8 +30,8 @@ class Keys:
         for condition in transaction.conditions:
             item = self.items.get(condition.key)
             found = {
-                Target.MOD_REVISION: item.mod_revision if item else 0,
-                Target.CREATE_REVISION: item.create_revision if item else 0,
+                CompareTarget.MOD_REVISION: item.mod_revision if item else 0,
+                CompareTarget.CREATE_REVISION: item.create_revision if item else 0,
             }[condition.target]
             if found != condition.expected:
                 return None

@@ -76,8 +76,8 @@ def main(endpoint: str, root: str, name: str, address: str, maximum: str) -> Non
     while (action := inbox.get()) is not None:
         match action:
             case acts.Prepare():
-                member.tell(e.Prepared(key=action.generation.key))
-            case acts.Go():
+                member.tell(e.TrainersPrepared(key=action.generation.key))
+            case acts.StartTrainers():
                 formed = action.generation
                 names = [node.name for node in formed.nodes]
                 say(go=formed.number, cause=str(formed.cause), names=names, detail=formed.detail)

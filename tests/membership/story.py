@@ -82,7 +82,7 @@ class Story:
         self.leases = itertools.count(1)
         self.rolls: set[str] = set()
         self.registered: set[str] = set()
-        self.watched: dict[str, acts.Watch] = {}
+        self.watched: dict[str, acts.WatchPeers] = {}
         self.unheard: dict[tuple[str, str], float] = {}
         self.killed: set[str] = set()
         self.stopped: set[str] = set()
@@ -142,7 +142,7 @@ class Story:
                 self.trainers[at] = self.trainers.pop(words[0])
                 if words[0] in self.registered:
                     self.registered.add(at)
-                self.watched[at] = self.watched.pop(words[0], acts.Watch(peers=()))
+                self.watched[at] = self.watched.pop(words[0], acts.WatchPeers(peers=()))
                 self.rolls = {at if name == words[0] else name for name in self.rolls}
                 self.start(words[0])
             case "kill" | "vanish":
@@ -166,21 +166,21 @@ class Story:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
                     error, final = verb != "fault", verb == "final"
-                    self.to(name, e.Faulted(key=key, detail="the trainer's own words", error=error, final=final))
+                    self.to(name, e.TrainerFailed(key=key, detail="the trainer's own words", error=error, final=final))
             case "lost":
                 for name in words:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
-                    self.to(name, e.Interrupted(key=key))
+                    self.to(name, e.TrainerLostPeer(key=key))
             case "unprepared":
                 for name in words:
                     key = self.cores[name].view.coming.key
                     self.trainers[name][key] = "dead"
-                    self.to(name, e.Faulted(key=key, detail="the trainer's own words", error=True))
+                    self.to(name, e.TrainerFailed(key=key, detail="the trainer's own words", error=True))
             case "finish":
                 for name, core in list(self.cores.items()):
                     if core.running:
-                        self.to(name, e.Finished(key=core.running.key))
+                        self.to(name, e.MainFinished(key=core.running.key))
             case "notice":
                 notice = Notice(kind="cloud", seconds=float(words[1]), detail="a spot node is taken back")
                 self.to(words[0], e.Noticed(notice=notice))
@@ -203,7 +203,7 @@ class Story:
                 for name, core in list(self.cores.items()):
                     if core.running:
                         away = all(n in self.cut for n in self.cores)
-                        self.to(name, e.Progress(step=int(words[0]), etcd_away=away))
+                        self.to(name, e.StepReported(step=int(words[0]), etcd_away=away))
             case "save":
                 for name, core in list(self.cores.items()):
                     current = core.view.generation
@@ -321,7 +321,7 @@ class Story:
         self.blocked = blocked
         self.relink()
 
-    def peers(self, name: str) -> tuple[acts.Peer, ...]:
+    def peers(self, name: str) -> tuple[acts.RingPeer, ...]:
         return self.watched[name].peers if name in self.watched else ()
 
     def relink(self) -> None:
@@ -388,7 +388,7 @@ class Story:
     def act(self, name: str, action: acts.Action) -> None:
         core = self.cores[name]
         match action:
-            case acts.Watch():
+            case acts.WatchPeers():
                 self.watched[name] = action
                 near = {*(peer.id for peer in action.peers), *action.expected}
                 self.unheard = {pair: at for pair, at in self.unheard.items() if pair[0] != name or pair[1] in near}
@@ -413,7 +413,7 @@ class Story:
                 self.say(name, f"prepare {self.show(action.generation)}")
                 self.trainers[name][key] = "preparing"
                 self.later(0.3, lambda: self.prepared(name, core, action.generation))
-            case acts.Go():
+            case acts.StartTrainers():
                 self.say(name, f"go {action.generation.number}")
                 self.trainers[name][action.generation.key] = "running"
             case acts.AskLeave():
@@ -442,7 +442,7 @@ class Story:
             case _:
                 self.later(0.005, lambda: self.write(name, core, action))
 
-    def probe(self, name: str, peers: tuple[acts.Peer, ...]) -> None:
+    def probe(self, name: str, peers: tuple[acts.RingPeer, ...]) -> None:
         def there(id: str) -> bool:
             other = self.names.get(id)
             cut = other is not None and (self.blocked(name, other) or self.blocked(other, name))
@@ -462,7 +462,7 @@ class Story:
             self.later(0.3, lambda: self.prepared(name, core, generation))
         else:
             self.trainers[name][key] = "prepared"
-            self.to(name, e.Prepared(key=key))
+            self.to(name, e.TrainersPrepared(key=key))
 
     def left(self, name: str, key: str) -> None:
         if self.trainers.get(name, {}).pop(key, None):

@@ -18,7 +18,7 @@ from elastic3d.membership.inspection.keys import find
 from elastic3d.membership.reading import Reader, sealed
 from elastic3d.membership.records import (
     BaseUnknown,
-    History,
+    GenerationHistory,
     Proposal,
     decode,
     encode,
@@ -91,7 +91,7 @@ def test_a_change_against_another_generation_is_found_out() -> None:
 
 def seal(base: Generation, formed: Generation) -> Transaction:
     """Return what seals one generation after another."""
-    history = History(
+    history = GenerationHistory(
         number=formed.number, attempt=1, cause=formed.cause, detail="", leader="a", active=1, spares=0, joined=(),
         left=(), layout="", at=0.0,
     )  # fmt: skip

@@ -164,7 +164,7 @@ def test_what_trainers_said_of_a_lost_peer_is_told() -> None:
     story = Story()
     story.tell("> start a b c\n> run 3")
     key = story.generation.key
-    story.to("b", e.Interrupted(key=key, detail="rank 1: connection timed out, remote=[10.0.0.3]:41"))
+    story.to("b", e.TrainerLostPeer(key=key, detail="rank 1: connection timed out, remote=[10.0.0.3]:41"))
     story.tell("> lost a\n> run 6")
     said = "trainers lost each other, and nobody died (b: rank 1: connection timed out, remote=[10.0.0.3]:41)"
     assert (story.generation.cause, story.generation.detail) == (Cause.FAULT, said)
@@ -192,7 +192,7 @@ def finishing(core: Core, now: float, saved: SavedStep | None) -> list[acts.Acti
     ]
     own: list[e.Event] = [e.Saved(saved=saved)] if saved is not None else []
     core._trainers._phase["1.1"] = Phase.RUNNING
-    return core.handle([*own, e.Finished(key="1.1"), *reports], now)
+    return core.handle([*own, e.MainFinished(key="1.1"), *reports], now)
 
 
 def ends(told: list[acts.Action]) -> list[End]:
@@ -235,14 +235,16 @@ def test_that_a_step_was_safe_is_in_the_record_once_and_for_all() -> None:
     core = member("a")
     running = core.view.generation
     assert running is not None
-    assert not [a for a in core.handle([e.Progress(step=1, etcd_away=False, safe=-1)], 1.0) if isinstance(a, acts.Mend)]
-    told = core.handle([e.Progress(step=2, etcd_away=False, safe=1)], 1.1)
+    assert not [
+        a for a in core.handle([e.StepReported(step=1, etcd_away=False, safe=-1)], 1.0) if isinstance(a, acts.Mend)
+    ]
+    told = core.handle([e.StepReported(step=2, etcd_away=False, safe=1)], 1.1)
     (mend,) = (action for action in told if isinstance(action, acts.Mend))
     assert mend.generation == dataclasses.replace(running, reached=1)
     # Whoever holds rank 0 says so too, for the leader may be another.
     assert [action.report.safe for action in told if isinstance(action, acts.PutReport)] == [1]
     echo = e.GenerationPut(generation=mend.generation, revision=11)
-    told = core.handle([e.WriteDone(write=mend, ok=True), echo, e.Progress(step=3, etcd_away=False, safe=2)], 1.2)
+    told = core.handle([e.WriteDone(write=mend, ok=True), echo, e.StepReported(step=3, etcd_away=False, safe=2)], 1.2)
     assert not [action for action in told if isinstance(action, acts.Mend | acts.PutReport | acts.Stop | acts.Prepare)]
     (seal,) = (a for a in core.handle([buried("b", Out.DEAD, "c")], 1.3) if isinstance(a, acts.Seal))
     assert seal.generation.reached == 2

@@ -22,7 +22,7 @@ from elastic3d.membership.driver.links import LONGEST, Links
 from elastic3d.trust.channel import answer, dial
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption, load
-from elastic3d.trust.handshake import Role
+from elastic3d.trust.handshake import PortRole
 from elastic3d.trust.listening import Refusal
 
 Told = e.PeerHeard | e.PeerRefused
@@ -31,7 +31,7 @@ B = Credentials(secret=SECRET, id="b@1")
 
 CHILD = """\
 import sys
-from elastic3d.membership.actions import Peer, Watch
+from elastic3d.membership.actions import RingPeer, WatchPeers
 from elastic3d.membership.driver.links import Links
 
 links = Links("127.0.0.1", lambda event: print(event, flush=True), secret=sys.argv[2])
@@ -39,7 +39,7 @@ links.speak_for(sys.argv[1])
 print(links.port, flush=True)
 for line in sys.stdin:
     id, port = line.split()
-    links.watch(Watch(peers=(Peer(id=id, address="127.0.0.1", port=int(port)),), expected=(id,)))
+    links.watch(WatchPeers(peers=(RingPeer(id=id, address="127.0.0.1", port=int(port)),), expected=(id,)))
 """
 """Links of another process, speaking for its argument; each line on stdin is whom to watch and expect."""
 
@@ -60,12 +60,12 @@ class Watcher:
         self.links.speak_for(f"{name}@1")
         self.address = address
 
-    def peer(self, id: str) -> acts.Peer:
+    def peer(self, id: str) -> acts.RingPeer:
         """Return this one as a peer of that identity."""
-        return acts.Peer(id=id, address=self.address, port=self.links.port)
+        return acts.RingPeer(id=id, address=self.address, port=self.links.port)
 
-    def watch(self, *peers: acts.Peer, expected: tuple[str, ...] = ()) -> None:
-        self.links.watch(acts.Watch(peers=peers, expected=expected))
+    def watch(self, *peers: acts.RingPeer, expected: tuple[str, ...] = ()) -> None:
+        self.links.watch(acts.WatchPeers(peers=peers, expected=expected))
 
     def next(self, seconds: float) -> Told:
         return self.told.get(timeout=seconds)
@@ -91,8 +91,8 @@ def watcher() -> Iterator[Watcher]:
     watcher.links.close()
 
 
-def at(port: int, id: str = "b@1", address: str = "127.0.0.1") -> acts.Peer:
-    return acts.Peer(id=id, address=address, port=port)
+def at(port: int, id: str = "b@1", address: str = "127.0.0.1") -> acts.RingPeer:
+    return acts.RingPeer(id=id, address=address, port=port)
 
 
 def heard(id: str) -> e.PeerHeard:
@@ -122,7 +122,7 @@ class Child:
             self.told.put(line.strip())
 
     @property
-    def peer(self) -> acts.Peer:
+    def peer(self) -> acts.RingPeer:
         return at(self.port, self.id)
 
     def watch(self, id: str, port: int) -> None:
@@ -175,7 +175,7 @@ def test_end_of_file_alone_is_no_death(watcher: Watcher) -> None:
         for _cut in range(3):
             listener.settimeout(2)
             connection, _ = listener.accept()
-            found = answer(connection, B, Role.LINK)
+            found = answer(connection, B, PortRole.LINK)
             assert (found.peer.id, found.peer.meant) == ("a@1", "b@1")
             connection.close()
         assert watcher.next(1) == heard("b@1")
@@ -334,7 +334,7 @@ def test_a_mended_path_is_heard_without_waiting_for_tcp(watcher: Watcher) -> Non
         watcher.watch(at(listener.getsockname()[1]))
         mute, _ = listener.accept()
         connection, _ = listener.accept()
-        answer(connection, B, Role.LINK)
+        answer(connection, B, PortRole.LINK)
         assert watcher.next(1) == heard("b@1")
         mute.close()
         connection.close()
@@ -450,7 +450,7 @@ def test_a_forged_beat_ends_the_connection(watcher: Watcher) -> None:
     """Beats count where their seals are right, and once."""
     watcher.watch(expected=("b@1",))
     with socket.create_connection(("127.0.0.1", watcher.links.port), timeout=20) as connection:
-        dial(connection, B, Role.LINK, meant="a@1")
+        dial(connection, B, PortRole.LINK, meant="a@1")
         assert watcher.next(30) == heard("b@1")
         connection.sendall(bytes(8))
         with contextlib.suppress(ConnectionError):

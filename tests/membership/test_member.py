@@ -282,7 +282,7 @@ def test_a_job_that_ended_makes_room_for_the_next(job: Job) -> None:
     job.trains("ab", 1, 5)
     for one in job.all.values():
         assert one.running is not None
-        one.member.tell(e.Finished(key=one.running.key))
+        one.member.tell(e.MainFinished(key=one.running.key))
     wait(lambda: all(one.exit is not None for one in job.all.values()), 3)
     assert [one.exit for one in job.all.values()] == [acts.Exit(failed=False, detail="")] * 2
     # One is started again before the last of the old ones is gone.
@@ -304,7 +304,7 @@ def test_a_node_that_comes_after_the_end_does_not_begin_anew(job: Job) -> None:
     assert seen == 0
     one = job.all.pop("a")
     assert one.running is not None
-    one.member.tell(e.Finished(key=one.running.key))
+    one.member.tell(e.MainFinished(key=one.running.key))
     wait(lambda: one.exit is not None, 5)
     one.close()
     before = job.records()
@@ -323,12 +323,12 @@ def test_errors_without_progress_end_the_job(job: Job) -> None:
         job.trains("ab", number, 5)
         running = job.all["b"].running
         assert running is not None
-        job.all["b"].member.tell(e.Faulted(key=running.key, detail="ValueError: mine", error=True))
+        job.all["b"].member.tell(e.TrainerFailed(key=running.key, detail="ValueError: mine", error=True))
         wait(lambda number=number: job.worlds() != {(number, "ab")}, 3)
     job.trains("ab", POLICY.tries, 5)
     running = job.all["a"].running
     assert running is not None
-    job.all["a"].member.tell(e.Faulted(key=running.key, detail="ValueError: mine", error=True))
+    job.all["a"].member.tell(e.TrainerFailed(key=running.key, detail="ValueError: mine", error=True))
     wait(lambda: all(one.exit is not None for one in job.all.values()), 3)
     assert {one.exit.detail for one in job.all.values() if one.exit} == {"ValueError: mine"}
 
@@ -438,7 +438,7 @@ def test_what_an_ended_job_leaves_goes_when_the_next_begins(job: Job) -> None:
     job.trains("a", 1, 5)
     one = job.all.pop("a")
     assert one.running is not None
-    one.member.tell(e.Finished(key=one.running.key))
+    one.member.tell(e.MainFinished(key=one.running.key))
     wait(lambda: one.exit is not None, 3)
     one.close()
     assert [key for key in job.records() if key.startswith("history/")]

@@ -62,10 +62,10 @@ def test_a_host_that_answers_or_refuses_is_reached_and_one_that_is_silent_is_not
             filler.connect_ex(full.getsockname())
             fillers.append(filler)
         peers = (
-            acts.Peer(id="open", address="127.0.0.1", port=open_one.getsockname()[1]),
-            acts.Peer(id="refuses", address="127.0.0.1", port=refusing),
-            acts.Peer(id="silent", address="127.0.0.1", port=full.getsockname()[1]),
-            acts.Peer(id="nonsense", address="no address", port=1),
+            acts.RingPeer(id="open", address="127.0.0.1", port=open_one.getsockname()[1]),
+            acts.RingPeer(id="refuses", address="127.0.0.1", port=refusing),
+            acts.RingPeer(id="silent", address="127.0.0.1", port=full.getsockname()[1]),
+            acts.RingPeer(id="nonsense", address="no address", port=1),
         )
         told = probe(peers, seconds=0.5)
         for filler in fillers:

@@ -15,7 +15,7 @@ from elastic3d.etcd import Compacted, EtcdClient
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.compaction import Compaction
-from elastic3d.membership.driver.writer import Writer
+from elastic3d.membership.driver.writer import MemberWriter
 from elastic3d.membership.records import (
     Claim,
     Doubt,
@@ -47,7 +47,7 @@ class Desk:
         self.leases = set(self.other.leases())
         self.told: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
         self.me = Node(name="a", incarnation="1", address="127.0.0.1", slots=())
-        self.writer = Writer(
+        self.writer = MemberWriter(
             self.client,
             self.root,
             self.me,

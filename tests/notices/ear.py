@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from elastic3d.notices import Notice, Watcher
-from elastic3d.notices.source import Source
+from elastic3d.notices import CloudNotice, Watcher
+from elastic3d.notices.source import NoticeSource
 
 
 class Ear:
@@ -15,15 +15,15 @@ class Ear:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.told: list[Notice] = []
-        self.withdrawn: list[Notice] = []
+        self.told: list[CloudNotice] = []
+        self.withdrawn: list[CloudNotice] = []
 
-    def tell(self, notice: Notice) -> None:
+    def tell(self, notice: CloudNotice) -> None:
         with self._changed:
             self.told.append(notice)
             self._changed.notify_all()
 
-    def withdraw(self, notice: Notice) -> None:
+    def withdraw(self, notice: CloudNotice) -> None:
         with self._changed:
             self.withdrawn.append(notice)
             self._changed.notify_all()
@@ -35,7 +35,7 @@ class Ear:
 
 
 @contextmanager
-def listening(sources: Sequence[Source], *, rebalance: bool = False) -> Iterator[tuple[Watcher, Ear]]:
+def listening(sources: Sequence[NoticeSource], *, rebalance: bool = False) -> Iterator[tuple[Watcher, Ear]]:
     """Listen to `sources` for the length of a with block."""
     ear = Ear()
     watcher = Watcher(sources, ear.tell, withdrawn=ear.withdraw, rebalance=rebalance)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic3d.notices import Kind, Notice, aws
+from elastic3d.notices import CloudNotice, NoticeKind, aws
 from elastic3d.notices.metadata import Unheard
 from tests.clocks import HandClock
 from tests.notices.clouds import Aws, Reply
@@ -25,8 +25,8 @@ def test_nothing_is_heard_until_there_is_a_notice() -> None:
         assert source.look().pause == 5.0
         cloud.interrupt("terminate", "2017-09-18T08:22:00Z")
         assert list(source.look().notices.values()) == [
-            Notice(
-                kind=Kind.AWS,
+            CloudNotice(
+                kind=NoticeKind.AWS,
                 seconds=120.0,
                 action="terminate",
                 detail='spot/instance-action: {"action": "terminate", "time": "2017-09-18T08:22:00Z"}',

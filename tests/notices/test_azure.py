@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastic3d.notices import Kind, azure
+from elastic3d.notices import NoticeKind, azure
 from elastic3d.notices.metadata import Unheard
 from tests.clocks import HandClock
 from tests.notices.clouds import Azure, Reply
@@ -31,7 +31,7 @@ def test_events_of_this_vm_are_heard() -> None:
         assert source.look().notices == {}
         cloud.schedule("B", "Preempt", SOON, ("worker_2", "WORKER_3"))
         ((key, notice),) = source.look().notices.items()
-        assert (key, notice.kind, notice.action, notice.seconds) == ("B", Kind.AZURE, "preempt", 30.0)
+        assert (key, notice.kind, notice.action, notice.seconds) == ("B", NoticeKind.AZURE, "preempt", 30.0)
         assert json.loads(notice.detail)["NotBefore"] == SOON
         assert sum(request.path == Azure.NAME for request in cloud.requests) == 1
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from elastic3d.clock import SYSTEM
-from elastic3d.notices import Kind, Notice, gcp
+from elastic3d.notices import CloudNotice, NoticeKind, gcp
 from elastic3d.notices.metadata import Unheard
 from tests.notices.clouds import Gcp, Reply
 from tests.notices.ear import listening
 
 
-def entry(cloud: Gcp, number: int = 0, hang: int = 60) -> gcp.Entry:
+def entry(cloud: Gcp, number: int = 0, hang: int = 60) -> gcp.MetadataEntry:
     """Return the source for preemptions, or with number 1 the one for maintenance."""
     return gcp.sources(cloud.url, pause=0.02, hang=hang)[number]
 
@@ -25,7 +25,7 @@ def test_a_preemption_ends_the_hanging_request() -> None:
         assert second.query == {"wait_for_change": "true", "timeout_sec": "60", "last_etag": "0a1b2c3d4e5f6071"}
         cloud.set(Gcp.PREEMPTED, "TRUE")
         assert ear.hears()
-        assert ear.told == [Notice(kind=Kind.GCP, seconds=30.0, action="preempt", detail="preempted: TRUE")]
+        assert ear.told == [CloudNotice(kind=NoticeKind.GCP, seconds=30.0, action="preempt", detail="preempted: TRUE")]
 
 
 def test_a_change_between_two_requests_is_not_missed() -> None:

@@ -13,7 +13,7 @@ import structlog
 
 from chaos.processes import wait_until
 from elastic3d.clock import SYSTEM
-from elastic3d.notices import Notice, Watcher, aws, azure, gcp
+from elastic3d.notices import CloudNotice, Watcher, aws, azure, gcp
 from elastic3d.notices.metadata import Metadata, Unheard
 from tests.notices.clouds import Aws, Azure, Gcp, Reply
 from tests.notices.ear import listening
@@ -142,11 +142,11 @@ def test_close_from_within_tell() -> None:
     with Azure() as cloud:
         cloud.schedule("A", "Preempt", "")
         cloud.schedule("B", "Terminate", "")
-        told: list[Notice] = []
+        told: list[CloudNotice] = []
         closed = threading.Event()
         watcher: list[Watcher] = []
 
-        def tell(notice: Notice) -> None:
+        def tell(notice: CloudNotice) -> None:
             assert started.wait(5)
             told.append(notice)
             watcher[0].close()

@@ -9,7 +9,7 @@ import structlog
 
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import ConfigurationError
-from elastic3d.notices import Choice, Kind, Options, watch
+from elastic3d.notices import Choice, NoticeKind, NoticeOptions, watch
 from elastic3d.notices.detect import by_firmware, detect
 from elastic3d.notices.options import from_conf
 from tests.notices.clouds import Aws, Azure, Cloud, Gcp, Reply, Request
@@ -28,10 +28,14 @@ def firmware(path: Path, **strings: str) -> Path:
 @pytest.mark.parametrize(
     ("strings", "cloud", "doubtful"),
     [
-        ({"sys_vendor": "Amazon EC2", "product_name": "p5.48xlarge", "bios_vendor": "Amazon EC2"}, Kind.AWS, False),
-        ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11.amazon"}, Kind.AWS, False),
+        (
+            {"sys_vendor": "Amazon EC2", "product_name": "p5.48xlarge", "bios_vendor": "Amazon EC2"},
+            NoticeKind.AWS,
+            False,
+        ),
+        ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11.amazon"}, NoticeKind.AWS, False),
         ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11"}, None, True),
-        ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, Kind.GCP, False),
+        ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, NoticeKind.GCP, False),
         ({"sys_vendor": "Google", "product_name": "Eve"}, None, False),
         (
             {
@@ -39,7 +43,7 @@ def firmware(path: Path, **strings: str) -> Path:
                 "product_name": "Virtual Machine",
                 "chassis_asset_tag": AZURE_TAG,
             },
-            Kind.AZURE,
+            NoticeKind.AZURE,
             False,
         ),
         ({"sys_vendor": "Microsoft Corporation", "product_name": "Virtual Machine"}, None, True),
@@ -48,7 +52,7 @@ def firmware(path: Path, **strings: str) -> Path:
         ({}, None, False),
     ],
 )
-def test_firmware(strings: dict[str, str], cloud: Kind | None, doubtful: bool, tmp_path: Path) -> None:
+def test_firmware(strings: dict[str, str], cloud: NoticeKind | None, doubtful: bool, tmp_path: Path) -> None:
     """The strings name the cloud, leave a doubt, or speak of none."""
     assert by_firmware(firmware(tmp_path, **strings)) == (cloud, doubtful)
     if not doubtful:
@@ -60,8 +64,8 @@ def test_no_firmware_at_all(tmp_path: Path) -> None:
     assert by_firmware(tmp_path / "absent") == (None, False)
 
 
-@pytest.mark.parametrize(("cloud", "kind"), [(Aws, Kind.AWS), (Gcp, Kind.GCP), (Azure, Kind.AZURE)])
-def test_a_server_that_is_named_is_known_by_its_answers(cloud: type[Cloud], kind: Kind) -> None:
+@pytest.mark.parametrize(("cloud", "kind"), [(Aws, NoticeKind.AWS), (Gcp, NoticeKind.GCP), (Azure, NoticeKind.AZURE)])
+def test_a_server_that_is_named_is_known_by_its_answers(cloud: type[Cloud], kind: NoticeKind) -> None:
     """Each of the three answers one of the three ways of asking, and refuses the other two."""
     with cloud() as server:
         assert detect(server.url) is kind
@@ -95,7 +99,7 @@ def test_watching_what_the_options_say() -> None:
         cloud.schedule("A", "Preempt", "")
         for choice in (Choice.AZURE, Choice.AUTO):
             ear = Ear()
-            watcher = watch(Options(choice=choice, url=cloud.url), ear.tell)
+            watcher = watch(NoticeOptions(choice=choice, url=cloud.url), ear.tell)
             assert watcher is not None
             assert ear.hears()
             watcher.close()
@@ -104,18 +108,18 @@ def test_watching_what_the_options_say() -> None:
 def test_nothing_to_watch() -> None:
     """none asks nobody; auto with a server that nobody knows says so and goes on without."""
     with Aws() as cloud:
-        assert watch(Options(choice=Choice.NONE, url=cloud.url), Ear().tell) is None
+        assert watch(NoticeOptions(choice=Choice.NONE, url=cloud.url), Ear().tell) is None
         assert cloud.requests == []
     with structlog.testing.capture_logs() as entries:
-        assert watch(Options(url=cloud.url), Ear().tell) is None
+        assert watch(NoticeOptions(url=cloud.url), Ear().tell) is None
     assert [entry["event"] for entry in entries] == ["notices.unknown"]
 
 
 def test_options_of_rdzv_conf() -> None:
     """Defaults, and each key."""
-    assert from_conf({}) == Options(choice=Choice.AUTO, url="", rebalance=False)
+    assert from_conf({}) == NoticeOptions(choice=Choice.AUTO, url="", rebalance=False)
     conf = {"notices": "aws", "notices_url": "http://[::1]:1338/", "notices_rebalance": "drain"}
-    assert from_conf(conf) == Options(choice=Choice.AWS, url="http://[::1]:1338", rebalance=True)
+    assert from_conf(conf) == NoticeOptions(choice=Choice.AWS, url="http://[::1]:1338", rebalance=True)
     assert from_conf({"notices_url": "https://metadata.google.internal"}).url == "https://metadata.google.internal"
 
 

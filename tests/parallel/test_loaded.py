@@ -13,7 +13,7 @@ from torch import nn
 from elastic3d.errors import ModelError
 from elastic3d.parallel import initial
 from elastic3d.training import Run
-from elastic3d.training.standalone import Alone
+from elastic3d.training.standalone import StandalonePort
 
 
 class Net(nn.Module):
@@ -62,13 +62,13 @@ def from_pretrained(folder: Path) -> Callable[[], nn.Module]:
 @pytest.mark.parametrize("build", [copied, assigned, by_hand])
 def test_loaded_weights_are_refused_above_the_bound_and_kept_below(build: Callable[[], nn.Module]) -> None:
     """Before anybody joins: the measuring trainer says which bound to raise, and why."""
-    port = Alone()
+    port = StandalonePort()
     port.assignment = replace(port.assignment, measuring=True)
     with pytest.raises(ModelError, match=r"whole_below=1 << 30"):
         Run(port).shard(build, whole_below=0)
     with pytest.raises(ModelError, match=r"loads weights"):
-        Run(Alone()).shard(build, whole_below=0)
-    assert torch.equal(Run(Alone()).shard(build).blocks[1].weight, torch.ones(4, 4))
+        Run(StandalonePort()).shard(build, whole_below=0)
+    assert torch.equal(Run(StandalonePort()).shard(build).blocks[1].weight, torch.ones(4, 4))
 
 
 def test_a_pretrained_model_of_transformers_is_refused_above_the_bound(tmp_path: Path) -> None:
@@ -79,5 +79,5 @@ def test_a_pretrained_model_of_transformers_is_refused_above_the_bound(tmp_path:
 
 def test_what_initialises_a_module_may_compute_its_values() -> None:
     """They come again when the module is filled, so that nothing is lost."""
-    model = Run(Alone()).shard(Net, blocks="blocks", whole_below=0)
+    model = Run(StandalonePort()).shard(Net, blocks="blocks", whole_below=0)
     assert torch.equal(model.head.weight, torch.eye(4))

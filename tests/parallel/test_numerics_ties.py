@@ -9,7 +9,7 @@ from torch import nn
 
 from elastic3d.data import Batches
 from elastic3d.errors import LayoutError, ModelError
-from elastic3d.parallel.assembly import Plan, measure
+from elastic3d.parallel.assembly import ShardRequest, measure
 from elastic3d.parallel.initial import outline
 from elastic3d.parallel.numerics.ties import ties
 from elastic3d.planner import legal_layouts, plan
@@ -58,7 +58,7 @@ def test_stages_do_not_part_a_tie() -> None:
 
 def test_the_planner_hears_of_a_tie() -> None:
     """The profile says so, and no layout has stages then."""
-    asked = Plan(build=mains.TiedPlain, blocks="blocks", seed=0, reduction="ordered", whole_below=0)
+    asked = ShardRequest(build=mains.TiedPlain, blocks="blocks", seed=0, reduction="ordered", whole_below=0)
     batches = Batches(Sentences(), global_batch=8, micro_batch=2, seed=0)
     profile = measure(asked, outline(mains.TiedPlain), batches)
     assert profile.tied

@@ -11,7 +11,7 @@ from elastic3d.data import Batch
 from elastic3d.errors import UsageError
 from elastic3d.training import Main, Run
 from elastic3d.training.loss import Loss
-from elastic3d.training.standalone import Alone
+from elastic3d.training.standalone import StandalonePort
 from elastic3d.values import Layout
 from tests.parallel import outside_mains as mains
 from tests.parallel.worlds import Orders, run_world
@@ -69,7 +69,7 @@ def test_any_rank_may_ask_for_a_checkpoint() -> None:
 
 def test_a_job_without_a_store_cannot_save() -> None:
     """By hand nothing is kept, which was said at the start."""
-    port = Alone()
+    port = StandalonePort()
     Run(port).save()
     port.assignment = replace(port.assignment, store_prefix="1.1")
     with pytest.raises(UsageError, match="no store to save to"):

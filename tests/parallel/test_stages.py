@@ -12,7 +12,7 @@ from elastic3d.parallel import initial
 from elastic3d.parallel.pipeline import chain, stages
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.refusals import OutsidePromise, look_at_model, look_at_optimizer
-from elastic3d.planner import Place, place_of
+from elastic3d.planner import RankPlace, place_of
 from elastic3d.planner.shares import stage_of_block
 from elastic3d.values import Layout, Schedule
 from tests.parallel.models import Model, Plain
@@ -194,7 +194,7 @@ def test_ranks_with_several_stages_have_one_model_of_all_and_a_part_for_each(sch
     whole = initial.whole(Deep, 0).eval()
     links = chain.prove(whole, "inner.blocks", TOKENS).links
     layout = Layout(pp=2, dp=1, virtual=2, schedule=schedule, cuts=(1, 3, 4), zero=2)
-    parts: dict[int, stages.Part] = {}
+    parts: dict[int, stages.Stage] = {}
     names: list[str] = []
     for rank in range(2):
         model = initial.whole(Deep, 0).eval()
@@ -315,10 +315,10 @@ def test_places_are_laid_out_with_the_pipeline_outermost() -> None:
     """Ranks of one stage are neighbours."""
     layout = Layout(pp=2, dp=3)
     assert [place_of(rank, layout) for rank in (0, 2, 3, 5)] == [
-        Place(pp=0, dp=0, tp=0),
-        Place(pp=0, dp=2, tp=0),
-        Place(pp=1, dp=0, tp=0),
-        Place(pp=1, dp=2, tp=0),
+        RankPlace(pp=0, dp=0, tp=0),
+        RankPlace(pp=0, dp=2, tp=0),
+        RankPlace(pp=1, dp=0, tp=0),
+        RankPlace(pp=1, dp=2, tp=0),
     ]
     with pytest.raises(LayoutError, match="rank 6"):
         place_of(6, layout)

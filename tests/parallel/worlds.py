@@ -28,7 +28,7 @@ from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.training import Main, Run, train
 from elastic3d.training.restoring import Decision
-from elastic3d.training.standalone import Alone
+from elastic3d.training.standalone import StandalonePort
 from elastic3d.values import Layout, ModelProfile, StoreAt
 
 TIMEOUT = 120
@@ -70,7 +70,7 @@ class Report:
     result: Any = None
 
 
-class Host(Alone):
+class Host(StandalonePort):
     """The port of one rank of a test's world."""
 
     def __init__(self, orders: Orders, rank: int, store: tuple[str, int], prefix: str) -> None:

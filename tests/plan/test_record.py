@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from elastic3d.calibration.linear_fit import fit
-from elastic3d.calibration.record import BlockTimes, Calibration, Measured, Sample, load, save
+from elastic3d.calibration.record import BlockTimes, Calibration, MeasuredLink, Sample, load, save
 from elastic3d.errors import ConfigurationError
 from elastic3d.values import to_json
 
-LINK = Measured(
+LINK = MeasuredLink(
     backend="gloo",
     ranks=2,
     latency=1e-4,

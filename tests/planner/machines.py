@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic3d.planner import Costs, Device, Link
-from elastic3d.values import Kept, ModelProfile, Part
+from elastic3d.values import KeptActivations, ModelPart, ModelProfile
 
 MIB = 2**20
 
@@ -12,16 +12,18 @@ def profile(
     *, blocks: int = 8, micro_batches: int = 16, heads: int = 8, scale: int = 1, recompute: str = "none"
 ) -> ModelProfile:
     """Return a small model: 1 M parameters a block, ends of 2 M each."""
-    kept = {"none": Kept(whole=2 * MIB, cut=6 * MIB), "full": Kept(whole=MIB, again=2e9 * scale)}
+    kept = {"none": KeptActivations(whole=2 * MIB, cut=6 * MIB), "full": KeptActivations(whole=MIB, again=2e9 * scale)}
     return ModelProfile(
         blocks=blocks,
         parameters=(blocks + 4) * 10**6 * scale,
         micro_batches=micro_batches,
         micro_batch=1,
         digest="d",
-        first=Part(parameters=2 * 10**6 * scale),
-        block=Part(parameters=10**6 * scale, cut=10**6 * scale, flops=2e9 * scale, kept=kept),
-        last=Part(parameters=2 * 10**6 * scale, flops=1e9 * scale, kept=dict.fromkeys(kept, Kept(whole=4 * MIB))),
+        first=ModelPart(parameters=2 * 10**6 * scale),
+        block=ModelPart(parameters=10**6 * scale, cut=10**6 * scale, flops=2e9 * scale, kept=kept),
+        last=ModelPart(
+            parameters=2 * 10**6 * scale, flops=1e9 * scale, kept=dict.fromkeys(kept, KeptActivations(whole=4 * MIB))
+        ),
         boundary=MIB,
         logits=MIB,
         heads=heads,

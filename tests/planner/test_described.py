@@ -9,7 +9,7 @@ import pytest
 from elastic3d.errors import UsageError
 from elastic3d.planner.described import Optimizer, Training, describe
 from elastic3d.planner.devices import Number
-from elastic3d.planner.shapes import SHAPES, Recompute, activation_bytes, flops_per_token, parameters
+from elastic3d.planner.shapes import SHAPES, RecomputedShare, activation_bytes, flops_per_token, parameters
 from elastic3d.values import ModelProfile, from_json, to_json
 
 
@@ -26,16 +26,18 @@ def test_the_parts_are_the_model(name: str) -> None:
     assert profile.micro_batches == 3
 
 
-@pytest.mark.parametrize("recompute", Recompute)
+@pytest.mark.parametrize("recompute", RecomputedShare)
 @pytest.mark.parametrize("fused", [False, True])
-def test_what_a_block_keeps_is_told_apart_by_what_tensor_parallelism_cuts(recompute: Recompute, fused: bool) -> None:
+def test_what_a_block_keeps_is_told_apart_by_what_tensor_parallelism_cuts(
+    recompute: RecomputedShare, fused: bool
+) -> None:
     """Whole plus a t-th of what is cut is what Korthikanti et al. count for t ranks."""
     shape = SHAPES["gpt-6.7b"]
     kept = describe(shape, Training(global_batch=2, micro_batch=2, fused=fused)).block.kept[recompute]
     for tp in (1, 4, 8):
         counted = activation_bytes(shape, recompute=recompute, tp=tp, sequence=False, fused=fused, samples=2)
         assert kept.whole + kept.cut / tp == pytest.approx(counted)
-    assert (kept.again > 0) == (recompute is not Recompute.NONE)
+    assert (kept.again > 0) == (recompute is not RecomputedShare.NONE)
 
 
 def test_bytes_follow_numbers_and_optimizer() -> None:

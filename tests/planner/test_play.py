@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elastic3d.planner.pipeline_actions import Pass
 from elastic3d.planner.schedules import problem, rank_of_stage
-from elastic3d.planner.timeline import StageCost, Work, kept, play
+from elastic3d.planner.timeline import ScheduledAction, StageCost, kept, play
 from elastic3d.values import Layout, Schedule
 
 EVEN = StageCost(forward=1.0, input=1.0, weight=1.0)
@@ -30,7 +30,7 @@ def cases(draw: st.DrawFn) -> tuple[Layout, int, list[StageCost], float]:
     return layout, turns * layout.pp, costs, draw(st.floats(0, 2))
 
 
-def check(layout: Layout, costs: list[StageCost], hop: float, made: Sequence[Sequence[Work]]) -> None:
+def check(layout: Layout, costs: list[StageCost], hop: float, made: Sequence[Sequence[ScheduledAction]]) -> None:
     ended: dict[tuple[Pass, int, int], float] = {}
     for works in made:
         for before, after in itertools.pairwise(works):

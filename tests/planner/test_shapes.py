@@ -8,7 +8,7 @@ from elastic3d.errors import UsageError
 from elastic3d.planner.devices import DEVICES, Number, device_named
 from elastic3d.planner.shapes import (
     SHAPES,
-    Recompute,
+    RecomputedShare,
     activation_bytes,
     block_flops,
     chosen_parameters,
@@ -66,15 +66,15 @@ def test_flops_are_those_of_narayanan(name: str) -> None:
     shape = SHAPES[name]
     s, layers, h, v = shape.context, shape.layers, shape.width, shape.vocabulary
     published = 96.0 * s * layers * h * h * (1 + s / (6 * h) + v / (16 * layers * h))
-    assert flops_per_token(shape, Recompute.FULL) * s == pytest.approx(published, rel=1e-9)
+    assert flops_per_token(shape, RecomputedShare.FULL) * s == pytest.approx(published, rel=1e-9)
 
 
 def test_what_is_computed_again_costs_what_it_is() -> None:
     """A whole forward pass of the blocks, or their scores alone."""
     shape = SHAPES["llama-7b"]
     plain = flops_per_token(shape)
-    assert flops_per_token(shape, Recompute.FULL) - plain == pytest.approx(shape.layers * block_flops(shape))
-    assert flops_per_token(shape, Recompute.SELECTIVE) - plain == pytest.approx(shape.layers * score_flops(shape))
+    assert flops_per_token(shape, RecomputedShare.FULL) - plain == pytest.approx(shape.layers * block_flops(shape))
+    assert flops_per_token(shape, RecomputedShare.SELECTIVE) - plain == pytest.approx(shape.layers * score_flops(shape))
 
 
 @pytest.mark.parametrize(("tp", "sequence"), [(1, False), (8, False), (8, True)])
@@ -86,9 +86,11 @@ def test_activations_are_those_of_korthikanti(tp: int, sequence: bool) -> None:
     published = s * b * h * (whole / (tp if sequence else 1) + (cut + scores) / tp)
     own = activation_bytes(shape, tp=tp, sequence=sequence, fused=False, samples=b)
     assert own == pytest.approx(published, rel=1e-9)
-    selective = activation_bytes(shape, tp=tp, sequence=sequence, fused=False, samples=b, recompute=Recompute.SELECTIVE)
+    selective = activation_bytes(
+        shape, tp=tp, sequence=sequence, fused=False, samples=b, recompute=RecomputedShare.SELECTIVE
+    )
     assert selective == pytest.approx(published - s * b * h * scores / tp, rel=1e-9)
-    full = activation_bytes(shape, tp=tp, sequence=sequence, samples=b, recompute=Recompute.FULL)
+    full = activation_bytes(shape, tp=tp, sequence=sequence, samples=b, recompute=RecomputedShare.FULL)
     assert full == 2.0 * s * b * h / (tp if sequence else 1)
 
 
@@ -96,7 +98,7 @@ def test_fused_attention_keeps_a_number_for_each_head_instead_of_the_scores() ->
     """So that there is little left for selective recomputation to save."""
     shape = SHAPES["llama-3-8b"]
     fused, plain = activation_bytes(shape), activation_bytes(shape, fused=False)
-    selective = activation_bytes(shape, fused=False, recompute=Recompute.SELECTIVE)
+    selective = activation_bytes(shape, fused=False, recompute=RecomputedShare.SELECTIVE)
     assert fused - selective == shape.context * 4 * shape.heads
     assert plain - selective == shape.context * shape.heads * shape.context * 2
 

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
 from elastic3d.errors import ConfigurationError
-from elastic3d.notices import Choice, Options
+from elastic3d.notices import Choice, NoticeOptions
 from elastic3d.rendezvous.settings import VARIABLE, Settings, from_environment, from_parameters, own_address
 
 
@@ -82,7 +82,7 @@ def test_every_setting_arrives() -> None:
     assert (settings.ca, settings.cert, settings.key) == ("/ca", "/cert", "/key")
     assert (policy.lease, policy.grace, policy.first_gather, policy.gather) == (4.0, 1.5, 2.5, 0.1)
     assert (policy.below_minimum, policy.orphan, policy.tries, policy.beside) == (300.0, 60.0, 7, True)
-    assert settings.notices == Options(choice=Choice.GCP, url="http://127.0.0.1:8080", rebalance=True)
+    assert settings.notices == NoticeOptions(choice=Choice.GCP, url="http://127.0.0.1:8080", rebalance=True)
     assert (policy.multiple_of, policy.counts, policy.budget, policy.damping) == (2, (2, 4), 12, 0.5)
     assert (policy.flaps, policy.quarantine, policy.flap_memory) == (5, 120.0, 1800.0)
 

@@ -26,19 +26,20 @@ from chaos.certificates import Certificates
 from elastic3d.errors import UsageError
 from elastic3d.rendezvous.seat import GenerationOver, Seat
 from elastic3d.rendezvous.store import GenerationStore
-from elastic3d.rendezvous.table import Table
+from elastic3d.rendezvous.table import KeyTableServer
 from elastic3d.trust.channel import WireError, dial
 from elastic3d.trust.credentials import Credentials
-from elastic3d.trust.handshake import Role
+from elastic3d.trust.handshake import PortRole
 from elastic3d.trust.listening import Refusal
 
 CREDENTIALS = Credentials(secret="5e" * 32, id="a@1")
 
 SERVER = """\
 import sys
-from elastic3d.rendezvous.table import Table
+from elastic3d.rendezvous.table import KeyTableServer
 from elastic3d.trust.credentials import Credentials
-table = Table("127.0.0.1", Credentials(secret=sys.argv[1], id="a@1"), refused=lambda one: print(one, flush=True))
+tell = lambda refusal: print(refusal, flush=True)
+table = KeyTableServer("127.0.0.1", Credentials(secret=sys.argv[1], id="a@1"), refused=tell)
 print(table.port, flush=True)
 sys.stdin.read()
 """
@@ -201,7 +202,7 @@ def test_a_stopped_server_is_waited_out(meeting: Meeting) -> None:
 
 def test_what_generations_left_goes_when_a_later_one_begins() -> None:
     """The table of a job that re-forms for months does not grow; what is to come, and others' keys, stay."""
-    table = Table("127.0.0.1", CREDENTIALS)
+    table = KeyTableServer("127.0.0.1", CREDENTIALS)
     seats = {
         root + key: Seat("127.0.0.1", table.port, f"{root}{key}/", lambda: False, lambda: CREDENTIALS)
         for root, key in (("a/", "1.4"), ("a/", "2.9"), ("a/", "3.1"), ("b/", "1.1"))
@@ -227,13 +228,13 @@ def test_what_generations_left_goes_when_a_later_one_begins() -> None:
 def test_nested_json_ends_a_connection_and_not_the_table(meeting: Meeting) -> None:
     """From one of the run; who is not gets no message through, and is told of."""
     with socket.create_connection(("127.0.0.1", meeting.port), timeout=20) as one:
-        channel = dial(one, CREDENTIALS, Role.TABLE)
+        channel = dial(one, CREDENTIALS, PortRole.TABLE)
         channel.send_sealed(b"[" * 200_000)
         with contextlib.suppress(ConnectionError):
             assert one.recv(1) == b""
     with socket.create_connection(("127.0.0.1", meeting.port), timeout=20) as stranger:
         with pytest.raises(WireError, match="does not hold this run's secret"):
-            dial(stranger, Credentials(secret="a1" * 32, id="a@1"), Role.TABLE)
+            dial(stranger, Credentials(secret="a1" * 32, id="a@1"), PortRole.TABLE)
     assert meeting.agent(0).add("n", 1) == 1
     assert meeting.server.stdout is not None
     assert "port=table peer=127.0.0.1" in meeting.server.stdout.readline()
@@ -294,7 +295,7 @@ def encrypted(certificates: Certificates) -> Credentials:
 
 def test_an_encrypted_table_does_what_a_plain_one_does(encrypted: Credentials) -> None:
     """A get that waits, counters, what no buffer takes at once, and a connection that is made again."""
-    table = Table("127.0.0.1", encrypted)
+    table = KeyTableServer("127.0.0.1", encrypted)
     seats = [Seat("127.0.0.1", table.port, "1.1/", lambda: False, lambda: encrypted) for _ in range(2)]
     try:
         first, second = seats
@@ -318,7 +319,7 @@ def test_a_table_and_a_seat_of_which_one_encrypts_say_so(encrypted: Credentials,
     """A mistake in one node's settings is told by both, and ends neither."""
     theirs: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
     ours: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
-    table = Table("127.0.0.1", encrypted if at_table else CREDENTIALS, refused=theirs.put)
+    table = KeyTableServer("127.0.0.1", encrypted if at_table else CREDENTIALS, refused=theirs.put)
     told: list[Refusal] = []
 
     def heard(refusal: Refusal) -> None:

@@ -20,7 +20,7 @@ from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.partition import Cut, Suspect
 from elastic3d.membership.machine.reports import Reports
-from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.script_errors import Raising
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
@@ -60,7 +60,7 @@ def compare_wall_clocks(patch: pytest.MonkeyPatch) -> None:
         return hear(self, id, report, now)
 
     def stale(
-        view: View, roll: Roll, policy: Policy, kept: failure_detector.Silence, alarm: Alarm
+        view: View, roll: Roster, policy: Policy, kept: failure_detector.Silence, alarm: Alarm
     ) -> tuple[dict[str, str], list[acts.Write]]:
         stamps = roll.reports.__dict__.get("stamps", {})
         late = {id: "its report is old" for id in roll.members if stamps.get(id, alarm.now) < alarm.now - 30.0}
@@ -99,7 +99,7 @@ def accept_stale_acknowledgements(patch: pytest.MonkeyPatch) -> None:
 def take_a_lost_lease_for_death(patch: pytest.MonkeyPatch) -> None:
     """A member key that vanishes is a death: no grace, and no veto of those who hear the node."""
 
-    def hasty(view: object, roll: Roll, *_: object) -> dict[str, str]:
+    def hasty(view: object, roll: Roster, *_: object) -> dict[str, str]:
         return dict.fromkeys(roll.missing, "its lease ran out")
 
     patch.setattr(leader, "expired", hasty)

@@ -10,13 +10,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from elastic3d.errors import StateError
-from elastic3d.snapshots.holdings import Cadence, Holdings, Mark, Origin, Place, Replicas
+from elastic3d.snapshots.holdings import BufferState, Cadence, Holdings, Mark, Origin, Replicas
 
 
 def take(holdings: Holdings, mark: Mark, *, checkpoint: bool = False) -> None:
     """Write a snapshot into some granted buffer."""
     holdings.grant()
-    index = holdings.places().index(Place.GRANTED)
+    index = holdings.places().index(BufferState.GRANTED)
     holdings.written(index, mark, checkpoint=checkpoint)
 
 
@@ -87,7 +87,7 @@ def test_a_dead_trainers_half_written_buffer_is_nothing() -> None:
     take(holdings, Mark(1, 1))
     holdings.trainer_gone()
     assert holdings.marks() == [Mark(1, 1)]
-    assert holdings.places().count(Place.FREE) == 3
+    assert holdings.places().count(BufferState.FREE) == 3
 
 
 def test_a_generation_keeps_its_predecessors_safe_step_until_it_has_its_own() -> None:
@@ -303,7 +303,7 @@ class Cluster:
             while self.hear_vote(node):
                 pass
             node.holdings.grant()
-            assert Place.GRANTED in node.holdings.places(), "a snapshot all ranks take has no buffer here"
+            assert BufferState.GRANTED in node.holdings.places(), "a snapshot all ranks take has no buffer here"
             take(node.holdings, Mark(self.generation, node.copying), checkpoint=pin)
             node.copying = -1
 

@@ -376,7 +376,7 @@ def test_a_bad_copy_at_home_is_replaced_by_the_buddys(place: Callable[[int], Pla
 # Strangers.
 
 
-def request(mark: Mark, origin: int, layout: tables.Table, **changes: object) -> dict[str, object]:
+def request(mark: Mark, origin: int, layout: tables.SnapshotTable, **changes: object) -> dict[str, object]:
     """Return an offer of a snapshot of rank `origin`."""
     offer: dict[str, object] = {
         "op": "replicate",

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from elastic3d.etcd import Delete, KeyValue, Put
 from elastic3d.membership import actions as acts
-from elastic3d.membership.inspection.keys import Check, Refusal
+from elastic3d.membership.inspection.keys import AdmissionCheck, AdmissionFailure
 from elastic3d.membership.records import (
     Doubt,
     Drain,
     End,
     Flap,
-    History,
+    GenerationHistory,
     MemberRecord,
     Notice,
     Out,
@@ -89,7 +89,7 @@ def sealed(
     of: Generation, *, joined: tuple[str, ...] = (), left: tuple[str, ...] = (), ago: float = 200.0
 ) -> acts.Seal:
     """Return the write that seals a generation, as the leader makes it."""
-    told = History(
+    told = GenerationHistory(
         number=of.number,
         attempt=of.attempt,
         cause=of.cause,
@@ -178,11 +178,13 @@ def losses() -> Scene:
     other = Quarantine(seconds=3600, reason="ECC errors", by="ops@bastion")
     scene.write(A, acts.PutQuarantine(place="rack9-h4", quarantine=other, token=1))
     checks = (
-        Check(name="devices", ok=True),
-        Check(name="matrix product", ok=False, detail="digest 5e1f, expected 77a0: this device computes wrongly"),
-        Check(name="disk", ok=False, detail="/scratch is not writable"),
+        AdmissionCheck(name="devices", ok=True),
+        AdmissionCheck(
+            name="matrix product", ok=False, detail="digest 5e1f, expected 77a0: this device computes wrongly"
+        ),
+        AdmissionCheck(name="disk", ok=False, detail="/scratch is not writable"),
     )
-    return scene.put("refused/g", encode(Refusal(node="g", checks=checks)))
+    return scene.put("refused/g", encode(AdmissionFailure(node="g", checks=checks)))
 
 
 def parted() -> Scene:

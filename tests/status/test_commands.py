@@ -28,7 +28,7 @@ from chaos.etcd import EtcdServer
 from elastic3d.cli import application
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import actions as acts
-from elastic3d.membership.records import Drain, Flap, History, Out, Quarantine, Tomb, decode, encode
+from elastic3d.membership.records import Drain, Flap, GenerationHistory, Out, Quarantine, Tomb, decode, encode
 from elastic3d.membership.transactions import transaction
 from tests.status import scenes
 from tests.status.scenes import A, B, Scene
@@ -331,7 +331,7 @@ def test_events(place: Place) -> None:
     assert table.stdout.index("silent to a and c") < table.stdout.index("SIGSEGV")
     told = place.json("events", "-n", "2")
     assert [each["number"] for each in told["generations"]] == [4, 5]
-    assert told["generations"][0].keys() == set(History.__dataclass_fields__)
+    assert told["generations"][0].keys() == set(GenerationHistory.__dataclass_fields__)
     place.client.put(place.root() + "history/0000000006.0", b"garbage", idempotent=True)
     result = place.run("events")
     assert result.exit_code == 0

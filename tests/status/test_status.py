@@ -21,7 +21,7 @@ from elastic3d.cli import render
 from elastic3d.cli.status import document
 from elastic3d.etcd import KeyValue
 from elastic3d.membership.inspection.keys import find, history
-from elastic3d.membership.inspection.status import JobState, NodeState, NodeStatus, Sealed, Status, status
+from elastic3d.membership.inspection.status import GenerationStatus, JobState, NodeState, NodeStatus, Status, status
 from elastic3d.membership.records import Pulse
 from tests.status import scenes
 from tests.status.scenes import ROOT, SCENES, WALL, Scene
@@ -228,7 +228,7 @@ def test_the_form_of_json_is_kept() -> None:
     )
     assert (
         data["generation"].keys()
-        == {field.name for field in fields(Sealed)}
+        == {field.name for field in fields(GenerationStatus)}
         == {
             *("number", "attempt", "cause", "detail", "layout", "world", "nodes", "spares", "mesh", "age", "switching"),
         }

@@ -26,20 +26,22 @@ from elastic3d.membership.records import SavedStep
 from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Go
 from elastic3d.training import Run
-from elastic3d.training.standalone import Alone
+from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import StoreAt
 from elastic3d.worker.options import Saving
 from elastic3d.worker.slot import PinnedSnapshot
-from elastic3d.worker.writing import Writer
+from elastic3d.worker.writing import CheckpointWriter
 from tests.parallel.mains import train
 from tests.training.damage import spoil_tiles
 
 
-class Keeping(Alone):
+class Keeping(StandalonePort):
     """The port of a run of one rank that commits a checkpoint of every step."""
 
-    def __init__(self, folder: Path, generation: int, *, restore: str = "latest", writer: Writer | None = None) -> None:
+    def __init__(
+        self, folder: Path, generation: int, *, restore: str = "latest", writer: CheckpointWriter | None = None
+    ) -> None:
         super().__init__()
         self.store, self.writer = open_store(str(folder)), writer
         self.assignment = replace(
@@ -97,7 +99,7 @@ def test_damaged_tiles_cost_the_steps_since_the_checkpoint_before(folder: Path) 
     store = open_store(str(folder))
     newest = resolve_name(store, "4")
     spoil_tiles(store, 4, older=(1, 2, 3))
-    port = Keeping(folder, 2, writer=Writer(store, Saving(), 1))
+    port = Keeping(folder, 2, writer=CheckpointWriter(store, Saving(), 1))
     assert go_through(port, steps=6) == undisturbed
     assert (port.told["source"], port.told["step"], port.told["damaged"]) == ("store", 3, (newest,))
     assert "passed over" in port.told["detail"]

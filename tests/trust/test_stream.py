@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chaos.certificates import Certificates
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption, load
-from elastic3d.trust.handshake import ALERT, Answering, Dialling, Rejected, Role
+from elastic3d.trust.handshake import ALERT, Answering, Dialling, HandshakeRejected, PortRole
 from elastic3d.trust.stream import ENCRYPTED_LIMIT, Stream
 
 A, B = (Credentials(secret="5e" * 32, id=id) for id in ("a@1", "b@2"))
@@ -124,12 +124,14 @@ def test_what_the_system_does_not_take_waits(encryption: Encryption, wires: Call
 def test_who_does_not_encrypt_is_named_and_told(encryption: Encryption, wires: Callable[..., Wire]) -> None:
     """A node without a certificate dials one that has one: both sides say what is wrong."""
     answers = wires(encryption, answers=True)
-    dials = Dialling(A, Role.LINK)
-    with pytest.raises(Rejected, match="calls itself 'a@1', and does not encrypt as this node does") as refused:
+    dials = Dialling(A, PortRole.LINK)
+    with pytest.raises(
+        HandshakeRejected, match="calls itself 'a@1', and does not encrypt as this node does"
+    ) as refused:
         answers.put(dials.hello)
     assert not refused.value.foreign
     answers.stream.hang_up(refused.value.farewell)
-    with pytest.raises(Rejected, match="encrypts its connections, and this node does not") as told:
+    with pytest.raises(HandshakeRejected, match="encrypts its connections, and this node does not") as told:
         dials.feed(answers.out())
     assert not told.value.foreign
 
@@ -138,10 +140,10 @@ def test_who_encrypts_where_nobody_does_is_told(encryption: Encryption, wires: C
     """A node with a certificate dials one that has none: the same the other way round."""
     dials = wires(encryption, answers=False)
     dials.stream.begin()
-    with pytest.raises(Rejected, match="encrypts its connections, and this node does not") as refused:
-        Answering(B, Role.LINK).feed(dials.out()[:1024])
+    with pytest.raises(HandshakeRejected, match="encrypts its connections, and this node does not") as refused:
+        Answering(B, PortRole.LINK).feed(dials.out()[:1024])
     assert refused.value.farewell == ALERT
-    with pytest.raises(Rejected, match="does not encrypt its connections, and this node does") as told:
+    with pytest.raises(HandshakeRejected, match="does not encrypt its connections, and this node does") as told:
         dials.put(refused.value.farewell)
     assert not told.value.foreign
 
@@ -151,7 +153,7 @@ def test_another_program_is_foreign(encryption: Encryption, wires: Callable[...,
     dials, answers = wires(encryption, answers=False), wires(encryption, answers=True)
     dials.stream.begin()
     for one in (dials, answers):
-        with pytest.raises(Rejected, match="does not speak elastic3d's protocol") as told:
+        with pytest.raises(HandshakeRejected, match="does not speak elastic3d's protocol") as told:
             one.put(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         assert told.value.foreign
 
@@ -162,7 +164,7 @@ def test_little_is_taken_before_the_proof(encryption: Encryption, wires: Callabl
     dials.stream.begin()
     pump(dials, answers)
     dials.stream.send(bytes(ENCRYPTED_LIMIT))
-    with pytest.raises(Rejected, match="too much before it had proved itself"):
+    with pytest.raises(HandshakeRejected, match="too much before it had proved itself"):
         pump(dials, answers, 4096)
 
 
@@ -174,7 +176,7 @@ def test_a_damaged_record_ends_the_connection(encryption: Encryption, wires: Cal
     dials.stream.send(b"a beat")
     said = dials.out()
     assert answers.put(said) == b"a beat"
-    with pytest.raises(Rejected, match="no encrypted record"):
+    with pytest.raises(HandshakeRejected, match="no encrypted record"):
         answers.put(said)
 
 
@@ -189,5 +191,5 @@ def test_garbage_is_rejected_or_waited_for(
         one.stream.begin()
     try:
         assert one.put((b"\x16\x03\x01" if begun else b"") + data) is None
-    except Rejected:
+    except HandshakeRejected:
         pass

@@ -140,7 +140,7 @@ class Nursery:
                 start_new_session=True,
             )
         self._control = ours
-        assert isinstance(self._packet(), template.Ready)
+        assert isinstance(self._packet(), template.TemplateReady)
 
     def _packet(self) -> template.Packet:
         self._control.settimeout(60.0)

@@ -13,10 +13,10 @@ from elastic3d.worker.channel import Decoder, KeeperEnd, TrainerEnd, encode
 from elastic3d.worker.events import TrainerFault
 
 MESSAGES = (
-    channel.Ready(),
+    channel.MainReady(),
     channel.Profiled(profile=ModelProfile(blocks=1, parameters=2, micro_batches=3, micro_batch=4, digest="d")),
     channel.StateRestored(source="memory", step=3, generation=2),
-    channel.Written(buffer=1, step=2, checkpoint=True, facts={"ledger": [1, {"a": None}], "words": "über"}),
+    channel.SnapshotWritten(buffer=1, step=2, checkpoint=True, facts={"ledger": [1, {"a": None}], "words": "über"}),
     channel.Committed(
         record=StepRecord(
             generation=1,
@@ -30,13 +30,13 @@ MESSAGES = (
             sample_sum=1 << 70,
         )
     ),
-    channel.Leaving(step=4),
-    channel.Finished(digest=None),
-    channel.Faulted(peer=True, fault=TrainerFault(kind="E", message="m", traceback="t\n" * 1000)),
+    channel.MainLeft(step=4),
+    channel.MainReturned(digest=None),
+    channel.MainRaised(peer=True, fault=TrainerFault(kind="E", message="m", traceback="t\n" * 1000)),
     channel.Start(go=Go(servers=("a:1", "b:2"))),
     channel.Raised(flags=Flags(leave=True, etcd_away=False)),
     channel.Granted(buffer=2),
-    channel.Held(step=9),
+    channel.SnapshotSafe(step=9),
 )
 
 
@@ -57,7 +57,7 @@ def test_messages_survive_any_cut(sizes: list[int]) -> None:
 def test_an_unfinished_frame_is_never_a_message() -> None:
     """What a trainer was saying when it was killed was not said."""
     decoder = Decoder()
-    assert list(decoder.feed(encode(channel.Leaving(step=1))[:-1])) == []
+    assert list(decoder.feed(encode(channel.MainLeft(step=1))[:-1])) == []
 
 
 def test_nonsense_is_an_error() -> None:
@@ -72,11 +72,11 @@ def test_the_keeper_never_blocks_on_a_trainer_that_does_not_read() -> None:
     keeper, trainer = KeeperEnd(ours), TrainerEnd(theirs)
     count = 200_000
     for step in range(count):
-        keeper.send(channel.Held(step=step))
+        keeper.send(channel.SnapshotSafe(step=step))
     assert keeper.wants_write
     found: list[int] = []
     while len(found) < count:
-        found += [message.step for message in trainer.receive() if isinstance(message, channel.Held)]
+        found += [message.step for message in trainer.receive() if isinstance(message, channel.SnapshotSafe)]
         keeper.flush()
     assert found == list(range(count))
     keeper.close()

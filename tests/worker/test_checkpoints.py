@@ -22,8 +22,8 @@ from elastic3d.worker.checkpoints import Checkpoints
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Saving
 from elastic3d.worker.pulse import WELL, Figures
-from elastic3d.worker.slot import PinnedSnapshot, Slot
-from elastic3d.worker.uploader import WriteFailed, Written
+from elastic3d.worker.slot import PinnedSnapshot, SlotPort
+from elastic3d.worker.uploader import TilesUploaded, WriteFailed
 from tests.worker.test_uploader import generation
 
 BYTES = 512 << 10
@@ -60,7 +60,7 @@ class Scene:
         self.checkpoints = Checkpoints(
             self.store,
             saving or Saving(),
-            [cast(Slot, self.slot)],
+            [cast(SlotPort, self.slot)],
             self.inbox.put,
             journal=self.journal,
             figures=self.figures,
@@ -68,11 +68,11 @@ class Scene:
         )
         self.checkpoints.fence(1)
 
-    def save(self, step: int) -> Written | WriteFailed:
+    def save(self, step: int) -> TilesUploaded | WriteFailed:
         """Write and, where that went well, commit a step; return when another would be taken."""
         self.checkpoints.offer(0, step, generation(1))
         said = self.inbox.get(timeout=10)
-        assert isinstance(said, Written | WriteFailed)
+        assert isinstance(said, TilesUploaded | WriteFailed)
         saved = self.checkpoints.heard(said)
         if saved is not None:
             self.checkpoints.commit(saved, 1)
@@ -119,7 +119,7 @@ def test_a_full_disk_stops_checkpoints_until_there_is_space(
     """It is said once, with what to do; the next checkpoint after somebody made room is committed."""
     scene = Scene(small_disk / "store", tmp_path / "events")
     try:
-        assert isinstance(scene.save(1), Written)
+        assert isinstance(scene.save(1), TilesUploaded)
         ballast = small_disk / "ballast"
         fill(ballast)
         for step in (2, 3, 4):
@@ -128,7 +128,7 @@ def test_a_full_disk_stops_checkpoints_until_there_is_space(
             assert "free" in said.error
         assert scene.health().startswith("checkpoint of step 4 failed")
         ballast.unlink()
-        assert isinstance(scene.save(5), Written)
+        assert isinstance(scene.save(5), TilesUploaded)
         assert scene.health() == WELL
     finally:
         scene.close()
@@ -146,13 +146,13 @@ def test_a_store_that_is_gone_stops_checkpoints_until_it_is_back(tmp_path: Path)
     """As if a share had been unmounted; what was committed before is still what counts."""
     scene = Scene(tmp_path / "store", tmp_path / "events")
     try:
-        assert isinstance(scene.save(1), Written)
+        assert isinstance(scene.save(1), TilesUploaded)
         (tmp_path / "store").rename(tmp_path / "away")
         (tmp_path / "store").write_text("in its place")
         assert isinstance(scene.save(2), WriteFailed)
         (tmp_path / "store").unlink()
         (tmp_path / "away").rename(tmp_path / "store")
-        assert isinstance(scene.save(3), Written)
+        assert isinstance(scene.save(3), TilesUploaded)
     finally:
         scene.close()
     latest = read_latest(scene.store)
@@ -165,7 +165,7 @@ def test_a_store_that_was_emptied_is_no_new_store(tmp_path: Path) -> None:
     """An unmounted share looks like that: nothing is begun anew there, and the error says what to do."""
     scene = Scene(tmp_path / "store", tmp_path / "events")
     try:
-        assert isinstance(scene.save(1), Written)
+        assert isinstance(scene.save(1), TilesUploaded)
         (tmp_path / "store").rename(tmp_path / "away")
         (tmp_path / "store").mkdir()
         said = scene.save(2)
@@ -174,7 +174,7 @@ def test_a_store_that_was_emptied_is_no_new_store(tmp_path: Path) -> None:
         assert not list((tmp_path / "store").rglob("*.manifest"))
         shutil.rmtree(tmp_path / "store")
         (tmp_path / "away").rename(tmp_path / "store")
-        assert isinstance(scene.save(3), Written)
+        assert isinstance(scene.save(3), TilesUploaded)
     finally:
         scene.close()
 
@@ -195,7 +195,7 @@ def test_a_store_that_must_hold_more_than_it_may_says_so(tmp_path: Path) -> None
     """Once, in an event and in what `status` shows, for as long as it is so; checkpoints go on."""
     scene = Scene(tmp_path / "store", tmp_path / "events", Saving(keep_bytes=1000))
     for step in (1, 2):
-        assert isinstance(scene.save(step), Written)
+        assert isinstance(scene.save(step), TilesUploaded)
         until = SYSTEM.monotonic() + 60
         while "store.limit_exceeded" not in scene.names() and SYSTEM.monotonic() < until:
             SYSTEM.sleep(0.05)

@@ -13,7 +13,7 @@ from checkpointing import Store, fence, mark_verified, open_store, read_latest, 
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 from elastic3d.membership.records import SavedStep
 from elastic3d.worker import committer as c
-from elastic3d.worker.committer import CommitDone, CommitFailed, Committer, Found
+from elastic3d.worker.committer import CommitDone, CommitFailed, Committer, FencedStore
 
 Told = queue.SimpleQueue[c.Told]
 
@@ -102,7 +102,7 @@ def test_a_store_that_is_away_is_asked_until_it_is_back(tmp_path: Path, store: S
         (tmp_path / "store").unlink()
         (tmp_path / "away").rename(tmp_path / "store")
         said = [told.get(timeout=10) for _ in range(2)]
-        assert {type(one) for one in said} == {Found, CommitDone}
+        assert {type(one) for one in said} == {FencedStore, CommitDone}
     finally:
         committer.close(10.0)
     ref = read_latest(store)
@@ -139,14 +139,14 @@ def test_a_new_leader_knows_how_old_the_newest_checkpoint_is(store: Store, told:
     first.fence(1)
     first.commit(write(store, 5), 1)
     first.close(10.0)
-    assert told.get(timeout=10) == Found(step=-1, age=None, verified_step=-1, verified_age=None)
+    assert told.get(timeout=10) == FencedStore(step=-1, age=None, verified_step=-1, verified_age=None)
     assert step_of(told) == 5
     mark_verified(store, "latest")
     second = Committer(store, told.put)
     second.fence(2)
     second.close(10.0)
     found = told.get(timeout=10)
-    assert isinstance(found, Found)
+    assert isinstance(found, FencedStore)
     assert (found.step, found.verified_step) == (5, 5)
     assert found.age is not None
     assert 0.0 <= found.age < 3600.0

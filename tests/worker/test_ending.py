@@ -19,11 +19,11 @@ from elastic3d.worker.checkpoints import Checkpoints
 from elastic3d.worker.ending import END_PATIENCE, Ending
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.options import Options, Saving
+from elastic3d.worker.options import RunOptions, Saving
 from elastic3d.worker.pulse import Figures
-from elastic3d.worker.slot import PinnedSnapshot, Slot
-from elastic3d.worker.trainer_group import World
-from elastic3d.worker.uploader import WriteFailed, Written
+from elastic3d.worker.slot import PinnedSnapshot, SlotPort
+from elastic3d.worker.trainer_group import TrainerGroup
+from elastic3d.worker.uploader import TilesUploaded, WriteFailed
 from tests.worker.test_checkpoints import Memory
 from tests.worker.test_uploader import generation
 
@@ -63,11 +63,11 @@ class Scene:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.store = open_store(str(folder / "store"))
         self.clock = Later()
-        slots = [cast(Slot, Forgetful(failures))]
+        slots = [cast(SlotPort, Forgetful(failures))]
         journal, figures = Journal(None, "run", "node"), Figures()
         self.generations = Generations(
             cast(Settings, None),
-            Options(),
+            RunOptions(),
             slots,
             self.told.append,
             journal=journal,
@@ -89,15 +89,15 @@ class Scene:
 
     def returned(self, unsaved: int) -> None:
         """Let `main` return on the only slot."""
-        self.generations.worlds["1.0"] = World(generation=generation(1), first_rank=0, trainers={0: 1})
+        self.generations.worlds["1.0"] = TrainerGroup(generation=generation(1), first_rank=0, trainers={0: 1})
         ended = w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.DONE, step=9, code=0, unsaved=unsaved)
         self.generations.heard(ended)
         self.ending.look()
 
-    def wrote(self) -> Written | WriteFailed:
+    def wrote(self) -> TilesUploaded | WriteFailed:
         """Take what came of one write, as the keeper does."""
         said = self.inbox.get(timeout=30)
-        assert isinstance(said, Written | WriteFailed)
+        assert isinstance(said, TilesUploaded | WriteFailed)
         self.ending.heard(said)
         saved = self.checkpoints.heard(said)
         if saved is not None:
@@ -129,8 +129,8 @@ def test_the_last_step_is_written_before_the_node_has_finished(scenes: Any) -> N
     scene = scenes()
     scene.returned(9)
     assert scene.told == []
-    assert isinstance(scene.wrote(), Written)
-    assert [type(event) for event in scene.told] == [m.Saved, m.Finished]
+    assert isinstance(scene.wrote(), TilesUploaded)
+    assert [type(event) for event in scene.told] == [m.Saved, m.MainFinished]
     saved, error = scene.settled.get(timeout=30)
     assert (saved.step, error) == (9, "")
     ref = read_latest(scene.store)
@@ -145,7 +145,7 @@ def test_what_is_in_the_store_already_is_not_written_again(scenes: Any) -> None:
     """A run that was started again after its end has nothing to add."""
     scene = scenes()
     scene.returned(-1)
-    assert [type(event) for event in scene.told] == [m.Finished]
+    assert [type(event) for event in scene.told] == [m.MainFinished]
 
 
 def test_a_write_that_fails_at_the_end_is_tried_again(scenes: Any) -> None:
@@ -157,8 +157,8 @@ def test_a_write_that_fails_at_the_end_is_tried_again(scenes: Any) -> None:
         assert scene.told == []
         scene.clock.now += 2.0
         scene.ending.look()
-    assert isinstance(scene.wrote(), Written)
-    assert isinstance(scene.told[-1], m.Finished)
+    assert isinstance(scene.wrote(), TilesUploaded)
+    assert isinstance(scene.told[-1], m.MainFinished)
 
 
 def test_a_last_step_that_cannot_be_written_is_no_good_end(scenes: Any) -> None:
@@ -169,7 +169,7 @@ def test_a_last_step_that_cannot_be_written_is_no_good_end(scenes: Any) -> None:
     scene.clock.now += END_PATIENCE + 1.0
     scene.ending.look()
     (event,) = scene.told
-    assert isinstance(event, m.Faulted)
+    assert isinstance(event, m.TrainerFailed)
     assert event.error
     assert "the last step, 9, could not be brought to the store: not now" in event.detail
 
@@ -177,10 +177,10 @@ def test_a_last_step_that_cannot_be_written_is_no_good_end(scenes: Any) -> None:
 def test_a_node_one_of_whose_slots_failed_has_not_finished(scenes: Any) -> None:
     """That another slot returned afterwards does not make it a good end."""
     scene = scenes()
-    world = World(generation=generation(1), first_rank=0, trainers={0: 1, 1: 2})
+    world = TrainerGroup(generation=generation(1), first_rank=0, trainers={0: 1, 1: 2})
     scene.generations.worlds["1.0"] = world
     world.failed = True
     world.ended[1] = 9
     scene.generations.heard(w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.DONE, step=9, code=0))
     scene.ending.look()
-    assert not [event for event in scene.told if isinstance(event, m.Finished)]
+    assert not [event for event in scene.told if isinstance(event, m.MainFinished)]

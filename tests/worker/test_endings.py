@@ -20,8 +20,8 @@ from elastic3d.values import ModelProfile
 from elastic3d.worker import events as w
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.leaving import Leaving
-from elastic3d.worker.slot import Slot
+from elastic3d.worker.leaving import LeaveRequest
+from elastic3d.worker.slot import SlotPort
 from elastic3d.worker.warming import TRIES, Inbox, measure
 from tests.worker.keepers import assignment, eventually, gone
 
@@ -38,7 +38,7 @@ class Measuring:
         self.asked += 1
         kind = w.ExitKind.TEMPLATE if self.asked <= self.deaths else w.ExitKind.MEASURED
         if kind is w.ExitKind.MEASURED:
-            self.inbox.put(w.Measured(slot=0, trainer=self.asked, profile=PROFILE))
+            self.inbox.put(w.ProfileMeasured(slot=0, trainer=self.asked, profile=PROFILE))
         self.inbox.put(w.TrainerExited(slot=0, trainer=self.asked, kind=kind, step=-1, code=-9))
         return self.asked
 
@@ -47,16 +47,16 @@ def test_a_joiner_measures_again_when_its_template_dies() -> None:
     """That is no word about its script; but it does not go on for ever."""
     inbox: Inbox = queue.SimpleQueue()
     slot = Measuring(inbox, TRIES - 1)
-    assert measure(cast(Slot, slot), assignment(measuring=True), inbox) == (PROFILE, ())
+    assert measure(cast(SlotPort, slot), assignment(measuring=True), inbox) == (PROFILE, ())
     assert slot.asked == TRIES
     with pytest.raises(TrainingFailed, match="ended without a profile"):
-        measure(cast(Slot, Measuring(inbox, TRIES)), assignment(measuring=True), inbox)
+        measure(cast(SlotPort, Measuring(inbox, TRIES)), assignment(measuring=True), inbox)
 
 
 def test_a_node_that_was_to_leave_has_left() -> None:
     """Put out by the others before it could say so, it does not end as an error; one that was to stay comes back."""
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    leaving = Leaving(cast(Generations, None), None, told.put, journal=Journal(None, "run", "node"), drain=25.0)
+    leaving = LeaveRequest(cast(Generations, None), None, told.put, journal=Journal(None, "run", "node"), drain=25.0)
     out = acts.Exit(failed=True, detail="the others went on without this node", rejoin=True)
     over = acts.Exit(failed=True, detail="the job failed")
     assert leaving.ended(out) == out

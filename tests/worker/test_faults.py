@@ -15,13 +15,13 @@ from elastic3d.port import Go
 from elastic3d.worker import process
 from elastic3d.worker.events import (
     ExitKind,
-    Prepared,
     Restored,
     SlotLost,
     Started,
     StepCommitted,
     TemplateDied,
     TrainerExited,
+    TrainerReady,
 )
 from tests.worker.keepers import Nursery, assignment, children, eventually, gone
 
@@ -54,7 +54,7 @@ def test_a_killed_trainer_is_told_by_its_signal(nursery: Nursery) -> None:
     assert (ended.kind, ended.code) == (ExitKind.SIGNAL, -signal.SIGKILL)
     assert gone(pid)
     keeper.slot.prepare(assignment(generation=2))
-    keeper.wait(Prepared)
+    keeper.wait(TrainerReady)
 
 
 def test_data_loader_workers_die_with_their_trainer(nursery: Nursery) -> None:
@@ -62,7 +62,7 @@ def test_data_loader_workers_die_with_their_trainer(nursery: Nursery) -> None:
     keeper = nursery.keeper("loader")
     keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
-    keeper.wait(Prepared)
+    keeper.wait(TrainerReady)
     members = group(pid)
     assert len(members) >= 3
     os.kill(pid, signal.SIGKILL)
@@ -77,7 +77,7 @@ def test_an_orphan_in_the_trainers_group_is_reaped_too(nursery: Nursery) -> None
     keeper = nursery.keeper("escapes")
     trainer = keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
-    keeper.wait(Prepared)
+    keeper.wait(TrainerReady)
     assert eventually(lambda: len(group(pid)) == 2)
     keeper.slot.stop(trainer)
     keeper.wait(TrainerExited)
@@ -90,7 +90,7 @@ def test_a_killed_keeper_takes_everything_along(nursery: Nursery) -> None:
     keeper = nursery.keeper("loader")
     keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
-    keeper.wait(Prepared)
+    keeper.wait(TrainerReady)
     everybody = {keeper.pid, keeper.template, *group(pid)}
     assert len(everybody) >= 5
     os.kill(keeper.pid, signal.SIGKILL)
@@ -102,14 +102,14 @@ def test_a_killed_template_is_replaced_by_the_one_in_reserve(nursery: Nursery) -
     keeper = nursery.keeper("loader")
     keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
-    keeper.wait(Prepared)
+    keeper.wait(TrainerReady)
     dead, reserve = keeper.templates
     everybody = {dead, *group(pid)}
     os.kill(dead, signal.SIGKILL)
     keeper.wait(TemplateDied)
     second = keeper.slot.prepare(assignment(generation=2))
     # The next trainer may be there before the end of the last one is told.
-    keeper.wait(Prepared, 60, lambda event: event.trainer == second)
+    keeper.wait(TrainerReady, 60, lambda event: event.trainer == second)
     (started,) = [event for event in keeper.seen if isinstance(event, Started) and event.trainer == second]
     told = [event for event in keeper.seen if isinstance(event, TrainerExited)]
     assert (told or [keeper.wait(TrainerExited)])[0].kind is ExitKind.TEMPLATE
@@ -131,7 +131,7 @@ def test_two_killed_templates_are_replaced_by_a_new_interpreter(nursery: Nursery
     keeper.wait(TemplateDied)
     trainer = keeper.slot.prepare(assignment())
     assert keeper.wait(Started, seconds=100.0).trainer == trainer
-    keeper.wait(Prepared)
+    keeper.wait(TrainerReady)
 
 
 def test_a_stopped_template_is_replaced(nursery: Nursery) -> None:
@@ -139,7 +139,7 @@ def test_a_stopped_template_is_replaced(nursery: Nursery) -> None:
     keeper = nursery.keeper("idle")
     trainer = keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
-    keeper.wait(Prepared)
+    keeper.wait(TrainerReady)
     os.kill(keeper.template, signal.SIGSTOP)
     keeper.slot.stop(trainer)
     assert keeper.wait(TrainerExited, seconds=30.0).kind is ExitKind.STOPPED
@@ -178,7 +178,7 @@ def test_sigterm_ends_a_single_trainer(nursery: Nursery) -> None:
     keeper = nursery.keeper("idle")
     keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
-    keeper.wait(Prepared)
+    keeper.wait(TrainerReady)
     os.kill(pid, signal.SIGTERM)
     assert keeper.wait(TrainerExited).code == -signal.SIGTERM
 
@@ -193,7 +193,7 @@ def test_fifty_forks_leak_nothing(nursery: Nursery) -> None:
         keeper.wait(TrainerExited)
         trainer = keeper.slot.prepare(assignment())
         pid = keeper.wait(Started).pid
-        keeper.wait(Prepared)
+        keeper.wait(TrainerReady)
         counts = tuple(len(os.listdir(f"/proc/{p}/fd")) for p in (keeper.pid, keeper.template, pid))
         keeper.slot.stop(trainer)
         keeper.wait(TrainerExited)
@@ -214,7 +214,7 @@ def test_a_script_with_threads_gets_new_interpreters(nursery: Nursery) -> None:
     assert "user-thread" in keeper.output.read_text()
     trainer = keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
-    keeper.wait(Prepared, seconds=60.0)
+    keeper.wait(TrainerReady, seconds=60.0)
     assert os.getpgid(pid) == pid
     bare = keeper.template
     keeper.slot.go(trainer, GO)

@@ -11,7 +11,7 @@ import pytest
 import elastic3d
 from elastic3d.errors import UsageError
 from elastic3d.values import StoreAt
-from elastic3d.worker.options import Options, saving, store_at
+from elastic3d.worker.options import RunOptions, saving, store_at
 from elastic3d.worker.quantities import Every, every, rate, size
 
 PLAIN: dict[str, Any] = {
@@ -129,9 +129,9 @@ def test_what_is_no_time_is_refused(given: Any) -> None:
 def test_the_call_itself_refuses() -> None:
     """Before any process is started."""
     with pytest.raises(UsageError, match="snapshot_every"):
-        Options(snapshot_every=-1)
+        RunOptions(snapshot_every=-1)
     with pytest.raises(UsageError, match=r"stale_snapshots=4.*8 or more"):
-        Options(stale_snapshots=4)
+        RunOptions(stale_snapshots=4)
     for nothing in (0, "0s"):
         with pytest.raises(UsageError, match=r"stale_after=0.*above 0"):
             elastic3d.run(lambda run: None, stale_after=nothing)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from elastic3d.port import StepRecord
-from elastic3d.worker.progress import Progress
+from elastic3d.worker.progress import ProgressReporter
 from elastic3d.worker.pulse import Figures
 from tests.clocks import HandClock
 
@@ -31,7 +31,7 @@ class Heard:
     def __init__(self) -> None:
         self.said: list[tuple[str, dict[str, Any]]] = []
         self.clock, self.figures = HandClock(), Figures()
-        self.progress = Progress(self._emit, self.figures, clock=self.clock)
+        self.progress = ProgressReporter(self._emit, self.figures, clock=self.clock)
 
     def _emit(self, name: str, **fields: Any) -> None:
         self.said.append((name, fields))

@@ -23,10 +23,10 @@ from elastic3d.values import Slot as Place
 from elastic3d.worker import events as w
 from elastic3d.worker.generations import UNREACHABLE, Generations
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.options import Options
+from elastic3d.worker.options import RunOptions
 from elastic3d.worker.pulse import Figures
 from elastic3d.worker.safety import SafeStep
-from elastic3d.worker.slot import Slot
+from elastic3d.worker.slot import SlotPort
 from tests.clocks import HandClock
 from tests.snapshots.test_serving import Place as Memory
 from tests.snapshots.test_serving import eventually
@@ -114,8 +114,8 @@ class Scene:
         )
         self.generations = Generations(
             settings,
-            Options(store=store, **options),
-            [cast(Slot, self.slot)],
+            RunOptions(store=store, **options),
+            [cast(SlotPort, self.slot)],
             lambda event: None,
             journal=self.journal,
             figures=self.figures,
@@ -285,7 +285,7 @@ def test_a_stopped_companion_is_killed_and_lost(nursery: Nursery) -> None:
     keeper = nursery.keeper("idle")
     keeper.slot.prepare(assignment())
     pid = keeper.wait(w.Started).pid
-    keeper.wait(w.Prepared)
+    keeper.wait(w.TrainerReady)
     os.kill(keeper.pid, signal.SIGSTOP)
     keeper.slot._silence = 1.0
     lost = keeper.wait(w.SlotLost, seconds=60)
@@ -297,7 +297,7 @@ def test_a_companion_that_answers_is_left_alone(nursery: Nursery) -> None:
     """Its answers are no events: nobody is woken by them."""
     keeper = nursery.keeper("idle")
     keeper.slot.prepare(assignment())
-    keeper.wait(w.Prepared)
+    keeper.wait(w.TrainerReady)
     first = keeper.slot._heard_at
     assert eventually(lambda: keeper.slot._heard_at > first, 30)
     assert keeper.events.empty()

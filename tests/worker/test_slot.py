@@ -7,13 +7,13 @@ import pytest
 from elastic3d.port import Go
 from elastic3d.worker.events import (
     ExitKind,
-    Measured,
-    Prepared,
+    ProfileMeasured,
     Restored,
     SnapshotTaken,
     Started,
     StepCommitted,
     TrainerExited,
+    TrainerReady,
 )
 from tests.worker.keepers import Nursery, assignment, eventually, gone
 
@@ -24,7 +24,7 @@ def test_a_measuring_trainer_reports_the_profile_and_ends(nursery: Nursery) -> N
     """The profile arrives as an event, then the exit."""
     keeper = nursery.keeper("measure")
     trainer = keeper.slot.measure(assignment(measuring=True))
-    assert keeper.wait(Measured).profile.parameters == 10
+    assert keeper.wait(ProfileMeasured).profile.parameters == 10
     ended = keeper.wait(TrainerExited)
     assert (ended.trainer, ended.kind) == (trainer, ExitKind.MEASURED)
 
@@ -34,7 +34,7 @@ def test_a_trainer_prepares_starts_steps_and_leaves(nursery: Nursery) -> None:
     keeper = nursery.keeper("steps")
     trainer = keeper.slot.prepare(assignment())
     keeper.wait(Started)
-    assert keeper.wait(Prepared).trainer == trainer
+    assert keeper.wait(TrainerReady).trainer == trainer
     keeper.slot.go(trainer, GO)
     assert keeper.wait(Restored).source == "none"
     keeper.wait(StepCommitted, where=lambda event: event.record.step == 5)
@@ -105,10 +105,10 @@ def test_trainers_live_side_by_side(nursery: Nursery) -> None:
     """A proposed generation's trainer is built beside the running one, and either can be stopped alone."""
     keeper = nursery.keeper("idle")
     first = keeper.slot.prepare(assignment())
-    keeper.wait(Prepared)
+    keeper.wait(TrainerReady)
     keeper.slot.go(first, GO)
     second = keeper.slot.prepare(assignment(generation=2))
-    assert keeper.wait(Prepared).trainer == second
+    assert keeper.wait(TrainerReady).trainer == second
     keeper.slot.stop(second)
     assert keeper.wait(TrainerExited).trainer == second
     keeper.slot.ask_leave(first)

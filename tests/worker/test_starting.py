@@ -13,13 +13,13 @@ from checkpointing import open_store
 from checkpointing.interchange import import_checkpoint
 from elastic3d.errors import StateError
 from elastic3d.training import Run
-from elastic3d.training.standalone import Alone
+from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import StoreAt
 from tests.parallel.models import Model, Sentences, loss_fn
 
 
-class Host(Alone):
+class Host(StandalonePort):
     """A port with a store, which keeps what it is told."""
 
     def __init__(self, url: str) -> None:

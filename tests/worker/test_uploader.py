@@ -18,9 +18,9 @@ from elastic3d.membership.records import SavedStep
 from elastic3d.values import Cause, Generation, Node
 from elastic3d.values import Slot as Place
 from elastic3d.worker.options import Saving
-from elastic3d.worker.slot import PinnedSnapshot, Slot
-from elastic3d.worker.uploader import LONGEST_REST, Uploader, WriteFailed, Written, rest_after
-from elastic3d.worker.writing import Writer
+from elastic3d.worker.slot import PinnedSnapshot, SlotPort
+from elastic3d.worker.uploader import LONGEST_REST, TilesUploaded, Uploader, WriteFailed, rest_after
+from elastic3d.worker.writing import CheckpointWriter
 
 
 class Shelf:
@@ -50,7 +50,7 @@ class Shelf:
         yield PinnedSnapshot(generation=1, step=step, rank=0, world=1, facts={}, pieces=[piece])
 
 
-Told = queue.SimpleQueue[Written | WriteFailed]
+Told = queue.SimpleQueue[TilesUploaded | WriteFailed]
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def told() -> Told:
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Writer:
-    return Writer(open_store(tmp_path.as_uri()), Saving(), 1)
+def writer(tmp_path: Path) -> CheckpointWriter:
+    return CheckpointWriter(open_store(tmp_path.as_uri()), Saving(), 1)
 
 
 @pytest.fixture
-def uploader(shelf: Shelf, told: Told, writer: Writer) -> Iterator[Uploader]:
-    uploader = Uploader(cast(Slot, shelf), writer.write, told.put)
+def uploader(shelf: Shelf, told: Told, writer: CheckpointWriter) -> Iterator[Uploader]:
+    uploader = Uploader(cast(SlotPort, shelf), writer.write, told.put)
     yield uploader
     shelf.gate.put(None)
     uploader.close(10.0)
@@ -82,10 +82,10 @@ def generation(number: int) -> Generation:
 
 
 def steps(told: Told, count: int) -> list[Any]:
-    return [(type(one), one.saved.step if isinstance(one, Written) else one.step) for one in _take(told, count)]
+    return [(type(one), one.saved.step if isinstance(one, TilesUploaded) else one.step) for one in _take(told, count)]
 
 
-def _take(told: Told, count: int) -> list[Written | WriteFailed]:
+def _take(told: Told, count: int) -> list[TilesUploaded | WriteFailed]:
     return [told.get(timeout=10) for _ in range(count)]
 
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_due_during_a_write_is_let_go(uploader: Uploader, shelf: Sh
     uploader.offer(6, generation(1))
     assert shelf.unpinned == [6]
     shelf.gate.put(None)
-    assert steps(told, 1) == [(Written, 5)]
+    assert steps(told, 1) == [(TilesUploaded, 5)]
 
 
 def test_the_last_snapshot_waits_for_the_write_before_it(uploader: Uploader, shelf: Shelf, told: Told) -> None:
@@ -104,7 +104,7 @@ def test_the_last_snapshot_waits_for_the_write_before_it(uploader: Uploader, she
     uploader.flush(7, generation(1))
     shelf.gate.put(None)
     shelf.gate.put(None)
-    assert steps(told, 2) == [(Written, 5), (Written, 7)]
+    assert steps(told, 2) == [(TilesUploaded, 5), (TilesUploaded, 7)]
 
 
 def test_the_last_snapshot_is_written_once(uploader: Uploader, shelf: Shelf, told: Told) -> None:
@@ -112,11 +112,11 @@ def test_the_last_snapshot_is_written_once(uploader: Uploader, shelf: Shelf, tol
     uploader.offer(5, generation(1))
     uploader.flush(5, generation(1))
     shelf.gate.put(None)
-    assert steps(told, 1) == [(Written, 5)]
+    assert steps(told, 1) == [(TilesUploaded, 5)]
     uploader.flush(7, generation(1))
     uploader.offer(7, generation(1))
     shelf.gate.put(None)
-    assert steps(told, 1) == [(Written, 7)]
+    assert steps(told, 1) == [(TilesUploaded, 7)]
     assert told.empty()
 
 
@@ -126,7 +126,7 @@ def test_a_step_done_again_is_another_checkpoint(uploader: Uploader, shelf: Shel
         uploader.offer(5, generation(number))
         shelf.gate.put(None)
         (written,) = _take(told, 1)
-        assert isinstance(written, Written)
+        assert isinstance(written, TilesUploaded)
         assert (written.saved.step, written.saved.made_in) == (5, number)
 
 
@@ -147,14 +147,16 @@ def test_an_uploader_is_ready_again_when_it_has_written(uploader: Uploader, shel
     assert shelf.ready.get(timeout=1)
 
 
-def test_the_next_checkpoint_waits_for_the_commit_of_the_one_before(shelf: Shelf, told: Told, writer: Writer) -> None:
+def test_the_next_checkpoint_waits_for_the_commit_of_the_one_before(
+    shelf: Shelf, told: Told, writer: CheckpointWriter
+) -> None:
     """Where the commit is heard of; another one's, or none within the patience, does not hold it back for ever."""
-    uploader = Uploader(cast(Slot, shelf), writer.write, told.put, patience=lambda: 60.0)
+    uploader = Uploader(cast(SlotPort, shelf), writer.write, told.put, patience=lambda: 60.0)
     try:
         uploader.offer(5, generation(1))
         shelf.gate.put(None)
         (written,) = _take(told, 1)
-        assert isinstance(written, Written)
+        assert isinstance(written, TilesUploaded)
         assert not uploader.ready
         uploader.settled(SavedStep(step=4, made_in=1, attempt=0, world=1))
         assert not uploader.ready
@@ -165,7 +167,7 @@ def test_the_next_checkpoint_waits_for_the_commit_of_the_one_before(shelf: Shelf
         uploader.close(10.0)
 
 
-def test_a_failure_is_followed_by_a_rest_that_grows(shelf: Shelf, told: Told, writer: Writer) -> None:
+def test_a_failure_is_followed_by_a_rest_that_grows(shelf: Shelf, told: Told, writer: CheckpointWriter) -> None:
     """A store that is away is not hammered, and one that is back is found within a minute."""
     assert [rest_after(count) for count in (1, 2, 3)] == [1.0, 2.0, 4.0]
     assert rest_after(100) == LONGEST_REST
@@ -175,20 +177,20 @@ def test_a_failure_is_followed_by_a_rest_that_grows(shelf: Shelf, told: Told, wr
         rests.append(failures)
         return 0.01
 
-    uploader = Uploader(cast(Slot, shelf), writer.write, told.put, rest=rest)
+    uploader = Uploader(cast(SlotPort, shelf), writer.write, told.put, rest=rest)
     try:
         for step in (8, 9, 5, 8):
             uploader.offer(step, generation(1))
             shelf.gate.put(None)
             assert shelf.ready.get(timeout=10)
-        assert [kind for kind, _ in steps(told, 4)] == [WriteFailed, WriteFailed, Written, WriteFailed]
+        assert [kind for kind, _ in steps(told, 4)] == [WriteFailed, WriteFailed, TilesUploaded, WriteFailed]
         assert rests == [1, 2, 1]
     finally:
         uploader.close(10.0)
 
 
 def test_what_did_not_change_is_not_written_again(
-    uploader: Uploader, shelf: Shelf, told: Told, writer: Writer, tmp_path: Path
+    uploader: Uploader, shelf: Shelf, told: Told, writer: CheckpointWriter, tmp_path: Path
 ) -> None:
     """The newest committed checkpoint is every write's parent."""
     from checkpointing import commit
@@ -202,7 +204,7 @@ def test_what_did_not_change_is_not_written_again(
 
 def test_the_last_write_before_a_deadline_is_not_held_back(tmp_path: Path) -> None:
     """A limit of a byte a second would take four months."""
-    writer = Writer(open_store(tmp_path.as_uri()), Saving(max_bandwidth=1), 1)
+    writer = CheckpointWriter(open_store(tmp_path.as_uri()), Saving(max_bandwidth=1), 1)
     spec = TensorSpec(key="model/w", dtype="uint8", shape=(10 << 20,))
     piece = Piece(spec=spec, box=Box(start=(0,), stop=(10 << 20,)), data=memoryview(bytes(range(256)) * (10 << 12)))
     last = PinnedSnapshot(generation=1, step=5, rank=0, world=1, facts={}, pieces=[piece])

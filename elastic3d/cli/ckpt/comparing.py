@@ -14,7 +14,7 @@ from checkpointing.inspection.values import ValueDifference, doubtful, to_read, 
 from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.inspecting import Each, Match, fits
 from elastic3d.cli.ckpt.naming import before, choose
-from elastic3d.cli.ckpt.place import Place
+from elastic3d.cli.ckpt.place import StorePlace
 from elastic3d.cli.ckpt.render import two as shown
 from elastic3d.cli.ckpt.telling import bar, tell
 
@@ -31,7 +31,7 @@ _Other = Annotated[str, typer.Argument(metavar="[B]", help="The later one.", aut
 
 
 def diff(
-    place: Place,
+    place: StorePlace,
     a: _One = "",
     b: _Other = "latest",
     other: Annotated[

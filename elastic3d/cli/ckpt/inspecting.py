@@ -11,13 +11,13 @@ import typer
 from checkpointing import Store
 from checkpointing.format.tiles import TensorSpec
 from checkpointing.inspection.difference import by_key
-from checkpointing.inspection.documents import Found, find, times
+from checkpointing.inspection.documents import CheckpointDocuments, find, times
 from checkpointing.inspection.statistics import TensorStatistics
 from checkpointing.inspection.statistics import summarise as statistics
 from checkpointing.inspection.summary import lineage, summarise
 from checkpointing.inspection.tree import tree as grouped
 from elastic3d.cli.ckpt.naming import choose, labels
-from elastic3d.cli.ckpt.place import Place, Which
+from elastic3d.cli.ckpt.place import StorePlace, Which
 from elastic3d.cli.ckpt.render import one as shown
 from elastic3d.cli.ckpt.telling import tell
 from elastic3d.errors import UsageError
@@ -49,7 +49,7 @@ class By(StrEnum):
 
 
 def show(
-    place: Place,
+    place: StorePlace,
     checkpoint: Which = "latest",
     facts: Annotated[bool, typer.Option("--facts", help="Show all facts, not only those that fit a line.")] = False,
     *,
@@ -80,7 +80,7 @@ def show(
 
 
 def tree(
-    place: Place,
+    place: StorePlace,
     checkpoint: Which = "latest",
     match: Match = "",
     depth: Annotated[int, typer.Option("--depth", "-d", min=1, help="Levels to show.")] = 99,
@@ -109,7 +109,7 @@ def tree(
 
 
 def stats(
-    place: Place,
+    place: StorePlace,
     checkpoint: Which = "latest",
     match: Match = "",
     dtype: Annotated[str, typer.Option("--dtype", help="Only tensors of this dtype.", show_default=False)] = "",
@@ -153,7 +153,7 @@ def stats(
         raise typer.Exit(1)
 
 
-def matching(found: Found, match: str, dtype: str = "") -> list[TensorSpec]:
+def matching(found: CheckpointDocuments, match: str, dtype: str = "") -> list[TensorSpec]:
     """Return the tensors that fit the filters, by name; UsageError where there is none."""
     specs = [spec for key, spec in sorted(found.specs.items()) if fits(key, match) and dtype in ("", spec.dtype)]
     if not specs and (match or dtype):
@@ -169,7 +169,7 @@ def fits(key: str, match: str) -> bool:
     return match in key
 
 
-def _found(store: Store, text: str) -> Found:
+def _found(store: Store, text: str) -> CheckpointDocuments:
     chosen = choose(store, text)
     return find(store, chosen.name, expected=chosen.expected, modified=times(store).get(chosen.name, 0.0))
 

@@ -13,13 +13,13 @@ from rich.text import Text
 from checkpointing.reading.announcing import reading
 from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.naming import choose
-from elastic3d.cli.ckpt.place import Place
+from elastic3d.cli.ckpt.place import StorePlace
 from elastic3d.cli.ckpt.render.words import count, size
 from elastic3d.cli.ckpt.telling import bar, tell
 from elastic3d.errors import UsageError
 
 
-class Kind(StrEnum):
+class CheckpointFormat(StrEnum):
     """Whose checkpoint it is."""
 
     DCP = "dcp"
@@ -28,20 +28,21 @@ class Kind(StrEnum):
 
 
 _SUFFIXES = {
-    ".pt": Kind.TORCH,
-    ".pth": Kind.TORCH,
-    ".bin": Kind.TORCH,
-    ".ckpt": Kind.TORCH,
-    ".safetensors": Kind.SAFETENSORS,
+    ".pt": CheckpointFormat.TORCH,
+    ".pth": CheckpointFormat.TORCH,
+    ".bin": CheckpointFormat.TORCH,
+    ".ckpt": CheckpointFormat.TORCH,
+    ".safetensors": CheckpointFormat.SAFETENSORS,
 }
 
 _Kind = Annotated[
-    Kind | None, typer.Option("--as", help="Whose format.", show_default="told by the path's name or contents")
+    CheckpointFormat | None,
+    typer.Option("--as", help="Whose format.", show_default="told by the path's name or contents"),
 ]
 
 
 def import_(
-    place: Place,
+    place: StorePlace,
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file, or a folder for DCP and sharded ones.")],
     kind: _Kind = None,
     step: Annotated[int, typer.Option("--step", min=0, help="The step it is of.")] = 0,
@@ -80,7 +81,7 @@ def import_(
 
 
 def export(
-    place: Place,
+    place: StorePlace,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="A file or folder that is not there yet.")],
     checkpoint: Annotated[
         str,
@@ -123,15 +124,15 @@ def export(
     tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
 
 
-def guess(source: Path) -> Kind:
+def guess(source: Path) -> CheckpointFormat:
     """Return whose checkpoint a path is; UsageError where neither its name nor what is in it tells."""
     if source.is_dir():
         if (source / ".metadata").exists():
-            return Kind.DCP
+            return CheckpointFormat.DCP
         if any(source.glob("*.safetensors")) or any(source.glob("*.safetensors.index.json")):
-            return Kind.SAFETENSORS
+            return CheckpointFormat.SAFETENSORS
     elif source.name.endswith(".safetensors.index.json"):
-        return Kind.SAFETENSORS
+        return CheckpointFormat.SAFETENSORS
     elif source.suffix in _SUFFIXES:
         return _SUFFIXES[source.suffix]
     raise UsageError(f"{source}: cannot tell whose checkpoint that is; give --as dcp, torch or safetensors")

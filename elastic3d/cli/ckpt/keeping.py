@@ -15,7 +15,7 @@ from checkpointing.retention import collection, protection, ref_repair
 from checkpointing.retention.policy import Retention
 from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tags
 from elastic3d.cli.ckpt.naming import choose
-from elastic3d.cli.ckpt.place import Place, Which
+from elastic3d.cli.ckpt.place import StorePlace, Which
 from elastic3d.cli.ckpt.render import keeping as shown
 from elastic3d.cli.ckpt.telling import bar, tell
 from elastic3d.cli.durations import duration
@@ -46,7 +46,7 @@ _One = Annotated[
 
 
 def tag(
-    place: Place,
+    place: StorePlace,
     name: _Tag = "",
     checkpoint: Which = "latest",
     move: Annotated[bool, typer.Option("--move", help="Take the tag from the checkpoint that has it.")] = False,
@@ -75,7 +75,7 @@ def tag(
 
 
 def untag(
-    place: Place,
+    place: StorePlace,
     name: Annotated[str, typer.Argument(metavar="TAG", help="A tag.", autocompletion=complete_tags)],
     *,
     as_json: bool,
@@ -93,7 +93,7 @@ def untag(
 
 
 def pin(
-    place: Place,
+    place: StorePlace,
     checkpoint: _Any = "",
     reason: Annotated[str, typer.Option("--reason", help="Why it must stay; shown in lists.")] = "",
     *,
@@ -118,7 +118,7 @@ def pin(
     tell(store, {"pinned": name, "reason": reason}, lambda _: Text(f"{name} is pinned"), as_json=as_json)
 
 
-def unpin(place: Place, checkpoint: _One, *, as_json: bool) -> None:
+def unpin(place: StorePlace, checkpoint: _One, *, as_json: bool) -> None:
     """Let a pinned checkpoint go again. It stays until a collection finds nothing else that keeps it.
 
     Examples:
@@ -133,7 +133,7 @@ def unpin(place: Place, checkpoint: _One, *, as_json: bool) -> None:
 
 
 def gc(
-    place: Place,
+    place: StorePlace,
     keep_last: Annotated[
         int | None, typer.Option("--keep-last", min=1, help="Keep this many of the newest.", show_default="all")
     ] = None,
@@ -193,7 +193,7 @@ def gc(
 
 
 def repair(
-    place: Place,
+    place: StorePlace,
     generation: Annotated[int, typer.Option("--generation", min=0, help="Of the run that goes on, if known.")] = 0,
     *,
     as_json: bool,

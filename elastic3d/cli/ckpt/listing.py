@@ -15,12 +15,12 @@ from checkpointing.inspection.history import history
 from checkpointing.inspection.usage import usage
 from checkpointing.reading.reader import read_record
 from elastic3d.cli.ckpt.naming import committed, labels
-from elastic3d.cli.ckpt.place import Place, complain
+from elastic3d.cli.ckpt.place import StorePlace, complain
 from elastic3d.cli.ckpt.render import store as shown
 from elastic3d.cli.ckpt.telling import bar, tell
 
 
-def ls(place: Place, *, as_json: bool) -> None:
+def ls(place: StorePlace, *, as_json: bool) -> None:
     """List the committed checkpoints of a store, newest first.
 
     Only refs and records are read, however large the checkpoints are. A checkpoint is named by its step, generations
@@ -70,7 +70,7 @@ def ls(place: Place, *, as_json: bool) -> None:
 
 
 def log(
-    place: Place,
+    place: StorePlace,
     number: Annotated[int, typer.Option("-n", min=1, help="At most this many, the newest.")] = 20,
     *,
     as_json: bool,
@@ -103,7 +103,7 @@ def log(
         raise typer.Exit(1)
 
 
-def du(place: Place, *, as_json: bool) -> None:
+def du(place: StorePlace, *, as_json: bool) -> None:
     """Say what each checkpoint takes in the store, alone and together with others.
 
     A tile that did not change is stored once and shared by all checkpoints that have it. `unique` is what no other

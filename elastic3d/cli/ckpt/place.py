@@ -44,7 +44,7 @@ Which = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StorePlace:
     """A store as the user named it."""
 
     url: str
@@ -81,7 +81,7 @@ def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapped(*, url: str, key_file: str, **values: Any) -> None:
         try:
-            command(Place(url=url, key_file=key_file), **values)
+            command(StorePlace(url=url, key_file=key_file), **values)
         except (CheckpointError, Elastic3dError) as error:
             complain(error)
             raise typer.Exit(error.exit_code) from None

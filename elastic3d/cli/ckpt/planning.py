@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from checkpointing.inspection.documents import Found, find
-from checkpointing.inspection.reads import Catalogue, Reads
+from checkpointing.inspection.documents import CheckpointDocuments, find
+from checkpointing.inspection.reads import Reads, TileIndex
 from checkpointing.inspection.writers import writers
 from elastic3d.cli.ckpt.naming import choose
-from elastic3d.cli.ckpt.place import Place, Which
+from elastic3d.cli.ckpt.place import StorePlace, Which
 from elastic3d.cli.ckpt.render import two as shown
 from elastic3d.cli.ckpt.telling import bar, tell
 from elastic3d.errors import UsageError
 from elastic3d.planner.placement import place_of
-from elastic3d.planner.shares import Homes, Target, boxes_of, check_target, find_homes, parameter_of
+from elastic3d.planner.shares import Homes, MeshSizes, boxes_of, check_target, find_homes, parameter_of
 
 
 def plan(
-    place: Place,
+    place: StorePlace,
     checkpoint: Which = "latest",
     to: Annotated[str, typer.Option("--to", metavar="pp=N,dp=N,tp=N", help="The mesh; an axis left out is 1.")] = "",
     blocks: Annotated[
@@ -52,7 +52,7 @@ def plan(
     """
     if not to:
         raise UsageError("plan needs --to, the mesh that would restore the checkpoint, as in --to pp=2,dp=3,tp=2")
-    target = Target.parse(to)
+    target = MeshSizes.parse(to)
     if target.world % slots:
         raise UsageError(f"--slots {slots}: {target.world} ranks ({target}) are no whole number of such nodes")
     store = place.open()
@@ -65,7 +65,7 @@ def plan(
         for reader, reads in enumerate(plan_reads(found, target, homes, slots)):
             ranks = range(reader * slots, (reader + 1) * slots)
             places = [place_of(rank, target) for rank in ranks]
-            readers.append(shown.Reader(ranks=tuple(ranks), places=tuple(places), reads=reads))
+            readers.append(shown.ReadingRanks(ranks=tuple(ranks), places=tuple(places), reads=reads))
             advance(reader + 1)
     data = {
         "checkpoint": found.name,
@@ -83,7 +83,7 @@ def plan(
     tell(store, data, lambda width: shown.plan(found, target, homes, readers, width), as_json=as_json)
 
 
-def homes_of(found: Found, blocks: str | None, last: list[str]) -> Homes:
+def homes_of(found: CheckpointDocuments, blocks: str | None, last: list[str]) -> Homes:
     """Return where a checkpoint's tensors live in a pipeline, from names and from the mesh that wrote it."""
     mesh = writers(found.ranks)
     held = [{key for rank in stage for key in {t.spec.key for t in found.ranks[rank].tiles}} for stage in mesh.stages]
@@ -96,9 +96,9 @@ def homes_of(found: Found, blocks: str | None, last: list[str]) -> Homes:
     )
 
 
-def plan_reads(found: Found, target: Target, homes: Homes, slots: int = 1) -> Iterator[Reads]:
+def plan_reads(found: CheckpointDocuments, target: MeshSizes, homes: Homes, slots: int = 1) -> Iterator[Reads]:
     """Yield what each node of `slots` ranks would read, in order of rank."""
-    catalogue = Catalogue(found.tiles)
+    catalogue = TileIndex(found.tiles)
     shapes = {parameter_of(key): spec.shape for key, spec in found.specs.items() if not key.startswith("optimizer/")}
     specs = list(found.specs.values())
     for first in range(0, target.world, slots):

@@ -18,7 +18,7 @@ from checkpointing.inspection.arrays import array, widened
 from checkpointing.reading.resolver import resolve
 from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tensors
 from elastic3d.cli.ckpt.naming import choose
-from elastic3d.cli.ckpt.place import Place, complain
+from elastic3d.cli.ckpt.place import StorePlace, complain
 from elastic3d.cli.ckpt.render import checks as shown
 from elastic3d.cli.ckpt.telling import bar, print_json, tell
 from elastic3d.errors import UsageError
@@ -35,7 +35,7 @@ class Form(StrEnum):
 
 
 def cat(
-    place: Place,
+    place: StorePlace,
     tensor: Annotated[str, typer.Argument(metavar="TENSOR", help="Its name.", autocompletion=complete_tensors)],
     checkpoint: Annotated[
         str,
@@ -92,7 +92,7 @@ def cat(
         _save(spec, shape, data, form, out)
 
 
-def verify_store(place: Place, *, as_json: bool) -> None:
+def verify_store(place: StorePlace, *, as_json: bool) -> None:
     """Read every byte of a store and check it against its digest; exit 1 when something is wrong.
 
     Every object is checked, whether a checkpoint refers to it or not: packs check themselves. Each damaged byte is

@@ -19,7 +19,7 @@ from elastic3d.errors import UsageError
 from elastic3d.planner import rank
 from elastic3d.planner.costs import Costs
 from elastic3d.planner.devices import Number, Sheet, device_named
-from elastic3d.planner.results import Candidate, Ranking, Rejected
+from elastic3d.planner.results import Candidate, Ranking, RejectedLayout
 from elastic3d.values import ModelProfile, to_json
 
 SCHEMA = 1
@@ -136,7 +136,7 @@ def document(question: Question, found: Ranking) -> dict[str, Any]:
     }
 
 
-def _layout(one: Candidate | Rejected) -> dict[str, Any]:
+def _layout(one: Candidate | RejectedLayout) -> dict[str, Any]:
     data: dict[str, Any] = to_json(one.layout)
     return data
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from elastic3d.planner.placement import Place, place_of
+from elastic3d.planner.placement import RankPlace, place_of
 from elastic3d.values import Layout
 
 ROWS = 12
@@ -43,11 +43,11 @@ def mesh(layout: Layout, slots: int, spares: int, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _name(place: Place, names: Sequence[str]) -> str:
+def _name(place: RankPlace, names: Sequence[str]) -> str:
     return " ".join(f"{axis[0]}{getattr(place, axis)}" for axis in names) or "all"
 
 
-def _ranges(places: Sequence[Place], names: Sequence[str]) -> str:
+def _ranges(places: Sequence[RankPlace], names: Sequence[str]) -> str:
     """Return the places of one or more nodes as a range on each axis."""
     said = []
     for axis in names:
@@ -57,7 +57,7 @@ def _ranges(places: Sequence[Place], names: Sequence[str]) -> str:
     return "  ".join(said) or "the whole model on each slot"
 
 
-def _runs(held: Sequence[Sequence[Place]]) -> list[tuple[int, int]]:
+def _runs(held: Sequence[Sequence[RankPlace]]) -> list[tuple[int, int]]:
     """Return runs of nodes, half-open, whose slots are all of the same stages; at most ROWS, the rest by halves."""
     starts = [0]
     for node in range(1, len(held)):
@@ -69,9 +69,9 @@ def _runs(held: Sequence[Sequence[Place]]) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(held)], strict=True))
 
 
-def _stages(places: Sequence[Place]) -> set[int]:
+def _stages(places: Sequence[RankPlace]) -> set[int]:
     return {place.pp for place in places}
 
 
-def _coloured(text: str, place: Place) -> Text:
+def _coloured(text: str, place: RankPlace) -> Text:
     return Text(text, style=COLOURS[place.pp % len(COLOURS)])

@@ -11,7 +11,7 @@ from elastic3d.errors import UsageError
 from elastic3d.planner.costs import Costs
 from elastic3d.planner.described import Optimizer, Training, describe
 from elastic3d.planner.devices import Number, Sheet
-from elastic3d.planner.shapes import Recompute, shape_named
+from elastic3d.planner.shapes import RecomputedShare, shape_named
 from elastic3d.values import Layout, ModelProfile
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -94,6 +94,6 @@ def described(
         micro_batch=1 if micro_batch is None else micro_batch,
         number=number,
         optimizer=choose(Optimizer, "--optimizer", optimizer),
-        recompute=choose(Recompute, "--recompute", recompute),
+        recompute=choose(RecomputedShare, "--recompute", recompute),
     )
     return describe(shape, training)

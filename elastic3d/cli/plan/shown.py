@@ -13,7 +13,7 @@ from rich.text import Text
 
 from elastic3d.cli.plan import mesh, steps
 from elastic3d.cli.plan.question import Question
-from elastic3d.planner.results import Candidate, Ranking, Rejected
+from elastic3d.planner.results import Candidate, Ranking, RejectedLayout
 from elastic3d.planner.schedules import schedule_of
 from elastic3d.planner.timeline import timeline
 
@@ -62,7 +62,7 @@ def spell_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def named(candidate: Candidate | Rejected) -> str:
+def named(candidate: Candidate | RejectedLayout) -> str:
     """Return a layout in few words: pp 2 x dp 4 x tp 8, ZeRO-2, interleaved x2, 2 replicas."""
     layout = candidate.layout
     return str(replace(layout, schedule=schedule_of(layout)))
@@ -154,9 +154,9 @@ def _shares(parts: Mapping[str, float], whole: float, spell: Callable[[float], s
     return text.append(f" = {' + '.join(said)}") if len(said) > 1 else text
 
 
-def _reasons(rejected: Sequence[Rejected]) -> list[RenderableType]:
+def _reasons(rejected: Sequence[RejectedLayout]) -> list[RenderableType]:
     """Tell reasons of one kind together, by an example: of too little memory by the nearest miss."""
-    kinds: dict[str, list[Rejected]] = defaultdict(list)
+    kinds: dict[str, list[RejectedLayout]] = defaultdict(list)
     for one in rejected:
         kinds[_kind(one)].append(one)
     largest = sorted(kinds.values(), key=len, reverse=True)
@@ -180,17 +180,17 @@ def _amount(reason: str) -> float:
     return float(match[1]) * dict(_UNITS)[match[2]] if match else 0.0
 
 
-def _all_reasons(rejected: Sequence[Rejected]) -> list[RenderableType]:
+def _all_reasons(rejected: Sequence[RejectedLayout]) -> list[RenderableType]:
     return [Text(f"{named(one)} on {one.nodes} nodes: {_without_name(one)}") for one in rejected]
 
 
-def _kind(one: Rejected) -> str:
+def _kind(one: RejectedLayout) -> str:
     """Return what reasons that differ in numbers only have in common; of memory, what takes most of it."""
     reason = _NUMBER.sub("#", _without_name(one))
     return reason.partition(",")[0] if one.out_of_memory else reason
 
 
-def _without_name(one: Rejected) -> str:
+def _without_name(one: RejectedLayout) -> str:
     return one.reason.removeprefix(str(one.layout)).lstrip(": ")
 
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from elastic3d.planner.pipeline_actions import Pass
-from elastic3d.planner.timeline import Timeline, Work
+from elastic3d.planner.timeline import ScheduledAction, Timeline
 
 RANKS = 16
 STYLES = {Pass.FORWARD: "cyan", Pass.BACKWARD: "green", Pass.INPUT: "green", Pass.WEIGHT: "magenta"}
@@ -39,7 +39,7 @@ def picture(step: Timeline, width: int) -> RenderableType:
     return Group(*lines, _legend(step, numbered))
 
 
-def _line(works: Sequence[Work], scale: float, numbered: bool) -> Text:
+def _line(works: Sequence[ScheduledAction], scale: float, numbered: bool) -> Text:
     text, column = Text(), 0
     if not numbered:
         return _shaded(works, scale)
@@ -53,7 +53,7 @@ def _line(works: Sequence[Work], scale: float, numbered: bool) -> Text:
     return text
 
 
-def _shaded(works: Sequence[Work], scale: float) -> Text:
+def _shaded(works: Sequence[ScheduledAction], scale: float) -> Text:
     """Give each column to what takes most of it."""
     columns = [dict[Pass, float]() for _ in range(max(1, round(works[-1].end * scale)))]
     for work in works:

@@ -38,7 +38,7 @@ from elastic3d.membership.driver.wire import Dial, Guest, Told, family
 from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption
-from elastic3d.trust.handshake import Answering, Role
+from elastic3d.trust.handshake import Answering, PortRole
 from elastic3d.trust.listening import ACCEPTED_AT_ONCE, BACKLOG, Listener, Refusal, Refusals, Waiting, most_known
 from elastic3d.trust.stream import Stream
 
@@ -127,7 +127,7 @@ class Links:
         self._listen_at: float | None = None
         self._ends: dict[int, Dial | Guest] = {}
         self._waiting: Waiting[Guest] = Waiting()
-        self._orders: queue.SimpleQueue[acts.Watch | Credentials | str] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[acts.WatchPeers | Credentials | str] = queue.SimpleQueue()
         self._dials: dict[str, Dial] = {}
         self._expected: frozenset[str] = frozenset()
         self._neighbours: dict[str, _Neighbour] = {}
@@ -145,7 +145,7 @@ class Links:
         self._orders.put(Credentials(secret=secret, id=""))
         self._wake()
 
-    def watch(self, ring: acts.Watch) -> None:
+    def watch(self, ring: acts.WatchPeers) -> None:
         """Watch these peers, expect those ids, and nobody else; what is known of them already is told again."""
         self._orders.put(ring)
         self._wake()
@@ -229,7 +229,7 @@ class Links:
             else:
                 self._arrange(order, now)
 
-    def _arrange(self, ring: acts.Watch, now: float) -> None:
+    def _arrange(self, ring: acts.WatchPeers, now: float) -> None:
         wanted = {peer.id: peer for peer in ring.peers}
         for id in [id for id, dial in self._dials.items() if wanted.get(id) != dial.peer]:
             self._drop(self._dials.pop(id))
@@ -317,7 +317,7 @@ class Links:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = Stream(connection, self._encryption, answers=True)
-        opening = Answering(self._credentials, Role.LINK, binding=stream.binding)
+        opening = Answering(self._credentials, PortRole.LINK, binding=stream.binding)
         guest = Guest(stream=stream, address=address, moved_at=now, me=self._credentials.id, opening=opening)
         self._ends[connection.fileno()] = guest
         self._poll.register(connection, guest.mask)

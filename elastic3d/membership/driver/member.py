@@ -23,7 +23,7 @@ from elastic3d.membership import reading
 from elastic3d.membership.driver.ended import make_room
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.probing import probe
-from elastic3d.membership.driver.writer import Writer
+from elastic3d.membership.driver.writer import MemberWriter
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.forming import Planner
 from elastic3d.membership.policy import Policy
@@ -92,7 +92,7 @@ class Member:
         self._agreement, self._trusted = Agreement(secret) if secret else None, trusted
         self._core = Core(record, policy, planner)
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._writer = Writer(
+        self._writer = MemberWriter(
             client,
             root,
             record.node,
@@ -162,7 +162,7 @@ class Member:
             if watch is not None:
                 watch.close()
         if self._links is not None:
-            self._links.watch(acts.Watch(peers=()))
+            self._links.watch(acts.WatchPeers(peers=()))
         self._writer.stop()
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class Member:
             self._noted(event)
         for action in self._core.handle(events, self._clock.monotonic()):
             match action:
-                case acts.Watch():
+                case acts.WatchPeers():
                     assert self._links is not None
                     self._links.watch(action)
                 case acts.Probe():
@@ -251,7 +251,7 @@ class Member:
             self._trusted(SecretNews(what=What.RESTORED, secret=due.secret, was=due.was))
             self._writer.write(acts.PutSecret(secret=due.secret, revision=due.revision))
 
-    def _probe(self, peers: tuple[acts.Peer, ...]) -> None:
+    def _probe(self, peers: tuple[acts.RingPeer, ...]) -> None:
         # Seldom, and over in two seconds. Should it fail, the core asks again after a while.
         threads.start(lambda: self.tell(probe(peers)), name="elastic3d-probe", edge=threads.Edge.ALONE)
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.membership.actions import Peer
+from elastic3d.membership.actions import RingPeer
 from elastic3d.membership.driver.wire import family
 from elastic3d.membership.events import Probed
 
@@ -19,7 +19,7 @@ _REACHED = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 _UNKNOWN = (errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
-def probe(peers: Sequence[Peer], *, seconds: float = SECONDS, clock: Clock = SYSTEM) -> Probed:
+def probe(peers: Sequence[RingPeer], *, seconds: float = SECONDS, clock: Clock = SYSTEM) -> Probed:
     """Return with whom a connection could be made, or was refused, and with whom not.
 
     Who could not even be tried, for want of descriptors or with an address that is none, counts as reached: nothing is
@@ -51,7 +51,7 @@ def probe(peers: Sequence[Peer], *, seconds: float = SECONDS, clock: Clock = SYS
     return Probed(reached=tuple(id for id in ids if id not in failed), failed=tuple(id for id in ids if id in failed))
 
 
-def _begin(peer: Peer, waiting: selectors.BaseSelector) -> None:
+def _begin(peer: RingPeer, waiting: selectors.BaseSelector) -> None:
     try:
         connection = socket.socket(family(peer.address), socket.SOCK_STREAM)
     except OSError:

@@ -14,11 +14,11 @@ import socket
 from dataclasses import dataclass, field
 from enum import Enum
 
-from elastic3d.membership.actions import Peer
+from elastic3d.membership.actions import RingPeer
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption
 from elastic3d.trust.frames import Forged, Seals
-from elastic3d.trust.handshake import Answering, Dialling, Keys, Rejected, Role
+from elastic3d.trust.handshake import Answering, Dialling, HandshakeRejected, Keys, PortRole
 from elastic3d.trust.stream import Stream
 
 STANDING = select.EPOLLRDHUP
@@ -70,7 +70,7 @@ class Dial:
     moved_at: when it was heard last, or begun.
     """
 
-    peer: Peer
+    peer: RingPeer
     stream: Stream | None = None
     connected: bool = False
     greeted: bool = False
@@ -110,7 +110,7 @@ class Dial:
         self.stream = Stream(connection, encryption, answers=False)
         self.distrust, self.moved_at = "", now
         try:
-            self.opening = Dialling(credentials, Role.LINK, meant=self.peer.id)
+            self.opening = Dialling(credentials, PortRole.LINK, meant=self.peer.id)
             code = connection.connect_ex((self.peer.address, self.peer.port))
         except (OSError, OverflowError, TypeError, ValueError):
             # A record with an address that is none: this peer is heard by nobody, the others are.
@@ -137,7 +137,7 @@ class Dial:
                 return self._answered(self.stream, data, now)
             if not self.beats.take(data):
                 return Told.NOTHING
-        except Rejected as error:
+        except HandshakeRejected as error:
             return self._rejected(error)
         except Forged as error:
             self.distrust = str(error)
@@ -169,7 +169,7 @@ class Dial:
         self.moved_at = now
         return Told.HEARD
 
-    def _rejected(self, error: Rejected) -> Told:
+    def _rejected(self, error: HandshakeRejected) -> Told:
         if error.foreign:
             return self._refused(f"answers, but {error}; another program than {self.peer.id}'s")
         # Whoever it is, it may only be somebody in between, or of an etcd that was emptied: no death.
@@ -243,7 +243,7 @@ class Guest:
                 return self._greeted(data, now)
             if not self.beats.take(data):
                 return Told.NOTHING
-        except Rejected as error:
+        except HandshakeRejected as error:
             self.distrust, self.farewell = str(error), error.farewell
             return Told.ENDED
         except Forged as error:

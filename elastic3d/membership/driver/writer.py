@@ -44,7 +44,7 @@ MEND = (
 """What to do about an etcd that will not compact."""
 
 
-class Writer:
+class MemberWriter:
     """Writes for the member `me` of the job under `root`, own keys under a lease of `ttl` seconds.
 
     `tell` is called with what came of it. `pulse` is asked for the next pulse's content and `period` for the seconds

@@ -16,7 +16,7 @@ from elastic3d.membership.records import (
     Drain,
     End,
     Flap,
-    History,
+    GenerationHistory,
     MemberRecord,
     Proposal,
     Pulse,
@@ -34,7 +34,7 @@ BOARD, ROLL, PULSES, HISTORY, REFUSED = TIERS = ("board/", "roll/", "pulses/", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class AdmissionCheck:
     """One thing a node tried of itself before it took part."""
 
     name: str
@@ -43,16 +43,16 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class AdmissionFailure:
     """A node that failed its own admission, as it wrote it."""
 
     node: str
     address: str = ""
-    checks: tuple[Check, ...]
+    checks: tuple[AdmissionCheck, ...]
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class RunKeys:
     """Every record of a run by the name in its key. leases: of the keys that have one. problems: what is garbage."""
 
     leader: Claim | None = None
@@ -67,8 +67,8 @@ class Found:
     quarantine: dict[str, Quarantine] = field(default_factory=dict)
     flaps: dict[str, Flap] = field(default_factory=dict)
     pulses: dict[str, Pulse] = field(default_factory=dict)
-    history: dict[str, History] = field(default_factory=dict)
-    refused: dict[str, Refusal] = field(default_factory=dict)
+    history: dict[str, GenerationHistory] = field(default_factory=dict)
+    refused: dict[str, AdmissionFailure] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -89,17 +89,17 @@ _MANY: dict[str, tuple[str, type[Any]]] = {
     "roll/quarantine/": ("quarantine", Quarantine),
     "roll/flaps/": ("flaps", Flap),
     PULSES: ("pulses", Pulse),
-    HISTORY: ("history", History),
-    REFUSED: ("refused", Refusal),
+    HISTORY: ("history", GenerationHistory),
+    REFUSED: ("refused", AdmissionFailure),
 }
 _WHOLE = (WHOLE + "generation", WHOLE + "proposal")
 # Their few numbers that are no whole ones are never shown, and they are long.
 _UNCHECKED = (Generation, Proposal, MemberRecord)
 
 
-def find(root: str, items: Iterable[KeyValue]) -> Found:
+def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
     """Return what the keys of one listing say."""
-    found = Found()
+    found = RunKeys()
     items = tuple(items)
     wholes = {item.key: item.value for item in items if item.key.startswith(root + WHOLE)}
     for item in items:
@@ -123,14 +123,14 @@ def find(root: str, items: Iterable[KeyValue]) -> Found:
     return found
 
 
-def history(root: str, items: Iterable[KeyValue]) -> tuple[list[History], list[str]]:
+def history(root: str, items: Iterable[KeyValue]) -> tuple[list[GenerationHistory], list[str]]:
     """Return the generations that were sealed, oldest first, and what of it cannot be read."""
     found = find(root, (item for item in items if item.key.startswith(root + HISTORY)))
     told = sorted(found.history.values(), key=lambda history: (history.number, history.attempt))
     return told, found.problems
 
 
-def _add(found: Found, name: str, key: str, record: Any, item: KeyValue) -> None:
+def _add(found: RunKeys, name: str, key: str, record: Any, item: KeyValue) -> None:
     if name == "members" and record.node.id != key:
         raise ConfigurationError(f"etcd key {item.key} holds the record of {record.node.id}")
     getattr(found, name)[key] = record

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastic3d.membership.inspection.keys import Found
+from elastic3d.membership.inspection.keys import RunKeys
 from elastic3d.membership.records import Out, Pulse
 from elastic3d.planner import place_of
 from elastic3d.values import Cause, Generation, Layout, Node
@@ -59,7 +59,7 @@ class NodeState(StrEnum):
     UNREADABLE = "unreadable"
 
 
-class Role(StrEnum):
+class NodeRole(StrEnum):
     """What the sealed generation says of a node."""
 
     ACTIVE = "active"
@@ -80,7 +80,7 @@ class NodeStatus:
     incarnation: str = ""
     machine: str
     state: NodeState
-    role: Role = Role.NONE
+    role: NodeRole = NodeRole.NONE
     leads: bool = False
     detail: str = ""
     seconds_left: float | None = None
@@ -93,7 +93,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sealed:
+class GenerationStatus:
     """A generation, or one that is being prepared.
 
     mesh: by pipeline stage and replica, the node that stands there; () without a layout. age: seconds since it was
@@ -115,7 +115,7 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StateAge:
     """The newest state that is held. It is from `age` to `age` + `within` seconds old."""
 
     step: int
@@ -132,20 +132,20 @@ class Status:
     state: JobState
     detail: str
     leader: str
-    generation: Sealed | None
-    preparing: Sealed | None
+    generation: GenerationStatus | None
+    preparing: GenerationStatus | None
     nodes: tuple[NodeStatus, ...]
     step: int
     step_seconds: float
-    snapshot: Kept | None
-    checkpoint: Kept | None
-    verified: Kept | None
+    snapshot: StateAge | None
+    checkpoint: StateAge | None
+    verified: StateAge | None
     minimum: int
     maximum: int
     problems: tuple[str, ...]
 
 
-def status(run_id: str, found: Found, *, revision: int, remaining: Mapping[int, float], wall: float) -> Status:
+def status(run_id: str, found: RunKeys, *, revision: int, remaining: Mapping[int, float], wall: float) -> Status:
     """Return how the job stands.
 
     remaining: the seconds that leases have left, for those of `found.leases` that are known. wall: the reader's wall
@@ -156,7 +156,7 @@ def status(run_id: str, found: Found, *, revision: int, remaining: Mapping[int, 
     nodes = rows.all()
     minimum = max((record.minimum for record in found.members.values()), default=0)
     state, detail = _job(found, nodes, minimum)
-    active = [node.pulse for node in nodes if node.pulse is not None and node.role is Role.ACTIVE]
+    active = [node.pulse for node in nodes if node.pulse is not None and node.role is NodeRole.ACTIVE]
     current = [pulse for pulse in active if generation is not None and pulse.generation == generation.number]
     # Whoever leads commits the checkpoints, a spare too.
     told = [node.pulse for node in nodes if node.pulse is not None]
@@ -182,10 +182,10 @@ def status(run_id: str, found: Found, *, revision: int, remaining: Mapping[int, 
     )
 
 
-def _sealed(generation: Generation, found: Found, wall: float) -> Sealed:
+def _sealed(generation: Generation, found: RunKeys, wall: float) -> GenerationStatus:
     told = found.history.get(f"{generation.number:010d}.{generation.attempt}")
     proposal = found.proposal
-    return Sealed(
+    return GenerationStatus(
         number=generation.number,
         attempt=generation.attempt,
         cause=generation.cause,
@@ -211,21 +211,21 @@ def _mesh(generation: Generation) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, rows))
 
 
-def _snapshot(pulses: list[Pulse]) -> Kept | None:
+def _snapshot(pulses: list[Pulse]) -> StateAge | None:
     """Return the snapshot that all active nodes hold: as new as the oldest of theirs."""
     if not pulses or any(pulse.snapshot_step < 0 for pulse in pulses):
         return None
     oldest = min(pulses, key=lambda pulse: (pulse.snapshot_step, -pulse.snapshot_age))
-    return Kept(step=oldest.snapshot_step, age=max(0.0, oldest.snapshot_age), within=oldest.every)
+    return StateAge(step=oldest.snapshot_step, age=max(0.0, oldest.snapshot_age), within=oldest.every)
 
 
-def _newest(told: list[tuple[int, float, float]]) -> Kept | None:
+def _newest(told: list[tuple[int, float, float]]) -> StateAge | None:
     """Return the newest of (step, age, how often it is told); who leads tells of checkpoints."""
     step, age, within = max(told, key=lambda one: (one[0], -one[1]), default=(-1, 0.0, 0.0))
-    return None if step < 0 else Kept(step=step, age=max(0.0, age), within=within)
+    return None if step < 0 else StateAge(step=step, age=max(0.0, age), within=within)
 
 
-def _job(found: Found, nodes: tuple[NodeStatus, ...], minimum: int) -> tuple[JobState, str]:
+def _job(found: RunKeys, nodes: tuple[NodeStatus, ...], minimum: int) -> tuple[JobState, str]:
     generation = found.generation
     if found.end is not None:
         return (JobState.FAILED if found.end.failed else JobState.ENDED), found.end.detail
@@ -233,7 +233,7 @@ def _job(found: Found, nodes: tuple[NodeStatus, ...], minimum: int) -> tuple[Job
     few = f"{_nodes(able)} of at least {minimum}" if minimum > able else ""
     if generation is None:
         return JobState.FORMING, few or f"{_nodes(able)} registered"
-    active = [node for node in nodes if node.role is Role.ACTIVE]
+    active = [node for node in nodes if node.role is NodeRole.ACTIVE]
     out = [node.name for node in active if node.state is NodeState.OUT]
     if not found.members:
         return JobState.WAITING, "no node is registered: all are gone, or etcd lost their leases"
@@ -265,7 +265,7 @@ def _nodes(count: int) -> str:
 class _Rows:
     """The nodes of a status: those of the generation in rank order, then spares, then everybody else by name."""
 
-    def __init__(self, found: Found, remaining: Mapping[int, float], wall: float) -> None:
+    def __init__(self, found: RunKeys, remaining: Mapping[int, float], wall: float) -> None:
         self.found, self.wall = found, wall
         self.left = {key: remaining[lease] for key, lease in found.leases.items() if lease in remaining}
         generation, proposal = found.generation, found.proposal
@@ -315,7 +315,7 @@ class _Rows:
 
     def _row(self, node: Node) -> NodeStatus:
         id, found = node.id, self.found
-        role = Role.ACTIVE if id in self.active else Role.SPARE if id in self.spares else Role.NONE
+        role = NodeRole.ACTIVE if id in self.active else NodeRole.SPARE if id in self.spares else NodeRole.NONE
         state, detail, left = self._state(node)
         return NodeStatus(
             name=node.name,

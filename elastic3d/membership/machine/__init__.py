@@ -1,16 +1,16 @@
 """The state machine of one member: no I/O, no clock; the same in a job, in a story and in a simulation.
 
 core          takes in events, and returns what to do about them
-view          what it knows of the job: the board, and for a leader the roll with its reports
-world         what follows from a generation alone
+view          what it knows of the job: the board, and for a leader the roster with its reports
 trainers      its own trainers, brought to where the records want them
-neighbours    whom it hears
+neighbours    which nodes it hears; reach: which ports it cannot connect to
 campaign      when it tries to lead; commits: what a leader does for checkpoints
 alarm         when it wants to be woken
-leader        what the leader decides, keeping its notes in `lead`, from these:
-  losses        why a generation cannot go on
-  suspicion     who is cut off; silence: what to do about it
-  forming       who forms the next generation
-  planned       changes that can wait for a step boundary; drains: those that cannot wait long
-  funerals      who is buried; chores: what is tidied up
+generation_index  what follows from a generation alone
+leader        what the leader decides, keeping its notes in `leader_state`, from these:
+  losses            why a generation cannot go on; script_errors: whose code raised, and whether trying again helps
+  partition         which nodes are cut off; failure_detector: which of them are dead; apart: pairs without a connection
+  forming           which nodes form the next generation
+  planned           changes that can wait for a step boundary; drains: those that cannot wait long
+  evictions         which nodes are put out; chores: what is tidied up
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.leader_state import Lead
-from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Flap, Quarantine
@@ -17,7 +17,7 @@ SOME = 40
 """Keys of a kind that one transaction clears; etcd takes 128 operations."""
 
 
-def chore(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
+def chore(view: View, roll: Roster, policy: Policy, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     """Return one write of housekeeping, None if there is nothing to do."""
     if view.garbage:
         return sweep(view, next(iter(view.garbage)))
@@ -29,7 +29,7 @@ def sweep(view: View, key: str) -> acts.Sweep:
     return acts.Sweep(key=key, revision=view.garbage.pop(key), token=view.token)
 
 
-def _count_flap(view: View, roll: Roll, policy: Policy, lead: Lead) -> acts.Fenced | None:
+def _count_flap(view: View, roll: Roster, policy: Policy, lead: Lead) -> acts.Fenced | None:
     while lead.losses and policy.flaps:
         loss = lead.losses[0]
         flap = roll.flaps.get(loss.place)
@@ -44,7 +44,7 @@ def _count_flap(view: View, roll: Roll, policy: Policy, lead: Lead) -> acts.Fenc
     return None
 
 
-def _clear(view: View, roll: Roll, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
+def _clear(view: View, roll: Roster, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     tombs: list[str] = []
     for id, at in view.tombs_at.items():
         # In the order in which they were heard of: those that follow are younger.
@@ -59,13 +59,13 @@ def _clear(view: View, roll: Roll, lead: Lead, alarm: Alarm) -> acts.Fenced | No
     return acts.Clear(tombs=tuple(tombs), doubts=tuple(doubts[:SOME]), drains=tuple(drains[:SOME]), token=view.token)
 
 
-def _doubted(roll: Roll, id: str, by: str) -> bool:
+def _doubted(roll: Roster, id: str, by: str) -> bool:
     """Return whether the doubt's author and the member still do not hear each other."""
     author, accused = roll.reports.get(by), roll.reports.get(id)
     return author is not None and (id in author.silent or (accused is not None and by in accused.silent))
 
 
-def _over(view: View, roll: Roll, lead: Lead, name: str, alarm: Alarm) -> bool:
+def _over(view: View, roll: Roster, lead: Lead, name: str, alarm: Alarm) -> bool:
     """Return whether an operator's drain is done, or nobody came to whom it applied while it lasted."""
     drain, since = roll.drains[name]
     if drain.incarnation:

@@ -200,28 +200,28 @@ class Core:
                 self._reach.probed(event, now)
             case e.PeerRefused():
                 self._bury(event.id, event.evidence, actions)
-            case e.Prepared() if trainers.phase(event.key) is Phase.PREPARING:
+            case e.TrainersPrepared() if trainers.phase(event.key) is Phase.PREPARING:
                 trainers.prepared(event.key)
                 self.report = replace(self.report, prepared=event.key)
             case e.Left():
                 trainers.over(event.key)
                 self.report = replace(self.report, left=event.key, step=max(self.report.step, event.step))
-            case e.Finished():
+            case e.MainFinished():
                 trainers.over(event.key)
                 self.report = replace(self.report, finished=event.key)
-            case e.Faulted() if trainers.phase(event.key) is not None and self.report.error != event.key:
+            case e.TrainerFailed() if trainers.phase(event.key) is not None and self.report.error != event.key:
                 trainers.over(event.key)
                 if event.error:
                     self.report = replace(self.report, error=event.key, detail=event.detail, final=event.final)
                 else:
                     self.report = replace(self.report, fault=event.key, detail=event.detail)
-            case e.Interrupted() if trainers.phase(event.key) is not None:
+            case e.TrainerLostPeer() if trainers.phase(event.key) is not None:
                 trainers.over(event.key)
                 # Whose trainer died, or whose code raised, has said more than this.
                 worse = event.key in (self.report.error, self.report.fault)
                 detail = self.report.detail if worse else event.detail
                 self.report = replace(self.report, interrupted=event.key, detail=detail)
-            case e.Progress():
+            case e.StepReported():
                 if self.running is not None:
                     self._reach.stepped(self.running, now)
                 if event.etcd_away:

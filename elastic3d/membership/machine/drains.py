@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.roster import Leaving, Roll
+from elastic3d.membership.machine.roster import DepartureOrder, Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import End, Out, Tomb
 
@@ -23,27 +23,27 @@ FLUSH = 0.9
 """The part of a drain's time that checkpoints may take when everybody leaves; the rest is for going."""
 
 
-def leaving(view: View, roll: Roll) -> dict[str, Leaving]:
+def leaving(view: View, roll: Roster) -> dict[str, DepartureOrder]:
     """Return the active nodes that were told to leave."""
     return {id: one for id, one in roll.draining.items() if view.active(id)}
 
 
-def hurried(drains: dict[str, Leaving], alarm: Alarm) -> bool:
+def hurried(drains: dict[str, DepartureOrder], alarm: Alarm) -> bool:
     """Return whether somebody's time for preparing is over."""
     return any(_part(one, PREPARING, alarm) for one in drains.values())
 
 
-def flushed(drains: dict[str, Leaving], alarm: Alarm) -> bool:
+def flushed(drains: dict[str, DepartureOrder], alarm: Alarm) -> bool:
     """Return whether somebody's time for writing checkpoints is over."""
     return any(_part(one, FLUSH, alarm) for one in drains.values())
 
 
-def everybody(roll: Roll) -> bool:
+def everybody(roll: Roster) -> bool:
     """Return whether each registered member was told to leave."""
     return not roll.eligible and all(id in roll.draining for id in roll.members if id not in roll.refused)
 
 
-def may_be_followed(view: View, drains: dict[str, Leaving]) -> bool:
+def may_be_followed(view: View, drains: dict[str, DepartureOrder]) -> bool:
     """Return whether the only active node has the time to train on until another comes and takes over its state.
 
     It has a deadline, the last third of which is for its last checkpoint, and nobody waits for its processes to end.
@@ -55,7 +55,7 @@ def may_be_followed(view: View, drains: dict[str, Leaving]) -> bool:
     return one.deadline is not None and not one.stopping
 
 
-def gone(view: View, id: str, one: Leaving, *, late: bool = False) -> Tomb:
+def gone(view: View, id: str, one: DepartureOrder, *, late: bool = False) -> Tomb:
     """Return the tomb of a node that leaves because it was told to."""
     end = "; its time was over" if late else ""
     detail = f"told to leave ({one.reason}){end}"
@@ -67,5 +67,5 @@ def end(view: View) -> acts.PutEnd:
     return acts.PutEnd(end=End(failed=False, detail="every node was told to leave"), token=view.token)
 
 
-def _part(one: Leaving, part: float, alarm: Alarm) -> bool:
+def _part(one: DepartureOrder, part: float, alarm: Alarm) -> bool:
     return one.deadline is not None and alarm.due(one.since + part * (one.deadline - one.since))

@@ -6,7 +6,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.leader_state import Lead
-from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import Out, Tomb
 
@@ -14,9 +14,9 @@ TOGETHER = 100
 """How many dead that are registered no more get tombs; for a whole zone, being in no generation has to do."""
 
 
-def funerals(
+def evict(
     view: View,
-    roll: Roll,
+    roll: Roster,
     lead: Lead,
     lost: dict[str, str],
     missing: dict[str, str],
@@ -58,7 +58,7 @@ def funerals(
     return writes
 
 
-def _has_left(view: View, roll: Roll, id: str) -> bool:
+def _has_left(view: View, roll: Roster, id: str) -> bool:
     """Return whether the node left at the boundary that everybody was asked to leave at, for want of a successor."""
     current, coming = view.generation, view.coming
     if current is None or coming is None or coming.nodes or drains.everybody(roll):

@@ -1,6 +1,6 @@
 """What the leader, or who must judge it, does about the silent: wait, ask through etcd, or hold them for dead.
 
-A silence that two members of main tell of (`suspicion`) must last for `Policy.confirm`. Otherwise the silent member is
+A silence that two members of main tell of (`partition`) must last for `Policy.confirm`. Otherwise the silent member is
 asked by a doubt on the board, which it answers in its report: unanswered for `Policy.doubt`, and for as long as the
 question took to get there, it is dead. If it answers, both sides live and cannot reach each other; after lease and
 grace the leader's side wins. Whom nobody calls silent lives, and is not asked.
@@ -14,7 +14,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.generation_index import Ring
 from elastic3d.membership.machine.partition import Cut, Suspect, cuts_of, made, suspects
-from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Doubt
@@ -55,7 +55,7 @@ class Silence:
         while len(self._rings) > 1 and self._rings[1][1] + PROVEN <= now:
             del self._rings[0]
 
-    def suspects(self, view: View, roll: Roll, alarm: Alarm) -> tuple[Suspect, ...]:
+    def suspects(self, view: View, roll: Roster, alarm: Alarm) -> tuple[Suspect, ...]:
         """Return who is cut off from this member's side. Costs the ring's length only when a silence came or went."""
         if not roll.reports.accusing:
             return ()
@@ -98,7 +98,7 @@ def _closed(ring: Ring, out: frozenset[str]) -> tuple[tuple[str, ...], dict[str,
 
 
 def judge(
-    view: View, roll: Roll, policy: Policy, silence: Silence, alarm: Alarm, only: str = ""
+    view: View, roll: Roster, policy: Policy, silence: Silence, alarm: Alarm, only: str = ""
 ) -> tuple[dict[str, str], list[acts.Write]]:
     """Return who is dead for silence, with the evidence, and the doubts to put up. `only`: the leader, which this
     member judges; of the others those alone are of concern who are cut off together with it.

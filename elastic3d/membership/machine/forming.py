@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.generation_index import world_of
-from elastic3d.membership.machine.roster import Present, Roll
+from elastic3d.membership.machine.roster import Present, Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import History, MemberRecord, Proposal
+from elastic3d.membership.records import GenerationHistory, MemberRecord, Proposal
 from elastic3d.membership.topology import arrange
 from elastic3d.planner import Plan
 from elastic3d.values import Cause, Generation, Layout, Node
@@ -32,7 +32,7 @@ class Crowd:
 
 
 def crowd(
-    view: View, roll: Roll, without: set[str], places: set[str], *, draining: bool = False, apart: bool = False
+    view: View, roll: Roster, without: set[str], places: set[str], *, draining: bool = False, apart: bool = False
 ) -> Crowd:
     """Return who is there: members of the present generation first, its spares next, then others by arrival.
 
@@ -66,7 +66,7 @@ def crowd(
 
 
 def _unsure(
-    view: View, roll: Roll, without: set[str], places: set[str], known: list[str]
+    view: View, roll: Roster, without: set[str], places: set[str], known: list[str]
 ) -> Iterator[tuple[str, Node]]:
     """Return active nodes without a lease that may go on, beside those of whom it is `known` that they can."""
     world = view.world
@@ -130,7 +130,7 @@ def seal(view: View, generation: Generation) -> acts.Seal:
     was = world_of(view.generation).index if view.generation is not None else {}
     joined = [after.nodes[id].name for id in after.ids if id not in was]
     left = [before[id].name for id in was if id not in after.index]
-    history = History(
+    history = GenerationHistory(
         number=generation.number,
         attempt=generation.attempt,
         cause=generation.cause,

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class GenerationIndex:
     """The members of one generation by id. index: position among the active nodes."""
 
     ids: tuple[str, ...]
@@ -77,7 +77,7 @@ def _once(make: Callable[..., T], *records: Generation | None) -> T:
     return made
 
 
-def world_of(generation: Generation) -> World:
+def world_of(generation: Generation) -> GenerationIndex:
     """Return who is in this generation."""
     return _once(_world, generation)
 
@@ -87,11 +87,11 @@ def ring_of(current: Generation | None, proposed: Generation | None) -> Ring:
     return _once(_ring, current, proposed)
 
 
-def _world(generation: Generation) -> World:
+def _world(generation: Generation) -> GenerationIndex:
     ids = tuple(node.id for node in generation.nodes)
     spares = tuple(node.id for node in generation.spares)
     nodes = dict(zip((*ids, *spares), (*generation.nodes, *generation.spares), strict=True))
-    return World(
+    return GenerationIndex(
         ids=ids,
         index={id: at for at, id in enumerate(ids)},
         spares={id: at for at, id in enumerate(spares)},

@@ -14,13 +14,13 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.chores import chore
-from elastic3d.membership.machine.evictions import TOGETHER, funerals
+from elastic3d.membership.machine.evictions import TOGETHER, evict
 from elastic3d.membership.machine.failure_detector import judge
 from elastic3d.membership.machine.forming import Planner
 from elastic3d.membership.machine.leader_state import Lead
 from elastic3d.membership.machine.losses import Urgent, blame, calm, condemned, count, expired, storm, urgent
 from elastic3d.membership.machine.planned import planned, spent
-from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.script_errors import Raising, raised_in, raising
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
@@ -51,7 +51,7 @@ def decide(
     # Who is missing is lost once etcd has taken the tomb. Too many of them get none.
     lost = dead if len(missing) <= TOGETHER else missing | dead
     raised = raising(view, roll, policy, lead, alarm)
-    writes += funerals(view, roll, lead, lost, missing, raised.out, alarm)
+    writes += evict(view, roll, lead, lost, missing, raised.out, alarm)
     count(view, lead, lost | raised.out)
     fenced = _fenced(view, roll, policy, planner, lead, lost, raised, alarm) if ready else None
     return [*writes, fenced] if fenced is not None else writes
@@ -59,7 +59,7 @@ def decide(
 
 def _fenced(
     view: View,
-    roll: Roll,
+    roll: Roster,
     policy: Policy,
     planner: Planner,
     lead: Lead,
@@ -100,7 +100,7 @@ def _fenced(
     )
 
 
-def _reached(view: View, roll: Roll) -> acts.Fenced | None:
+def _reached(view: View, roll: Roster) -> acts.Fenced | None:
     """Put into the record, once for the job, that a step was safe: whoever leads later begins at step 0 no more."""
     current, safe = view.generation, roll.reports.safe()
     assert current is not None
@@ -127,7 +127,7 @@ def _over(view: View, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     return acts.PutEnd(end=End(failed=True, detail=detail), token=view.token)
 
 
-def _first(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
+def _first(view: View, roll: Roster, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     if _too_few(len(roll.eligible), policy, lead, alarm):
         return _below(view, len(roll.eligible), policy, lead, alarm)
     if len(roll.eligible) < policy.maximum and not alarm.due(roll.changed_at + policy.first_gather):
@@ -143,7 +143,7 @@ def _first(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead,
 
 def _reform(
     view: View,
-    roll: Roll,
+    roll: Roster,
     policy: Policy,
     planner: Planner,
     lead: Lead,
@@ -206,7 +206,7 @@ def _reform(
     )
 
 
-def _raised(view: View, roll: Roll, tries: int) -> tuple[str, ...]:
+def _raised(view: View, roll: Roster, tries: int) -> tuple[str, ...]:
     """Return whose code raised in the generations that `tries` counts, the one that ends included."""
     assert view.generation is not None
     before = view.generation.raised if tries > 1 else ()

@@ -9,7 +9,7 @@ from elastic3d.membership.records import SavedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class CountedLoss:
     """A machine lost an incarnation, or its trainer died: one more on its count. `id` is new for each."""
 
     id: str
@@ -51,7 +51,7 @@ class Lead:
     committing: SavedStep | None = None
     uncommitted: str = ""
     silence: Silence = field(default_factory=Silence)
-    losses: list[Loss] = field(default_factory=list)
+    losses: list[CountedLoss] = field(default_factory=list)
     counted: dict[str, None] = field(default_factory=dict)
     drained: dict[str, None] = field(default_factory=dict)
     rewritten: dict[str, None] = field(default_factory=dict)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.leader_state import Lead, Loss
-from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.leader_state import CountedLoss, Lead
+from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Out
@@ -41,7 +41,7 @@ class Urgent:
     final: bool = False
 
 
-def expired(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> dict[str, str]:
+def expired(view: View, roll: Roster, policy: Policy, lead: Lead, alarm: Alarm) -> dict[str, str]:
     """Return active nodes whose lease is lost for good, with the evidence: nobody hears them.
 
     A lost lease is suspicion only. A neighbour on the ring that is registered and does not call the node silent vetoes;
@@ -77,7 +77,7 @@ def expired(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) ->
     return found
 
 
-def urgent(view: View, roll: Roll, policy: Policy, lead: Lead, lost: dict[str, str], alarm: Alarm) -> Urgent | None:
+def urgent(view: View, roll: Roster, policy: Policy, lead: Lead, lost: dict[str, str], alarm: Alarm) -> Urgent | None:
     """Return why the sealed generation must end at once, None if it need not. `lost`: dead, tombs under way."""
     current, world = view.generation, view.world
     assert current is not None
@@ -124,7 +124,7 @@ def urgent(view: View, roll: Roll, policy: Policy, lead: Lead, lost: dict[str, s
     return None
 
 
-def _apart(view: View, roll: Roll, policy: Policy) -> str:
+def _apart(view: View, roll: Roster, policy: Policy) -> str:
     """Return which active nodes have to stand aside for whom, "" for none, or where too few would be left.
 
     What their trainers die of meanwhile is no fault of anybody's, nor of the code's.
@@ -138,7 +138,7 @@ def _apart(view: View, roll: Roll, policy: Policy) -> str:
     )
 
 
-def _said(roll: Roll, key: str) -> str:
+def _said(roll: Roster, key: str) -> str:
     """Return what the trainers that lost a peer said of it."""
     ids = sorted(roll.reports.who("interrupted", key))
     said = [f"{_name(id)}: {roll.reports[id].detail}" for id in ids if roll.reports[id].detail]
@@ -172,7 +172,7 @@ def count(view: View, lead: Lead, lost: dict[str, str]) -> None:
         place = view.place(id)
         if place is not None and id not in lead.counted:
             lead.counted[id] = None
-            lead.losses.append(Loss(id=id, place=place))
+            lead.losses.append(CountedLoss(id=id, place=place))
 
 
 def blame(view: View, policy: Policy, lead: Lead, why: Urgent) -> None:
@@ -182,10 +182,10 @@ def blame(view: View, policy: Policy, lead: Lead, why: Urgent) -> None:
         fault = f"{why.culprit}/{current.key}"
         if fault not in lead.counted:
             lead.counted[fault] = None
-            lead.losses.append(Loss(id=fault, place=place))
+            lead.losses.append(CountedLoss(id=fault, place=place))
 
 
-def condemned(roll: Roll, policy: Policy, lead: Lead) -> set[str]:
+def condemned(roll: Roster, policy: Policy, lead: Lead) -> set[str]:
     """Return the machines that the losses still to be written put into quarantine."""
     if not policy.flaps:
         return set()

@@ -12,7 +12,7 @@ class Neighbours:
 
     def __init__(self, id: str) -> None:
         self._id = id
-        self._watch = acts.Watch(peers=())
+        self._watch = acts.WatchPeers(peers=())
         self._near: frozenset[str] = frozenset()
         self.silent: tuple[str, ...] = ()
 
@@ -26,11 +26,11 @@ class Neighbours:
     def follow(self, view: View, actions: list[acts.Action]) -> None:
         """Watch the next two of the ring, expect the two before, and forget what was heard of others."""
         ring = view.ring
-        watch = acts.Watch(peers=())
+        watch = acts.WatchPeers(peers=())
         if self._id in ring.index and self._id not in view.tombs:
             after, before = ring.after(self._id, view.tombs), ring.before(self._id, view.tombs)
-            peers = tuple(acts.Peer(id=node.id, address=node.address, port=node.heartbeat_port) for node in after)
-            watch = acts.Watch(peers=peers, expected=tuple(node.id for node in before))
+            peers = tuple(acts.RingPeer(id=node.id, address=node.address, port=node.heartbeat_port) for node in after)
+            watch = acts.WatchPeers(peers=peers, expected=tuple(node.id for node in before))
         if watch != self._watch:
             self._watch = watch
             self._near = frozenset((*(peer.id for peer in watch.peers), *watch.expected))

@@ -18,7 +18,7 @@ from elastic3d.membership.machine.forming import Planner
 from elastic3d.membership.machine.generation_index import world_of
 from elastic3d.membership.machine.leader_state import Lead
 from elastic3d.membership.machine.losses import condemned
-from elastic3d.membership.machine.roster import Leaving, Roll
+from elastic3d.membership.machine.roster import DepartureOrder, Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.values import Cause, Generation
@@ -32,7 +32,7 @@ PATIENCE = 10
 HOUR = 3600.0
 
 
-def planned(view: View, roll: Roll, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
+def planned(view: View, roll: Roster, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     """Return the next write towards a better membership, None while there is none or it takes its time."""
     if view.coming is not None:
         return _drive(view, roll, policy, lead, alarm)
@@ -91,12 +91,12 @@ def affordable(view: View, policy: Policy, alarm: Alarm) -> bool:
 
 def _better(
     view: View,
-    roll: Roll,
+    roll: Roster,
     policy: Policy,
     planner: Planner,
     lead: Lead,
     aside: list[str],
-    going: dict[str, Leaving],
+    going: dict[str, DepartureOrder],
     now: float,
 ) -> Generation | None:
     """Return the generation to change to; None if the present one is as good as can be, or none is legal."""
@@ -134,7 +134,7 @@ def _better(
 
 
 def _ask_all(
-    view: View, roll: Roll, policy: Policy, going: dict[str, Leaving], lead: Lead, alarm: Alarm
+    view: View, roll: Roster, policy: Policy, going: dict[str, DepartureOrder], lead: Lead, alarm: Alarm
 ) -> acts.Fenced | None:
     """Nobody can go on without those who must leave: ask everybody to leave at a boundary."""
     current = view.generation
@@ -156,7 +156,7 @@ def _ask_all(
     return forming.propose(view, nobody, switch=True)
 
 
-def _drive(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
+def _drive(view: View, roll: Roster, policy: Policy, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
     """Bring a proposal to its seal: all prepared, then all left, then sealed; withdraw it when it cannot come."""
     current, proposal = view.generation, view.proposal
     assert current is not None

@@ -60,7 +60,7 @@ GONE = 600.0
 class _Unreachable:
     """A node that is told to be unreachable. reached_since, outside_since: None while it is not so."""
 
-    peer: acts.Peer
+    peer: acts.RingPeer
     reached_since: float | None = None
     outside_since: float | None = None
 
@@ -81,9 +81,9 @@ class Reach:
 
     id: str
     _unreachable: dict[str, _Unreachable] = field(default_factory=dict)
-    _failed: dict[str, tuple[acts.Peer, int]] = field(default_factory=dict)
+    _failed: dict[str, tuple[acts.RingPeer, int]] = field(default_factory=dict)
     _stands: dict[str, _Stand] = field(default_factory=dict)
-    _tried: dict[str, acts.Peer] = field(default_factory=dict)
+    _tried: dict[str, acts.RingPeer] = field(default_factory=dict)
     _asked_at: float | None = None
     _next_at: float = 0.0
     _pause: float = EVERY
@@ -188,7 +188,7 @@ class Reach:
             self._stands = {key: stand for key, stand in self._stands.items() if key in keys}
         return still
 
-    def _chosen(self, still: list[Generation], out: Container[str]) -> dict[str, acts.Peer]:
+    def _chosen(self, still: list[Generation], out: Container[str]) -> dict[str, acts.RingPeer]:
         """Return whom to try now: those that failed, and of the others as many as may be, others each time."""
         chosen = {id: known.peer for id, known in islice(self._unreachable.items(), MOST)}
         for id in chosen:
@@ -219,5 +219,5 @@ class Reach:
                 del self._unreachable[id]
 
 
-def _peer(node: Node) -> acts.Peer:
-    return acts.Peer(id=node.id, address=node.address, port=node.heartbeat_port)
+def _peer(node: Node) -> acts.RingPeer:
+    return acts.RingPeer(id=node.id, address=node.address, port=node.heartbeat_port)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.apart import apart
-from elastic3d.membership.machine.generation_index import World, world_of
+from elastic3d.membership.machine.generation_index import GenerationIndex, world_of
 from elastic3d.membership.machine.reports import Reports, discard
 from elastic3d.membership.records import SIGNAL, Drain, Flap, MemberRecord, Quarantine, Report, Tomb
 from elastic3d.values import Generation, Node
@@ -23,7 +23,7 @@ class Board(Protocol):
     tombs: dict[str, Tomb]
 
     @property
-    def world(self) -> World | None:
+    def world(self) -> GenerationIndex | None:
         """Who is in the sealed generation."""
         ...
 
@@ -55,7 +55,7 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
+class DepartureOrder:
     """Why a node shall leave, since when that is known here, and when it must be gone; None: at leisure.
 
     stopping: its processes were sent a signal to end, and what sent it waits for them.
@@ -67,7 +67,7 @@ class Leaving:
     stopping: bool = False
 
 
-class Roll:
+class Roster:
     """The roll as known to the member `me`. All dicts are by id unless said otherwise.
 
     eligible: may be active in the next generation. unfit: registered, but may not. missing: active, not out and not
@@ -84,7 +84,7 @@ class Roll:
         self.reports = Reports()
         self.eligible: dict[str, None] = {}
         self.unfit: dict[str, None] = {}
-        self.draining: dict[str, Leaving] = {}
+        self.draining: dict[str, DepartureOrder] = {}
         self.missing: dict[str, float] = {}
         self.uncertain: dict[str, None] = {}
         self.refused: dict[str, str] = {}
@@ -329,7 +329,7 @@ class Roll:
         _set(self.eligible, id, fit)
         _set(self.unfit, id, unfit)
 
-    def _leaving(self, id: str) -> Leaving | None:
+    def _leaving(self, id: str) -> DepartureOrder | None:
         """Return by when the member shall leave: by its own notice or an operator's word, whichever comes first."""
         found = []
         if id in self.reports.notices:
@@ -337,13 +337,13 @@ class Roll:
             detail = f"{notice.kind}: {notice.detail}" if notice.detail else notice.kind
             ends = None if notice.seconds is None else since + notice.seconds
             stopping = notice.kind == SIGNAL
-            found.append(Leaving(reason=detail, since=since, deadline=ends, stopping=stopping))
+            found.append(DepartureOrder(reason=detail, since=since, deadline=ends, stopping=stopping))
         name, _, incarnation = id.partition("@")
         if name in self.drains:
             drain, since = self.drains[name]
             if drain.incarnation in ("", incarnation):
                 said = drain.reason or "an operator's word"
-                found.append(Leaving(reason=said, since=since, deadline=since + drain.seconds))
+                found.append(DepartureOrder(reason=said, since=since, deadline=since + drain.seconds))
         return min(found, key=lambda one: float("inf") if one.deadline is None else one.deadline, default=None)
 
     def _part(self) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.leader_state import Lead
-from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 
@@ -38,7 +38,7 @@ class Raising:
     waiting: bool = False
 
 
-def raising(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) -> Raising:
+def raising(view: View, roll: Roster, policy: Policy, lead: Lead, alarm: Alarm) -> Raising:
     """Judge whose code raised; nobody where torchrun restarts the workers, for it counts the tries itself."""
     current, world, coming = view.generation, view.world, view.coming
     if not policy.beside or current is None or world is None:
@@ -60,7 +60,7 @@ def raising(view: View, roll: Roll, policy: Policy, lead: Lead, alarm: Alarm) ->
     return Raising(out=out, waiting=True)
 
 
-def raised_in(view: View, roll: Roll) -> list[str]:
+def raised_in(view: View, roll: Roster) -> list[str]:
     """Return the active nodes whose code raised in the sealed generation, in rank order."""
     current, world = view.generation, view.world
     if current is None or world is None:
@@ -69,7 +69,7 @@ def raised_in(view: View, roll: Roll) -> list[str]:
     return sorted(said, key=lambda id: world.index[id])
 
 
-def _newcomers(view: View, roll: Roll, said: list[str]) -> dict[str, str]:
+def _newcomers(view: View, roll: Roster, said: list[str]) -> dict[str, str]:
     assert view.world is not None
     steps = {id: report.step for id in view.world.index if (report := roll.reports.get(id)) is not None}
     if not any(step and id not in said for id, step in steps.items()):
@@ -78,7 +78,7 @@ def _newcomers(view: View, roll: Roll, said: list[str]) -> dict[str, str]:
     return {id: _words(roll, id, why) for id in said if not steps.get(id, 0)}
 
 
-def _each_time(view: View, roll: Roll, policy: Policy, said: list[str]) -> dict[str, str]:
+def _each_time(view: View, roll: Roster, policy: Policy, said: list[str]) -> dict[str, str]:
     current, world = view.generation, view.world
     assert current is not None
     assert world is not None
@@ -91,7 +91,7 @@ def _each_time(view: View, roll: Roll, policy: Policy, said: list[str]) -> dict[
     return {said[0]: _words(roll, said[0], f"in each of {current.tries + 1} tries, and no other's did")}
 
 
-def _words(roll: Roll, id: str, why: str) -> str:
+def _words(roll: Roster, id: str, why: str) -> str:
     name = id.partition("@")[0]
     return (
         f"the code of node {name} raised {why}: the job goes on without it. Mend what is wrong on that node and start "

@@ -77,8 +77,8 @@ class Trainers:
                 actions.append(acts.Prepare(generation=generation))
             elif generation is current and self._phase[generation.key] is Phase.PREPARED:
                 self._phase[generation.key] = Phase.RUNNING
-                actions.append(acts.Go(generation=generation))
-        # After `Go`: who is ready only when the switch is wanted already is let go, and asked to leave at once.
+                actions.append(acts.StartTrainers(generation=generation))
+        # After `StartTrainers`: trainers that are ready only once the switch is wanted start, and then leave.
         running = current is not None and self._phase.get(current.key) is Phase.RUNNING
         switch = formed is not None and proposal is not None and proposal.switch
         if switch and current is not None and running and self._asked != current.key:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic3d.membership import events as e
-from elastic3d.membership.machine.generation_index import Ring, World, ring_of, world_of
-from elastic3d.membership.machine.roster import Roll
+from elastic3d.membership.machine.generation_index import GenerationIndex, Ring, ring_of, world_of
+from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.records import Claim, Doubt, End, MemberRecord, Out, Proposal, Tomb
 from elastic3d.values import Generation
 
@@ -48,11 +48,11 @@ class View:
         self.outs: dict[str, float] = {}
         self.fallen: dict[str, str] = {}
         self.listed = False
-        self.roll: Roll | None = None
+        self.roll: Roster | None = None
         self._revisions: dict[str, int] = {}
 
     @property
-    def world(self) -> World | None:
+    def world(self) -> GenerationIndex | None:
         """Who is in the sealed generation; None before the first."""
         return world_of(self.generation) if self.generation is not None else None
 
@@ -121,7 +121,7 @@ class View:
 
     def open_roll(self) -> None:
         """Begin to know the roll; it counts once it is listed."""
-        self.roll = Roll(self.me, self)
+        self.roll = Roster(self.me, self)
 
     def close_roll(self) -> None:
         """Forget the roll."""

@@ -26,7 +26,7 @@ from elastic3d.errors import ModelError
 from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.pipeline.frame import Frame, Path, Template, spelled, template_of, tensors_in
 from elastic3d.parallel.pipeline.stages import check_ends, ends, find_blocks
-from elastic3d.parallel.pipeline.watch import Call, Pass, same, version, watch
+from elastic3d.parallel.pipeline.watch import Call, WatchedPass, same, version, watch
 
 WITHOUT = "or leave blocks= out to train without pipeline stages"
 
@@ -76,7 +76,7 @@ def prove(model: nn.Module, path: str, example: Any) -> Chain:
     return found
 
 
-def _links(model: nn.Module, seen: Pass, side: Mapping[str, int], blocks: list[str]) -> list[Call]:
+def _links(model: nn.Module, seen: WatchedPass, side: Mapping[str, int], blocks: list[str]) -> list[Call]:
     held = [name for name in side if any(True for _ in model.get_submodule(name).parameters())]
     ran = [call.name for call in seen.calls]
     for name in held:
@@ -101,7 +101,7 @@ def _entry(first: Call, example: Any) -> str | None:
 
 
 def _check_links(
-    links: list[Call], seen: Pass, side: Mapping[str, int], origin: torch.Tensor, entry: str
+    links: list[Call], seen: WatchedPass, side: Mapping[str, int], origin: torch.Tensor, entry: str
 ) -> dict[str, Template]:
     templates: dict[str, Template] = {}
     previous, previous_name, went = origin, "the model's input", version(origin)
@@ -146,7 +146,7 @@ def _activation(links: list[Call], side: Mapping[str, int], path: str) -> torch.
     return activations[0]
 
 
-def _place(seen: Pass, last: Call, templates: Mapping[str, Template]) -> Path:
+def _place(seen: WatchedPass, last: Call, templates: Mapping[str, Template]) -> Path:
     """Return where the model's output has the last link's tensor; ModelError when it has other results as well."""
     place: Path | None = None
     for path, tensor in tensors_in(seen.output):
@@ -173,7 +173,7 @@ def _check_stand_ins(
     example: Any,
     activation: torch.Tensor,
     links: list[Call],
-    seen: Pass,
+    seen: WatchedPass,
     side: Mapping[str, int],
 ) -> None:
     arrived = torch.zeros_like(activation)
@@ -205,7 +205,7 @@ def _check_stand_ins(
         raise ModelError(f"forward returns something else than its last module's output on an inner stage; {WITHOUT}")
 
 
-def _alike(one: Any, first: Pass, other: Any, later: Pass) -> bool:
+def _alike(one: Any, first: WatchedPass, other: Any, later: WatchedPass) -> bool:
     """Whether two further arguments are the same as far as one can know: their values where shapes made them."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if (one.shape, one.dtype) != (other.shape, other.dtype):
@@ -218,7 +218,7 @@ def _alike(one: Any, first: Pass, other: Any, later: Pass) -> bool:
     return type(one) is type(other)
 
 
-def _hands_on(call: Call, seen: Pass) -> bool:
+def _hands_on(call: Call, seen: WatchedPass) -> bool:
     """Whether a module without parameters is itself a link: its output goes into another one, or out."""
     tensors = [tensor for _, tensor in tensors_in(call.output)]
     out = [tensor for _, tensor in tensors_in(seen.output)]

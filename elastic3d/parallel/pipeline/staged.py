@@ -27,7 +27,7 @@ from torch.distributed.pipelining._backward import stage_backward, stage_backwar
 from elastic3d.data.batches import Batch, MicroBatch
 from elastic3d.parallel.pipeline.frame import Frame
 from elastic3d.parallel.pipeline.passes import LossFunction, scaled
-from elastic3d.parallel.pipeline.stages import Part
+from elastic3d.parallel.pipeline.stages import Stage
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.planner.schedules import schedule_of
@@ -42,7 +42,7 @@ class Pipeline:
 
     def __init__(
         self,
-        parts: Sequence[tuple[Part, Reduction]],
+        parts: Sequence[tuple[Stage, Reduction]],
         randomness: Randomness,
         *,
         layout: Layout,
@@ -166,7 +166,7 @@ class _Stage(PipelineStage):
     Where the schedule splits the backward pass, a micro-batch reduces when the pass over the weights is done.
     """
 
-    def __init__(self, part: Part, *args: Any, passes: Pipeline, reduction: Reduction, **kwargs: Any) -> None:
+    def __init__(self, part: Stage, *args: Any, passes: Pipeline, reduction: Reduction, **kwargs: Any) -> None:
         super().__init__(_Whole(part.module), part.stage, *args, **kwargs)
         self._passes, self.reduction = passes, reduction
 

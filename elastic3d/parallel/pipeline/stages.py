@@ -103,7 +103,7 @@ def check_ends(model: nn.Module, path: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Stage:
     """One stage of a rank. first, last: of the pipeline. blocks: all blocks by global name, stand-ins among them."""
 
     stage: int
@@ -118,7 +118,7 @@ class Part:
         return [(name, block) for name, block in self.blocks if not isinstance(block, Absent)]
 
 
-def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[Part]:
+def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[Stage]:
     """Keep one pipeline rank's parameters in the model, replace the others' modules, and return the rank's stages.
 
     With one stage the part's module is the model itself. With several each is a copy of the modules on the path to the
@@ -126,7 +126,7 @@ def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[P
     that the rank has, for names and state alone. Without a path there is one stage, the whole model.
     """
     if path is None:
-        return [Part(stage=0, module=model)]
+        return [Stage(stage=0, module=model)]
     count = len(find_blocks(model, path))
     if found := schedules.stages_problem(layout, count):
         raise LayoutError(found)
@@ -144,7 +144,7 @@ def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[P
             if any(True for _ in module.get_submodule(name).parameters()):
                 module.set_submodule(name, Absent())
     return [
-        Part(
+        Stage(
             stage=stage,
             module=module,
             first=stage == 0,
@@ -155,12 +155,12 @@ def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[P
     ]
 
 
-def cut_links(model: nn.Module, path: str, links: Collection[str], parts: Sequence[Part]) -> None:
+def cut_links(model: nn.Module, path: str, links: Collection[str], parts: Sequence[Stage]) -> None:
     """Replace the links of the chain that hold no parameters and belong to another stage, in the model and its parts.
 
     The model keeps what any of its parts has: buffers may be state.
     """
-    whole = Part(stage=0, module=model, first=any(p.first for p in parts), last=any(p.last for p in parts))
+    whole = Stage(stage=0, module=model, first=any(p.first for p in parts), last=any(p.last for p in parts))
     for part in (whole, *parts):
         before, after = ends(part.module, path)
         for name in ([] if part.first else before) + ([] if part.last else after):

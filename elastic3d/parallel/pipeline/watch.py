@@ -37,7 +37,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class WatchedPass:
     """One watched pass: calls in the order in which they ended."""
 
     calls: tuple[Call, ...]
@@ -92,7 +92,7 @@ def same(one: Any, other: Any) -> bool:
 
 def watch(
     model: nn.Module, caller: Caller, names: Collection[str], given: Any, *, skipping: Mapping[str, Template]
-) -> Pass:
+) -> WatchedPass:
     """Return one pass in training mode over an input, whose tensors are all on one device.
 
     names: modules to watch. skipping: those that hand their first argument on instead of running, as `Absent` does, and
@@ -112,7 +112,7 @@ def watch(
                 output = caller(model.train(), given)
         finally:
             model.train(training)
-    return Pass(calls=tuple(calls), output=output, follow=follow, constants=constants)
+    return WatchedPass(calls=tuple(calls), output=output, follow=follow, constants=constants)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 
-class Alone:
+class SingleReplica:
     """One replica: autograd itself adds in micro-batch order."""
 
     scales_fillers = False

@@ -12,14 +12,14 @@ from rich.text import Text
 
 from checkpointing.inspection.alike import gathered
 from checkpointing.inspection.difference import Change, Difference, TensorDifference, merged
-from checkpointing.inspection.documents import Found
+from checkpointing.inspection.documents import CheckpointDocuments
 from checkpointing.inspection.reads import Reads
 from checkpointing.inspection.values import ValueDifference
 from checkpointing.inspection.values import merged as merged_values
 from elastic3d.cli.ckpt.render.words import NARROW, WIDE, count, number, percent, shape, signed, size, table
 from elastic3d.cli.render import clean
-from elastic3d.planner.placement import Place
-from elastic3d.planner.shares import Homes, Target
+from elastic3d.planner.placement import RankPlace
+from elastic3d.planner.shares import Homes, MeshSizes
 
 LISTED = 24
 FACTS = 12
@@ -142,15 +142,17 @@ def _total(told: Difference, distances: Mapping[str, ValueDifference]) -> Text:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class ReadingRanks:
     """Ranks that read together, their places on the axes, and what they read."""
 
     ranks: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[RankPlace, ...]
     reads: Reads
 
 
-def plan(found: Found, target: Target, homes: Homes, readers: Sequence[Reader], width: int) -> RenderableType:
+def plan(
+    found: CheckpointDocuments, target: MeshSizes, homes: Homes, readers: Sequence[ReadingRanks], width: int
+) -> RenderableType:
     """Return the display of `plan`."""
     parts: list[RenderableType] = [
         Text.assemble((found.name, "bold"), f" to {target}: {count(target.world, 'rank')}"),
@@ -200,12 +202,12 @@ def _ratio(read: int, needed: int) -> float | None:
     return read / needed if needed else None
 
 
-def _worst(readers: Sequence[Reader]) -> list[Reader]:
+def _worst(readers: Sequence[ReadingRanks]) -> list[ReadingRanks]:
     worst = sorted(readers, key=lambda reader: (-reader.reads.read, reader.ranks))[:LISTED]
     return sorted(worst, key=lambda reader: reader.ranks)
 
 
-def _assumed(target: Target, homes: Homes) -> list[Text]:
+def _assumed(target: MeshSizes, homes: Homes) -> list[Text]:
     if target.pp == 1:
         return []
     if not homes.blocks:
