@@ -420,6 +420,31 @@ def test_close_leaves_no_thread_and_no_socket() -> None:
     assert open_files() == before
 
 
+def test_an_order_that_comes_while_another_is_taken_is_obeyed(watcher: Watcher) -> None:
+    """Nothing else wakes links that have no connection yet: they would watch nobody for ever."""
+    other = Watcher("b")
+
+    late = [acts.WatchPeers(peers=(other.peer("b@1"),), expected=())]
+
+    class Orders(queue.SimpleQueue[acts.WatchPeers]):
+        """The next order comes when these have just been found empty for the first time."""
+
+        def get_nowait(self) -> acts.WatchPeers:
+            try:
+                return super().get_nowait()
+            except queue.Empty:
+                if late:
+                    watcher.links.watch(late.pop())
+                raise
+
+    try:
+        vars(watcher.links)["_orders"] = Orders()
+        watcher.watch()
+        assert watcher.next(30) == heard("b@1")
+    finally:
+        other.links.close()
+
+
 def test_who_does_not_hold_the_secret_is_no_heartbeat(watcher: Watcher) -> None:
     """A forged heartbeat would keep a dead node alive for ever: he is shown out, and it is told who it was."""
     forger = Watcher("b", secret="a1" * 32)

@@ -175,13 +175,14 @@ class Links:
             if patience is not None and now - turned_at - patience >= PAUSE:
                 self._forgive(now - turned_at - patience)
             turned_at = now
+            if any(descriptor == self._wake_out.fileno() for descriptor, _mask in ready):
+                # Before the orders are taken: a byte that comes between the two belongs to an order that does too.
+                self._wake_out.recv(4096)
             # First: who connects now means who this member is by now.
             self._obey(now)
             for descriptor, _mask in ready:
                 if descriptor == self._listener.socket.fileno():
                     self._accept(now)
-                elif descriptor == self._wake_out.fileno():
-                    self._wake_out.recv(4096)
                 elif descriptor in self._ends:
                     self._read(self._ends[descriptor], now)
             if self._listen_at is not None and now >= self._listen_at:
