@@ -92,7 +92,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One committed step, the same on every rank but for `seconds`.
+    """One step, the same on every rank but for `seconds`.
 
     step: the number of optimizer updates made, this one included. gradient_norm: before clipping, None where no clip
     was asked for. safe_step: the newest step that every rank holds at home and at its buddy, -1 for none.

@@ -32,7 +32,7 @@ app.callback()(lambda: None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A committed step of an event file, and the half-open positions that it consumed."""
+    """A step of an event file, and the half-open positions that it consumed."""
 
     step: int
     generation: int
@@ -128,7 +128,7 @@ def _events(folder: Path, as_json: bool) -> bool:
             for line in file.open("rb"):
                 read += len(line)
                 advance(read)
-                found = _committed(line)
+                found = _step(line)
                 if found is not None and (found.step not in steps or steps[found.step].generation <= found.generation):
                     steps[found.step] = found  # what a later generation made again is what counts
     if not steps:
@@ -141,8 +141,8 @@ def _events(folder: Path, as_json: bool) -> bool:
     return account.whole
 
 
-def _committed(line: bytes) -> _Step | None:
-    """Return the committed step that a line tells of; None for any other line, and for one that was torn."""
+def _step(line: bytes) -> _Step | None:
+    """Return the step that a line tells of; None for any other line, and for one that was torn."""
     if b"step.committed" not in line:
         return None
     try:

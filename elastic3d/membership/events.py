@@ -382,7 +382,7 @@ class TrainerLostPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReported:
-    """A step was committed. `etcd_away`: in its vote every member had lost etcd.
+    """A step was made. `etcd_away`: in its vote every member had lost etcd.
 
     safe: the newest step that all ranks hold at home and at their buddies, -1 for none.
     """

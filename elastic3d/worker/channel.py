@@ -74,7 +74,7 @@ class BufferWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class StepTaken:
     """Trainer: a step was made."""
 
     record: StepRecord
@@ -142,7 +142,7 @@ FromTrainer = (
     | Tabled
     | SnapshotWritten
     | BufferWanted
-    | Committed
+    | StepTaken
     | MainLeft
     | MainReturned
     | MainRaised
@@ -158,7 +158,7 @@ _KINDS: dict[str, type] = {
         Tabled,
         SnapshotWritten,
         BufferWanted,
-        Committed,
+        StepTaken,
         MainLeft,
         MainReturned,
         MainRaised,

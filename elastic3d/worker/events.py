@@ -87,7 +87,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCommitted:
+class StepFinished:
     """A trainer made a step."""
 
     slot: int
@@ -194,7 +194,7 @@ SlotEvent = (
     | Started
     | TrainerReady
     | Restored
-    | StepCommitted
+    | StepFinished
     | SnapshotTaken
     | SnapshotHeld
     | BuddyUnreachable

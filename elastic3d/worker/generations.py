@@ -32,7 +32,7 @@ HELD_WITHIN = 60.0
 LINE = 300
 """Characters of what a collective said of a lost peer that the others are told."""
 
-TrainerEvent = w.Started | w.TrainerReady | w.Restored | w.StepCommitted | w.TrainerExited
+TrainerEvent = w.Started | w.TrainerReady | w.Restored | w.StepFinished | w.TrainerExited
 
 
 class Generations:
@@ -254,7 +254,7 @@ class Generations:
                 if len(world.prepared) == len(self._slots):
                     self._tell(m.TrainersPrepared(key=key))
                 return
-            case w.StepCommitted() if event.slot == 0:
+            case w.StepFinished() if event.slot == 0:
                 record = event.record
                 now = self._clock.monotonic()
                 self._figures.stepped(record, now)

@@ -117,7 +117,7 @@ class Journal:
                     pass
 
     def trainer(
-        self, event: w.Started | w.Restored | w.StepCommitted | w.TrainerExited, generation: int, rank: int
+        self, event: w.Started | w.Restored | w.StepFinished | w.TrainerExited, generation: int, rank: int
     ) -> None:
         """Write what an own trainer did; steps only of rank 0, since all ranks make the same."""
         log = self._log.bind(generation=generation, slot=event.slot, rank=rank)
@@ -129,7 +129,7 @@ class Journal:
                 log.emit("state.restored", source=event.source, step=event.step, detail=detail)
                 if detail and rank == 0:
                     output.say(f"state.restored source={event.source} step={event.step} {detail}")
-            case w.StepCommitted() if rank == 0:
+            case w.StepFinished() if rank == 0:
                 record = event.record
                 log.emit(
                     "step.committed",

@@ -357,11 +357,11 @@ class Keeper:
                 self._generations.held(event)
             case w.BuddyUnreachable():
                 self._generations.unreachable(event, self._node)
-            case w.Started() | w.TrainerReady() | w.Restored() | w.StepCommitted() | w.TrainerExited():
+            case w.Started() | w.TrainerReady() | w.Restored() | w.StepFinished() | w.TrainerExited():
                 if isinstance(event, w.Restored) and event.damaged and self._checkpoints is not None:
                     self._checkpoints.distrust(event.damaged)
                 self._generations.heard(event)
-                if isinstance(event, w.StepCommitted):
+                if isinstance(event, w.StepFinished):
                     self._generations.look_after_snapshots(self._node)
                     found = self._generations.find(event.slot, event.trainer)
                     if found is not None and found[1].first_rank + event.slot == 0:

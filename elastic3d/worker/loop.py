@@ -237,7 +237,7 @@ class SlotLoop:
                     trainer = self._trainers[packet.trainer]
                     self._close_theirs(trainer)
                     self._exited(trainer, ExitCode.ORPHANED, detail=f"could not be forked: {packet.error}")
-                case template.Exited():
+                case template.ProcessExited():
                     self._exited(self._trainers[packet.trainer], packet.code)
                 case _:
                     pass
@@ -344,13 +344,13 @@ class SlotLoop:
             case channel.BufferWanted() if number == self._writer:
                 self._memory.want()
                 self.grant()
-            case channel.Committed():
+            case channel.StepTaken():
                 trainer.step = message.record.step
                 self._newest = max(self._newest, message.record.step)
                 if number == self._writer and message.record.safe_step >= 0:
                     self._memory.safe(Mark(generation, message.record.safe_step))
                     self.grant()
-                self._tell(events.StepCommitted(slot=slot, trainer=number, record=message.record))
+                self._tell(events.StepFinished(slot=slot, trainer=number, record=message.record))
             case channel.MainLeft():
                 trainer.step = message.step
                 trainer.last = message

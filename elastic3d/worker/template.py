@@ -80,7 +80,7 @@ class Unforked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
+class ProcessExited:
     """Template to keeper: the trainer and its group are dead and reaped. code: minus the number of a signal."""
 
     trainer: int
@@ -88,8 +88,8 @@ class Exited:
     code: int
 
 
-_PACKETS = {kind.__name__: kind for kind in (Fork, Kill, TemplateReady, Forked, Unforked, Exited)}
-Packet = Fork | Kill | TemplateReady | Forked | Unforked | Exited
+_PACKETS = {kind.__name__: kind for kind in (Fork, Kill, TemplateReady, Forked, Unforked, ProcessExited)}
+Packet = Fork | Kill | TemplateReady | Forked | Unforked | ProcessExited
 
 
 def send(control: socket.socket, packet: Packet, descriptors: Sequence[int] = ()) -> None:
@@ -281,7 +281,7 @@ class _Template:
             # A member stuck in the kernel must not hide the death for ever.
             if not process.group_exists(trainer.pid) or SYSTEM.monotonic() > trainer.gone_by:
                 del self._trainers[trainer.trainer]
-                self._report(Exited(trainer=trainer.trainer, pid=trainer.pid, code=trainer.code))
+                self._report(ProcessExited(trainer=trainer.trainer, pid=trainer.pid, code=trainer.code))
 
     def _report(self, packet: Packet) -> None:
         with contextlib.suppress(ConnectionError):  # the end of file that follows ends the loop

@@ -126,7 +126,7 @@ class ChannelPort:
     def committed(self, record: StepRecord) -> None:
         """Tell the keeper of a step, and take note of the vote's safe step."""
         self._cadence.voted(record.safe_step)
-        self._say(channel.Committed(record=record))
+        self._say(channel.StepTaken(record=record))
 
     def restored(
         self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from elastic3d.worker.events import (
     Restored,
     SlotLost,
     Started,
-    StepCommitted,
+    StepFinished,
     TemplateDied,
     TrainerExited,
     TrainerReady,
@@ -46,7 +46,7 @@ def test_a_killed_trainer_is_told_by_its_signal(nursery: Nursery) -> None:
     keeper = nursery.keeper("steps")
     keeper.slot.go(keeper.slot.prepare(assignment()), GO)
     pid = keeper.wait(Started).pid
-    keeper.wait(StepCommitted)
+    keeper.wait(StepFinished)
     os.kill(pid, signal.SIGKILL)
     begun = time.monotonic()
     ended = keeper.wait(TrainerExited)
@@ -167,8 +167,8 @@ def test_signals_to_the_keepers_group_do_not_reach_trainers(nursery: Nursery) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(keeper.template, number)
     os.killpg(os.getpgid(keeper.pid), signal.SIGTERM)
-    step = keeper.wait(StepCommitted).record.step
-    keeper.wait(StepCommitted, where=lambda event: event.record.step > step + 5)
+    step = keeper.wait(StepFinished).record.step
+    keeper.wait(StepFinished, where=lambda event: event.record.step > step + 5)
     keeper.slot.ask_leave(trainer)
     assert keeper.wait(TrainerExited).kind is ExitKind.LEFT
 

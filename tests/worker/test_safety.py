@@ -152,7 +152,7 @@ class Scene:
             samples=(0, 1),
             sample_sum=0,
         )
-        self.generations.heard(w.StepCommitted(slot=0, trainer=1, record=record))
+        self.generations.heard(w.StepFinished(slot=0, trainer=1, record=record))
         self.generations.look_after_snapshots(self.nodes[0])
 
     def events(self, name: str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from elastic3d.worker.events import (
     Restored,
     SnapshotTaken,
     Started,
-    StepCommitted,
+    StepFinished,
     TrainerExited,
     TrainerReady,
 )
@@ -37,11 +37,11 @@ def test_a_trainer_prepares_starts_steps_and_leaves(nursery: Nursery) -> None:
     assert keeper.wait(TrainerReady).trainer == trainer
     keeper.slot.go(trainer, GO)
     assert keeper.wait(Restored).source == "none"
-    keeper.wait(StepCommitted, where=lambda event: event.record.step == 5)
+    keeper.wait(StepFinished, where=lambda event: event.record.step == 5)
     keeper.slot.ask_leave(trainer)
     ended = keeper.wait(TrainerExited)
     assert ended.kind is ExitKind.LEFT
-    assert ended.step == max(event.record.step for event in keeper.seen if isinstance(event, StepCommitted))
+    assert ended.step == max(event.record.step for event in keeper.seen if isinstance(event, StepFinished))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_everything_a_trainer_said_is_heard_before_its_exit(nursery: Nursery) ->
     keeper = nursery.keeper("floods")
     keeper.slot.go(keeper.slot.prepare(assignment()), GO)
     assert keeper.wait(TrainerExited).kind is ExitKind.DONE
-    steps = [event.record.step for event in keeper.seen if isinstance(event, StepCommitted)]
+    steps = [event.record.step for event in keeper.seen if isinstance(event, StepFinished)]
     assert steps == list(range(2000))
 
 
@@ -131,7 +131,7 @@ def test_the_next_checkpoint_is_asked_for_when_the_keeper_is_ready(nursery: Nurs
     trainer = keeper.slot.prepare(assignment())
     keeper.slot.go(trainer, GO)
     first = keeper.wait(SnapshotTaken, where=lambda event: event.checkpoint)
-    last = keeper.wait(StepCommitted, where=lambda event: event.record.step >= first.step + 8)
+    last = keeper.wait(StepFinished, where=lambda event: event.record.step >= first.step + 8)
     taken = [event for event in keeper.seen if isinstance(event, SnapshotTaken) and event.checkpoint]
     assert taken == [first]
     keeper.slot.unpin(first.step)

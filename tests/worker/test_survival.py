@@ -21,7 +21,7 @@ from elastic3d.worker.events import (
     SnapshotHeld,
     SnapshotTaken,
     Started,
-    StepCommitted,
+    StepFinished,
     TrainerExited,
 )
 from elastic3d.worker.slot import PinnedSnapshot
@@ -107,7 +107,7 @@ def test_a_planned_leave_loses_no_step(nursery: Nursery) -> None:
     keeper = nursery.keeper("steps")
     keeper.slot.set_buddy("127.0.0.1:9")  # nobody: nothing ever becomes safe
     trainer = start(keeper)
-    keeper.wait(StepCommitted, where=lambda event: event.record.step >= 8)
+    keeper.wait(StepFinished, where=lambda event: event.record.step >= 8)
     keeper.slot.ask_leave(trainer)
     ended = keeper.wait(TrainerExited)
     assert ended.kind is ExitKind.LEFT
@@ -140,10 +140,10 @@ def test_an_upload_reads_one_step_while_training_goes_on(nursery: Nursery) -> No
     start(keeper)
     taken = keeper.wait(SnapshotTaken, where=lambda event: event.checkpoint)
     assert taken.step >= 5
-    keeper.wait(StepCommitted, where=lambda event: event.record.step > taken.step + 10)
+    keeper.wait(StepFinished, where=lambda event: event.record.step > taken.step + 10)
     with keeper.slot.pieces(taken.step) as pinned:
         check_pinned(pinned)
-        before = keeper.wait(StepCommitted).record.step
+        before = keeper.wait(StepFinished).record.step
         keeper.wait(SnapshotHeld, where=lambda event: event.step > before + 10)
         check_pinned(pinned)
     with pytest.raises(StateError, match="no longer in memory"):
