@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+
 PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 
 # Inside elastic3d each line may import itself and what stands above it. `training` is the Run that a user's main sees,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
 from tests.test_directions import files, imports
-
-ROOT = Path(__file__).parent.parent
 
 OBJECTS = {
     "all_gather_object",

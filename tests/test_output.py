@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 
 from elastic3d.output import LineWriter
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from elastic3d import threads
 from elastic3d.threads import Edge, ThreadFailure
-
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
 
 
 def test_work_that_fails_is_called_again(reported: queue.SimpleQueue[ThreadFailure]) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from elastic3d import torch_support
 from elastic3d.torch_support import UnsupportedTorch, check_names, check_version
-
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
 
 
 def test_versions_beyond_the_bounds_are_an_error_that_says_what_to_install() -> None:

@@ -21,6 +21,7 @@ from elastic3d.admission.host import BUILT, available_memory, clock_goes, disk, 
 from elastic3d.admission.reach import ReachTarget, neighbours, reach
 from elastic3d.clock import SYSTEM
 from elastic3d.values import Cause, Generation, ModelProfile, Node
+from tests.paths import ROOT
 
 GIB = 2**30
 
@@ -246,7 +247,7 @@ WRITE = "import sys; from elastic3d.admission.host import disk; disk(sys.argv[1]
 
 def write_elsewhere(folder: Path, *before: str, limit: int | None = None) -> str:
     """Check the folder from another process, started behind `before`; return what it said."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
 
     def bounded() -> None:
         if limit is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import blake3
-from states import State, piece, split
 
 from checkpointing import Box, Store, commit
 from checkpointing.format import names
@@ -13,6 +12,7 @@ from checkpointing.format.codecs import Codec, encode
 from checkpointing.format.encoding import FORMAT, VERSION, hexdigest, pack_json
 from checkpointing.format.manifest import Base, RankManifest, StoredTile, encode_manifest, facts_digest
 from checkpointing.format.tiles import TensorSpec, digest
+from tests.checkpointing.states import State, piece, split
 
 Bases = dict[tuple[str, Box], StoredTile]
 

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from states import SMALL, load, make_state, save, save_and_commit
 
 from checkpointing import Ref, Store, commit, fence, open_checkpoint, open_store, read_latest, verify
 from checkpointing.errors import Fenced, StoreError, Superseded
 from checkpointing.format.names import Save
 from checkpointing.format.refs import Verdict, decide_commit, decide_fence
 from checkpointing.stores.protocol import Data, Versioned
+from tests.checkpointing.states import SMALL, load, make_state, save, save_and_commit
+from tests.paths import ROOT
 
 _numbers = itertools.count()
 
@@ -214,7 +215,7 @@ def test_of_two_leaders_racing_one_wins_each_step(tmp_path: Path) -> None:
 WRITER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[3])
-from states import make_state, save, SMALL
+from tests.checkpointing.states import make_state, save, SMALL
 from checkpointing import fence, open_store
 from checkpointing import commit
 import checkpointing.stores.local as local
@@ -236,11 +237,14 @@ print(count, flush=True)
 
 def test_a_writer_killed_anywhere_leaves_latest_restorable(tmp_path: Path) -> None:
     """SIGKILL at points spread over all file operations of fence, save and commit; then the next try commits."""
-    here = str(Path(__file__).parent)
-    probe = tmp_path / "probe"
+    here, probe = str(ROOT), tmp_path / "probe"
     save_and_commit(open_store(str(probe)), make_state(SMALL))
     whole = subprocess.run(
-        [sys.executable, "-c", WRITER, str(probe), "0", here], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", WRITER, str(probe), "0", here],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     operations = int(whole.stdout)
     assert operations > 20
@@ -249,7 +253,10 @@ def test_a_writer_killed_anywhere_leaves_latest_restorable(tmp_path: Path) -> No
         store = open_store(str(root))
         save_and_commit(store, make_state(SMALL))
         done = subprocess.run(
-            [sys.executable, "-c", WRITER, str(root), str(point), here], capture_output=True, timeout=60, check=False
+            [sys.executable, "-c", WRITER, str(root), str(point), here],
+            capture_output=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == -signal.SIGKILL, done.stderr
         store = open_store(str(root))

@@ -8,8 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from encoded import save_encoded, smooth
-from states import SMALL, State, make_state, save_and_commit
 
 from checkpointing import Checkpoint, Resolved, Store, open_checkpoint, open_store, resolve, verify
 from checkpointing.errors import CheckpointError, MissingTile
@@ -20,6 +18,8 @@ from checkpointing.reading.findings import Finding
 from checkpointing.reading.resolver import TileSource
 from checkpointing.reading.spares import Spares
 from checkpointing.reading.tier import DiskTier
+from tests.checkpointing.encoded import save_encoded, smooth
+from tests.checkpointing.states import SMALL, State, make_state, save_and_commit
 
 _numbers = itertools.count()
 SHAPES = {"a": ("float32", (40, 8)), "b": ("bfloat16", (300,)), "c": ("int64", (6, 40)), "t": ("uint8", ())}

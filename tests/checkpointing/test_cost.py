@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from states import make_state, save, split
 
 import checkpointing.format.grid
 from checkpointing import Box, TensorSpec, commit, open_checkpoint, resolve
 from checkpointing.reading.tier import DiskTier
 from checkpointing.stores.local import LocalStore
+from tests.checkpointing.states import make_state, save, split
 
 MODEL = {
     **{f"block/{n}/w": ("float32", (64, 48)) for n in range(6)},

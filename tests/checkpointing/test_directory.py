@@ -22,8 +22,9 @@ from checkpointing.format.refs import decode_ref
 from checkpointing.retention.protection import tags
 from checkpointing.stores import local
 from checkpointing.stores.numbered import KEPT, append, newest, swap
+from tests.paths import DATA
 
-OLD = Path(__file__).parent.parent / "testdata" / "stores"
+OLD = DATA / "stores"
 KEY = Key(bytes(range(32)))
 
 

@@ -6,14 +6,14 @@ import itertools
 import json
 
 import pytest
-from encoded import save_encoded, smooth
-from states import State, load
 
 from checkpointing import Store, open_checkpoint, open_store, verify
 from checkpointing.errors import MissingTile
 from checkpointing.format import names
 from checkpointing.format.codecs import Codec
 from checkpointing.reading.findings import Fault
+from tests.checkpointing.encoded import save_encoded, smooth
+from tests.checkpointing.states import State, load
 
 _numbers = itertools.count()
 SHAPES = {

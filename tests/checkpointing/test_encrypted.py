@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from states import SMALL, load, make_state, save_and_commit
 
 from checkpointing import Key, Store, fence, open_checkpoint, open_store, read_latest, verify
 from checkpointing.errors import StoreNotFound, StoreUnfit, Tampered, WrongKey
 from checkpointing.stores.encrypted import CHUNK, EncryptedStore
+from tests.checkpointing.states import SMALL, load, make_state, save_and_commit
+from tests.paths import DATA
 
 _numbers = itertools.count()
 KEY = Key(bytes(range(32)))
@@ -189,7 +190,7 @@ def test_names_of_packs_say_nothing_of_what_is_in_them(tmp_path: Path) -> None:
 
 def test_packs_of_older_stores_are_found_beside_new_ones(tmp_path: Path) -> None:
     """They are not written again, and go when they are deleted."""
-    shutil.copytree(Path(__file__).parent.parent / "testdata" / "stores" / "encrypted-v1", tmp_path / "store")
+    shutil.copytree(DATA / "stores" / "encrypted-v1", tmp_path / "store")
     store = open_store(str(tmp_path / "store"), key=Key(bytes(range(32))))
     packs = list(store.list("packs/"))
     assert len(packs) == 4

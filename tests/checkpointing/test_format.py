@@ -9,12 +9,12 @@ from typing import Any
 
 import blake3
 import zstandard
-from encoded import save_encoded, smooth
-from states import FACTS, SMALL, make_state, piece, save, save_and_commit, split
 
 from checkpointing import commit, open_checkpoint, open_store, save_rank
 from checkpointing.format.codecs import Codec
 from checkpointing.saving.options import SaveOptions
+from tests.checkpointing.encoded import save_encoded, smooth
+from tests.checkpointing.states import FACTS, SMALL, make_state, piece, save, save_and_commit, split
 
 BYTES = {"float32": 4, "bfloat16": 2, "int64": 8, "uint8": 1}
 

@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable
 
 import pytest
-from interleaving import Actor, View, World
 
 from checkpointing import (
     Retention,
@@ -42,6 +41,7 @@ from checkpointing.format.pack import HEAD, TAIL
 from checkpointing.format.record import decode_record
 from checkpointing.format.refs import Ref, decode_ref
 from checkpointing.reading.naming import committed
+from tests.checkpointing.interleaving import Actor, View, World
 
 GRACE = 60.0
 FACTS = {"loss": 1}

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interleaving import Free, View
-from states import SMALL, load, make_state, piece, save, save_and_commit
 
 from checkpointing import (
     Ref,
@@ -65,6 +63,8 @@ from checkpointing.reading.announcing import announced, reading
 from checkpointing.reading.naming import committed
 from checkpointing.retention.policy import bounded, retained
 from checkpointing.stores.local import LocalStore
+from tests.checkpointing.interleaving import Free, View
+from tests.checkpointing.states import SMALL, load, make_state, piece, save, save_and_commit
 
 DAY = 86400.0
 

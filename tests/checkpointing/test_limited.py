@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from flaky import Flaky
-from store_contract import StoreContract
 
 from checkpointing import Store, open_store
 from checkpointing.errors import StoreError
 from checkpointing.stores.hedged import HedgedStore
 from checkpointing.stores.limited import Bandwidth, LimitedStore
+from tests.checkpointing.flaky import Flaky
+from tests.checkpointing.store_contract import StoreContract
 
 _numbers = itertools.count()
 

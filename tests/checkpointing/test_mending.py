@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from encoded import save_encoded, smooth
-from states import SMALL, make_state, save_and_commit
 
 from checkpointing import Checkpoint, Offered, Resolved, Store, open_checkpoint, open_store, resolve, verify
 from checkpointing.errors import MissingTile
@@ -14,6 +12,8 @@ from checkpointing.format import names
 from checkpointing.format.codecs import Codec
 from checkpointing.format.tiles import Box
 from checkpointing.reading.spares import Spares
+from tests.checkpointing.encoded import save_encoded, smooth
+from tests.checkpointing.states import SMALL, make_state, save_and_commit
 
 _numbers = itertools.count()
 SHAPES = {"a": ("float32", (40, 8)), "b": ("bfloat16", (300,)), "c": ("int64", (6, 40))}

@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ceph_server import missing, radosgw
-from states import SMALL, load, make_state, save_and_commit
-from store_contract import StoreContract
 
 from checkpointing import Store, fence, open_checkpoint, open_store, verify
 from checkpointing.errors import StoreDenied, StoreUnfit
@@ -18,6 +15,9 @@ from checkpointing.stores.fsspec import FsspecStore
 from checkpointing.stores.obstore import ObstoreStore
 from checkpointing.stores.probing import probe
 from checkpointing.stores.register import RegisteredStore, StoreRegister
+from tests.checkpointing.ceph_server import missing, radosgw
+from tests.checkpointing.states import SMALL, load, make_state, save_and_commit
+from tests.checkpointing.store_contract import StoreContract
 
 pytestmark = [
     pytest.mark.s3,

@@ -6,14 +6,14 @@ import itertools
 from typing import Any
 
 import pytest
-from flaky import Flaky
-from states import SMALL, load, make_state, save, save_and_commit
 
 from checkpointing import Retention, Store, collect, commit, fence, open_checkpoint, open_store, verify
 from checkpointing.errors import StoreError
 from checkpointing.format import names
 from checkpointing.stores import register as stores_register
 from checkpointing.stores.register import RegisteredStore, StoreRegister
+from tests.checkpointing.flaky import Flaky
+from tests.checkpointing.states import SMALL, load, make_state, save, save_and_commit
 
 _numbers = itertools.count()
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from states import load, make_state, piece, save_and_commit, split
 
 from checkpointing import Box, Offered, Resolved, TensorSpec, open_checkpoint, resolve
 from checkpointing.errors import MissingTile, SourceError, SpecMismatch
 from checkpointing.format.tiles import digest
 from checkpointing.stores.local import LocalStore
+from tests.checkpointing.states import load, make_state, piece, save_and_commit, split
 
 SPEC = TensorSpec(key="w", dtype="int32", shape=(12, 3))
 DATA = bytes(range(144))

@@ -6,12 +6,12 @@ import itertools
 from typing import Any
 
 import pytest
-from flaky import Flaky, every_other
-from store_contract import StoreContract
 
 from checkpointing import Store, open_store
 from checkpointing.errors import Miswritten, StoreDenied, StoreError, StoreNotFound, StoreUnreachable
 from checkpointing.stores.retrying import FIRST_CONTACT, RetryingStore, Trouble, policy
+from tests.checkpointing.flaky import Flaky, every_other
+from tests.checkpointing.store_contract import StoreContract
 
 _numbers = itertools.count()
 

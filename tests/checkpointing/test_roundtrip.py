@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from states import FACTS, SMALL, load, make_state, piece, save, save_and_commit, split, spread
 
 import checkpointing.format.grid
 from checkpointing import Piece, commit, fence, open_checkpoint, open_store, read_latest, save_rank
 from checkpointing.errors import Incomplete, Inconsistent, NoCheckpoint
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.stores.protocol import Store
+from tests.checkpointing.states import FACTS, SMALL, load, make_state, piece, save, save_and_commit, split, spread
 
 _numbers = itertools.count()
 

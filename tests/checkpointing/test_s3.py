@@ -11,8 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from states import SMALL, load, make_state, save, save_and_commit
-from store_contract import StoreContract
 
 import chaos.s3
 import checkpointing.stores.fsspec
@@ -24,6 +22,8 @@ from checkpointing.stores.fsspec import FsspecStore
 from checkpointing.stores.obstore import ObstoreStore
 from checkpointing.stores.probing import probe
 from checkpointing.stores.retrying import RetryingStore
+from tests.checkpointing.states import SMALL, load, make_state, save, save_and_commit
+from tests.checkpointing.store_contract import StoreContract
 
 pytestmark = pytest.mark.s3
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from states import FACTS, SMALL, State, load, make_state, piece, spread
 
 import checkpointing.format.grid
 from checkpointing import (
@@ -40,6 +39,7 @@ from checkpointing.format.tiles import copy_box, digest
 from checkpointing.saving.options import Choice, Speeds, Trial, choose
 from checkpointing.stores.checking import Sent
 from checkpointing.stores.protocol import Data, Entry, Versioned, chunks
+from tests.checkpointing.states import FACTS, SMALL, State, load, make_state, piece, spread
 
 _numbers = itertools.count()
 

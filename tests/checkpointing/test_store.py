@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_contract import StoreContract
 
 from checkpointing import Store, open_store
 from checkpointing.errors import StoreError, StoreUnfit
 from checkpointing.stores.keys import Key
 from checkpointing.stores.probing import probe
 from checkpointing.stores.register import StoreRegister
+from tests.checkpointing.store_contract import StoreContract
 
 _numbers = itertools.count()
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from states import SMALL, make_state, save_and_commit
 
 from checkpointing import Checkpoint, Offered, Resolved, open_checkpoint, resolve
 from checkpointing.errors import MissingTile, SourceError, StoreUnfit, TileLost
 from checkpointing.reading.tier import DiskTier
 from checkpointing.stores.local import LocalStore
+from tests.checkpointing.states import SMALL, make_state, save_and_commit
 
 LARGE = {f"w{number}": ("float32", (64, 16)) for number in range(12)}
 

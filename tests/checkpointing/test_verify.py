@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from states import SMALL, load, make_state, save, save_and_commit
 
 import checkpointing.format.refs
 from checkpointing import Store, open_checkpoint, open_store, verify
@@ -21,6 +20,7 @@ from checkpointing.format.refs import decode_ref
 from checkpointing.format.tombstone import Tombstone, encode_tombstone
 from checkpointing.reading.verify import Fault, Progress
 from checkpointing.retention.protection import mark_verified, tag
+from tests.checkpointing.states import SMALL, load, make_state, save, save_and_commit
 
 _numbers = itertools.count()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
@@ -30,8 +29,9 @@ from elastic3d.cli.ckpt.render import checks, keeping, one, store, two
 from elastic3d.planner.placement import place_of
 from elastic3d.planner.shares import MeshSizes
 from tests.ckpt.conftest import History
+from tests.paths import DATA
 
-DATA = Path(__file__).parent.parent / "testdata" / "ckpt"
+DISPLAYS = DATA / "ckpt"
 WIDTHS = (120, 80, 44)
 URL = "s3://bucket/gpt"
 LABELS = ("verified", "tag best")
@@ -212,7 +212,7 @@ def test_display(name: str, history: History, request: pytest.FixtureRequest) ->
         text = printed(picture(width), width)
         assert max(map(len, text.splitlines())) <= width
         told.append(f"{'-' * width}\n{text}\n")
-    path, text = DATA / f"{name}.txt", "".join(told)
+    path, text = DISPLAYS / f"{name}.txt", "".join(told)
     if request.config.getoption("--rewrite-displays", default=False):
         path.write_text(text)
     assert text == path.read_text()

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from etcd_helpers import wait_until
 
 from chaos.etcd import EtcdServer, installed_etcds
 from elastic3d.etcd import EtcdClient
+from tests.etcd.etcd_helpers import wait_until
 
 BINARIES: list[Path] = installed_etcds()
 PARAMS: list[Path | None] = [*BINARIES] or [None]

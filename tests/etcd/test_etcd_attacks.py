@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from etcd_helpers import wait_until
 
 from chaos import etcd_attacks
 from chaos.certificates import Certificates
@@ -32,6 +31,7 @@ from elastic3d.etcd import (
     Tls,
     Watch,
 )
+from tests.etcd.etcd_helpers import wait_until
 
 pytestmark = [pytest.mark.etcd, pytest.mark.long]
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from etcd_helpers import wait_until
 
 from chaos.etcd import EtcdServer, etcd_version, find_etcd
 from elastic3d.errors import ConfigurationError, EtcdRefused, EtcdUnavailable, UsageError
@@ -32,6 +31,7 @@ from elastic3d.etcd import (
     Put,
     Watch,
 )
+from tests.etcd.etcd_helpers import wait_until
 
 pytestmark = pytest.mark.etcd
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from etcd_helpers import wait_until
 
 from chaos.etcd import EtcdCluster, EtcdServer
 from elastic3d.etcd import EtcdClient, Lease, LeaseGone, LeaseKeeper, LeaseLoss
+from tests.etcd.etcd_helpers import wait_until
 
 pytestmark = pytest.mark.etcd
 

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from etcd_helpers import wait_until
 
 from chaos.etcd import EtcdCluster, EtcdServer
 from elastic3d.errors import EtcdUnavailable
 from elastic3d.etcd import Compare, EtcdClient, Get, OutcomeUnknown, Put
+from tests.etcd.etcd_helpers import wait_until
 
 pytestmark = [pytest.mark.etcd, pytest.mark.long]
 

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from etcd_helpers import Relay, wait_until
 
 from chaos.etcd import EtcdCluster, EtcdMember, EtcdServer
 from elastic3d.etcd import Change, Changes, Connected, Delivery, Disconnected, EtcdClient, LeaseKeeper, Snapshot, Watch
 from elastic3d.etcd import watch as etcd_watch
 from elastic3d.etcd.breaker import ELECTION
+from tests.etcd.etcd_helpers import Relay, wait_until
 
 pytestmark = pytest.mark.etcd
 

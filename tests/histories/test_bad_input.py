@@ -10,6 +10,7 @@ import pytest
 from chaos.cluster import Cluster, Launch
 from chaos.etcd import EtcdServer
 from chaos.processes import free_port, wait_until
+from tests.paths import ROOT
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(180)]
 
@@ -124,7 +125,7 @@ def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_
         max_nodes=2,
         conf={"mode": "resident", "last_call": "0"},
     )
-    stranger = Path(__file__).parents[2] / "chaos" / "scripts" / "train_gpt.py"
+    stranger = ROOT / "chaos" / "scripts" / "train_gpt.py"
     with Cluster(launch, tmp_path / "a") as first:
         node = first.start_node("node0")
         assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60)

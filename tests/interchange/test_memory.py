@@ -12,10 +12,10 @@ import torch
 
 from checkpointing import open_store
 from checkpointing.interchange import import_checkpoint
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
 LIMIT = 190 << 20
 """Parts of 16 MiB, what a save and a read have in flight, torch's own, and some air; the state is twice as large."""
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.membership.story import Story
+from tests.paths import DATA
 
-STORIES = sorted((Path(__file__).parent.parent / "testdata" / "membership").glob("*.txt"))
+STORIES = sorted((DATA / "membership").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)

@@ -18,9 +18,9 @@ from elastic3d.calibration.record import load
 from elastic3d.cli import application
 from elastic3d.cli.calibrate import busy
 from elastic3d.errors import ConfigurationError, UsageError
+from tests.paths import ROOT
 
 pytestmark = [pytest.mark.gloo, pytest.mark.long]
-ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "chaos" / "scripts" / "train_gpt.py")
 COMMAND = [sys.executable, "-c", "from elastic3d.cli import main; main()", "calibrate"]
 run = CliRunner()

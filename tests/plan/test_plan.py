@@ -16,9 +16,10 @@ from elastic3d.calibration.record import save
 from elastic3d.cli import application
 from elastic3d.errors import UsageError
 from elastic3d.values import Layout
+from tests.paths import ROOT
 from tests.plan.test_record import CALIBRATION
 
-SCRIPT = str(Path(__file__).parents[2] / "chaos" / "scripts" / "train_gpt.py")
+SCRIPT = str(ROOT / "chaos" / "scripts" / "train_gpt.py")
 LLAMA = ("--model", "llama-7b", "--nodes", "7", "--slots", "8", "--device", "h200")
 run = CliRunner()
 

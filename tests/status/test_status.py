@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,10 +22,11 @@ from elastic3d.etcd import KeyValue
 from elastic3d.membership.inspection.keys import find, history
 from elastic3d.membership.inspection.status import GenerationStatus, JobState, NodeState, NodeStatus, Status, status
 from elastic3d.membership.records import Pulse
+from tests.paths import DATA
 from tests.status import scenes
 from tests.status.scenes import ROOT, SCENES, WALL, Scene
 
-DATA = Path(__file__).parent.parent / "testdata" / "status"
+DISPLAYS = DATA / "status"
 WIDTHS = (120, 80, 44)
 
 
@@ -69,7 +69,7 @@ def test_display(name: str, request: pytest.FixtureRequest) -> None:
         text = printed(what, width)
         assert max(map(len, text.splitlines())) <= width
         told.append(f"{'-' * width}\n{text}\n")
-    path, text = DATA / f"{name}.txt", "".join(told)
+    path, text = DISPLAYS / f"{name}.txt", "".join(told)
     if request.config.getoption("--rewrite-displays", default=False):
         path.write_text(text)
     assert text == path.read_text()

@@ -6,15 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from elastic3d.rendezvous import agent
 from elastic3d.worker.process import ExitCode
+from tests.paths import ROOT
 from tests.worker.keepers import eventually, gone
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 # An agent starts a worker, through a wrapper or not; the worker "imports" until it is told to go on.
 AGENT = """

@@ -23,6 +23,7 @@ from elastic3d.worker.journal import Journal
 from elastic3d.worker.leaving import LeaveRequest
 from elastic3d.worker.slot import SlotPort
 from elastic3d.worker.warming import TRIES, Inbox, measure
+from tests.paths import ROOT
 from tests.worker.keepers import assignment, eventually, gone
 
 PROFILE = ModelProfile(blocks=2, parameters=10, micro_batches=4, micro_batch=1, digest="d")
@@ -101,7 +102,7 @@ time.sleep(600 if sys.argv[3] == "killed" else 0)
 def test_the_guard_spares_what_is_left_after_a_clean_end(how: str) -> None:
     """What a dead agent leaves behind is killed; what a user detached from a run that ended in order is not."""
     token = secrets.token_hex(8)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     agent = subprocess.Popen(
         [sys.executable, "-c", AGENT, str(guard.__file__), token, how],
         env=environment,

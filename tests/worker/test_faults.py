@@ -23,6 +23,7 @@ from elastic3d.worker.events import (
     TrainerExited,
     TrainerReady,
 )
+from tests.paths import ROOT
 from tests.worker.keepers import Nursery, assignment, children, eventually, gone
 
 GO = Go(servers=())
@@ -249,7 +250,7 @@ print(torch.get_num_threads(), process.fork_hazard())
 @pytest.mark.parametrize(("threads", "safe"), [(1, True), (2, False)])
 def test_tensor_maths_before_run_makes_forks_unsafe(threads: int, safe: bool) -> None:
     """On one thread it does no harm; on two the child would hang, which is tried and not guessed."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     said = subprocess.run(
         [sys.executable, "-c", HAZARD], env=environment, capture_output=True, text=True, timeout=60, check=True
     ).stdout.split(maxsplit=1)

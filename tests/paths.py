@@ -1,0 +1,11 @@
+"""Where the tests find what is not Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+"""The checkout."""
+
+DATA = Path(__file__).parent / "testdata"
+"""Transcripts, displays, and stores that earlier versions wrote."""
