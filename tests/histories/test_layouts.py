@@ -11,9 +11,9 @@ from chaos.etcd import EtcdServer
 from chaos.play import play
 from elastic3d.calibration.record import save
 from elastic3d.values import Layout, Schedule
+from tests.calibration.test_record import CALIBRATION, LINK
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import SMALL, faults, held
-from tests.plan.test_record import CALIBRATION, LINK
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
 

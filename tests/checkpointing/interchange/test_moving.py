@@ -1,0 +1,318 @@
+"""Checkpoints of other tools in and out: the original tools read what we export, and write what we import."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import SerializationFormat
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from checkpointing import Checkpoint, Store, open_checkpoint, open_store, verify
+from checkpointing.errors import ForeignFormat, NotExportable, Superseded
+from checkpointing.interchange import Kind, Reader, Writer, export_checkpoint, foreign, import_checkpoint, transfer
+from checkpointing.interchange import contents as reading
+from checkpointing.interchange import safetensors_files as layout
+from tests.checkpointing.interchange.samples import as_dcp_has_it, every_dtype, nested, same
+
+SAFE = {name: value for name, value in every_dtype().items() if name not in ("complex32", "complex128")}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """DCP without ranks is meant, and torch's prototypes are known to be that."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        warnings.filterwarnings("ignore", message="ComplexHalf support is experimental")
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "store"))
+
+
+def imported(store: Store, kind: str, source: Path, step: int = 0) -> Checkpoint:
+    import_checkpoint(kind, source, store, step=step)
+    return open_checkpoint(store)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut everything into many slabs, batches and parts."""
+    monkeypatch.setattr("checkpointing.interchange.tensors.steps.__defaults__", (48,))
+    monkeypatch.setattr("checkpointing.format.grid.cut.__defaults__", (48,))
+    monkeypatch.setattr(foreign, "SLAB_TILES", 2)
+    monkeypatch.setattr(reading, "SLAB_TILES", 2)
+    monkeypatch.setattr(reading, "BATCH_BYTES", 200)
+    monkeypatch.setattr(transfer, "PART_BYTES", 300)
+
+
+def test_torch_save_in_and_out_is_the_same_state(tmp_path: Path, store: Store) -> None:
+    """Nesting, views, ties, numbers as keys, tuples and objects: torch.load gives back what torch.save was given."""
+    torch.save(nested(), tmp_path / "in.pt")
+    checkpoint = imported(store, "torch", tmp_path / "in.pt", step=7)
+    assert (checkpoint.step, checkpoint.facts) == (7, {"imported": {"kind": "torch"}})
+    assert not list(verify(store))
+    export_checkpoint("torch", checkpoint, tmp_path / "out.pt")
+    for mapped in (False, True):
+        same(torch.load(tmp_path / "out.pt", weights_only=True, mmap=mapped), nested())
+    # Readers other than torch's compare the checksums of the archive.
+    assert zipfile.ZipFile(tmp_path / "out.pt").testzip() is None
+
+
+def test_dcp_in_and_out_is_the_same_state(tmp_path: Path, store: Store) -> None:
+    """A folder that DCP wrote is imported; DCP loads what is exported, also into a file of its own making."""
+    dcp.save(nested(), checkpoint_id=tmp_path / "in")
+    export_checkpoint("dcp", imported(store, "dcp", tmp_path / "in"), tmp_path / "out")
+    dcp_to_torch_save(tmp_path / "out", tmp_path / "out.pt")
+    same(torch.load(tmp_path / "out.pt", weights_only=True), as_dcp_has_it(nested()))
+    state = {"model": {"table": torch.zeros(4, 6)}, "epoch": 0}
+    dcp.load(state, checkpoint_id=tmp_path / "out")
+    same(state, {"model": {"table": nested()["model"]["table"]}, "epoch": 3})
+
+
+def test_what_dcp_saved_through_us_is_exported_as_dcp(tmp_path: Path) -> None:
+    """Writer, export, DCP's own reader; and back through Reader."""
+    dcp.save(nested(), storage_writer=Writer(str(tmp_path / "store"), step=1))
+    checkpoint = open_checkpoint(open_store(str(tmp_path / "store"), write=False))
+    export_checkpoint("dcp", checkpoint, tmp_path / "out")
+    for reader in (dcp.FileSystemReader(tmp_path / "out"), Reader(str(tmp_path / "store"))):
+        state = nested()
+        for part in (state["model"], *state["optimizer"]["state"].values()):
+            for tensor in part.values():
+                tensor.detach().zero_()
+        state |= {"epoch": 0, "rng": [torch.zeros(3).long(), 1]}
+        dcp.load(state, storage_reader=reader)
+        same(state, nested())
+
+
+def test_one_file_of_safetensors_in_and_out(tmp_path: Path, store: Store) -> None:
+    """Every dtype the package has goes in and out with the same bytes, fp8 and bf16 among them."""
+    (tmp_path / "in.safetensors").write_bytes(safetensors.torch.save(SAFE, metadata={"format": "pt"}))
+    checkpoint = imported(store, "safetensors", tmp_path / "in.safetensors")
+    export_checkpoint("safetensors", checkpoint, tmp_path / "out.safetensors")
+    same(safetensors.torch.load_file(tmp_path / "out.safetensors"), SAFE)
+    with safetensors.safe_open(tmp_path / "out.safetensors", "pt") as file:
+        assert file.metadata()["format"] == "pt"
+
+
+def test_shards_of_hugging_face_in_and_out(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, small_parts: None
+) -> None:
+    """Shards and their index, as Hugging Face lays them out; DCP's reader of that layout loads them."""
+    monkeypatch.setattr(layout, "SHARD_BYTES", 120)
+    source = tmp_path / "in"
+    source.mkdir()
+    weights = {name: value for name, value in SAFE.items() if name in ("float32", "bfloat16", "int64", "uint8")}
+    index: dict[str, str] = {}
+    for number, (name, value) in enumerate(weights.items(), start=1):
+        file = f"model-{number:05d}-of-{len(weights):05d}.safetensors"
+        (source / file).write_bytes(safetensors.torch.save({name: value}, metadata={"format": "pt"}))
+        index[name] = file
+    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    checkpoint = imported(store, "safetensors", source)
+    again = import_checkpoint("safetensors", source / "model.safetensors.index.json", store)
+    assert (again.root, again.moved) == (checkpoint.root, False)
+    export_checkpoint("safetensors", checkpoint, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert set(written["weight_map"]) == set(weights)
+    assert written["metadata"]["total_size"] == sum(value.nbytes for value in weights.values())
+    assert len(set(written["weight_map"].values())) > 1
+    read = {}
+    for file in set(written["weight_map"].values()):
+        read |= safetensors.torch.load_file(tmp_path / "out" / file)
+    same(read, weights)
+    state = {name: torch.zeros_like(value) for name, value in weights.items()}
+    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(tmp_path / "out")))
+    same(state, weights)
+
+
+def test_a_small_folder_has_one_file_and_no_index(tmp_path: Path, store: Store) -> None:
+    """As Hugging Face does it; and a folder without an index is imported as it is."""
+    torch.save({"w": torch.ones(3)}, tmp_path / "in.pt")
+    export_checkpoint("safetensors", imported(store, "torch", tmp_path / "in.pt"), tmp_path / "out", prefix="")
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+    assert imported(store, "safetensors", tmp_path / "out", step=1).specs.keys() >= {"w"}
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("state", [{"all": SAFE}, nested()], ids=["dtypes", "nested"])
+def test_import_export_import_is_the_same_checkpoint(
+    kind: Kind, state: dict[str, object], tmp_path: Path, small_parts: None
+) -> None:
+    """The root, which names every tensor, object and fact, is the same again, though slabs and parts are tiny."""
+    state = as_dcp_has_it(state)
+    torch.save(state, tmp_path / "in.pt")
+    first, second = open_store(str(tmp_path / "first")), open_store(str(tmp_path / "second"))
+    facts = {"run": "größe"}
+    one = import_checkpoint("torch", tmp_path / "in.pt", first, facts=facts)
+    suffix = ".safetensors" if kind is Kind.SAFETENSORS else ""
+    export_checkpoint(kind, open_checkpoint(first), tmp_path / f"out{suffix}")
+    two = import_checkpoint(kind, tmp_path / f"out{suffix}", second, facts=None if kind is Kind.SAFETENSORS else facts)
+    assert two.root == one.root
+    assert one.totals.tiles > 20
+
+
+def test_every_dtype_of_the_format_goes_through_torch_and_dcp(tmp_path: Path, store: Store) -> None:
+    """What torch has, the format has, and both files of torch have it too; safetensors names what it lacks."""
+    torch.save(every_dtype(), tmp_path / "in.pt")
+    checkpoint = imported(store, "torch", tmp_path / "in.pt")
+    export_checkpoint("torch", checkpoint, tmp_path / "out.pt")
+    same(torch.load(tmp_path / "out.pt", weights_only=True), every_dtype())
+    export_checkpoint("dcp", checkpoint, tmp_path / "out")
+    dcp_to_torch_save(tmp_path / "out", tmp_path / "again.pt")
+    same(torch.load(tmp_path / "again.pt", weights_only=True), every_dtype())
+    with pytest.raises(NotExportable, match=r"2 tensors.*complex128: complex128 \[3, 4\]; complex32: complex32"):
+        export_checkpoint("safetensors", checkpoint, tmp_path / "out.safetensors")
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_prefix_takes_the_model_alone(kind: Kind, tmp_path: Path, store: Store) -> None:
+    """Tensors under the prefix lose it; nothing else is exported, no objects either."""
+    torch.save({"model": {"w": torch.ones(3), "v": torch.zeros(2)}, "epoch": 1, "w": torch.ones(1)}, tmp_path / "in.pt")
+    export_checkpoint(kind, imported(store, "torch", tmp_path / "in.pt"), tmp_path / "out", prefix="model.")
+    other = open_store(str(tmp_path / "other"))
+    assert set(imported(other, kind, tmp_path / "out").specs) - {"object/paths"} == {"w", "v"}
+
+
+def test_an_import_tells_how_far_it_is_and_goes_on_after_a_failure(tmp_path: Path, small_parts: None) -> None:
+    """Progress ends at the whole; a repeat writes the parts that are missing, and no other."""
+    torch.save({"w": torch.arange(400.0)}, tmp_path / "in.pt")
+    store = open_store(str(tmp_path / "store"))
+    seen: list[tuple[int, int]] = []
+
+    def give_up(done: int, total: int) -> None:
+        seen.append((done, total))
+        if done > 800:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_checkpoint("torch", tmp_path / "in.pt", store, progress=give_up)
+    before = {name: (tmp_path / "store" / name).stat().st_ino for name in store.list("")}
+    assert before
+    done = import_checkpoint("torch", tmp_path / "in.pt", store, progress=lambda *now: seen.append(now))
+    assert seen[-1] == (1600, 1600)
+    assert done.moved
+    assert all((tmp_path / "store" / name).stat().st_ino == inode for name, inode in before.items())
+    assert not import_checkpoint("torch", tmp_path / "in.pt", store).moved
+
+
+def test_an_import_fences_nobody_out(tmp_path: Path, store: Store) -> None:
+    """It is made in the store's own generation, and refused, before anything is read, where the store is further."""
+    torch.save({"w": torch.ones(3)}, tmp_path / "in.pt")
+    dcp.save({"w": torch.zeros(3)}, storage_writer=Writer(store, step=9, generation=4))
+    with pytest.raises(Superseded, match="latest is at step 9"):
+        import_checkpoint("torch", tmp_path / "in.pt", store, step=8)
+    assert import_checkpoint("torch", tmp_path / "in.pt", store, step=10).ref.generation == 4
+
+
+def test_an_export_appears_whole_or_not_at_all(tmp_path: Path, store: Store) -> None:
+    """Nothing is overwritten; a damaged tile leaves no file behind."""
+    torch.save({"w": torch.ones(3)}, tmp_path / "in.pt")
+    checkpoint = imported(store, "torch", tmp_path / "in.pt")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(NotExportable, match="is there already"):
+        export_checkpoint("dcp", checkpoint, tmp_path / "taken")
+    for kind in Kind:
+        with pytest.raises(NotExportable, match="cannot be written: "):
+            export_checkpoint(kind, checkpoint, tmp_path / "absent" / "out")
+    (pack,) = (tmp_path / "store" / "packs").rglob("*.pack")
+    pack.write_bytes(pack.read_bytes().replace(torch.ones(3).numpy().tobytes(), b"\0" * 12))
+    before = sorted(tmp_path.iterdir())
+    for kind in Kind:
+        with pytest.raises(Exception, match="no source has a good copy"):
+            export_checkpoint(kind, checkpoint, tmp_path / "out")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", [Kind.TORCH, Kind.DCP])
+def test_tied_tensors_stay_tied(kind: Kind, tmp_path: Path, store: Store) -> None:
+    """Tensors that are one in memory lie in the exported file once, whether they were imported or saved through DCP."""
+    weight = torch.rand(300, 40)
+    state = {"embed": weight, "head": weight, "like": weight.clone(), "part": weight[:10], "norm": torch.ones(3)}
+    torch.save(state, tmp_path / "in.pt")
+    other = open_store(str(tmp_path / "other"))
+    dcp.save(state, storage_writer=Writer(other, step=1))
+    for number, checkpoint in enumerate((imported(store, "torch", tmp_path / "in.pt"), open_checkpoint(other))):
+        out = tmp_path / f"out{number}"
+        export_checkpoint(kind, checkpoint, out)
+        again = imported(open_store(str(tmp_path / f"again{number}")), kind, out)
+        export_checkpoint("torch", again, tmp_path / f"{number}.pt")
+        loaded = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+        same(loaded, state)
+        assert loaded["embed"].data_ptr() == loaded["head"].data_ptr() != loaded["like"].data_ptr()
+        written = sum(file.stat().st_size for file in ([out] if out.is_file() else out.iterdir()))
+        assert written < 2.5 * weight.nbytes
+
+
+def test_ties_that_have_come_apart_are_none(tmp_path: Path, store: Store) -> None:
+    """What says so is from a save whose tensors were equal; a prefix keeps the ties of what it takes."""
+    weight = torch.rand(4, 3)
+    torch.save({"model": {"a": weight, "b": weight}}, tmp_path / "in.pt")
+    checkpoint = imported(store, "torch", tmp_path / "in.pt")
+    export_checkpoint("torch", checkpoint, tmp_path / "out.pt", prefix="model.")
+    loaded = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
+    contents = reading.Contents(checkpoint)
+    assert contents.ties() == {"model.b": "model.a"}
+    contents._offers["model.b"] = []
+    assert contents.ties() == {}
+
+
+def test_a_folder_of_hugging_face_holds_tensors_alone(tmp_path: Path) -> None:
+    """Objects stay out of it, and are counted; a file of our own making keeps them."""
+    store = open_store(str(tmp_path / "store"))
+    dcp.save({"model": {"w": torch.ones(3)}, "epoch": 3}, storage_writer=Writer(store, step=1))
+    done = export_checkpoint("safetensors", open_checkpoint(store), tmp_path / "out")
+    assert (done.tensors, done.left_out) == (1, 1)
+    assert safetensors.torch.load_file(tmp_path / "out" / "model.safetensors").keys() == {"model.w"}
+    done = export_checkpoint("safetensors", open_checkpoint(store), tmp_path / "out.safetensors")
+    assert done.left_out == 0
+    assert "epoch" in reading.Contents(imported(open_store(str(tmp_path / "b")), "safetensors", done.target)).objects
+
+
+def test_files_that_nobody_joins_are_not_merged(tmp_path: Path, store: Store) -> None:
+    """An adapter beside a model is no part of it; shards without an index are one model if none is missing."""
+    source = tmp_path / "in"
+    source.mkdir()
+    for name in ("model-00001-of-00002", "model-00002-of-00002", "adapter_model"):
+        (source / f"{name}.safetensors").write_bytes(safetensors.torch.save({f"{name}.w": torch.ones(2)}))
+    with pytest.raises(ForeignFormat, match=r"3 files of safetensors and no index.*adapter_model\.safetensors"):
+        import_checkpoint("safetensors", source, store)
+    assert imported(store, "safetensors", source / "adapter_model.safetensors").specs.keys() == {"adapter_model.w"}
+    (source / "adapter_model.safetensors").unlink()
+    assert len(imported(store, "safetensors", source, step=1).specs) == 2
+    (source / "model-00001-of-00002.safetensors").unlink()
+    (source / "model-00003-of-00003.safetensors").write_bytes(safetensors.torch.save({"x": torch.ones(2)}))
+    with pytest.raises(ForeignFormat, match="no index"):
+        import_checkpoint("safetensors", source, store, step=2)
+
+
+def test_parts_that_torch_saves_as_safetensors(tmp_path: Path, store: Store) -> None:
+    """DCP's folder with the format SAFETENSORS, and a rank's own file of Hugging Face's layout with offsets in it."""
+    state = {"w": torch.rand(4, 3), "v": torch.ones(2, dtype=torch.bfloat16), "epoch": 3}
+    form = SerializationFormat.SAFETENSORS
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "dcp", serialization_format=form))
+    read = {"w": torch.zeros(4, 3), "v": torch.zeros(2, dtype=torch.bfloat16), "epoch": 0}
+    dcp.load(read, storage_reader=Reader(str(tmp_path / "store"), imported(store, "dcp", tmp_path / "dcp").name))
+    same(read, state)
+    source = tmp_path / "hf"
+    source.mkdir()
+    for number, rows in enumerate((slice(0, 3), slice(3, 4)), start=1):
+        sharding = json.dumps({"w": {"saved_offsets": [rows.start, 0]}, "v": {"saved_offsets": [0]}})
+        data = {"w": state["w"][rows].clone(), "v": state["v"]}
+        file = source / f"shard-{number:05d}-model-00001-of-00001.safetensors"
+        file.write_bytes(safetensors.torch.save(data, metadata={"DCP_SHARDING_INFO": sharding}))
+    del read["epoch"], state["epoch"]
+    read["w"].zero_()
+    dcp.load(read, storage_reader=Reader(str(tmp_path / "store"), imported(store, "safetensors", source, 1).name))
+    same(read, state)

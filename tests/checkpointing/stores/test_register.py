@@ -1,0 +1,183 @@
+"""A register decides for a store that cannot: whoever dies, what was decided can be read."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from checkpointing import Retention, Store, collect, commit, fence, open_checkpoint, open_store, verify
+from checkpointing.errors import StoreError
+from checkpointing.format import names
+from checkpointing.stores import register as stores_register
+from checkpointing.stores.register import RegisteredStore, StoreRegister
+from tests.checkpointing.states import SMALL, load, make_state, save, save_and_commit
+from tests.checkpointing.stores.flaky import Flaky
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def inner() -> Store:
+    return open_store(f"memory://registered-{next(_numbers)}/x")
+
+
+@pytest.fixture
+def register() -> StoreRegister:
+    return StoreRegister(open_store(f"memory://registered-{next(_numbers)}/register"))
+
+
+def test_checkpoints_through_a_register(inner: Store, register: StoreRegister) -> None:
+    """Fenced and committed by the register's word; a reader without it sees the same."""
+    store = RegisteredStore(inner, register)
+    state = make_state(SMALL)
+    fence(store, 1)
+    save_and_commit(store, state)
+    assert load(open_checkpoint(store))[0] == state
+    assert load(open_checkpoint(inner))[0] == state
+    assert list(verify(inner)) == []
+    assert not list(inner.list("claims/"))
+
+
+class OldStore(RegisteredStore):
+    """As an older version wrote: whatever is created is decided in the register."""
+
+    decides_creations = True
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stores_register, "_is_unique", lambda name: False)
+            return super().put_if_absent(name, data)
+
+
+def test_a_register_grows_with_checkpoints_and_not_with_ranks_and_saves(inner: Store) -> None:
+    """It holds refs, and a record for each checkpoint that is kept; manifests have names that nobody else uses."""
+    values = open_store(f"memory://registered-{next(_numbers)}/register", write=False)
+    store = RegisteredStore(inner, StoreRegister(values))
+    for step in range(1, 5):
+        save_and_commit(store, make_state(SMALL, seed=step), step=step)
+    assert list(values.list("")) == [*inner.list(names.CHECKPOINTS), names.LATEST]
+    assert collect(store, Retention(keep_last=2), grace=0, wait=False).dropped
+    assert list(values.list("")) == [*inner.list(names.CHECKPOINTS), names.LATEST]
+    assert len(list(values.list(""))) == 3
+
+
+def test_a_store_whose_manifests_lie_in_the_register_opens_and_is_collected(inner: Store) -> None:
+    """As an older version has left it: its checkpoints are read, and built on, and nothing of them stays in the end."""
+    values = open_store(f"memory://registered-{next(_numbers)}/register", write=False)
+    old, store = (made(inner, StoreRegister(values)) for made in (OldStore, RegisteredStore))
+    state = make_state(SMALL, seed=1)
+    save_and_commit(old, state, step=1)
+    assert list(values.list(names.SAVES))
+    found = open_checkpoint(store)
+    assert load(found)[0] == load(open_checkpoint(inner))[0] == state
+    save(store, state, step=2, parent=found)
+    commit(store, step=2, made_in=1, attempt=0, committed_in=1, world=2)
+    assert load(open_checkpoint(store))[0] == state
+    collect(store, Retention(keep_last=1), grace=0, wait=False)
+    assert not list(values.list(names.SAVES))
+    assert list(values.list("")) == [*inner.list(names.CHECKPOINTS), names.LATEST]
+    assert load(open_checkpoint(store))[0] == state
+    assert list(verify(inner)) == []
+
+
+def test_a_record_that_was_decided_is_where_readers_look_once_it_is_committed(
+    inner: Store, register: StoreRegister
+) -> None:
+    """Its writer was told of an error between the two; the commit goes on, and a trainer has no register."""
+    store = RegisteredStore(inner, register)
+    save(store, make_state(SMALL), step=1)
+
+    class Failing:
+        """Refuses to take a record, once."""
+
+        failed = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def put(self, name: str, data: Any, *, check: bool = False) -> None:
+            if name.startswith(names.CHECKPOINTS) and not self.failed:
+                self.failed = True
+                raise StoreError("503")
+            inner.put(name, data)
+
+    failing: Any = Failing()
+    commit(RegisteredStore(failing, register), step=1, made_in=1, attempt=0, committed_in=1, world=2)
+    assert failing.failed
+    assert load(open_checkpoint(inner))[0] == make_state(SMALL)
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_creator_that_dies_leaves_all_or_nothing(inner: Store, register: StoreRegister, done: int) -> None:
+    """Before the register was asked the name is free; after that it is taken, and the bytes can be read."""
+    flaky: Any = Flaky(inner, [*["ok"] * done, "before"], ("put", "delete"))
+    with pytest.raises(StoreError):
+        RegisteredStore(flaky, register).put_if_absent("refs/x", b"first")
+    next_one = RegisteredStore(inner, register)
+    assert next_one.put_if_absent("refs/x", b"second") == (done == 0)
+    found = next_one.read("refs/x")
+    assert found is not None
+    assert found.data == next_one.get("refs/x") == (b"second" if done == 0 else b"first")
+    assert next_one.size("refs/x") == len(found.data)
+
+
+def test_a_creation_can_be_finished_by_its_repetition(inner: Store, register: StoreRegister) -> None:
+    """The same bytes are put where they belong, and nothing is left aside."""
+    flaky: Any = Flaky(inner, ["ok", "before"], ("put",))
+    with pytest.raises(StoreError):
+        RegisteredStore(flaky, register).put_if_absent("checkpoints/x", b"first")
+    assert list(inner.list("claims/"))
+    assert not RegisteredStore(inner, register).put_if_absent("checkpoints/x", b"first")
+    assert inner.get("checkpoints/x") == b"first"
+    assert not list(inner.list("claims/"))
+
+
+def test_a_swap_counts_once_the_register_has_it(inner: Store, register: StoreRegister) -> None:
+    """Though the store did not take it; the next one brings it up to date."""
+    store = RegisteredStore(inner, register)
+    assert store.compare_and_swap("refs/latest", None, b"1")
+    found = store.read("refs/latest")
+    assert found is not None
+    flaky: Any = Flaky(inner, ["before"], ("put",))
+    assert RegisteredStore(flaky, register).compare_and_swap("refs/latest", found.token, b"2")
+    found = store.read("refs/latest")
+    assert found is not None
+    assert (found.data, inner.get("refs/latest")) == (b"2", b"1")
+    assert store.compare_and_swap("refs/latest", found.token, b"3")
+    assert inner.get("refs/latest") == b"3"
+
+
+def test_a_late_publisher_does_not_leave_an_old_ref(inner: Store, register: StoreRegister) -> None:
+    """It looks at the register again after it has written, and writes what that says."""
+    store = RegisteredStore(inner, register)
+    assert store.compare_and_swap("refs/latest", None, b"1")
+
+    class Late:
+        """Lets another swap pass between the register's answer and the publication of the first."""
+
+        passed = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def put(self, name: str, data: Any, *, check: bool = False) -> None:
+            if not self.passed:
+                self.passed = True
+                found = store.read("refs/latest")
+                assert found is not None
+                assert store.compare_and_swap("refs/latest", found.token, b"3")
+            inner.put(name, data)
+
+    late: Any = Late()
+    found = store.read("refs/latest")
+    assert found is not None
+    assert RegisteredStore(late, register).compare_and_swap("refs/latest", found.token, b"2")
+    assert inner.get("refs/latest") == b"3"
+
+
+def test_a_ref_too_large_for_a_register_is_refused(inner: Store, register: StoreRegister) -> None:
+    """Rather than by etcd, in the middle of a commit, in words nobody understands."""
+    with pytest.raises(StoreError, match="collect garbage"):
+        RegisteredStore(inner, register).compare_and_swap("refs/latest", None, bytes((1 << 20) + 1))

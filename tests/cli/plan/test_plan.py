@@ -1,0 +1,175 @@
+"""`elastic3d plan`: what it prints, for a person and for a program, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from elastic3d.calibration.record import save
+from elastic3d.cli import application
+from elastic3d.errors import UsageError
+from elastic3d.values import Layout
+from tests.calibration.test_record import CALIBRATION
+from tests.paths import ROOT
+
+SCRIPT = str(ROOT / "chaos" / "scripts" / "train_gpt.py")
+LLAMA = ("--model", "llama-7b", "--nodes", "7", "--slots", "8", "--device", "h200")
+run = CliRunner()
+
+
+def planned(*arguments: str, width: int = 100) -> Result:
+    """Run `elastic3d plan` in a terminal of some width."""
+    return run.invoke(application(), ["plan", *arguments], env={"COLUMNS": str(width)})
+
+
+def told(*arguments: str, code: int = 0) -> Any:
+    """Return what it says in JSON."""
+    result = planned(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def test_json_has_the_ranking_and_what_was_rejected() -> None:
+    """Best first, each a whole layout with its time, memory and spares."""
+    document = told(*LLAMA)
+    assert document["schema"] == 1
+    seconds = [one["seconds"] for one in document["ranking"]]
+    assert seconds
+    assert seconds[0] == min(seconds)
+    for one in document["ranking"]:
+        assert {"pp", "dp", "tp", "zero", "schedule", "micro_batches", "seconds", "memory_bytes", "spares"} <= set(one)
+        assert one["pp"] * one["dp"] * one["tp"] == 8 * one["nodes"]
+        assert one["nodes"] + one["spares"] == 7
+    for one in document["rejected"]:
+        assert one["reason"]
+        assert {"pp", "dp", "tp", "zero"} <= set(one)
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_a_person_sees_the_best_its_places_and_its_step(width: int) -> None:
+    """In a terminal of any width, no line longer than it."""
+    result = planned(*LLAMA, "--layout", "pp=2", width=width)
+    assert result.exit_code == 0, result.output
+    for words in ("llama-7b", "7 nodes x 8 slots", "Best:", "Places", "One step", "bubble"):
+        assert words in result.stdout, words
+    # What is drawn fits; sentences are folded by the terminal's own width.
+    assert max(map(len, result.stdout.splitlines())) <= width
+
+
+def test_what_a_layout_names_is_fixed_and_nothing_else() -> None:
+    """--layout pp=2 leaves dp, tp and ZeRO to the planner."""
+    document = told(*LLAMA, "--layout", "pp=2")
+    assert {one["pp"] for one in document["ranking"]} == {2}
+    assert len({one["dp"] for one in document["ranking"]}) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "llama-8b"), "'llama-8b'.*llama-7b.*mixtral-8x7b"),
+        (("--model", "llama-7b", "--device", "h300"), "'h300'.*h200"),
+        (("--model", "llama-7b", "--nodes", "0"), "--nodes 0.*at least one"),
+        (("--model", "llama-7b", "--slots", "-1"), "--slots -1"),
+        (("--model", "llama-7b", "--nodes", "1000000"), "at most"),
+        (("--model", "llama-7b", "--global-batch", "7", "--micro-batch", "2"), "--global-batch 7.*micro-batches of 2"),
+        (("--model", "llama-7b", "--layout", "qq=2"), "qq=2"),
+        (("--model", "llama-7b", "--layout", "pp=two"), "pp"),
+        (("--model", "llama-7b", "--precision", "int4"), "--precision 'int4'.*bf16"),
+        (("--model", "llama-7b", "--device", "v100", "--precision", "bf16"), "v100 has no products in bf16"),
+        (("--model", "llama-7b", "--recompute", "some"), "--recompute 'some'.*full"),
+        (("--model", "llama-7b", "--optimizer", "magic"), "--optimizer 'magic'.*adamw"),
+        (("--model", "llama-7b", "--context", "0"), "--context 0"),
+        (("--model", "llama-7b", "--calibration", "/nowhere.json"), "/nowhere.json.*cannot be read"),
+        ((), "a script or --model"),
+        (("train.py", "--model", "llama-7b"), "not both"),
+        (("/nowhere/train.py",), "/nowhere/train.py.*no script"),
+        ((SCRIPT, "--micro-batch", "2"), "the script's to say"),
+    ],
+)
+def test_a_wrong_call_is_told_what_would_be_right(arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2, and no traceback."""
+    result = planned(*arguments)
+    assert isinstance(result.exception, UsageError), result.output
+    assert result.exception.exit_code == 2
+    assert re.search(words, str(result.exception), re.DOTALL), result.exception
+
+
+def test_a_plan_can_rest_on_what_was_measured(tmp_path: Path) -> None:
+    """A device twice as fast needs less time; the display says where it was measured."""
+    slow, fast = tmp_path / "slow.json", tmp_path / "fast.json"
+    save(CALIBRATION, slow)
+    save(dataclasses.replace(CALIBRATION, flops=2 * CALIBRATION.flops), fast)
+    common = ("--model", "gpt-125m", "--nodes", "2", "--slots", "2", "--global-batch", "8")
+    slow_told, fast_told = (told(*common, "--calibration", str(path)) for path in (slow, fast))
+    assert fast_told["ranking"][0]["seconds"] < slow_told["ranking"][0]["seconds"]
+    assert "measured on somewhere" in planned(*common, "--calibration", str(slow)).stdout
+
+
+def test_a_script_shows_its_model_without_a_cluster() -> None:
+    """Its batches and blocks are the script's own; nothing is trained and nothing is left."""
+    arguments = [SCRIPT, "--nodes", "2", "--slots", "2", "--device", "cpu", "--layout", "pp=2", "--json", "--"]
+    result = planned(*arguments, "--width", "32", "--blocks", "4", "--global-batch", "16")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["parameters"] > 10_000
+    assert document["global_batch"] == 16
+    best = document["ranking"][0]
+    assert Layout(pp=best["pp"], dp=best["dp"], tp=best["tp"]).world == 4
+    assert best["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("print('hello')", r"ended without calling elastic3d\.run.*hello"),
+        ("raise ValueError('oops')", r"ended with code 1.*oops"),
+        ("import time\ntime.sleep(100)", r"did not reach run\.restore within 1 s"),
+        ("import elastic3d\nelastic3d.run(lambda run: None)", r"without calling run\.restore"),
+    ],
+)
+def test_a_script_that_shows_no_model_is_told_why(text: str, words: str, tmp_path: Path) -> None:
+    """With the last it said; never longer than it may take."""
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    begun = time.monotonic()
+    result = planned(str(script), "--timeout", "1s" if "sleep" in text else "2m")
+    assert result.exit_code != 0
+    assert re.search(words, str(result.exception), re.DOTALL), result.exception
+    assert time.monotonic() - begun < 60
+
+
+def test_what_does_not_fit_says_what_takes_most_memory() -> None:
+    """For a person, nearest miss first; for a program each layout with its reason; exit code 1."""
+    arguments = ("--model", "llama-70b", "--device", "a100-40g", "--nodes", "1", "--slots", "2", "--global-batch", "8")
+    result = planned(*arguments)
+    assert result.exit_code == 1
+    assert "No layout works" in result.stdout
+    assert re.search(r"needs \d+\.\d GiB of 37\.3\s+GiB", result.stdout), result.stdout
+    document = told(*arguments, code=1)
+    assert document["ranking"] == []
+    fat = [one["reason"] for one in document["rejected"] if "needs" in one["reason"]]
+    assert fat
+    assert all(re.search(r"optimizer|activations|gradients|gathered|parameters", reason) for reason in fat)
+    assert planned(*arguments, "--rejected").stdout.count("needs ") == len(fat)
+
+
+def test_a_layout_that_is_forbidden_says_why() -> None:
+    """ZeRO-3 under a schedule that splits its backward pass would be silently wrong."""
+    document = told(*LLAMA, "--layout", "pp=2,dp=28,zero=3,schedule=zbv", code=1)
+    assert any("silently wrong" in one["reason"] for one in document["rejected"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", [128, 2048])
+def test_thousands_of_devices_are_planned(nodes: int) -> None:
+    """Of a thousand devices and of sixteen thousand, all that can be used are."""
+    arguments = ("--model", "llama-70b", "--nodes", str(nodes), "--device", "h100", "--global-batch", str(8 * nodes))
+    best = told(*arguments, "--recompute", "full")["ranking"][0]
+    assert best["pp"] * best["dp"] * best["tp"] == 8 * nodes

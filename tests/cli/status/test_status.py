@@ -1,0 +1,245 @@
+"""How a job stands, computed from the keys that stand in etcd; and how that is shown: tests/testdata/status/*.txt.
+
+`pytest tests/cli/status --rewrite-displays` writes what is shown now; a person reviews the difference.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from elastic3d.cli import render
+from elastic3d.cli.status import document
+from elastic3d.etcd import KeyValue
+from elastic3d.membership.inspection.keys import find, history
+from elastic3d.membership.inspection.status import GenerationStatus, JobState, NodeState, NodeStatus, Status, status
+from elastic3d.membership.records import Pulse
+from tests.cli.status import scenes
+from tests.cli.status.scenes import ROOT, SCENES, WALL, Scene
+from tests.paths import DATA
+
+DISPLAYS = DATA / "status"
+WIDTHS = (120, 80, 44)
+
+
+def stands(scene: Scene) -> Status:
+    found = find(ROOT, scene.items())
+    return status("gpt-1b", found, revision=9, remaining=scene.remaining, wall=WALL)
+
+
+def states(scene: Scene) -> dict[str, NodeState]:
+    return {node.name: node.state for node in stands(scene).nodes}
+
+
+def printed(what: RenderableType, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(what)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+@pytest.fixture
+def greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times of day are shown in the machine's zone; here that is UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize("name", [*SCENES, "events"])
+@pytest.mark.usefixtures("greenwich")
+def test_display(name: str, request: pytest.FixtureRequest) -> None:
+    """What is shown fits terminals of 120, 80 and 44 columns, and is what was reviewed."""
+    told = []
+    for width in WIDTHS:
+        if name == "events":
+            what = render.generations(history(ROOT, scenes.past().items())[0], WALL, width)
+        else:
+            what = render.picture(stands(SCENES[name]()), width)
+        text = printed(what, width)
+        assert max(map(len, text.splitlines())) <= width
+        told.append(f"{'-' * width}\n{text}\n")
+    path, text = DISPLAYS / f"{name}.txt", "".join(told)
+    if request.config.getoption("--rewrite-displays", default=False):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "words"),
+    [
+        ("forming", JobState.FORMING, "2 nodes of at least 3"),
+        ("training", JobState.TRAINING, ""),
+        ("draining", JobState.TRAINING, ""),
+        ("losses", JobState.REFORMING, "b is out"),
+        ("waiting", JobState.WAITING, "b is out; there is 1 node of at least 2"),
+        ("ended", JobState.ENDED, "main returned on all nodes"),
+        ("failed", JobState.FAILED, "the user's code raised on 3 tries"),
+    ],
+)
+def test_the_job_is_in_one_state_and_says_why(name: str, state: JobState, words: str) -> None:
+    """Forming, training, waiting below the minimum, over: each is told apart from etcd alone."""
+    told = stands(SCENES[name]())
+    assert (told.state, told.detail[: len(words)]) == (state, words)
+
+
+def test_every_state_of_a_node_is_told() -> None:
+    """Drained by an operator or a notice, prepared, dead, gone without a word, silent, doubted, kept out, refused."""
+    assert states(scenes.draining()) == {
+        "a": NodeState.ACTIVE,
+        "b": NodeState.DRAINING,
+        "c": NodeState.ACTIVE,
+        "d": NodeState.DRAINING,
+        "e": NodeState.PREPARED,
+    }
+    assert states(scenes.losses()) == {
+        "a": NodeState.ACTIVE,
+        "b": NodeState.OUT,
+        "c": NodeState.LOST_LEASE,
+        "d": NodeState.SILENT,
+        "e": NodeState.DOUBTED,
+        "f": NodeState.QUARANTINED,
+        "g": NodeState.REFUSED,
+        "rack9-h4": NodeState.QUARANTINED,
+    }
+    told = {node.name: node for node in stands(scenes.parted()).nodes}
+    assert told["e"].state is NodeState.APART
+    assert told["e"].detail == "no connection between it and a, b: it stands aside until there is one"
+    assert told["d"].state is NodeState.ACTIVE
+    assert told["d"].health == ("cannot connect to c, gone",)
+    assert states(scenes.garbage())["b"] is NodeState.UNREADABLE
+    assert states(scenes.forming()) == {"a": NodeState.JOINING, "b": NodeState.JOINING}
+    assert set(states(scenes.ended()).values()) == {NodeState.GONE}
+
+
+def test_times_that_are_left() -> None:
+    """A drain's runs from its stamp, a quarantine's is what etcd's lease has left; neither is ever out of bounds."""
+    drained = {node.name: node.seconds_left for node in stands(scenes.draining()).nodes}
+    assert (drained["b"], drained["d"], drained["a"]) == (18.0, 117.0, None)
+    scene = scenes.losses()
+    scene.remaining = dict.fromkeys(scene.remaining, 77.0)
+    assert {node.name: node.seconds_left for node in stands(scene).nodes}["f"] == 77.0
+    for wall in (0.0, WALL * 2):
+        told = status("x", find(ROOT, scenes.draining().items()), revision=1, remaining={}, wall=wall)
+        assert {node.name: node.seconds_left for node in told.nodes}["b"] == (30.0 if wall == 0.0 else 0.0)
+        assert told.generation is not None
+        assert told.generation.age is not None
+        assert told.generation.age >= 0.0
+
+
+def test_figures_come_from_the_running_generation() -> None:
+    """The step is the newest told; the snapshot is one that every active node holds; pulses of before do not count."""
+    told = stands(scenes.training())
+    assert (told.step, told.step_seconds) == (1240, 0.49)
+    assert told.snapshot is not None
+    assert told.snapshot.step == 1237
+    assert told.checkpoint is not None
+    assert told.checkpoint.step == 1200
+    scene = scenes.training()
+    for name in "abcd":
+        scene.put(f"pulses/{name}@1", scenes.pulse(generation=3))
+    assert (stands(scene).step, stands(scene).snapshot) == (-1, None)
+    without = {key: value for key, value in scene.keys.items() if "pulses" not in key}
+    assert stands(Scene(keys=without)).step == -1
+
+
+def test_a_spare_that_leads_tells_of_the_checkpoints() -> None:
+    """It commits them, active or not; its step and snapshot are nobody's."""
+    scene = scenes.training()
+    for name in "abcd":
+        scene.put(f"pulses/{name}@1", scenes.pulse(checkpoint_step=-1, verified_step=-1))
+    scene.put(f"pulses/{scenes.E.id}", scenes.pulse(9999, state="spare"))
+    told = stands(scene)
+    assert told.step == 1240
+    assert told.checkpoint is not None
+    assert told.verified is not None
+    assert (told.checkpoint.step, told.verified.step) == (1200, 1190)
+
+
+def test_a_mesh_names_who_stands_where() -> None:
+    """Rows are stages, columns replicas, in rank order; one of several slots stands at several places."""
+    four = stands(scenes.training()).generation
+    assert four is not None
+    assert four.mesh == (("a", "b"), ("c", "d"))
+    many = stands(scenes.many()).generation
+    assert many is not None
+    assert (len(many.mesh), len(many.mesh[0]), many.mesh[1][7]) == (20, 24, "gpu-03")
+
+
+def test_a_name_that_comes_back_is_two_nodes() -> None:
+    """The generation names the dead incarnation, the roll the new one: both are shown, each with its own state."""
+    scene = scenes.losses()
+    again = scenes.node("b", incarnation="2")
+    scene.write(again, scenes.acts.PutMember(record=scenes.MemberRecord(node=again)))
+    rows = [(node.incarnation, node.state) for node in stands(scene).nodes if node.name == "b"]
+    assert rows == [("1", NodeState.OUT), ("2", NodeState.JOINING)]
+
+
+def test_what_cannot_be_read_is_named() -> None:
+    """Garbage, a newer schema, another's record, a number that is none and a strange key: each is one problem."""
+    problems = "\n".join(stands(scenes.garbage()).problems)
+    for key in ("roll/members/b@1", "board/leader", "pulses/c@1", "roll/members/z@7", "colour", "pulses/d@1"):
+        assert ROOT + key in problems
+    assert problems.count("\n") == 5
+
+
+ALL = tuple(item for name in SCENES for item in SCENES[name]().items())
+ODD = (b"", b"{}", b"[" * 100_000, b'{"schema":1}', b'{"schema":1,"state":"x","generation":1,"every":1e999}')
+VALUES = (*(item.value for item in ALL), *ODD)
+
+
+@given(
+    st.dictionaries(st.sampled_from([item.key for item in ALL]), st.sampled_from(VALUES), max_size=12),
+    st.sets(st.sampled_from(ALL)),
+    st.floats(0, 1e12),
+    st.sampled_from([20, 44, 80, 200]),
+)
+def test_any_keys_give_a_status(wrong: dict[str, bytes], some: set[KeyValue], wall: float, width: int) -> None:
+    """Whatever subset of keys is there, and whatever stands in them: a status that can be shown, and is plain JSON."""
+    scene = Scene(keys={**{item.key: item.value for item in some}, **wrong})
+    found = find(ROOT, scene.items())
+    told = status("gpt-1b", found, revision=1, remaining={}, wall=wall)
+    printed(render.picture(told, width), width)
+    printed(render.generations(history(ROOT, scene.items())[0], wall, width), width)
+    json.dumps(document(told), allow_nan=False)
+
+
+def test_the_form_of_json_is_kept() -> None:
+    """Programs read it: a field that goes, or changes its meaning, needs a new schema number."""
+    data = document(stands(scenes.draining()))
+    assert data["schema"] == 1
+    assert (
+        data.keys() - {"schema"}
+        == {field.name for field in fields(Status)}
+        == {
+            *("run_id", "revision", "state", "detail", "leader", "generation", "preparing", "nodes", "step"),
+            *("step_seconds", "snapshot", "checkpoint", "verified", "minimum", "maximum", "problems"),
+        }
+    )
+    assert (
+        data["generation"].keys()
+        == {field.name for field in fields(GenerationStatus)}
+        == {
+            *("number", "attempt", "cause", "detail", "layout", "world", "nodes", "spares", "mesh", "age", "switching"),
+        }
+    )
+    assert (
+        data["nodes"][0].keys()
+        == {field.name for field in fields(NodeStatus)}
+        == {
+            *("name", "incarnation", "machine", "state", "role", "leads", "detail", "seconds_left", "first_rank"),
+            *("slots", "address", "labels", "health", "pulse"),
+        }
+    )
+    assert data["nodes"][0]["pulse"].keys() == {field.name for field in fields(Pulse)}
+    assert data["snapshot"].keys() == {"step", "age", "within"}

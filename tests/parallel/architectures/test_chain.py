@@ -1,0 +1,156 @@
+"""What the proof of a chain takes of other people's models, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic3d.errors import ModelError
+from elastic3d.parallel import initial
+from elastic3d.parallel.pipeline import chain
+from tests.parallel.architectures import families
+
+WIDTH = 4
+TOKENS = torch.zeros(2, 3, dtype=torch.long)
+MASKED = {"tokens": TOKENS, "mask": torch.ones(2, 3)}
+
+
+class Pair(nn.Module):
+    """A block as older models have them: arguments by name, and a tuple with nothing else in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, None]:
+        hidden = self.linear(hidden)
+        return (hidden if mask is None else hidden * mask.unsqueeze(-1)), None
+
+
+class Model(nn.Module):
+    """A chain by names, with a mask beside the tokens, that returns a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, WIDTH)
+        self.blocks = nn.ModuleList(Pair() for _ in range(2))
+        self.head = nn.Linear(WIDTH, 9)
+
+    def start(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.embed(tokens)
+        return out
+
+    def beside(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+        return mask
+
+    def end(self, hidden: torch.Tensor, tokens: torch.Tensor) -> dict[str, Any]:
+        return {"cache": None, "scores": [self.head(hidden)]}
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> Any:
+        hidden = self.start(tokens)
+        beside = self.beside(tokens, mask)
+        for block in self.blocks:
+            hidden = block(hidden=hidden[:, :], mask=beside)[0]
+        return self.end(hidden, tokens)
+
+
+class WritesInPlace(Model):
+    def start(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().start(tokens).mul_(2.0)
+
+
+class MaskByChance(Model):
+    def beside(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+        return torch.rand(tokens.shape[:2])
+
+
+class MaskFromTokens(Model):
+    def beside(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+        return (tokens != 0).float()
+
+
+class LastDimIsLength(Model):
+    """Positions as long as the input's last dim, which on a later stage is the width."""
+
+    def beside(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+        return torch.full((2, 3), float(tokens.shape[-1]))
+
+
+class HasLoss(Model):
+    def end(self, hidden: torch.Tensor, tokens: torch.Tensor) -> dict[str, Any]:
+        scores = self.head(hidden)
+        return {"loss": nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten()), "scores": scores}
+
+
+class Shrinks(Model):
+    """Does not run on a later stage at all."""
+
+    def beside(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+        rows, columns = tokens.shape
+        return torch.ones(rows, columns)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_names_tuples_masks_and_dictionaries_are_taken(device: str) -> None:
+    """The chain's tensor is one entry of the input and one place in the output; the rest is there on every stage."""
+    with torch.device(device):
+        model = Model()
+    found = chain.prove(model, "blocks", {name: value.to(device) for name, value in MASKED.items()})
+    assert (found.frame.entry, found.frame.path, found.frame.beside) == ("tokens", ("scores", 0), True)
+    assert list(found.templates) == ["blocks.0", "blocks.1"]
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert not chain.prove(model, "blocks", TOKENS.to(device)).frame.beside
+
+
+REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
+    (WritesInPlace, "computes something between module 'embed' and module 'blocks.0'"),
+    (MaskByChance, "'blocks.0' gets a further argument that was computed from random numbers"),
+    (MaskFromTokens, "'blocks.0' gets a further argument that was computed from the input's values"),
+    (LastDimIsLength, r"'blocks.0' gets other further arguments on a later pipeline stage"),
+    (HasLoss, "forward returns output.loss, which it computes from its input .* give them as the target"),
+    (Shrinks, "forward does not run on a later pipeline stage"),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), REFUSED, ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_what_stages_would_compute_otherwise_is_refused(
+    build: Callable[[], nn.Module], message: str, device: str
+) -> None:
+    """Each is named, with what would work."""
+    with torch.device(device):
+        model = build()
+    with pytest.raises(ModelError, match=message):
+        chain.prove(model, "blocks", TOKENS.to(device))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt_neox"])
+def test_models_of_transformers_are_chains_on_meta(family: str) -> None:
+    """Nothing is computed for the proof, and neither model nor configuration is changed."""
+    build, blocks = families.FAMILIES[family]
+    model: Any = initial.outline(build)
+    found = chain.prove(model, blocks, TOKENS.to("meta"))
+    assert found.frame.path == ("logits",)
+    assert model.config.use_cache
+
+
+def test_a_loss_that_the_model_computes_is_refused_by_name() -> None:
+    """transformers computes it from labels; a stage has them, but not the logits."""
+    given = {"input_ids": TOKENS.to("meta"), "labels": TOKENS.to("meta")}
+    with pytest.raises(ModelError, match=r"forward returns output.loss, .* \(a loss from labels too"):
+        chain.prove(initial.outline(families.llama), "model.layers", given)
+
+
+def test_tied_embeddings_across_stages_are_refused_by_name() -> None:
+    """As transformers ties them."""
+
+    def tied() -> nn.Module:
+        config = families.LlamaConfig(**families.SIZES, tie_word_embeddings=True)
+        return families.LlamaForCausalLM(config)
+
+    with pytest.raises(ModelError, match=r"'model.embed_tokens.weight' and 'lm_head.weight' are one tensor"):
+        chain.prove(initial.outline(tied), "model.layers", TOKENS.to("meta"))
