@@ -26,7 +26,7 @@ from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.precision import as_computed, cast, check_masters
 from elastic3d.parallel.numerics.recompute import recompute
 from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
-from elastic3d.parallel.pipeline import splitting, stages
+from elastic3d.parallel.pipeline import stages
 from elastic3d.parallel.pipeline.chain import Chain, prove
 from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
@@ -79,7 +79,7 @@ class Assembly:
         self.specs = tuple(held.spec for held in held_by_model(model))
         self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
         named = [] if plan.experts is None else experts.check(model, plan.experts, layout, plan.numerics.precision)
-        splitting.check(layout, plan.numerics.recompute)
+        stages.check_recompute(layout, plan.numerics.recompute)
         tied = ties(model)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
         self.experts = experts.Spread(model, named, mesh.dp)

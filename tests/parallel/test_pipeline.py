@@ -9,7 +9,7 @@ import pytest
 
 from elastic3d.errors import LayoutError
 from elastic3d.parallel.numerics.recompute import Recompute
-from elastic3d.parallel.pipeline import splitting
+from elastic3d.parallel.pipeline import stages
 from elastic3d.planner import schedules
 from elastic3d.planner.pipeline_actions import Pass, orders
 from elastic3d.training import Run
@@ -118,12 +118,12 @@ def test_selective_recomputing_is_refused_where_the_backward_pass_is_split() -> 
     """torch hands its kept products out once, and raised in the middle of a step."""
     for schedule in Schedule:
         layout = Layout(pp=2, dp=2, zero=2, schedule=schedule, virtual=schedules.VIRTUAL[schedule][0])
-        splitting.check(layout, Recompute.FULL)
+        stages.check_recompute(layout, Recompute.FULL)
         if schedule.splits_backward:
             with pytest.raises(LayoutError, match='use recompute="full"'):
-                splitting.check(layout, Recompute.SELECTIVE)
+                stages.check_recompute(layout, Recompute.SELECTIVE)
         else:
-            splitting.check(layout, Recompute.SELECTIVE)
+            stages.check_recompute(layout, Recompute.SELECTIVE)
 
 
 @pytest.mark.parametrize("schedule", Schedule)

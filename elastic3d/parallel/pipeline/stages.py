@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from elastic3d.errors import LayoutError, ModelError
+from elastic3d.parallel.numerics.recompute import Recompute
 from elastic3d.parallel.pipeline.frame import Template
 from elastic3d.planner import schedules
 from elastic3d.values import Layout
@@ -195,3 +196,16 @@ def dress(model: nn.Module, templates: Mapping[str, Template]) -> None:
         module = model.get_submodule(name)
         if isinstance(module, Absent):
             module.template = template
+
+
+def check_recompute(layout: Layout, recompute: Recompute) -> None:
+    """Refuse selective recomputing for a schedule that goes back through a stage in two parts.
+
+    torch hands out the products it kept for one backward pass alone. Raises LayoutError.
+    """
+    schedule = schedules.schedule_of(layout)
+    if schedule is not None and schedule.splits_backward and recompute is Recompute.SELECTIVE:
+        raise LayoutError(
+            f'{layout}: schedule {schedule} goes back through a stage twice, which recompute="selective" does not '
+            'allow; use recompute="full", or schedule=interleaved or 1f1b'
+        )
