@@ -78,7 +78,7 @@ def test_a_leader_found_dead_is_succeeded_at_once_even_with_its_tomb_up() -> Non
     assert acts.Campaign(expected=5) in core.handle(refused("a"), 1.1)
 
 
-def test_a_funeral_does_not_free_the_leader_for_a_second_write() -> None:
+def test_an_eviction_does_not_free_the_leader_for_a_second_write() -> None:
     """The leader has one write of its own under way at a time, whatever else is written meanwhile."""
     core = member("a")
     told = core.handle(refused("b"), 1.0)
