@@ -250,6 +250,15 @@ def test_a_dead_node_is_told_with_both_witnesses(ring: Ring) -> None:
         assert told.evidence.endswith(f"refuses the heartbeat connection, and {other} found the same")
 
 
+def test_who_is_left_alone_does_not_wait_for_a_witness(ring: Ring) -> None:
+    """Both others died together: there is nobody to ask, and nobody who would put this one out instead."""
+    ring["b"].links.close()
+    ring["c"].links.close()
+    told = {ring["a"].wait_for(refused, 30).id}
+    while len(told) < 2:
+        told.add(ring["a"].wait_for(refused, 30).id)
+
+
 def test_a_new_incarnation_is_the_death_of_the_old_for_both(ring: Ring) -> None:
     """Who answers at the port is another: the witness finds the same name there."""
     ring["c"].links.speak_for("c@2")

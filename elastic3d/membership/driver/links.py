@@ -106,6 +106,7 @@ class Links:
         self._dials: dict[str, Dial] = {}
         self._asking, self._trying = Asking(), Trying()
         self._doubted: set[str] = set()
+        self._refusing: set[str] = set()
         self._attentive_until = 0.0
         self._expected: frozenset[str] = frozenset()
         self._neighbours: dict[str, Neighbour] = {}
@@ -220,6 +221,7 @@ class Links:
             self._drop(self._dials.pop(id))
             self._asking.forget(id)
             self._doubted.discard(id)
+            self._refusing.discard(id)
         for dial in self._trying.arrange((*ring.near, *ring.peers), now):
             self._drop(dial)
         for id, peer in wanted.items():
@@ -278,6 +280,7 @@ class Links:
         neighbour = self._neighbours.get(id)
         if neighbour is None:
             return
+        self._refusing.discard(id)
         neighbour.heard(now, self._silence)
         if neighbour.alive is not True:
             neighbour.alive = True
@@ -353,6 +356,7 @@ class Links:
             assert isinstance(end, Dial)
             self._drop(end)
             end.retry_at = now + self._silence
+            self._refusing.add(end.peer.id)
             self._inquire(end, now)
 
     def _ended(self, end: Dial | Guest, now: float) -> None:
@@ -372,6 +376,7 @@ class Links:
                 else self._interval
             )
             end.retry_at = now + pause
+            self._refusing.discard(end.peer.id)
         self._drop(end)
 
     def _drop(self, end: Dial | Guest) -> None:
@@ -399,15 +404,22 @@ class Links:
         if not others:
             self._tell(e.PeerRefused(id=id, evidence=dial.refusal))
             return
-        standing = {id_of(end): end for end in self._ends.values() if end.known}
+        standing = self._standing()
         self._asking.ask(dial, [standing[other] for other in sorted(others & standing.keys())], now)
         self._attend(now)
+
+    def _standing(self) -> dict[str, Dial | Guest]:
+        """Return a connection to each neighbour that there is one to."""
+        ends = {id_of(end): end for end in self._ends.values() if end.known}
+        return {id: end for id, end in ends.items() if id in self._neighbours}
 
     def _conclude(self, now: float) -> None:
         for found in self._asking.concluded(now):
             dial = self._dials[found.id]
-            if found.evidence:
-                self._tell(e.PeerRefused(id=found.id, evidence=found.evidence))
+            alone = self._refusing >= self._neighbours.keys() and not self._standing()
+            if found.evidence or (alone and not found.lives):
+                evidence = found.evidence or f"{dial.refusal}; all other neighbours refuse this node as well"
+                self._tell(e.PeerRefused(id=found.id, evidence=evidence))
                 continue
             dial.retry_at = now + (self._silence if found.lives else self._interval)
             if found.id not in self._doubted and self._refused(dial.where, found.doubt):

@@ -7,11 +7,11 @@ once, over the heartbeat connections that stand:
 - one of them is refused as well, or finds another identity there: that is a death;
 - some answer, and all who do have reached it: it lives. The asker dials again, and is told of nothing;
 - nobody could say: no death either. The asker dials and asks again in a moment; meanwhile the node falls silent, as one
-  does whose cable is pulled, and lease and doubt decide. To believe the one word then would be quicker where all of
-  somebody's neighbours die at once and their hosts live. But it is a node with a broken firewall of its own that finds
-  everybody refusing and nobody to ask: it would put out the others, who know that it is the one to go.
+  does whose cable is pulled, and lease and doubt decide. One word for want of a second would let a node put out others
+  while those it should have asked are only stopped, or slow.
 
-Two nodes have nobody to ask: there one refusal is a death, or each death would cost a lease.
+Two nodes have nobody to ask: there one refusal is a death, or each would cost a lease. So it is for a node that has no
+connection left and that all its neighbours refuse: as a rule they died together, and it is all there is.
 
 Whoever is asked tries nobody but its own neighbours, at the addresses in their sealed records: nothing in a question
 says where to connect. It makes one try of each at a time, and what it found answers those who ask within `FRESH` too.
