@@ -60,11 +60,11 @@ def compare_wall_clocks(patch: pytest.MonkeyPatch) -> None:
         return hear(self, id, report, now)
 
     def stale(
-        view: View, roll: Roster, policy: Policy, kept: failure_detector.Silence, alarm: Alarm
+        view: View, roster: Roster, policy: Policy, kept: failure_detector.Silence, alarm: Alarm
     ) -> tuple[dict[str, str], list[acts.Write]]:
-        stamps = roll.reports.__dict__.get("stamps", {})
-        late = {id: "its report is old" for id in roll.members if stamps.get(id, alarm.now) < alarm.now - 30.0}
-        dead, doubts = judge(view, roll, policy, kept, alarm)
+        stamps = roster.reports.__dict__.get("stamps", {})
+        late = {id: "its report is old" for id in roster.members if stamps.get(id, alarm.now) < alarm.now - 30.0}
+        dead, doubts = judge(view, roster, policy, kept, alarm)
         return dead | late, doubts
 
     patch.setattr(Reports, "hear", stamped)
@@ -99,8 +99,8 @@ def accept_stale_acknowledgements(patch: pytest.MonkeyPatch) -> None:
 def take_a_lost_lease_for_death(patch: pytest.MonkeyPatch) -> None:
     """A member key that vanishes is a death: no grace, and no veto of those who hear the node."""
 
-    def hasty(view: object, roll: Roster, *_: object) -> dict[str, str]:
-        return dict.fromkeys(roll.missing, "its lease ran out")
+    def hasty(view: object, roster: Roster, *_: object) -> dict[str, str]:
+        return dict.fromkeys(roster.missing, "its lease ran out")
 
     patch.setattr(leader, "expired", hasty)
 

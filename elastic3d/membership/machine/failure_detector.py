@@ -55,23 +55,23 @@ class Silence:
         while len(self._rings) > 1 and self._rings[1][1] + PROVEN <= now:
             del self._rings[0]
 
-    def suspects(self, view: View, roll: Roster, alarm: Alarm) -> tuple[Suspect, ...]:
+    def suspects(self, view: View, roster: Roster, alarm: Alarm) -> tuple[Suspect, ...]:
         """Return who is cut off from this member's side. Costs the ring's length only when a silence came or went."""
-        if not roll.reports.accusing:
+        if not roster.reports.accusing:
             return ()
         ring, me = view.ring, view.me.node.id
-        silent = ((id, other) for id in roll.reports.accusing for other in roll.reports[id].silent)
+        silent = ((id, other) for id in roster.reports.accusing for other in roster.reports[id].silent)
         out = frozenset(id for id in view.tombs if id in ring.index)
         ids, index = _closed(ring, out)
         cuts = cuts_of(ids, index, silent)
         before, gone = self._proven(view, alarm)
         key = (ring, before, out, gone, cuts)
         if self._key is None or self._key[0] is not ring or self._key[1] is not before or self._key[2:] != key[2:]:
-            world = view.world
+            members = view.index
             fresh = frozenset[Cut]()
             if before is not ring or gone != out:
                 fresh = made(ids, {} if before is None else _closed(before, gone)[1])
-            self._found = suspects(ids, cuts, world.index if world is not None else {}, me, fresh)
+            self._found = suspects(ids, cuts, members.node_ranks if members is not None else {}, me, fresh)
             self._key = key
         return self._found
 
@@ -98,12 +98,12 @@ def _closed(ring: Ring, out: frozenset[str]) -> tuple[tuple[str, ...], dict[str,
 
 
 def judge(
-    view: View, roll: Roster, policy: Policy, silence: Silence, alarm: Alarm, only: str = ""
+    view: View, roster: Roster, policy: Policy, silence: Silence, alarm: Alarm, only: str = ""
 ) -> tuple[dict[str, str], list[acts.Write]]:
     """Return who is dead for silence, with the evidence, and the doubts to put up. `only`: the leader, which this
     member judges; of the others those alone are of concern who are cut off together with it.
     """
-    found = silence.suspects(view, roll, alarm)
+    found = silence.suspects(view, roster, alarm)
     there = {s.id for s in found}
     for id in [id for id in silence.since if id not in there]:
         del silence.since[id]
@@ -129,7 +129,7 @@ def judge(
             else:
                 silence.pending = True
             continue
-        doubt, report = view.doubts.get(id), roll.reports.get(id)
+        doubt, report = view.doubts.get(id), roster.reports.get(id)
         if doubt is not None and view.doubts_at[id] >= since:
             if report is not None and report.answered == doubt.mark:
                 if not only and alarm.due(since + policy.lease + policy.grace):

@@ -17,12 +17,12 @@ class CountedLoss:
 
 
 @dataclass(slots=True, kw_only=True)
-class Lead:
+class LeaderState:
     """One leadership. buried: whom this member has buried already, in whatever role; shared with the core.
 
     below: since when fewer nodes are there than may train; awaited: how many more it takes.
     leading: since when it leads without a gap in what it hears. proposed: since when the proposal stands. waiting:
-    since when somebody waits for a planned change. considered: the roll's version of which no planned change came.
+    since when somebody waits for a planned change. considered: the roster's version of which no planned change came.
     lost_at: when the first loss of the sealed generation was seen. raised: since when somebody's code is known to have
     raised where, so far, no other's did. apart: since when an active node is known that has to stand aside. losses:
     still to be counted; counted: all that are or were among them. drained: names buried because they were told to

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.leader_state import CountedLoss, Lead
+from elastic3d.membership.machine.leader_state import CountedLoss, LeaderState
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
@@ -41,7 +41,7 @@ class Urgent:
     final: bool = False
 
 
-def expired(view: View, roll: Roster, policy: Policy, lead: Lead, alarm: Alarm) -> dict[str, str]:
+def expired(view: View, roster: Roster, policy: Policy, leader_state: LeaderState, alarm: Alarm) -> dict[str, str]:
     """Return active nodes whose lease is lost for good, with the evidence: nobody hears them.
 
     A lost lease is suspicion only. A neighbour on the ring that is registered and does not call the node silent vetoes;
@@ -52,22 +52,22 @@ def expired(view: View, roll: Roster, policy: Policy, lead: Lead, alarm: Alarm) 
     """
     me = view.me.node.id
     found: dict[str, str] = {}
-    if not roll.missing:
+    if not roster.missing:
         return found
     ring = view.ring
     current = view.generation
     assert current is not None
-    stands = bool(roll.reports.who("interrupted", current.key))
-    prepared = len(roll.reports.who("prepared", current.key))
-    waits = prepared >= len(current.nodes) - len(roll.missing)
-    for id, since in roll.missing.items():
+    stands = bool(roster.reports.who("interrupted", current.key))
+    prepared = len(roster.reports.who("prepared", current.key))
+    waits = prepared >= len(current.nodes) - len(roster.missing)
+    for id, since in roster.missing.items():
         if id == me:
             continue
-        patience = policy.grace if since >= lead.leading + policy.lease else policy.lease + policy.grace
+        patience = policy.grace if since >= leader_state.leading + policy.lease else policy.lease + policy.grace
         if not alarm.due(since + patience):
             continue
         near = ring.around(id, view.tombs)
-        reports = ((other, roll.reports.get(other)) for other in near if other in roll.members or other == me)
+        reports = ((other, roster.reports.get(other)) for other in near if other in roster.members or other == me)
         if not any(report is not None and id not in report.silent for _, report in reports):
             found[id] = "its lease ran out, and no neighbour hears it"
         elif stands or (waits and view.sealed_at > since):
@@ -77,12 +77,14 @@ def expired(view: View, roll: Roster, policy: Policy, lead: Lead, alarm: Alarm) 
     return found
 
 
-def urgent(view: View, roll: Roster, policy: Policy, lead: Lead, lost: dict[str, str], alarm: Alarm) -> Urgent | None:
+def urgent(
+    view: View, roster: Roster, policy: Policy, leader_state: LeaderState, lost: dict[str, str], alarm: Alarm
+) -> Urgent | None:
     """Return why the sealed generation must end at once, None if it need not. `lost`: dead, tombs under way."""
-    current, world = view.generation, view.world
+    current, index = view.generation, view.index
     assert current is not None
-    assert world is not None
-    dead = sorted((world.index[id], id) for id in {*view.outs, *lost} if id in world.index)
+    assert index is not None
+    dead = sorted((index.node_ranks[id], id) for id in {*view.outs, *lost} if id in index.node_ranks)
     if dead:
         tombs = {id: view.tombs[id] for _, id in dead if id in view.tombs}
         left = len(tombs) == len(dead) and all(tomb.how is Out.LEFT for tomb in tombs.values())
@@ -95,53 +97,53 @@ def urgent(view: View, roll: Roster, policy: Policy, lead: Lead, lost: dict[str,
         cause = Cause.DRAIN if drained else Cause.LEAVE if left else Cause.DEATH
         return Urgent(cause=cause, detail=names + (f": {evidence}" if evidence else ""), lost=not drained)
     key = current.key
-    apart = _apart(view, roll, policy)
+    apart = _apart(view, roster, policy)
     if apart:
-        lead.apart = alarm.now if lead.apart is None else lead.apart
-        if not alarm.due(lead.apart + BOTH):
+        leader_state.apart = alarm.now if leader_state.apart is None else leader_state.apart
+        if not alarm.due(leader_state.apart + BOTH):
             return None
         return Urgent(cause=Cause.QUARANTINE, detail=apart)
-    lead.apart = None
+    leader_state.apart = None
     for field, cause in (("error", Cause.ERROR), ("fault", Cause.FAULT)):
         # Whoever speaks before it has registered again is heard once it has.
-        said = [id for id in roll.reports.who(field, key) if id in world.index and id in roll.members]
+        said = [id for id in roster.reports.who(field, key) if id in index.node_ranks and id in roster.members]
         if said:
-            culprit = min(said, key=lambda id: world.index[id])
-            detail = roll.reports[culprit].detail
+            culprit = min(said, key=lambda id: index.node_ranks[id])
+            detail = roster.reports[culprit].detail
             name = culprit.partition("@")[0]
             if field == "error":
-                final = any(roll.reports[id].final for id in said)
+                final = any(roster.reports[id].final for id in said)
                 return Urgent(cause=cause, detail=detail, culprit=culprit, final=final)
             return Urgent(cause=cause, detail=f"{name}: {detail}", culprit=culprit)
-    if roll.reports.who("left", key) and view.proposal is None:
+    if roster.reports.who("left", key) and view.proposal is None:
         return Urgent(cause=Cause.DEATH, detail="the others had left for a membership that lost a node")
-    if not roll.reports.who("interrupted", key):
-        lead.interrupted = None
+    if not roster.reports.who("interrupted", key):
+        leader_state.interrupted = None
         return None
-    lead.interrupted = alarm.now if lead.interrupted is None else lead.interrupted
-    if alarm.due(lead.interrupted + policy.interrupted):
-        return Urgent(cause=Cause.FAULT, detail=f"trainers lost each other, and nobody died{_said(roll, key)}")
+    leader_state.interrupted = alarm.now if leader_state.interrupted is None else leader_state.interrupted
+    if alarm.due(leader_state.interrupted + policy.interrupted):
+        return Urgent(cause=Cause.FAULT, detail=f"trainers lost each other, and nobody died{_said(roster, key)}")
     return None
 
 
-def _apart(view: View, roll: Roster, policy: Policy) -> str:
+def _apart(view: View, roster: Roster, policy: Policy) -> str:
     """Return which active nodes have to stand aside for whom, "" for none, or where too few would be left.
 
     What their trainers die of meanwhile is no fault of anybody's, nor of the code's.
     """
-    if not any(view.active(id) for id in roll.apart) or not policy.allowed(len(roll.eligible)):
+    if not any(view.active(id) for id in roster.apart) or not policy.allowed(len(roster.eligible)):
         return ""
     return "; ".join(
         f"{_name(id)} stands aside: no connection between it and {', '.join(map(_name, others))}"
-        for id, others in roll.apart.items()
+        for id, others in roster.apart.items()
         if view.active(id)
     )
 
 
-def _said(roll: Roster, key: str) -> str:
+def _said(roster: Roster, key: str) -> str:
     """Return what the trainers that lost a peer said of it."""
-    ids = sorted(roll.reports.who("interrupted", key))
-    said = [f"{_name(id)}: {roll.reports[id].detail}" for id in ids if roll.reports[id].detail]
+    ids = sorted(roster.reports.who("interrupted", key))
+    said = [f"{_name(id)}: {roster.reports[id].detail}" for id in ids if roster.reports[id].detail]
     more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
     return f" ({'; '.join(said[:NAMED])}{more})" if said else ""
 
@@ -150,48 +152,48 @@ def _name(id: str) -> str:
     return id.partition("@")[0]
 
 
-def storm(view: View, why: Urgent, lead: Lead, now: float) -> int:
+def storm(view: View, why: Urgent, leader_state: LeaderState, now: float) -> int:
     """Return how many generations in a row a loss ended soon, this one included."""
     assert view.generation is not None
     if not why.lost:
         return 0
-    lead.lost_at = now if lead.lost_at is None else lead.lost_at
-    return view.generation.storm + 1 if lead.lost_at < view.sealed_at + SOON else 0
+    leader_state.lost_at = now if leader_state.lost_at is None else leader_state.lost_at
+    return view.generation.storm + 1 if leader_state.lost_at < view.sealed_at + SOON else 0
 
 
-def calm(policy: Policy, lead: Lead, storms: int, alarm: Alarm) -> bool:
+def calm(policy: Policy, leader_state: LeaderState, storms: int, alarm: Alarm) -> bool:
     """Return whether a storm has been given time to show its next loss; a single death waits for nothing."""
-    if storms < 2 or lead.lost_at is None:
+    if storms < 2 or leader_state.lost_at is None:
         return True
-    return alarm.due(lead.lost_at + min(GROWTH * 2 ** min(storms - 1, 30), policy.damping))
+    return alarm.due(leader_state.lost_at + min(GROWTH * 2 ** min(storms - 1, 30), policy.damping))
 
 
-def count(view: View, lead: Lead, lost: dict[str, str]) -> None:
+def count(view: View, leader_state: LeaderState, lost: dict[str, str]) -> None:
     """Put new losses of those who take part, or were about to, on the leader's list. `lost`: tombs under way."""
     for id in (*view.fallen, *lost):
         place = view.place(id)
-        if place is not None and id not in lead.counted:
-            lead.counted[id] = None
-            lead.losses.append(CountedLoss(id=id, place=place))
+        if place is not None and id not in leader_state.counted:
+            leader_state.counted[id] = None
+            leader_state.losses.append(CountedLoss(id=id, place=place))
 
 
-def blame(view: View, policy: Policy, lead: Lead, why: Urgent) -> None:
+def blame(view: View, policy: Policy, leader_state: LeaderState, why: Urgent) -> None:
     """Put a fault of one node on the list. Where torchrun restarts the workers, whose fault it was is not known."""
     current, place = view.generation, view.place(why.culprit)
     if why.cause is Cause.FAULT and current is not None and place is not None and policy.beside:
         fault = f"{why.culprit}/{current.key}"
-        if fault not in lead.counted:
-            lead.counted[fault] = None
-            lead.losses.append(CountedLoss(id=fault, place=place))
+        if fault not in leader_state.counted:
+            leader_state.counted[fault] = None
+            leader_state.losses.append(CountedLoss(id=fault, place=place))
 
 
-def condemned(roll: Roster, policy: Policy, lead: Lead) -> set[str]:
+def condemned(roster: Roster, policy: Policy, leader_state: LeaderState) -> set[str]:
     """Return the machines that the losses still to be written put into quarantine."""
     if not policy.flaps:
         return set()
     places = set()
-    for loss in lead.losses:
-        flap = roll.flaps.get(loss.place)
+    for loss in leader_state.losses:
+        flap = roster.flaps.get(loss.place)
         counted = flap.count if flap else 0
         if counted + (flap is None or flap.id != loss.id) >= policy.flaps:
             places.add(loss.place)
