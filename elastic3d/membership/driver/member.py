@@ -25,7 +25,7 @@ from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.probing import probe
 from elastic3d.membership.driver.writer import MemberWriter
 from elastic3d.membership.machine.core import Core
-from elastic3d.membership.machine.forming import Planner
+from elastic3d.membership.machine.situation import Planner
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import LISTED, BaseUnknown, MemberRecord, Pulse
 from elastic3d.trust.agreement import Agreement, SecretNews, What

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from elastic3d.membership import actions as acts
-from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.roster import Roster
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Flap, Quarantine
 
 OLD = 600.0
@@ -17,11 +15,12 @@ SOME = 40
 """Keys of a kind that one transaction clears; etcd takes 128 operations."""
 
 
-def chore(view: View, roster: Roster, policy: Policy, leader_state: LeaderState, alarm: Alarm) -> acts.Fenced | None:
+def chore(situation: Situation) -> acts.Fenced | None:
     """Return one write of housekeeping, None if there is nothing to do."""
+    view = situation.view
     if view.garbage:
         return sweep(view, next(iter(view.garbage)))
-    return _count_flap(view, roster, policy, leader_state) or _clear(view, roster, leader_state, alarm)
+    return _count_flap(situation) or _clear(situation)
 
 
 def sweep(view: View, key: str) -> acts.Sweep:
@@ -29,7 +28,8 @@ def sweep(view: View, key: str) -> acts.Sweep:
     return acts.Sweep(key=key, revision=view.garbage.pop(key), token=view.token)
 
 
-def _count_flap(view: View, roster: Roster, policy: Policy, leader_state: LeaderState) -> acts.Fenced | None:
+def _count_flap(situation: Situation) -> acts.Fenced | None:
+    view, roster, policy, leader_state = situation.view, situation.roster, situation.policy, situation.leader_state
     while leader_state.losses and policy.flaps:
         loss = leader_state.losses[0]
         flap = roster.flaps.get(loss.place)
@@ -44,7 +44,8 @@ def _count_flap(view: View, roster: Roster, policy: Policy, leader_state: Leader
     return None
 
 
-def _clear(view: View, roster: Roster, leader_state: LeaderState, alarm: Alarm) -> acts.Fenced | None:
+def _clear(situation: Situation) -> acts.Fenced | None:
+    view, roster, alarm = situation.view, situation.roster, situation.alarm
     tombs: list[str] = []
     for id, at in view.tombs_at.items():
         # In the order in which they were heard of: those that follow are younger.
@@ -53,7 +54,7 @@ def _clear(view: View, roster: Roster, leader_state: LeaderState, alarm: Alarm) 
         if id not in roster.members and (view.index is None or id not in view.index.nodes):
             tombs.append(id)
     doubts = [id for id, doubt in view.doubts.items() if id in view.tombs or not _doubted(roster, id, doubt.by)]
-    drains = [name for name in roster.drains if _over(view, roster, leader_state, name, alarm)]
+    drains = [name for name in roster.drains if _over(situation, name)]
     if not (tombs or doubts or drains):
         return None
     return acts.Clear(tombs=tuple(tombs), doubts=tuple(doubts[:SOME]), drains=tuple(drains[:SOME]), token=view.token)
@@ -65,8 +66,9 @@ def _doubted(roster: Roster, id: str, by: str) -> bool:
     return author is not None and (id in author.silent or (accused is not None and by in accused.silent))
 
 
-def _over(view: View, roster: Roster, leader_state: LeaderState, name: str, alarm: Alarm) -> bool:
+def _over(situation: Situation, name: str) -> bool:
     """Return whether an operator's drain is done, or nobody came to whom it applied while it lasted."""
+    view, roster, leader_state, alarm = situation.view, situation.roster, situation.leader_state, situation.alarm
     drain, since = roster.drains[name]
     if drain.incarnation:
         return f"{name}@{drain.incarnation}" in view.tombs or alarm.due(since + drain.seconds + OLD)

@@ -30,13 +30,14 @@ from elastic3d.membership.machine.campaign import turn
 from elastic3d.membership.machine.chores import sweep
 from elastic3d.membership.machine.commits import Commits
 from elastic3d.membership.machine.evictions import TOGETHER
-from elastic3d.membership.machine.failure_detector import Silence, judge
-from elastic3d.membership.machine.forming import Planner
+from elastic3d.membership.machine.failure_detector import judge
 from elastic3d.membership.machine.generation_index import index_of
 from elastic3d.membership.machine.leader import decide
 from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.neighbours import Neighbours
 from elastic3d.membership.machine.reach import Reach
+from elastic3d.membership.machine.situation import Planner, Situation
+from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.machine.trainers import Phase, Trainers
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
@@ -69,9 +70,9 @@ class Core:
         self._trainers = Trainers(self._id)
         self._neighbours = Neighbours(self._id)
         self._reach = Reach(self._id)
-        self._silence = Silence()
+        self._suspicions = Suspicions()
         self._buried: dict[str, None] = {}
-        self._leader_state = LeaderState(buried=self._buried)
+        self._leader_state = LeaderState(buried=self._buried, suspicions=self._suspicions)
         self._alarm = Alarm(0.0)
         self._registered = self._registering = False
         self._registered_at = 0
@@ -120,12 +121,14 @@ class Core:
             self._hear(event, actions, now)
             if self.exited:
                 return actions
-        self._silence.follow(self.view, now)
+        self._suspicions.follow(self.view, now)
         if self.leads and self._led != self.view.token:
             self._led = self.view.token
             # A rolled back etcd counts its revisions anew, and attempts never repeat.
             attempt = max(self.view.token, self.view.forgotten)
-            self._leader_state = LeaderState(buried=self._buried, leading=now, attempt=attempt, silence=self._silence)
+            self._leader_state = LeaderState(
+                buried=self._buried, leading=now, attempt=attempt, suspicions=self._suspicions
+            )
             self._busy, self._commits = None, Commits()
         if self.view.listed and self._lost_since is None:
             self._take_part(actions)
@@ -355,9 +358,17 @@ class Core:
         if roster is None or not roster.listed or not self._registered:
             return
         roster.hear(self._id, self.report, now)
+        situation = Situation(
+            view=self.view,
+            roster=roster,
+            policy=self.policy,
+            planner=self._planner,
+            leader_state=self._leader_state,
+            alarm=self._alarm,
+        )
         if contends:
             leader = self.view.leader_id
-            dead, doubts = judge(self.view, roster, self.policy, self._silence, self._alarm, only=leader)
+            dead, doubts = judge(situation, only=leader)
             actions += doubts
             if leader in dead and len(dead) <= TOGETHER:
                 # With the leader out the ring closes, and who was cut off with it has new neighbours to be missed by.
@@ -367,9 +378,7 @@ class Core:
                 self._bury(leader, dead[leader], actions)
             return
         self._commits.follow(self.view, self._leader_state, actions)
-        writes = decide(
-            self.view, self.policy, self._planner, self._leader_state, self._alarm, ready=ready, hindered=self._hindered
-        )
+        writes = decide(situation, ready=ready, hindered=self._hindered)
         if writes and isinstance(writes[-1], acts.Fenced):
             self._busy = writes[-1]
         actions += writes

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains
-from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.roster import Roster
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import Out, Tomb
 
@@ -15,19 +14,17 @@ TOGETHER = 100
 
 
 def evict(
-    view: View,
-    roster: Roster,
-    leader_state: LeaderState,
+    situation: Situation,
     lost: dict[str, str],
     missing: dict[str, str],
     raising: dict[str, str],
-    alarm: Alarm,
 ) -> list[acts.Write]:
     """Return the tombs to put up now, each once, the leader's own last.
 
     lost: who is dead, missing: who is held for dead for not being registered, raising: whose code raises where no
     other's does; each with the evidence.
     """
+    view, roster, leader_state, alarm = situation.view, situation.roster, situation.leader_state, situation.alarm
     me = view.me.node
     wanted: list[tuple[str, Tomb]] = []
     for id, detail in roster.refused.items():

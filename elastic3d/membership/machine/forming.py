@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.generation_index import index_of
-from elastic3d.membership.machine.roster import Present, Roster
+from elastic3d.membership.machine.roster import Present
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import GenerationHistory, MemberRecord, Proposal
 from elastic3d.membership.topology import arrange
-from elastic3d.planner import Plan
 from elastic3d.values import Cause, Generation, Layout, Node
 
 NAMED = 32
 """Nodes that a history names of those that came or went; of the others it gives the number."""
-
-Planner = Callable[[int, MemberRecord, Layout | None], Plan]
-"""(number of nodes, the leader's own record, the present layout) -> plan; raises LayoutError where none fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +28,7 @@ class Crowd:
 
 
 def crowd(
-    view: View, roster: Roster, without: set[str], places: set[str], *, draining: bool = False, apart: bool = False
+    situation: Situation, without: set[str], places: set[str], *, draining: bool = False, apart: bool = False
 ) -> Crowd:
     """Return who is there: members of the present generation first, its spares next, then others by arrival.
 
@@ -41,6 +37,7 @@ def crowd(
     that has lost its lease is there until its time is over, or two neighbours call it silent and none hears it:
     whatever else happened, to lose a lease is not to be dead.
     """
+    view, roster = situation.view, situation.roster
     fit: list[str] = []
     others: list[str] = []
     for id in roster.eligible:
@@ -56,7 +53,7 @@ def crowd(
             last.append(id)
     missing = {
         id: Present(record=MemberRecord(node=node), order=0)
-        for id, node in _unsure(view, roster, without, places, [*roster.eligible, *last])
+        for id, node in _unsure(situation, without, places, [*roster.eligible, *last])
     }
     ids = [*sorted([*fit, *missing], key=roster.order), *sorted(last, key=roster.order)]
     return Crowd(
@@ -65,10 +62,9 @@ def crowd(
     )
 
 
-def _unsure(
-    view: View, roster: Roster, without: set[str], places: set[str], known: list[str]
-) -> Iterator[tuple[str, Node]]:
+def _unsure(situation: Situation, without: set[str], places: set[str], known: list[str]) -> Iterator[tuple[str, Node]]:
     """Return active nodes without a lease that may go on, beside those of whom it is `known` that they can."""
+    view, roster = situation.view, situation.roster
     index = view.index
     if not any(view.active(id) for id in known):
         return
@@ -87,10 +83,11 @@ def _unsure(
             yield id, node
 
 
-def form(view: View, me: MemberRecord, policy: Policy, planner: Planner, there: Crowd) -> Generation:
+def form(situation: Situation, there: Crowd) -> Generation:
     """Return the next generation of those who are there, cause to be filled in; LayoutError where none is legal."""
+    view, me = situation.view, situation.view.me
     present = view.generation.layout if view.generation is not None else None
-    used, layout = _fit(len(there.candidates), me, policy, planner, present)
+    used, layout = _fit(situation, len(there.candidates), present)
     chosen = [p.node for p in there.candidates[:used]]
     roster = view.roster
     floor = max((p.record.floor for p in there.candidates), default=0)
@@ -108,10 +105,9 @@ def form(view: View, me: MemberRecord, policy: Policy, planner: Planner, there: 
     )
 
 
-def _fit(
-    count: int, me: MemberRecord, policy: Policy, planner: Planner, present: Layout | None
-) -> tuple[int, Layout | None]:
+def _fit(situation: Situation, count: int, present: Layout | None) -> tuple[int, Layout | None]:
     """Return how many of `count` nodes can be active, and their layout."""
+    policy, planner, me = situation.policy, situation.planner, situation.view.me
     used = policy.allowed(count)
     if me.profile is None:
         return used, None

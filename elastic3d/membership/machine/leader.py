@@ -12,18 +12,15 @@ from dataclasses import replace
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
-from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.chores import chore
 from elastic3d.membership.machine.evictions import TOGETHER, evict
 from elastic3d.membership.machine.failure_detector import judge
-from elastic3d.membership.machine.forming import Planner
-from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.losses import Urgent, blame, calm, condemned, count, expired, storm, urgent
 from elastic3d.membership.machine.planned import planned, spent
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.script_errors import Raising, raised_in, raising
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import End, Out
 from elastic3d.values import Cause
 
@@ -32,52 +29,43 @@ COMMIT_LIMIT = 240.0
 
 
 def decide(
-    view: View,
-    policy: Policy,
-    planner: Planner,
-    leader_state: LeaderState,
-    alarm: Alarm,
+    situation: Situation,
     *,
     ready: bool,
     hindered: bool,
 ) -> list[acts.Write]:
-    """Return the leader's next writes, none when all is as it should be. The roster is there and listed.
+    """Return the leader's next writes, none when all is as it should be.
 
     At most one of them is fenced, the last, and that only if `ready`. hindered: etcd takes no writes, so that who is
     not registered, or says nothing, may be unable to.
     """
-    roster = view.roster
-    assert roster is not None
+    view, leader_state, alarm = situation.view, situation.leader_state, situation.alarm
     if view.end is not None:
         return []
     leader_state.turn_to(view.generation_revision)
     if hindered:
         leader_state.wait_longer(float("inf"), alarm.now)
-    dead, writes = judge(view, roster, policy, leader_state.silence, alarm)
-    missing = {} if hindered else expired(view, roster, policy, leader_state, alarm)
+    dead, writes = judge(situation)
+    missing = {} if hindered else expired(situation)
     # Who is missing is lost once etcd has taken the tomb. Too many of them get none.
     lost = dead if len(missing) <= TOGETHER else missing | dead
-    raised = raising(view, roster, policy, leader_state, alarm)
-    writes += evict(view, roster, leader_state, lost, missing, raised.out, alarm)
-    count(view, leader_state, lost | raised.out)
-    fenced = _fenced(view, roster, policy, planner, leader_state, lost, raised, alarm) if ready else None
+    raised = raising(situation)
+    writes += evict(situation, lost, missing, raised.out)
+    count(situation, lost | raised.out)
+    fenced = _fenced(situation, lost, raised) if ready else None
     return [*writes, fenced] if fenced is not None else writes
 
 
 def _fenced(
-    view: View,
-    roster: Roster,
-    policy: Policy,
-    planner: Planner,
-    leader_state: LeaderState,
+    situation: Situation,
     lost: dict[str, str],
     raised: Raising,
-    alarm: Alarm,
 ) -> acts.Fenced | None:
+    view, roster, leader_state = situation.view, situation.roster, situation.leader_state
     current = view.generation
     # Without nodes it is what an earlier job under this id left: its number, to go on from.
     if current is None or not current.nodes:
-        return _first(view, roster, policy, planner, leader_state, alarm)
+        return _first(situation)
     if view.spoiled:
         return acts.Mend(generation=current, token=view.token, previous=view.generation_revision)
     helpless = roster.reports.who("unread", str(view.generation_revision)).keys() - leader_state.rewritten.keys()
@@ -87,24 +75,20 @@ def _fenced(
         return acts.Mend(generation=current, token=view.token, previous=view.generation_revision)
     finished = len(roster.reports.who("finished", current.key))
     if finished == len(current.nodes):
-        return _over(view, leader_state, alarm)
+        return _over(situation)
     leader_state.ended = None
-    why = urgent(view, roster, policy, leader_state, lost, alarm)
+    why = urgent(situation, lost)
     if why is not None:
         if why.cause is Cause.ERROR and raised.waiting:
             return None
-        blame(view, policy, leader_state, why)
+        blame(situation, why)
         if why.cause is Cause.ERROR and raised.out:
             why = replace(why, detail="; ".join(raised.out.values()), out=True)
-        return _reform(view, roster, policy, planner, leader_state, why, lost | raised.out, alarm)
+        return _reform(situation, why, lost | raised.out)
     leader_state.below = leader_state.orphan = None
     if finished:
         return acts.Withdraw(token=view.token) if view.proposal else None
-    return (
-        _reached(view, roster)
-        or planned(view, roster, policy, planner, leader_state, alarm)
-        or chore(view, roster, policy, leader_state, alarm)
-    )
+    return _reached(view, roster) or planned(situation) or chore(situation)
 
 
 def _reached(view: View, roster: Roster) -> acts.Fenced | None:
@@ -117,8 +101,9 @@ def _reached(view: View, roster: Roster) -> acts.Fenced | None:
     return acts.Mend(generation=reached, token=view.token, previous=view.generation_revision, base=view.standing)
 
 
-def _over(view: View, leader_state: LeaderState, alarm: Alarm) -> acts.Fenced | None:
+def _over(situation: Situation) -> acts.Fenced | None:
     """End the job, whose `main` has returned everywhere, once the store has answered for the last save."""
+    view, leader_state, alarm = situation.view, situation.leader_state, situation.alarm
     leader_state.ended = alarm.now if leader_state.ended is None else leader_state.ended
     why = leader_state.uncommitted
     if leader_state.committing is not None:
@@ -134,33 +119,30 @@ def _over(view: View, leader_state: LeaderState, alarm: Alarm) -> acts.Fenced | 
     return acts.PutEnd(end=End(failed=True, detail=detail), token=view.token)
 
 
-def _first(
-    view: View, roster: Roster, policy: Policy, planner: Planner, leader_state: LeaderState, alarm: Alarm
-) -> acts.Fenced | None:
-    if _too_few(len(roster.eligible), policy, leader_state, alarm):
-        return _below(view, len(roster.eligible), policy, leader_state, alarm)
+def _first(situation: Situation) -> acts.Fenced | None:
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
+    if _too_few(situation, len(roster.eligible)):
+        return _below(situation, len(roster.eligible))
     if len(roster.eligible) < policy.maximum and not alarm.due(roster.changed_at + policy.first_gather):
         return None
-    there = forming.crowd(view, roster, set(), set())
+    there = forming.crowd(situation, set(), set())
     try:
-        formed = forming.form(view, view.me, policy, planner, there)
+        formed = forming.form(situation, there)
     except LayoutError as error:
-        return _without_layout(view, error, policy, leader_state, alarm)
+        return _without_layout(situation, error)
     leader_state.unplanned = None
     return forming.seal(view, replace(formed, attempt=leader_state.next_attempt()))
 
 
 def _reform(
-    view: View,
-    roster: Roster,
-    policy: Policy,
-    planner: Planner,
-    leader_state: LeaderState,
+    situation: Situation,
     why: Urgent,
     lost: dict[str, str],
-    alarm: Alarm,
 ) -> acts.Fenced | None:
     """Seal a new generation at once, without waiting for anybody but the minimum, and in a storm for its next loss."""
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
     current = view.generation
     assert current is not None
     if drains.everybody(roster) and drains.flushed(roster.draining, alarm):
@@ -173,35 +155,31 @@ def _reform(
     tries = 0 if not own else (current.tries + 1 if step <= current.tried_at else 1)
     if own and not why.out and (why.final or tries >= policy.tries):
         return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
-    storms = storm(view, why, leader_state, alarm.now)
-    if leader_state.silence.pending or not calm(policy, leader_state, storms, alarm):
+    storms = storm(situation, why)
+    if leader_state.suspicions.pending or not calm(situation, storms):
         return None
-    places = condemned(roster, policy, leader_state)
+    places = condemned(situation)
     # Who comes back from where somebody was lost just now has to stand in the ring first, unless it is needed.
     fallen = places | set(view.fallen.values())
-    there = forming.crowd(view, roster, set(lost), fallen)
+    there = forming.crowd(situation, set(lost), fallen)
     if fallen > places and not policy.allowed(len(there.candidates)):
-        there = forming.crowd(view, roster, set(lost), places)
+        there = forming.crowd(situation, set(lost), places)
     if not policy.allowed(len(there.candidates)):
         # Who is to leave may train for as long as it is there.
-        there = forming.crowd(view, roster, set(lost), places, draining=True)
+        there = forming.crowd(situation, set(lost), places, draining=True)
     if roster.apart and not policy.allowed(len(there.candidates)):
         # So may those that cannot reach one of the others: it may pass.
-        there = forming.crowd(view, roster, set(lost), places, draining=True, apart=True)
+        there = forming.crowd(situation, set(lost), places, draining=True, apart=True)
     if not any(view.active(p.node.id) for p in there.candidates):
         leader_state.orphan = alarm.now if leader_state.orphan is None else leader_state.orphan
         if not alarm.due(leader_state.orphan + policy.orphan):
-            return chore(view, roster, policy, leader_state, alarm)
-    if _too_few(len(there.candidates), policy, leader_state, alarm):
-        return _below(view, len(there.candidates), policy, leader_state, alarm) or chore(
-            view, roster, policy, leader_state, alarm
-        )
+            return chore(situation)
+    if _too_few(situation, len(there.candidates)):
+        return _below(situation, len(there.candidates)) or chore(situation)
     try:
-        formed = forming.form(view, view.me, policy, planner, there)
+        formed = forming.form(situation, there)
     except LayoutError as error:
-        return _without_layout(view, error, policy, leader_state, alarm) or chore(
-            view, roster, policy, leader_state, alarm
-        )
+        return _without_layout(situation, error) or chore(situation)
     leader_state.unplanned = None
     return forming.seal(
         view,
@@ -213,7 +191,7 @@ def _reform(
             tries=tries,
             raised=_raised(view, roster, tries) if own else (),
             tried_at=step if own else current.tried_at,
-            spent=spent(view, policy, alarm.now),
+            spent=spent(situation),
             storm=storms,
         ),
     )
@@ -227,7 +205,8 @@ def _raised(view: View, roster: Roster, tries: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*before, *raised_in(view, roster), *failed)))
 
 
-def _too_few(count: int, policy: Policy, leader_state: LeaderState, alarm: Alarm) -> bool:
+def _too_few(situation: Situation, count: int) -> bool:
+    policy, leader_state, alarm = situation.policy, situation.leader_state, situation.alarm
     if policy.allowed(count):
         leader_state.below = None
         return False
@@ -236,7 +215,8 @@ def _too_few(count: int, policy: Policy, leader_state: LeaderState, alarm: Alarm
     return True
 
 
-def _below(view: View, count: int, policy: Policy, leader_state: LeaderState, alarm: Alarm) -> acts.Fenced | None:
+def _below(situation: Situation, count: int) -> acts.Fenced | None:
+    view, policy, leader_state, alarm = situation.view, situation.policy, situation.leader_state, situation.alarm
     assert leader_state.below is not None
     if not alarm.due(leader_state.below + policy.below_minimum):
         return None
@@ -247,10 +227,9 @@ def _below(view: View, count: int, policy: Policy, leader_state: LeaderState, al
     return acts.PutEnd(end=End(failed=True, detail=detail), token=view.token)
 
 
-def _without_layout(
-    view: View, error: LayoutError, policy: Policy, leader_state: LeaderState, alarm: Alarm
-) -> acts.Fenced | None:
+def _without_layout(situation: Situation, error: LayoutError) -> acts.Fenced | None:
     """No layout fits these nodes: wait for others as below the minimum, then fail with the planner's words."""
+    view, policy, leader_state, alarm = situation.view, situation.policy, situation.leader_state, situation.alarm
     leader_state.unplanned = alarm.now if leader_state.unplanned is None else leader_state.unplanned
     if not alarm.due(leader_state.unplanned + policy.below_minimum):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elastic3d.membership.machine.failure_detector import Silence
+from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.records import SavedStep
 
 
@@ -18,7 +18,8 @@ class CountedLoss:
 
 @dataclass(slots=True, kw_only=True)
 class LeaderState:
-    """One leadership. buried: whom this member has buried already, in whatever role; shared with the core.
+    """One leadership. buried: whom this member has buried already, in whatever role; suspicions: whom it suspects since
+    when; both are shared with the core.
 
     below: since when fewer nodes are there than may train; awaited: how many more it takes.
     leading: since when it leads without a gap in what it hears. proposed: since when the proposal stands. waiting:
@@ -50,7 +51,7 @@ class LeaderState:
     considered: int = -1
     committing: SavedStep | None = None
     uncommitted: str = ""
-    silence: Silence = field(default_factory=Silence)
+    suspicions: Suspicions = field(default_factory=Suspicions)
     losses: list[CountedLoss] = field(default_factory=list)
     counted: dict[str, None] = field(default_factory=dict)
     drained: dict[str, None] = field(default_factory=dict)
@@ -72,10 +73,12 @@ class LeaderState:
         Why trainers stopped they have the whole time to say again: who saw a death may have been the one that waited.
         """
         self.interrupted = None
-        for name in ("below", "unplanned", "orphan", "proposed", "raised", "apart"):
-            since = getattr(self, name)
-            if since is not None:
-                setattr(self, name, min(now, since + seconds))
+        self.below = _later(self.below, seconds, now)
+        self.unplanned = _later(self.unplanned, seconds, now)
+        self.orphan = _later(self.orphan, seconds, now)
+        self.proposed = _later(self.proposed, seconds, now)
+        self.raised = _later(self.raised, seconds, now)
+        self.apart = _later(self.apart, seconds, now)
 
     def turn_to(self, revision: int) -> None:
         """Forget what was waited for in an earlier generation; `revision` is the record's."""
@@ -83,3 +86,8 @@ class LeaderState:
             self._sealed = revision
             self.below = self.unplanned = self.orphan = self.interrupted = None
             self.proposed = self.waiting = self.lost_at = self.raised = self.apart = self.ended = None
+
+
+def _later(since: float | None, seconds: float, now: float) -> float | None:
+    """Return the beginning of a wait of which so many seconds do not count."""
+    return None if since is None else min(now, since + seconds)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.leader_state import CountedLoss, LeaderState
+from elastic3d.membership.machine.leader_state import CountedLoss
 from elastic3d.membership.machine.roster import Roster
-from elastic3d.membership.machine.view import View
-from elastic3d.membership.policy import Policy
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Out
 from elastic3d.values import Cause
 
@@ -41,7 +39,7 @@ class Urgent:
     final: bool = False
 
 
-def expired(view: View, roster: Roster, policy: Policy, leader_state: LeaderState, alarm: Alarm) -> dict[str, str]:
+def expired(situation: Situation) -> dict[str, str]:
     """Return active nodes whose lease is lost for good, with the evidence: nobody hears them.
 
     A lost lease is suspicion only. A neighbour on the ring that is registered and does not call the node silent vetoes;
@@ -50,6 +48,8 @@ def expired(view: View, roster: Roster, policy: Policy, leader_state: LeaderStat
     them for ever. And it protects a generation that trains: where trainers have lost a peer, or all others wait for
     the one that is missing to prepare, it has stopped, and there is nothing left to wait for.
     """
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
     me = view.me.node.id
     found: dict[str, str] = {}
     if not roster.missing:
@@ -77,10 +77,10 @@ def expired(view: View, roster: Roster, policy: Policy, leader_state: LeaderStat
     return found
 
 
-def urgent(
-    view: View, roster: Roster, policy: Policy, leader_state: LeaderState, lost: dict[str, str], alarm: Alarm
-) -> Urgent | None:
+def urgent(situation: Situation, lost: dict[str, str]) -> Urgent | None:
     """Return why the sealed generation must end at once, None if it need not. `lost`: dead, tombs under way."""
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
     current, index = view.generation, view.index
     assert current is not None
     assert index is not None
@@ -97,7 +97,7 @@ def urgent(
         cause = Cause.DRAIN if drained else Cause.LEAVE if left else Cause.DEATH
         return Urgent(cause=cause, detail=names + (f": {evidence}" if evidence else ""), lost=not drained)
     key = current.key
-    apart = _apart(view, roster, policy)
+    apart = _apart(situation)
     if apart:
         leader_state.apart = alarm.now if leader_state.apart is None else leader_state.apart
         if not alarm.due(leader_state.apart + BOTH):
@@ -126,11 +126,12 @@ def urgent(
     return None
 
 
-def _apart(view: View, roster: Roster, policy: Policy) -> str:
+def _apart(situation: Situation) -> str:
     """Return which active nodes have to stand aside for whom, "" for none, or where too few would be left.
 
     What their trainers die of meanwhile is no fault of anybody's, nor of the code's.
     """
+    view, roster, policy = situation.view, situation.roster, situation.policy
     if not any(view.active(id) for id in roster.apart) or not policy.allowed(len(roster.eligible)):
         return ""
     return "; ".join(
@@ -152,8 +153,9 @@ def _name(id: str) -> str:
     return id.partition("@")[0]
 
 
-def storm(view: View, why: Urgent, leader_state: LeaderState, now: float) -> int:
+def storm(situation: Situation, why: Urgent) -> int:
     """Return how many generations in a row a loss ended soon, this one included."""
+    view, leader_state, now = situation.view, situation.leader_state, situation.alarm.now
     assert view.generation is not None
     if not why.lost:
         return 0
@@ -161,15 +163,17 @@ def storm(view: View, why: Urgent, leader_state: LeaderState, now: float) -> int
     return view.generation.storm + 1 if leader_state.lost_at < view.sealed_at + SOON else 0
 
 
-def calm(policy: Policy, leader_state: LeaderState, storms: int, alarm: Alarm) -> bool:
+def calm(situation: Situation, storms: int) -> bool:
     """Return whether a storm has been given time to show its next loss; a single death waits for nothing."""
+    policy, leader_state, alarm = situation.policy, situation.leader_state, situation.alarm
     if storms < 2 or leader_state.lost_at is None:
         return True
     return alarm.due(leader_state.lost_at + min(GROWTH * 2 ** min(storms - 1, 30), policy.damping))
 
 
-def count(view: View, leader_state: LeaderState, lost: dict[str, str]) -> None:
+def count(situation: Situation, lost: dict[str, str]) -> None:
     """Put new losses of those who take part, or were about to, on the leader's list. `lost`: tombs under way."""
+    view, leader_state = situation.view, situation.leader_state
     for id in (*view.fallen, *lost):
         place = view.place(id)
         if place is not None and id not in leader_state.counted:
@@ -177,8 +181,9 @@ def count(view: View, leader_state: LeaderState, lost: dict[str, str]) -> None:
             leader_state.losses.append(CountedLoss(id=id, place=place))
 
 
-def blame(view: View, policy: Policy, leader_state: LeaderState, why: Urgent) -> None:
+def blame(situation: Situation, why: Urgent) -> None:
     """Put a fault of one node on the list. Where torchrun restarts the workers, whose fault it was is not known."""
+    view, policy, leader_state = situation.view, situation.policy, situation.leader_state
     current, place = view.generation, view.place(why.culprit)
     if why.cause is Cause.FAULT and current is not None and place is not None and policy.beside:
         fault = f"{why.culprit}/{current.key}"
@@ -187,8 +192,9 @@ def blame(view: View, policy: Policy, leader_state: LeaderState, why: Urgent) ->
             leader_state.losses.append(CountedLoss(id=fault, place=place))
 
 
-def condemned(roster: Roster, policy: Policy, leader_state: LeaderState) -> set[str]:
+def condemned(situation: Situation) -> set[str]:
     """Return the machines that the losses still to be written put into quarantine."""
+    roster, policy, leader_state = situation.roster, situation.policy, situation.leader_state
     if not policy.flaps:
         return set()
     places = set()

@@ -13,14 +13,10 @@ from dataclasses import replace
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
-from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.forming import Planner
 from elastic3d.membership.machine.generation_index import index_of
-from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.losses import condemned
-from elastic3d.membership.machine.roster import DepartureOrder, Roster
-from elastic3d.membership.machine.view import View
-from elastic3d.membership.policy import Policy
+from elastic3d.membership.machine.roster import DepartureOrder
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.values import Cause, Generation
 
 RETRY = 5.0
@@ -32,12 +28,12 @@ PATIENCE = 10
 HOUR = 3600.0
 
 
-def planned(
-    view: View, roster: Roster, policy: Policy, planner: Planner, leader_state: LeaderState, alarm: Alarm
-) -> acts.Fenced | None:
+def planned(situation: Situation) -> acts.Fenced | None:
     """Return the next write towards a better membership, None while there is none or it takes its time."""
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
     if view.coming is not None:
-        return _drive(view, roster, policy, leader_state, alarm)
+        return _drive(situation)
     current = view.generation
     assert current is not None
     going = drains.leaving(view, roster)
@@ -54,9 +50,9 @@ def planned(
         if not hurried and not (gathered and alarm.due(leader_state.not_before)):
             return None
         aside = [id for id in roster.unfit if view.active(id)]
-        if not aside and not affordable(view, policy, alarm):
+        if not aside and not affordable(situation):
             return None
-        formed = _better(view, roster, policy, planner, leader_state, aside, going, alarm.now)
+        formed = _better(situation, aside, going)
         if formed is not None:
             leader_state.waiting = None
             if not policy.beside:
@@ -68,48 +64,47 @@ def planned(
     # for who takes over from a single node.
     at_once = policy.beside and drains.everybody(roster) and not drains.may_be_followed(view, going)
     if going and (drains.hurried(going, alarm) or at_once):
-        return _ask_all(view, roster, policy, going, leader_state, alarm)
+        return _ask_all(situation, going)
     return None
 
 
-def level(view: View, policy: Policy, now: float) -> float:
+def level(situation: Situation) -> float:
     """Return how much of the hour's re-formings is used up by now. A new leader's time begins when it heard of them."""
+    view, policy, now = situation.view, situation.policy, situation.alarm.now
     if view.generation is None or not policy.budget:
         return 0.0
     return max(0.0, view.generation.spent - (now - view.sealed_at) * policy.budget / HOUR)
 
 
-def spent(view: View, policy: Policy, now: float) -> float:
+def spent(situation: Situation) -> float:
     """Return the level after one more. Losses may come faster than the budget: newcomers then wait for one's time."""
-    return min(level(view, policy, now) + 1.0, float(policy.budget)) if policy.budget else 0.0
+    policy = situation.policy
+    return min(level(situation) + 1.0, float(policy.budget)) if policy.budget else 0.0
 
 
-def affordable(view: View, policy: Policy, alarm: Alarm) -> bool:
+def affordable(situation: Situation) -> bool:
     """Return whether the budget allows one more re-forming for newcomers' sake."""
-    over = level(view, policy, alarm.now) + 1.0 - policy.budget if policy.budget else 0.0
+    policy, alarm = situation.policy, situation.alarm
+    over = level(situation) + 1.0 - policy.budget if policy.budget else 0.0
     # A rounding error must not let the alarm ring before the moment it waits for.
     return over <= 1e-6 or alarm.due(alarm.now + over * HOUR / policy.budget)
 
 
 def _better(
-    view: View,
-    roster: Roster,
-    policy: Policy,
-    planner: Planner,
-    leader_state: LeaderState,
+    situation: Situation,
     aside: list[str],
     going: dict[str, DepartureOrder],
-    now: float,
 ) -> Generation | None:
     """Return the generation to change to; None if the present one is as good as can be, or none is legal."""
+    view, roster, policy, leader_state = situation.view, situation.roster, situation.policy, situation.leader_state
     current, index = view.generation, view.index
     assert current is not None
     assert index is not None
-    there = forming.crowd(view, roster, set(), condemned(roster, policy, leader_state))
+    there = forming.crowd(situation, set(), condemned(situation))
     if not policy.allowed(len(there.candidates)):
         return None
     try:
-        formed = forming.form(view, view.me, policy, planner, there)
+        formed = forming.form(situation, there)
     except LayoutError:
         return None
     after = index_of(formed).node_ranks
@@ -131,19 +126,17 @@ def _better(
         cause=cause,
         detail=f"{text}: {why}" if why else text,
         tried_at=current.tried_at,
-        spent=spent(view, policy, now),
+        spent=spent(situation),
     )
 
 
 def _ask_all(
-    view: View,
-    roster: Roster,
-    policy: Policy,
+    situation: Situation,
     going: dict[str, DepartureOrder],
-    leader_state: LeaderState,
-    alarm: Alarm,
 ) -> acts.Fenced | None:
     """Nobody can go on without those who must leave: ask everybody to leave at a boundary."""
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
     current = view.generation
     assert current is not None
     if not policy.beside:
@@ -163,8 +156,10 @@ def _ask_all(
     return forming.propose(view, nobody, switch=True)
 
 
-def _drive(view: View, roster: Roster, policy: Policy, leader_state: LeaderState, alarm: Alarm) -> acts.Fenced | None:
+def _drive(situation: Situation) -> acts.Fenced | None:
     """Bring a proposal to its seal: all prepared, then all left, then sealed; withdraw it when it cannot come."""
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
     current, proposal = view.generation, view.proposal
     assert current is not None
     assert proposal is not None
@@ -174,7 +169,7 @@ def _drive(view: View, roster: Roster, policy: Policy, leader_state: LeaderState
     all_left = len(roster.reports.who("left", current.key)) == len(current.nodes)
     if not formed.nodes:
         if not going:
-            return _withdraw(view, leader_state, alarm)
+            return _withdraw(situation)
         if drains.everybody(roster) and (all_left or drains.flushed(going, alarm)):
             return drains.end(view)
         return None
@@ -185,7 +180,7 @@ def _drive(view: View, roster: Roster, policy: Policy, leader_state: LeaderState
         # What it is for may have been taken back.
         unfit = unfit or not any(view.active(id) for id in roster.unfit)
     if roster.uncertain or failed or unfit or alarm.due(leader_state.proposed + policy.prepare):
-        return _withdraw(view, leader_state, alarm, soon=bool(unfit))
+        return _withdraw(situation, soon=bool(unfit))
     if not proposal.switch:
         prepared = len(roster.reports.who("prepared", formed.key)) == len(formed.nodes)
         if prepared or drains.hurried({id: one for id, one in going.items() if id not in coming}, alarm):
@@ -195,10 +190,11 @@ def _drive(view: View, roster: Roster, policy: Policy, leader_state: LeaderState
         return None
     # What was safe when it was proposed may have been nothing yet.
     reached = max(formed.reached, roster.reports.safe())
-    return forming.seal(view, replace(formed, spent=spent(view, policy, alarm.now), reached=reached))
+    return forming.seal(view, replace(formed, spent=spent(situation), reached=reached))
 
 
-def _withdraw(view: View, leader_state: LeaderState, alarm: Alarm, *, soon: bool = False) -> acts.Withdraw:
+def _withdraw(situation: Situation, *, soon: bool = False) -> acts.Withdraw:
+    view, leader_state, alarm = situation.view, situation.leader_state, situation.alarm
     leader_state.proposed, leader_state.considered = None, -1
     leader_state.not_before = alarm.now + (0.0 if soon else RETRY)
     return acts.Withdraw(token=view.token)

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.roster import Roster
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.policy import Policy
 
 HEARING = 2.0
 """Seconds the others have to say that their code raised too."""
@@ -38,8 +36,10 @@ class Raising:
     waiting: bool = False
 
 
-def raising(view: View, roster: Roster, policy: Policy, leader_state: LeaderState, alarm: Alarm) -> Raising:
+def raising(situation: Situation) -> Raising:
     """Judge whose code raised; nobody where torchrun restarts the workers, for it counts the tries itself."""
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
     current, index, coming = view.generation, view.index, view.coming
     if not policy.beside or current is None or index is None:
         return Raising()
@@ -49,7 +49,7 @@ def raising(view: View, roster: Roster, policy: Policy, leader_state: LeaderStat
             if id in roster.members and not view.active(id):
                 out[id] = _words(roster, id, "while it prepared, and the nodes that train have no trouble")
     said = raised_in(view, roster)
-    suspects = _newcomers(view, roster, said) or _each_time(view, roster, policy, said)
+    suspects = _newcomers(view, roster, said) or _each_time(situation, said)
     if not suspects:
         leader_state.raised = None
         return Raising(out=out)
@@ -78,7 +78,8 @@ def _newcomers(view: View, roster: Roster, said: list[str]) -> dict[str, str]:
     return {id: _words(roster, id, why) for id in said if not steps.get(id, 0)}
 
 
-def _each_time(view: View, roster: Roster, policy: Policy, said: list[str]) -> dict[str, str]:
+def _each_time(situation: Situation, said: list[str]) -> dict[str, str]:
+    view, roster, policy = situation.view, situation.roster, situation.policy
     current, index = view.generation, view.index
     assert current is not None
     assert index is not None
