@@ -15,7 +15,7 @@ from chaos.simulation.schedule import draw
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
-from elastic3d.membership.machine import leader, losses, suspicions
+from elastic3d.membership.machine import leader, suspicions, triggers
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.partition import Cut, Suspect
 from elastic3d.membership.machine.reports import Reports
@@ -162,7 +162,7 @@ def believe_old_revisions(patch: pytest.MonkeyPatch) -> None:
 
 def let_a_dead_link_hold_all_up(patch: pytest.MonkeyPatch) -> None:
     """Who cannot reach whom is known, and nobody has to stand aside for it."""
-    patch.setattr(losses, "_apart", lambda *_: "")
+    patch.setattr(triggers, "_apart", lambda *_: "")
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
 from elastic3d.membership.machine.generation_index import index_of
-from elastic3d.membership.machine.losses import condemned
 from elastic3d.membership.machine.roster import DepartureOrder
 from elastic3d.membership.machine.situation import Situation
+from elastic3d.membership.machine.triggers import condemned
 from elastic3d.values import Cause, Generation
 
 RETRY = 5.0
