@@ -1,12 +1,12 @@
-"""What a leader does when nothing presses: count losses, keep flapping machines out, clear away what is done with."""
+"""What a leader does when nothing presses: write down losses (`flaps`), clear away what is done with."""
 
 from __future__ import annotations
 
 from elastic3d.membership import actions as acts
+from elastic3d.membership.machine.flaps import write_flap
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.records import Flap, Quarantine
 
 OLD = 600.0
 """Seconds a tomb stands at least: whoever was stopped for longer finds itself in no generation."""
@@ -20,28 +20,12 @@ def chore(situation: Situation) -> acts.Fenced | None:
     view = situation.view
     if view.garbage:
         return sweep(view, next(iter(view.garbage)))
-    return _count_flap(situation) or _clear(situation)
+    return write_flap(situation) or _clear(situation)
 
 
 def sweep(view: View, key: str) -> acts.Sweep:
     """Return the removal of a key that is garbage, once: what it did not remove is not what it was."""
     return acts.Sweep(key=key, revision=view.garbage.pop(key), token=view.token)
-
-
-def _count_flap(situation: Situation) -> acts.Fenced | None:
-    view, roster, policy, leader_state = situation.view, situation.roster, situation.policy, situation.leader_state
-    while leader_state.losses and policy.flaps:
-        loss = leader_state.losses[0]
-        flap = roster.flaps.get(loss.place)
-        if flap is None or flap.id != loss.id:
-            more = Flap(id=loss.id, count=(flap.count if flap else 0) + 1)
-            return acts.PutFlap(place=loss.place, flap=more, seconds=policy.flap_memory, token=view.token)
-        if flap.count >= policy.flaps and loss.place not in roster.quarantines:
-            reason = f"lost {flap.count} times within {policy.flap_memory:g} s"
-            kept = Quarantine(seconds=policy.kept_out(flap.count), reason=reason, by=view.me.node.name)
-            return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
-        leader_state.losses.pop(0)
-    return None
 
 
 def _clear(situation: Situation) -> acts.Fenced | None:

@@ -13,13 +13,15 @@ from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
 from elastic3d.membership.machine.chores import chore
+from elastic3d.membership.machine.damping import calm, spent, storm
 from elastic3d.membership.machine.evictions import TOGETHER, evict
 from elastic3d.membership.machine.failure_detector import judge
-from elastic3d.membership.machine.planned import planned, spent
+from elastic3d.membership.machine.flaps import blame, condemned, count
+from elastic3d.membership.machine.planned import planned
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.script_errors import Raising, raised_in, raising
 from elastic3d.membership.machine.situation import Situation
-from elastic3d.membership.machine.triggers import Urgent, blame, calm, condemned, count, expired, storm, urgent
+from elastic3d.membership.machine.triggers import Urgent, expired, urgent
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import End, Out
 from elastic3d.values import Cause

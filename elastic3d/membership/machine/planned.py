@@ -13,10 +13,11 @@ from dataclasses import replace
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
+from elastic3d.membership.machine.damping import affordable, spent
+from elastic3d.membership.machine.flaps import condemned
 from elastic3d.membership.machine.generation_index import index_of
 from elastic3d.membership.machine.roster import DepartureOrder
 from elastic3d.membership.machine.situation import Situation
-from elastic3d.membership.machine.triggers import condemned
 from elastic3d.values import Cause, Generation
 
 RETRY = 5.0
@@ -24,8 +25,6 @@ RETRY = 5.0
 
 PATIENCE = 10
 """However many more come, nobody waits longer than this many times `Policy.gather`."""
-
-HOUR = 3600.0
 
 
 def planned(situation: Situation) -> acts.Fenced | None:
@@ -66,28 +65,6 @@ def planned(situation: Situation) -> acts.Fenced | None:
     if going and (drains.hurried(going, alarm) or at_once):
         return _ask_all(situation, going)
     return None
-
-
-def level(situation: Situation) -> float:
-    """Return how much of the hour's re-formings is used up by now. A new leader's time begins when it heard of them."""
-    view, policy, now = situation.view, situation.policy, situation.alarm.now
-    if view.generation is None or not policy.budget:
-        return 0.0
-    return max(0.0, view.generation.spent - (now - view.sealed_at) * policy.budget / HOUR)
-
-
-def spent(situation: Situation) -> float:
-    """Return the level after one more. Losses may come faster than the budget: newcomers then wait for one's time."""
-    policy = situation.policy
-    return min(level(situation) + 1.0, float(policy.budget)) if policy.budget else 0.0
-
-
-def affordable(situation: Situation) -> bool:
-    """Return whether the budget allows one more re-forming for newcomers' sake."""
-    policy, alarm = situation.policy, situation.alarm
-    over = level(situation) + 1.0 - policy.budget if policy.budget else 0.0
-    # A rounding error must not let the alarm ring before the moment it waits for.
-    return over <= 1e-6 or alarm.due(alarm.now + over * HOUR / policy.budget)
 
 
 def _better(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic3d.membership.machine.leader_state import CountedLoss
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Out
@@ -13,15 +12,9 @@ from elastic3d.values import Cause
 NAMED = 4
 """Nodes whose trainers' words a generation's detail quotes."""
 
-SOON = 10.0
-"""A generation that a loss ends within these seconds belongs to a storm."""
-
 BOTH = 2.0
 """Seconds in which others may say too whom they cannot connect to, once the first did: who is part of most pairs is
 known then, and a step may be made after all."""
-
-GROWTH = 0.2
-"""Seconds a storm's second loss waits for a third; doubled with each further one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,56 +144,3 @@ def _said(roster: Roster, key: str) -> str:
 
 def _name(id: str) -> str:
     return id.partition("@")[0]
-
-
-def storm(situation: Situation, why: Urgent) -> int:
-    """Return how many generations in a row a loss ended soon, this one included."""
-    view, leader_state, now = situation.view, situation.leader_state, situation.alarm.now
-    assert view.generation is not None
-    if not why.lost:
-        return 0
-    leader_state.lost_at = now if leader_state.lost_at is None else leader_state.lost_at
-    return view.generation.storm + 1 if leader_state.lost_at < view.sealed_at + SOON else 0
-
-
-def calm(situation: Situation, storms: int) -> bool:
-    """Return whether a storm has been given time to show its next loss; a single death waits for nothing."""
-    policy, leader_state, alarm = situation.policy, situation.leader_state, situation.alarm
-    if storms < 2 or leader_state.lost_at is None:
-        return True
-    return alarm.due(leader_state.lost_at + min(GROWTH * 2 ** min(storms - 1, 30), policy.damping))
-
-
-def count(situation: Situation, lost: dict[str, str]) -> None:
-    """Put new losses of those who take part, or were about to, on the leader's list. `lost`: tombs under way."""
-    view, leader_state = situation.view, situation.leader_state
-    for id in (*view.fallen, *lost):
-        place = view.place(id)
-        if place is not None and id not in leader_state.counted:
-            leader_state.counted[id] = None
-            leader_state.losses.append(CountedLoss(id=id, place=place))
-
-
-def blame(situation: Situation, why: Urgent) -> None:
-    """Put a fault of one node on the list. Where torchrun restarts the workers, whose fault it was is not known."""
-    view, policy, leader_state = situation.view, situation.policy, situation.leader_state
-    current, place = view.generation, view.place(why.culprit)
-    if why.cause is Cause.FAULT and current is not None and place is not None and policy.beside:
-        fault = f"{why.culprit}/{current.key}"
-        if fault not in leader_state.counted:
-            leader_state.counted[fault] = None
-            leader_state.losses.append(CountedLoss(id=fault, place=place))
-
-
-def condemned(situation: Situation) -> set[str]:
-    """Return the machines that the losses still to be written put into quarantine."""
-    roster, policy, leader_state = situation.roster, situation.policy, situation.leader_state
-    if not policy.flaps:
-        return set()
-    places = set()
-    for loss in leader_state.losses:
-        flap = roster.flaps.get(loss.place)
-        counted = flap.count if flap else 0
-        if counted + (flap is None or flap.id != loss.id) >= policy.flaps:
-            places.add(loss.place)
-    return places
