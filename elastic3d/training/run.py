@@ -29,7 +29,7 @@ from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.errors import ConfigurationError, UsageError
-from elastic3d.parallel import vote
+from elastic3d.parallel import norms, vote
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
@@ -311,7 +311,7 @@ class Run:
         for name in outcome.absent:
             if name in parameters:
                 parameters[name].grad = None
-        vote.scale([local(p.grad) for p in parameters.values() if p.grad is not None], change.factor)
+        norms.scale([local(p.grad) for p in parameters.values() if p.grad is not None], change.factor)
         self._port.finish_copy()
         if not change.skipped:
             with self._peers():
