@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from elastic3d.calibration.asking import VARIABLE
+from elastic3d.calibration.script_question import VARIABLE
 from elastic3d.calibration.block import time_block
 from elastic3d.port import Assignment
 from elastic3d.training.run import Run

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from elastic3d.calibration.asking import ask
+from elastic3d.calibration.script_question import ask
 from elastic3d.calibration.record import load
 from elastic3d.cli.durations import duration
 from elastic3d.cli.plan import shown
