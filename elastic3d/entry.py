@@ -16,8 +16,8 @@ from checkpointing.retention.collection import GRACE
 from elastic3d import output
 from elastic3d.admission.devices import DEVICE
 from elastic3d.admission.host import available_memory
-from elastic3d.calibration.asked import answer_if_asked
 from elastic3d.calibration.record import load
+from elastic3d.calibration.script_question import answer_if_asked
 from elastic3d.errors import ConfigurationError
 from elastic3d.port import Port
 from elastic3d.rendezvous import agent
