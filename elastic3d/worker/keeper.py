@@ -37,11 +37,11 @@ from elastic3d.values import Slot as Place
 from elastic3d.worker import events as w
 from elastic3d.worker.admit import admit
 from elastic3d.worker.checkpoints import Checkpoints
+from elastic3d.worker.departure import LeaveRequest
 from elastic3d.worker.ending import Ending
 from elastic3d.worker.failure import ended
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.leaving import LeaveRequest
 from elastic3d.worker.meeting import Meeting
 from elastic3d.worker.options import RunOptions
 from elastic3d.worker.progress import ProgressReporter

@@ -18,9 +18,9 @@ from elastic3d.membership import actions as acts
 from elastic3d.rendezvous import guard
 from elastic3d.values import ModelProfile
 from elastic3d.worker import events as w
+from elastic3d.worker.departure import LeaveRequest
 from elastic3d.worker.generations import Generations
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.leaving import LeaveRequest
 from elastic3d.worker.slot import SlotPort
 from elastic3d.worker.warming import TRIES, Inbox, measure
 from tests.worker.keepers import assignment, eventually, gone
