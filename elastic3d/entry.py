@@ -27,15 +27,15 @@ from elastic3d.training.identity import script_digest
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.trust.listening import raise_file_limit
 from elastic3d.values import Layout
-from elastic3d.worker.failure import FLUSH_PATIENCE, guarded
-from elastic3d.worker.keeper import Keeper
+from elastic3d.worker.keeper.keeper import Keeper
+from elastic3d.worker.keeper.warming import Inbox
 from elastic3d.worker.options import RunOptions, saving, store_at
-from elastic3d.worker.process import ExitCode, die_with_agent
+from elastic3d.worker.processes.failure import FLUSH_PATIENCE, guarded
+from elastic3d.worker.processes.process import ExitCode, die_with_agent
+from elastic3d.worker.processes.remote import RemoteSlot, SlotServer, private_name
+from elastic3d.worker.processes.slot import LocalSlot, SlotPort, serve_role
 from elastic3d.worker.quantities import seconds, size
-from elastic3d.worker.remote import RemoteSlot, SlotServer, private_name
 from elastic3d.worker.safety import MOST_SECONDS, MOST_SNAPSHOTS
-from elastic3d.worker.slot import LocalSlot, SlotPort, serve_role
-from elastic3d.worker.warming import Inbox
 
 TOKEN = "ELASTIC3D_NODE_TOKEN"
 COMPANION_PATIENCE = 120.0

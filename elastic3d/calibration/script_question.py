@@ -126,7 +126,7 @@ def answer_if_asked(main: Callable[[Run], None]) -> None:
     from elastic3d.calibration.block import time_block
     from elastic3d.training.run import Run
     from elastic3d.training.standalone import StandalonePort
-    from elastic3d.worker.process import die_with_parent
+    from elastic3d.worker.processes.process import die_with_parent
 
     question = from_json(ScriptQuestion, json.loads(text))
     die_with_parent(question.parent)

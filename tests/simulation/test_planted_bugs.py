@@ -24,7 +24,7 @@ from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import WHOLE, Report
 from elastic3d.values import Generation
-from elastic3d.worker import departure
+from elastic3d.worker.keeper import departure
 
 MOST = 400
 """Schedules in which a planted bug has to show itself."""

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from elastic3d.port import Assignment
 from elastic3d.trust.credentials import Credentials
-from elastic3d.worker import process, template
-from elastic3d.worker.events import SlotEvent
-from elastic3d.worker.remote import RemoteSlot
+from elastic3d.worker.processes import process, template
+from elastic3d.worker.processes.events import SlotEvent
+from elastic3d.worker.processes.remote import RemoteSlot
 
 E = TypeVar("E")
 HERE = Path(__file__).parent

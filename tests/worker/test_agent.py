@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic3d.rendezvous import agent
-from elastic3d.worker.process import ExitCode
+from elastic3d.worker.processes.process import ExitCode
 from tests.worker.keepers import eventually, gone
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -34,7 +34,7 @@ print(os.getpid(), flush=True)
 if {importing}:
     sys.stdin.readline()
 from elastic3d.rendezvous import agent
-from elastic3d.worker.process import ExitCode, die_with_agent
+from elastic3d.worker.processes.process import ExitCode, die_with_agent
 
 identity = os.environ[agent.VARIABLE]
 die_with_agent(identity)
