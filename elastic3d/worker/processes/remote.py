@@ -25,7 +25,7 @@ from blake3 import blake3
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM
-from elastic3d.errors import StateError
+from elastic3d.errors import MembershipError, StateError
 from elastic3d.port import Assignment, Go
 from elastic3d.snapshots import memory
 from elastic3d.snapshots import table as tables
@@ -186,7 +186,7 @@ class RemoteSlot:
     def __init__(
         self, name: str, events: queue.SimpleQueue[SlotEvent], *, patience: float, silence: float = SILENCE
     ) -> None:
-        """Connect to the `SlotServer` of this abstract name; TimeoutError when it does not come in `patience` s.
+        """Connect to the `SlotServer` of this abstract name; MembershipError when it does not come in `patience` s.
 
         silence: seconds without an answer after which the companion is killed, and the slot lost.
         """
@@ -198,7 +198,10 @@ class RemoteSlot:
         self._connection = _connect(name, patience)
         hello = _receive(self._connection)
         if hello is None:
-            raise TimeoutError("a companion keeper left before it was asked for anything")
+            raise MembershipError(
+                "another process of this node left before it was asked for anything: its own output says why. Trying "
+                "again helps once that is mended"
+            )
         self.index: int = hello["index"]
         self.pid: int = hello["pid"]
         self._tile_port: int = hello["tile_port"]
@@ -374,7 +377,10 @@ def _connect(name: str, patience: float) -> socket.socket:
             return _pin_connection(name)
         except OSError as error:
             if SYSTEM.monotonic() > deadline:
-                raise TimeoutError(f"no companion keeper answered in {patience:g} s ({error})") from error
+                raise MembershipError(
+                    f"another process of this node did not answer in {patience:g} s ({error}): its own output says "
+                    "what it is at. Trying again helps where the node was only slow"
+                ) from error
             SYSTEM.sleep(0.02)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import queue
+
 import pytest
 
+from elastic3d.errors import MembershipError
 from elastic3d.port import Go
 from elastic3d.worker.processes.events import (
     ExitKind,
@@ -15,6 +19,7 @@ from elastic3d.worker.processes.events import (
     TrainerExited,
     TrainerReady,
 )
+from elastic3d.worker.processes.remote import RemoteSlot
 from tests.worker.keepers import Nursery, assignment, eventually, gone
 
 GO = Go(servers=())
@@ -140,3 +145,9 @@ def test_the_next_checkpoint_is_asked_for_when_the_keeper_is_ready(nursery: Nurs
     assert second.step > last.record.step
     keeper.slot.ask_leave(trainer)
     assert keeper.wait(TrainerExited).kind is ExitKind.LEFT
+
+
+def test_a_keeper_that_never_comes_is_an_error_of_elastic3d() -> None:
+    """Whoever waits for another process of the node is told whether trying again helps."""
+    with pytest.raises(MembershipError, match=r"did not answer in 0 s.*Trying again helps"):
+        RemoteSlot(f"elastic3d-nobody-{os.getpid()}", queue.SimpleQueue(), patience=0.0)
