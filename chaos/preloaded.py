@@ -240,7 +240,7 @@ def _be_worker(end: socket.socket) -> None:
 
 def _fork() -> int:
     """Fork a child that leads a session and dies with this process."""
-    from elastic3d.worker.process import die_with_parent
+    from elastic3d.worker.processes.process import die_with_parent
 
     parent = os.getpid()
     pid = os.fork()

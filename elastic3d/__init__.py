@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from elastic3d.errors import Elastic3dError
     from elastic3d.training import Run
     from elastic3d.values import Layout
+    from elastic3d.worker.options import Checkpointing
 
-__all__ = ["run", "Run", "Layout", "Growing", "TokenFile", "Packed", "Elastic3dError"]
+__all__ = ["run", "Run", "Checkpointing", "Layout", "Growing", "TokenFile", "Packed", "Elastic3dError"]
 
 check_version()
 
 _HOMES = {
     "run": "elastic3d.entry",
     "Run": "elastic3d.training",
+    "Checkpointing": "elastic3d.worker.options",
     "Layout": "elastic3d.values",
     "Growing": "elastic3d.data",
     "TokenFile": "elastic3d.data",

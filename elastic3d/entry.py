@@ -11,14 +11,14 @@ import queue
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Never
 
-from checkpointing.retention.collection import GRACE
 from elastic3d import output
 from elastic3d.admission.devices import DEVICE
 from elastic3d.admission.host import available_memory
-from elastic3d.calibration.asked import answer_if_asked
 from elastic3d.calibration.record import load
-from elastic3d.errors import ConfigurationError
+from elastic3d.calibration.script_question import answer_if_asked
+from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.port import Port
 from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.settings import Settings, from_environment
@@ -27,15 +27,15 @@ from elastic3d.training.identity import script_digest
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.trust.listening import raise_file_limit
 from elastic3d.values import Layout
-from elastic3d.worker.failure import FLUSH_PATIENCE, guarded
-from elastic3d.worker.keeper import Keeper
-from elastic3d.worker.options import RunOptions, saving, store_at
-from elastic3d.worker.process import ExitCode, die_with_agent
+from elastic3d.worker.keeper.keeper import Keeper
+from elastic3d.worker.keeper.warming import Inbox
+from elastic3d.worker.options import Checkpointing, RunOptions, refuse_moved, saving, store_at
+from elastic3d.worker.processes.failure import FLUSH_PATIENCE, guarded
+from elastic3d.worker.processes.process import ExitCode, die_with_agent
+from elastic3d.worker.processes.remote import RemoteSlot, SlotServer, private_name
+from elastic3d.worker.processes.slot import LocalSlot, SlotPort, serve_role
 from elastic3d.worker.quantities import seconds, size
-from elastic3d.worker.remote import RemoteSlot, SlotServer, private_name
 from elastic3d.worker.safety import MOST_SECONDS, MOST_SNAPSHOTS
-from elastic3d.worker.slot import LocalSlot, SlotPort, serve_role
-from elastic3d.worker.warming import Inbox
 
 TOKEN = "ELASTIC3D_NODE_TOKEN"
 COMPANION_PATIENCE = 120.0
@@ -46,6 +46,8 @@ def run(
     main: Callable[[Run], None],
     *,
     store: str | os.PathLike[str] | None = None,
+    every: int | str = 10,
+    checkpointing: Checkpointing | None = None,
     layout: Layout | None = None,
     events: str | os.PathLike[str] | None = None,
     events_limit: int | str = "1GB",
@@ -53,22 +55,10 @@ def run(
     stale_after: float | str = MOST_SECONDS,
     stale_snapshots: int = MOST_SNAPSHOTS,
     threads: int = 1,
-    every: int | str = 10,
-    keep: int | None = None,
-    keep_every: int = 0,
-    keep_bytes: int | str | None = None,
-    grace: float | str = GRACE,
-    codec: str = "raw",
-    verify: str = "sample",
-    max_bandwidth: int | str | None = None,
-    key: str | os.PathLike[str] | None = None,
-    register: str = "",
-    cache: str | os.PathLike[str] | None = None,
-    cache_limit: int | str = "100GB",
-    patience: float | str = "2m",
     calibration: str | os.PathLike[str] | None = None,
     restore: str = "latest",
     fresh: bool = False,
+    **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there.
 
@@ -81,16 +71,9 @@ def run(
     so many snapshots behind count as well, 8 or more. threads: CPU threads per trainer for tensor operations; part of
     what fixes the bits.
 
-    Of checkpoints: every: after so many steps (0 for never), after so long ("30s"), or "continuous": the next begins
-    when the last is committed. keep: how many of the newest are kept, None for all; keep_every: those of every so many
-    steps as well. keep_bytes: what all that are kept may take together, such as "500GB"; the oldest go first.
-    grace: how long what nothing needs any more is left for readers who cannot announce themselves in the store, in
-    seconds or as "10m"; all others have as long as they need. codec: "raw", "planes", "xor" or "auto", which measures.
-    verify: how much is read back before a checkpoint counts as verified: "off", "sample" or "all".
-    max_bandwidth: what a node may write, such as "200MB/s".
-    key: file with the key that encrypts everything. register: "etcd" for a store without conditional writes.
-    cache: folder on local disk for tiles read from the store, at most cache_limit of them. patience: how long what a
-    busy or unreachable store refuses is tried again, in seconds or as "2m"; training goes on meanwhile.
+    every: a checkpoint after so many steps (10; 0 for never), after so long ("30s"), or "continuous": the next begins
+    when the last is committed. checkpointing: how they are written, kept and read; None: as `Checkpointing()`
+    has it. moved: takes nothing, but says of options of checkpoints that were here where they are now.
 
     restore: the checkpoint to go on from when no node has the state in memory: "latest", "verified", or a tag, step or
     name. The first two fall back to an older one where theirs is damaged; any other is where this run begins, and is
@@ -106,28 +89,20 @@ def run(
     def enter(port: Port) -> None:
         train(main, port, tiers=KeepersAndStore(port.assignment.credentials))
 
+    refuse_moved(moved)
+    if checkpointing is None:
+        checkpointing = Checkpointing()
+    elif not isinstance(checkpointing, Checkpointing):
+        raise UsageError(
+            f"elastic3d.run(checkpointing={checkpointing!r}): give an elastic3d.Checkpointing, such as "
+            "Checkpointing(keep=3)"
+        )
     script_digest()  # of what runs: whoever is forked from here has it
     serve_role(enter)
     answer_if_asked(main)
     options = RunOptions(
-        store=store_at(
-            store,
-            key=_path(key),
-            register=register,
-            cache=_path(cache),
-            cache_limit=cache_limit,
-            patience=patience,
-        ),
-        saving=saving(
-            due=every,
-            codec=codec,
-            max_bandwidth=max_bandwidth,
-            keep=keep,
-            keep_every=keep_every,
-            keep_bytes=keep_bytes,
-            grace=grace,
-            verify=verify,
-        ),
+        store=store_at(store, checkpointing),
+        saving=saving(checkpointing, every),
         layout=layout,
         events=_path(events) or None,
         events_limit=size(events_limit, "elastic3d.run: events_limit"),

@@ -6,18 +6,31 @@ Every error says what happened, whether trying again helps, and what the person 
       UsageError            the call or the command line is wrong; trying again does not help (exit 2)
         ModelError          the model cannot be taken as it is
         LayoutError         no layout fits the nodes, or the one asked for cannot be used
-      ConfigurationError    rendezvous, etcd or store settings contradict each other or the job that runs
+        ConfigurationError  rendezvous, etcd or store settings contradict each other or the job that runs
+          NewerSchema       a record in etcd was written by a newer elastic3d
+          BaseUnknown       a record in etcd says what changed against one that its reader does not have
+      UnsupportedTorch      the installed torch is not one that elastic3d works with; the message says what to install
       EtcdError             etcd did not do what was asked
         EtcdUnavailable     no endpoint answered in time; trying again may help
+          OutcomeUnknown    a write got no answer and may or may not be applied
+          Impaired          etcd takes no writes, or does not know us any more; mend what the message names
+          EtcdAway          the same as EtcdUnavailable, for torchrun
         EtcdRefused         wrong version, wrong credentials, or a request etcd will never accept
+          EtcdRefusedUs     the same, for torchrun
+        LeaseGone           the lease is over, its keys with it; a new one is needed
+        Compacted           the revision asked for was compacted away
+        FutureRevision      the revision asked for was never reached: etcd was restored from a backup
       MembershipError       the job cannot be joined or cannot go on
         JobEnded            the job under this run id is over; the message says why
+          RendezvousEnded   the same, for torchrun
         AdmissionFailed     this node did not pass its own checks; mend what the message names
         JobUnknown          there is no job under this run id; the message names those that are there (exit 3)
       StateError            state that was asked for is nowhere, or does not fit the model
         StateUnfit          it does not fit the script; trying again does not help
       UnmatchedCollective   some ranks made a collective call, and others had ended
       TrainingFailed        the user's code raised on every try
+
+Some are defined beside the code that raises them; tests/test_errors.py holds that none is missing here.
 """
 
 from __future__ import annotations

@@ -35,7 +35,11 @@ def open_checked(
         store = open_store(at.url, key=_key(at), register=register, patience=at.patience, told=told)
         latest = read_latest(store)
     except StoreUnfit as error:
-        hint = "" if at.register else ". Where a store cannot write on conditions, register='etcd' lets etcd decide"
+        hint = (
+            ""
+            if at.register
+            else ". Where a store cannot write on conditions, elastic3d.Checkpointing(register='etcd') lets etcd decide"
+        )
         raise ConfigurationError(f"store={redacted(at.url)!r} cannot be used: {error}{hint}") from error
     except (CheckpointError, OSError) as error:
         raise ConfigurationError(f"store={redacted(at.url)!r} cannot be used: {error}") from error

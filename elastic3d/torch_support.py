@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 
+from elastic3d.errors import Elastic3dError
+
 OLDEST = (2, 9)
 BEYOND = (2, 16)
 """The first version that was not tested; pyproject.toml has the same bounds."""
@@ -32,7 +34,7 @@ PRIVATE_TO_INTERCHANGE = {
 """What `checkpointing.interchange` imports beside it, where somebody moves checkpoints of other tools."""
 
 
-class UnsupportedTorch(ImportError):
+class UnsupportedTorch(Elastic3dError, ImportError):
     """The installed torch is older or newer than what elastic3d works with; the message says what to install."""
 
 

@@ -91,3 +91,18 @@ def test_checkpoints_know_no_cluster() -> None:
             if refused:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_packages_of_a_node_have_one_direction() -> None:
+    """A slot's processes know nothing of checkpoints in the store, and neither knows the keeper that uses both."""
+    order = ("processes", "checkpoints", "keeper")
+    wrong = []
+    for path in files("elastic3d/worker"):
+        own = path.relative_to(ROOT / "elastic3d" / "worker").parts[0]
+        if own not in order:
+            continue
+        above = tuple(f"elastic3d.worker.{other}." for other in order[order.index(own) + 1 :])
+        wrong += [
+            f"{path.relative_to(ROOT)} imports {name}" for name in sorted(imports(path)) if name.startswith(above)
+        ]
+    assert not wrong, "\n".join(wrong)

@@ -35,18 +35,18 @@ from elastic3d.snapshots.memory import SnapshotMemory
 from elastic3d.threads import Edge, ThreadFailure
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Node
-from elastic3d.worker import committer as c
-from elastic3d.worker.committer import CommitDone, CommitFailed, Committer
-from elastic3d.worker.events import SlotLost
-from elastic3d.worker.housekeeping import Housekeeper, Verified
-from elastic3d.worker.housekeeping import Told as Kept
+from elastic3d.worker.checkpoints import committer as c
+from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, Committer
+from elastic3d.worker.checkpoints.housekeeping import Housekeeper, Verified
+from elastic3d.worker.checkpoints.housekeeping import Told as Kept
+from elastic3d.worker.checkpoints.uploader import TilesUploaded, Uploader, WriteFailed
 from elastic3d.worker.options import Saving
-from elastic3d.worker.remote import RemoteSlot
-from elastic3d.worker.uploader import TilesUploaded, Uploader, WriteFailed
+from elastic3d.worker.processes.events import SlotLost
+from elastic3d.worker.processes.remote import RemoteSlot
 from tests.snapshots.test_serving import READER, Place, eventually
-from tests.worker.test_committer import write
-from tests.worker.test_housekeeping import committed
-from tests.worker.test_uploader import Shelf, generation
+from tests.worker.checkpoints.test_committer import write
+from tests.worker.checkpoints.test_housekeeping import committed
+from tests.worker.checkpoints.test_uploader import Shelf, generation
 
 Reported = queue.SimpleQueue[ThreadFailure]
 

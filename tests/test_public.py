@@ -12,7 +12,16 @@ from elastic3d.log import EVENTS
 
 def test_elastic3d_exports_what_is_listed_here_and_nothing_else() -> None:
     """A new public name is a promise: it is made here on purpose."""
-    assert set(elastic3d.__all__) == {"run", "Run", "Layout", "Growing", "TokenFile", "Packed", "Elastic3dError"}
+    assert set(elastic3d.__all__) == {
+        "run",
+        "Run",
+        "Checkpointing",
+        "Layout",
+        "Growing",
+        "TokenFile",
+        "Packed",
+        "Elastic3dError",
+    }
     for name in elastic3d.__all__:
         assert getattr(elastic3d, name) is not None
 

@@ -26,7 +26,7 @@ from checkpointing.saving import hashing
 from elastic3d.snapshots.arena import Arena
 from elastic3d.training import restoring
 from elastic3d.training.restoring import STORE, Decision
-from elastic3d.worker.copying import Copier, prepare
+from elastic3d.worker.processes.copying import Copier, prepare
 
 OBJECT = 32 << 20
 

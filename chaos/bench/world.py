@@ -22,7 +22,7 @@ from typing import Any
 from chaos.bench.systems import SYSTEMS, Elastic3d, Membership, System
 from chaos.processes import wait_until
 from elastic3d.clock import SYSTEM
-from elastic3d.worker.process import die_with_parent
+from elastic3d.worker.processes.process import die_with_parent
 
 QUIET = 1.0
 """Seconds between the last but one being seen to wait, and the last one's join."""

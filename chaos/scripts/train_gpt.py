@@ -151,5 +151,5 @@ if __name__ == "__main__":
         events=options.events,
         snapshot_every=options.snapshot_every,
         every=options.checkpoint_every,
-        keep=options.keep,
+        checkpointing=elastic3d.Checkpointing(keep=options.keep),
     )

@@ -68,11 +68,11 @@ class Change:
     def __init__(self, key: str, revision: int, item: KeyValue | None) -> None:
         self.key, self.revision, self.item = key, revision, item
         self.whole: KeyValue | None = None
-        self._event: e.OfRoll | e.OfBoard | e.Broken | None = None
+        self._event: e.OfRoster | e.OfBoard | e.Broken | None = None
         self._read = False
 
     @property
-    def event(self) -> e.OfRoll | e.OfBoard | e.Broken | None:
+    def event(self) -> e.OfRoster | e.OfBoard | e.Broken | None:
         """What the production reader makes of it."""
         if not self._read:
             self._read = True
@@ -91,17 +91,17 @@ class Reading:
     """What `read` does, done once for all members that read the same: a record of 10,000 nodes takes a while."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, int], tuple[Any, e.OfRoll | e.OfBoard | e.Broken | BaseUnknown | None]] = {}
+        self._kept: dict[tuple[int, int, int], tuple[Any, e.OfRoster | e.OfBoard | e.Broken | BaseUnknown | None]] = {}
 
     def __call__(
         self, root: str, item: KeyValue, *, base: Generation | None = None, whole: bytes | None = None
-    ) -> e.OfRoll | e.OfBoard | e.Broken | None:
+    ) -> e.OfRoster | e.OfBoard | e.Broken | None:
         """Return what one key says; raise BaseUnknown anew where it was raised."""
         formed = item.key in FORMED
         key = (id(item), id(base) if formed else 0, id(whole) if formed else 0)
         found = self._kept.get(key)
         if found is None:
-            said: e.OfRoll | e.OfBoard | e.Broken | BaseUnknown | None
+            said: e.OfRoster | e.OfBoard | e.Broken | BaseUnknown | None
             try:
                 said = read(root, item, base=base, whole=whole)
             except BaseUnknown as unknown:

@@ -65,7 +65,7 @@ class Member:
         self._contact = 0
         self._heard_at = world.loop.now
         self._processor = 0.0
-        self._rolls = 0
+        self._roster_watches = 0
         self._reader = Reader(ROOT, read=world.etcd.reading)
         self._asleep: list[tuple[acts.Write, Answer | None, int]] = []
         world.network.add(self)
@@ -147,11 +147,11 @@ class Member:
                 world.network.watch(self, action)
             case acts.Probe():
                 world.network.probe(self, action.peers)
-            case acts.WatchRoll(on=True):
+            case acts.WatchRoster(on=True):
                 if "roll" not in self.client.watches:
                     self._list("roll", False)
-            case acts.WatchRoll():
-                self._rolls += 1
+            case acts.WatchRoster():
+                self._roster_watches += 1
                 if "roll" in self.client.watches:
                     world.etcd.unwatch(self.client.watches["roll"])
             case acts.Prepare():
@@ -183,21 +183,23 @@ class Member:
     # The watch's thread.
 
     def _list(self, tier: str, gap: bool, rolled_back: bool = False) -> None:
-        rolls = self._rolls
-        self.world.etcd.read(self.client, tier, lambda *found: self._listed(tier, gap, rolled_back, rolls, *found))
+        roster_watches = self._roster_watches
+        self.world.etcd.read(
+            self.client, tier, lambda *found: self._listed(tier, gap, rolled_back, roster_watches, *found)
+        )
 
     def _listed(
         self,
         tier: str,
         gap: bool,
         rolled_back: bool,
-        rolls: int,
+        roster_watches: int,
         found: list[Change],
         revision: int,
         position: int,
         history: int,
     ) -> None:
-        if not self.alive or (tier == "roll" and rolls != self._rolls):
+        if not self.alive or (tier == "roll" and roster_watches != self._roster_watches):
             return
         if tier == "board":
             items = self._reader.listed([change.item for change in found if change.item is not None])
@@ -239,7 +241,7 @@ class Member:
             self.world.etcd.unwatch(self.client.watches["board"])
             self._list("board", True)
 
-    def _said(self, change: Change) -> e.OfRoll | e.OfBoard | e.Broken | None:
+    def _said(self, change: Change) -> e.OfRoster | e.OfBoard | e.Broken | None:
         if tier_of(change.key) != "board":
             return change.event
         return self._reader.changed(change.key, change.item, change.revision)

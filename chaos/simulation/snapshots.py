@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from elastic3d.membership.topology import buddies
 from elastic3d.values import Generation, Node
-from elastic3d.worker import departure
+from elastic3d.worker.keeper import departure
 
 KEPT = 2
 """Steps after which a generation needs nothing of those before it."""

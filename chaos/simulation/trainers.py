@@ -29,7 +29,7 @@ COPYING = (0.005, 0.1)
 
 STAYING, GOING = 2.0, 60.0
 """Seconds after which trainers are told to have left though their last snapshot is not copied, by whether the node
-stays; as `elastic3d.worker.leaving` has them."""
+stays; as `elastic3d.worker.keeper.departure` has them."""
 
 
 class Phase(StrEnum):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from elastic3d.calibration import link, machine
-from elastic3d.calibration.asking import ask
 from elastic3d.calibration.record import BlockTimes, Calibration, MeasuredLink
+from elastic3d.calibration.script_question import ask
 from elastic3d.errors import UsageError
 from elastic3d.planner.devices import Number
 

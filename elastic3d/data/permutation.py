@@ -12,6 +12,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from elastic3d.errors import UsageError
+
 Indices = NDArray[np.uint64]
 
 ROUNDS = 4
@@ -36,7 +38,7 @@ class KeyedPermutation:
 
     def __init__(self, length: int, seed: int, epoch: int) -> None:
         if not 0 < length <= LONGEST:
-            raise ValueError(f"a permutation needs a length from 1 to 2**62; got {length}")
+            raise UsageError(f"a data set has a length from 1 to 2**62; this one has {length}: give another")
         self.length = length
         bits = max(1, (length - 1).bit_length())
         self._half = np.uint64((bits + 1) // 2)

@@ -196,8 +196,8 @@ class Unreachable:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchRoll:
-    """Begin, or cease, to watch the roll."""
+class WatchRoster:
+    """Begin, or cease, to watch the roster."""
 
     on: bool
 
@@ -282,7 +282,7 @@ Local = (
     WatchPeers
     | Probe
     | Unreachable
-    | WatchRoll
+    | WatchRoster
     | LetGo
     | Prepare
     | StartTrainers

@@ -22,7 +22,7 @@ from elastic3d.membership.records import (
 )
 from elastic3d.values import Generation
 
-# News of the roll, for the leader and for who must judge it. `id` is `Node.id`, name@incarnation.
+# News of the roster, for the leader and for who must judge it. `id` is `Node.id`, name@incarnation.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ class Garbage:
     revision: int
 
 
-OfRoll = (
+OfRoster = (
     MemberPut
     | MemberGone
     | ReportPut
@@ -253,7 +253,7 @@ class Tier(StrEnum):
     """Which half of the keys a listing is of."""
 
     BOARD = "board"
-    ROLL = "roll"
+    ROSTER = "roll"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +265,7 @@ class Listed:
     """
 
     tier: Tier
-    items: tuple[OfRoll | OfBoard, ...]
+    items: tuple[OfRoster | OfBoard, ...]
     revision: int
     gap: bool = True
     rolled_back: bool = False
@@ -443,7 +443,7 @@ class WriteDone:
 
 
 Event = (
-    OfRoll
+    OfRoster
     | OfBoard
     | Listed
     | Registered

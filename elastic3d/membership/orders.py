@@ -52,8 +52,8 @@ class NodesAndDrains:
         return name
 
 
-def read_roll(root: str, items: Sequence[KeyValue]) -> NodesAndDrains:
-    """Return the roll as the keys under `<root>roll/` show it; a record that cannot be read is passed over."""
+def read_roster(root: str, items: Sequence[KeyValue]) -> NodesAndDrains:
+    """Return the roster as the keys under `<root>roll/` show it; a record that cannot be read is passed over."""
     nodes: dict[str, tuple[Node, int]] = {}
     names: dict[str, list[str]] = {"drains": [], "quarantine": [], "flaps": []}
     for item in sorted(items, key=lambda item: item.create_revision):
@@ -77,7 +77,7 @@ def order_drain(client: EtcdClient, root: str, name: str, *, seconds: float, by:
     The order is for its present incarnation: one that comes later under this name is not meant.
     """
     _check("a deadline", seconds)
-    node, created = _roll(client, root).node(name)
+    node, created = _roster(client, root).node(name)
     member = f"{root}roll/members/{node.id}"
     drain = Drain(seconds=seconds, reason=reason, by=by, incarnation=node.incarnation, at=SYSTEM.wall())
     put = Put(f"{root}roll/drains/{name}", encode(drain))
@@ -89,7 +89,7 @@ def order_drain(client: EtcdClient, root: str, name: str, *, seconds: float, by:
 def order_quarantine(client: EtcdClient, root: str, name: str, *, seconds: float, by: str, reason: str = "") -> str:
     """Keep the machine of node `name`, or the machine of this name, out for `seconds`; return the machine."""
     _check("a quarantine", seconds)
-    place = _roll(client, root).place(name)
+    place = _roster(client, root).place(name)
     lease, _ = client.grant(seconds)
     value = encode(Quarantine(seconds=seconds, reason=reason, by=by))
     client.put(f"{root}roll/quarantine/{place}", value, lease, idempotent=True)
@@ -101,28 +101,28 @@ def release(client: EtcdClient, root: str, name: str) -> tuple[str, ...]:
 
     UsageError where there is nothing to take back: it names what there is.
     """
-    roll = _roll(client, root)
-    place = roll.nodes[name][0].place if name in roll.nodes else name
+    roster = _roster(client, root)
+    place = roster.nodes[name][0].place if name in roster.nodes else name
     found = {
-        f"drain of {name}": f"{root}roll/drains/{name}" if name in roll.drains else "",
-        f"quarantine of {place}": f"{root}roll/quarantine/{place}" if place in roll.quarantine else "",
-        f"losses of {place}": f"{root}roll/flaps/{place}" if place in roll.flaps else "",
+        f"drain of {name}": f"{root}roll/drains/{name}" if name in roster.drains else "",
+        f"quarantine of {place}": f"{root}roll/quarantine/{place}" if place in roster.quarantine else "",
+        f"losses of {place}": f"{root}roll/flaps/{place}" if place in roster.flaps else "",
     }
     keys = [key for key in found.values() if key]
     if not keys:
-        known = {*roll.drains, *roll.quarantine, *roll.flaps}
+        known = {*roster.drains, *roster.quarantine, *roster.flaps}
         raise UsageError(f"nothing is ordered of {name!r}; {_listed('there are orders for', known)}")
     client.txn([], [Delete(key) for key in keys], idempotent=True)
     return tuple(words for words, key in found.items() if key)
 
 
-def _roll(client: EtcdClient, root: str) -> NodesAndDrains:
+def _roster(client: EtcdClient, root: str) -> NodesAndDrains:
     if client.get(f"{root}board/end") is not None:
         raise UsageError("the job under this run id is over; there is nobody to give orders to")
     items: list[KeyValue] = []
     for kind in ("members", "drains", "quarantine", "flaps"):
         items += client.range(f"{root}roll/{kind}/")[0]
-    return read_roll(root, items)
+    return read_roster(root, items)
 
 
 def _check(what: str, seconds: float) -> None:

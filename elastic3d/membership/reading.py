@@ -1,4 +1,4 @@
-"""What the keys of the board and the roll say, as the core's events.
+"""What the keys of the board and the roster say, as the core's events.
 
 Garbage under a key must not take the job down: who should have written there writes again, and what is in the way is
 swept. What a newer elastic3d wrote is another matter: where everybody has to obey it, this member cannot take part.
@@ -42,7 +42,7 @@ class Read(Protocol):
 
     def __call__(
         self, root: str, item: KeyValue, *, base: Generation | None = None, whole: bytes | None = None
-    ) -> e.OfRoll | e.OfBoard | e.Broken | None:
+    ) -> e.OfRoster | e.OfBoard | e.Broken | None:
         """Return what one key says."""
 
 
@@ -56,7 +56,7 @@ def sealed(root: str, items: Iterable[KeyValue]) -> Generation | None:
 
 def read(
     root: str, item: KeyValue, *, base: Generation | None = None, whole: bytes | None = None
-) -> e.OfRoll | e.OfBoard | e.Broken | None:
+) -> e.OfRoster | e.OfBoard | e.Broken | None:
     """Return what one key says, None for a key that is nobody's. base, whole: as `records.decode` takes them."""
     kind, name = _split(root, item.key)
     at = item.mod_revision
@@ -107,7 +107,7 @@ def read(
         return _garbage(kind, name, at, str(error))
 
 
-def _garbage(kind: str, name: str, at: int, detail: str) -> e.OfRoll | e.OfBoard | None:
+def _garbage(kind: str, name: str, at: int, detail: str) -> e.OfRoster | e.OfBoard | None:
     match kind:
         case "roll/members":
             return e.Unreadable(id=name, detail=detail, revision=at)
@@ -125,7 +125,7 @@ def _garbage(kind: str, name: str, at: int, detail: str) -> e.OfRoll | e.OfBoard
             return None  # a report: its member finds it out, and writes it again
 
 
-def gone(root: str, key: str, revision: int) -> e.OfRoll | e.OfBoard | None:
+def gone(root: str, key: str, revision: int) -> e.OfRoster | e.OfBoard | None:
     """Return what it means that a key was deleted or ran out."""
     kind, name = _split(root, key)
     match kind:
@@ -163,7 +163,7 @@ class Reader:
         self._root, self._read = root, read
         self._generation: Generation | None = None
 
-    def listed(self, items: Sequence[KeyValue]) -> list[e.OfRoll | e.OfBoard | e.Broken]:
+    def listed(self, items: Sequence[KeyValue]) -> list[e.OfRoster | e.OfBoard | e.Broken]:
         """Return what a listing of all that begins with `records.LISTED` says."""
         wholes = {item.key: item.value for item in items if item.key.startswith(self._root + WHOLE)}
         self._generation = None
@@ -176,10 +176,10 @@ class Reader:
                 found.append(said)
         return found
 
-    def changed(self, key: str, item: KeyValue | None, revision: int) -> e.OfRoll | e.OfBoard | e.Broken | None:
+    def changed(self, key: str, item: KeyValue | None, revision: int) -> e.OfRoster | e.OfBoard | e.Broken | None:
         """Return what it says that a key was written, or was deleted; BaseUnknown where the board must be listed."""
         if item is None:
-            said: e.OfRoll | e.OfBoard | e.Broken | None = gone(self._root, key, revision)
+            said: e.OfRoster | e.OfBoard | e.Broken | None = gone(self._root, key, revision)
         else:
             said = self._read(self._root, item, base=self._generation)
         if isinstance(said, e.GenerationPut):

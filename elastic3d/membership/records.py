@@ -1,7 +1,7 @@
 """What stands in etcd under one run id, and under which keys.
 
 Two tiers, so that a job of N nodes costs O(N) writes and O(N) deliveries per generation. Everybody watches the board,
-which few write; the leader alone, and whoever must judge the leader, watches the roll, which everybody writes.
+which few write; the leader alone, and whoever must judge the leader, watches the roster, which everybody writes.
 
     board/generation      the sealed membership; written only by the leader, fenced
     board/leader          who decides; its mod revision is the token that fences every write of a leader

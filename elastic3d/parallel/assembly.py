@@ -22,6 +22,7 @@ from elastic3d.data import Batches
 from elastic3d.parallel import initial
 from elastic3d.parallel.experts import spread as experts
 from elastic3d.parallel.mesh import Mesh
+from elastic3d.parallel.norms import places, squares
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.precision import as_computed, cast, check_masters
 from elastic3d.parallel.numerics.recompute import recompute
@@ -38,7 +39,6 @@ from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.single_replica import SingleReplica
 from elastic3d.parallel.reduction.units import shard_units
 from elastic3d.parallel.refusals import look_at_model
-from elastic3d.parallel.squares import places, squares
 from elastic3d.parallel.state import held_by_model
 from elastic3d.parallel.tensor.cutting import boundary, cut_layers
 from elastic3d.parallel.tensor.proof import prove as prove_parts

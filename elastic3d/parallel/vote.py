@@ -11,17 +11,16 @@ for any layout.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from elastic3d.data.positions import fold_sums
 from elastic3d.errors import UsageError
+from elastic3d.parallel.norms import fold
 
 FLAGS = 6
-NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
-CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,40 +148,3 @@ def _tokens(places: Sequence[float]) -> float | None:
 
 def _mean(total: float, count: float) -> float:
     return total / count if count else math.nan
-
-
-def row_squares(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares of each row of dim 0, in float64; a row's bits do not depend on the rows beside it."""
-    if not gradient.numel():
-        return torch.zeros(gradient.shape[0], dtype=torch.float64)
-    rows = gradient.detach().reshape(gradient.shape[0] if gradient.dim() else 1, -1)
-    at_once = max(1, CHUNK // rows.shape[1])
-    return torch.cat([fold(part.to(torch.float64, copy=True).square_()) for part in torch.split(rows, at_once)])
-
-
-def fold(values: torch.Tensor) -> torch.Tensor:
-    """Return the sums of each row of a matrix, halving it elementwise; overwrites `values`.
-
-    Only elementwise additions are made, in an order that depends on the row's length alone, so neither the kernel's
-    way of splitting a reduction nor the number of rows or threads can show in the bits.
-    """
-    length = values.shape[1]
-    if not length:
-        return values.new_zeros(values.shape[0])
-    while length > 1:
-        half = length // 2
-        values[:, :half] += values[:, length - half : length]
-        length -= half
-    return values[:, 0].clone()
-
-
-def clip_coefficient(norm: float, clip: float) -> float:
-    """Return the factor that brings a gradient of this norm down to `clip`; 1.0 where it is below."""
-    return min(1.0, clip / (norm + NORM_EPSILON)) if math.isfinite(norm) else norm
-
-
-def scale(gradients: Iterable[torch.Tensor], coefficient: float) -> None:
-    """Multiply gradients in place, elementwise."""
-    if coefficient != 1.0:
-        for gradient in gradients:
-            gradient.mul_(coefficient)

@@ -20,18 +20,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import structlog
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from checkpointing.errors import MissingTile
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.errors import ConfigurationError, UsageError
-from elastic3d.parallel import vote
+from elastic3d.parallel import norms, vote
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
@@ -49,17 +47,11 @@ from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters
 from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.planner.schedules import stages_of_rank
-from elastic3d.port import Flags, Go, Port, StepRecord
-from elastic3d.training import identity, loading, restoring, starting
+from elastic3d.port import Flags, Port, StepRecord
+from elastic3d.training import identity, loading, restoring
 from elastic3d.training.loss import Loss
-from elastic3d.training.tiers import announced_read
+from elastic3d.training.state_loading import ASKED, StateLoader
 from elastic3d.values import Layout
-
-log = structlog.get_logger()
-
-
-ASKED = "asked"
-"""The fact that says what the script asked for, beside what has become of it."""
 
 
 class Run:
@@ -250,13 +242,24 @@ class Run:
         with self._peers():
             assembly.prepare(batches)
             go = self._port.await_go()
-        decision = self._load(assembly, go, optimizer, schedule, batches)
+        loader = StateLoader(
+            assignment=self._assignment,
+            tiers=self._tiers,
+            assembly=assembly,
+            optimizer=optimizer,
+            schedule=schedule,
+            batches=batches,
+            asked=self._asked,
+            peers=self._peers,
+        )
+        loaded = loader.load(go, self._scale)
+        decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
         assembly.experts.settle(optimizer)
         self._port.restored(
             decision.source,
             decision.step,
             decision.generation,
-            detail="; ".join(filter(None, [decision.detail, *self._changes(decision)])),
+            detail="; ".join(filter(None, [decision.detail, *loaded.changes])),
             damaged=decision.damaged,
         )
         self._saved_step, self._saved_at = batches.step, self._clock.monotonic()
@@ -308,7 +311,7 @@ class Run:
         for name in outcome.absent:
             if name in parameters:
                 parameters[name].grad = None
-        vote.scale([local(p.grad) for p in parameters.values() if p.grad is not None], change.factor)
+        norms.scale([local(p.grad) for p in parameters.values() if p.grad is not None], change.factor)
         self._port.finish_copy()
         if not change.skipped:
             with self._peers():
@@ -407,66 +410,6 @@ class Run:
                 f"node {self._assignment.node}: this script's model, batches or seeds are not those the run was "
                 "planned from; run the same script with the same arguments on every node"
             )
-
-    def _load(
-        self, assembly: Assembly, go: Go, optimizer: torch.optim.Optimizer, schedule: Any, batches: Batches
-    ) -> restoring.Decision:
-        """Bring the decided state into this rank, on all ranks the same; return the decision.
-
-        Whether a checkpoint's tiles are whole shows when they are read. Where any rank finds one that is damaged, all
-        go back to an older checkpoint.
-        """
-        damaged: tuple[str, ...] = ()
-        while True:
-            with self._peers():
-                decision = self._decide(assembly, go, damaged)
-            missing: MissingTile | None = None
-            if decision.source != restoring.NONE:
-                if not starting.is_foreign(decision):
-                    loading.check_model(decision, assembly.specs)
-                    self._changes(decision)  # for what it refuses, before anything is loaded
-                sources = self._tiers.sources(decision, self._assignment.store, self.rank)
-                try:
-                    with announced_read(decision, self._assignment.store):
-                        self._ledger = loading.load(assembly.model, optimizer, schedule, batches, decision, sources)
-                except MissingTile as error:
-                    if decision.source != restoring.STORE or not error.damaged:
-                        raise
-                    missing = error
-                self._scale = self._scale.restored(decision.facts or {})
-            with self._peers():
-                found_damaged = decision.source == restoring.STORE and assembly.mesh.highest(missing is not None) > 0
-            if not found_damaged:
-                return decision
-            log.warning(
-                "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
-            )
-            damaged = (*damaged, decision.checkpoint)
-
-    def _decide(self, assembly: Assembly, go: Go, damaged: tuple[str, ...]) -> restoring.Decision:
-        given = self._assignment
-        newest = assembly.mesh.highest(go.newest)
-        # Who was not there when it failed cannot know that nothing would be skipped.
-        failed_after = -assembly.mesh.highest(-go.failed_after)
-        decided = None
-        if self.rank == 0:
-            known = restoring.Known(
-                generation=given.generation,
-                newest=newest,
-                reached=go.reached,
-                fresh=given.fresh,
-                wanted=given.restore,
-                damaged=damaged,
-                failed_after=failed_after,
-                failure=go.failure,
-            )
-            decided = restoring.dump(restoring.decide(self._tiers, go.servers, given.store, assembly.specs, known))
-        return starting.from_the_start(restoring.load(assembly.mesh.broadcast(decided)))
-
-    def _changes(self, decision: restoring.Decision) -> list[str]:
-        """Return what the script asks for otherwise than the one that saved the state; older states do not say."""
-        saved = (decision.facts or {}).get(ASKED)
-        return [] if saved is None else identity.changes(saved, self._asked)
 
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
         tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)

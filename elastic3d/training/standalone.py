@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from elastic3d.errors import Elastic3dError
@@ -15,20 +16,26 @@ if TYPE_CHECKING:
 
 
 class StandalonePort:
-    """A `Port` without a process behind it. It keeps the records of the steps, for whoever wants to look at them."""
+    """A `Port` without a process behind it. It keeps the records of the steps, for whoever wants to look at them.
 
-    def __init__(self, *, run_id: str = "alone", threads: int = 1) -> None:
+    measured: takes the model's profile and ends `main` at `run.restore`; None for a script that trains.
+    """
+
+    def __init__(
+        self, *, run_id: str = "alone", threads: int = 1, measured: Callable[[ModelProfile], NoReturn] | None = None
+    ) -> None:
         self.records: list[StepRecord] = []
+        self._measured = measured
         self.assignment = Assignment(
             run_id=run_id,
             generation=1,
             attempt=0,
-            measuring=False,
+            measuring=measured is not None,
             rank=0,
             world=1,
             node="alone",
             slot=0,
-            layout=Layout(pp=1, dp=1),
+            layout=Layout(pp=1, dp=1) if measured is None else None,
             store_host="",
             store_port=0,
             store_prefix="",
@@ -40,8 +47,9 @@ class StandalonePort:
         )
 
     def measured(self, profile: ModelProfile) -> NoReturn:
-        """Never asked for."""
-        raise AssertionError("a script on its own does not measure")
+        """Hand the profile to whoever asked for it."""
+        assert self._measured is not None, "a script that trains does not measure"
+        self._measured(profile)
 
     def await_go(self) -> Go:
         """Begin at once, from nothing."""

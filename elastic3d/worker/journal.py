@@ -10,7 +10,7 @@ from elastic3d.clock import SYSTEM
 from elastic3d.log import LIMIT, EventLog
 from elastic3d.membership import events as m
 from elastic3d.values import Generation
-from elastic3d.worker import events as w
+from elastic3d.worker.processes import events as w
 
 SAID = (
     *("admission.failed", "script.raised", "generation.sealed", "member.fenced"),

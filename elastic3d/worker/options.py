@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +36,55 @@ class Verification(StrEnum):
     OFF = "off"
     SAMPLE = "sample"
     ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointing:
+    """How checkpoints are written, kept and read: `checkpointing=` of `elastic3d.run`, beside `store=` and `every=`.
+
+    UsageError for values that make no sense.
+    """
+
+    keep: int | None = None
+    """How many of the newest are kept, 1 or more; None, the default, for all."""
+    keep_every: int = 0
+    """Those of every so many steps are kept as well; 0, the default, for none. Needs `keep`."""
+    keep_bytes: int | str | None = None
+    """What all that are kept may take together, in bytes or as "500GB"; the oldest go first. None, the default: no
+    bound."""
+    grace: float | str = GRACE
+    """How long what nothing needs any more is left for readers who cannot announce themselves in the store, in seconds
+    or as "10m"; all others have as long as they need. At least 60 s, 300 s by default."""
+    codec: str = "raw"
+    """How tiles are stored: "raw", the default, "planes", "xor", or "auto", which measures."""
+    verify: str = "sample"
+    """How much is read back before a checkpoint counts as verified: "off", "sample", the default, or "all"."""
+    max_bandwidth: int | str | None = None
+    """What a node may write, in bytes a second or as "200MB/s"; None, the default, for no limit."""
+    key: str | os.PathLike[str] | None = None
+    """File with the key that encrypts everything; None, the default, for no encryption."""
+    register: str | None = None
+    """`"etcd"` for a store without conditional writes; None, the default, where the store has them."""
+    cache: str | os.PathLike[str] | None = None
+    """Folder on local disk for tiles read from the store; None, the default, for none."""
+    cache_limit: int | str = "100GB"
+    """What the cache may take, in bytes or as "200GB"; 100 GB by default."""
+    patience: float | str = PATIENCE
+    """How long what a busy or unreachable store refuses is tried again, in seconds or as "2m", the default. Training
+    goes on meanwhile."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("key", self.key), ("cache", self.cache)):
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise UsageError(f"{_OF}({name}={value!r}): give a path")
+        if self.register not in (None, "etcd"):
+            raise UsageError(f"{_OF}(register={self.register!r}): give 'etcd', or leave it out")
+        size(self.cache_limit, f"{_OF}: cache_limit")
+        seconds(self.patience, f"{_OF}: patience")
+        saving(self)
+
+
+_OF = "elastic3d.Checkpointing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,81 +156,73 @@ class RunOptions:
             raise UsageError(f"elastic3d.run(layout={self.layout!r}): give an elastic3d.Layout, e.g. Layout(pp=2)")
 
 
-def store_at(
-    url: str | os.PathLike[str] | None,
-    *,
-    key: str,
-    register: str,
-    cache: str,
-    cache_limit: int | str,
-    patience: float | str = PATIENCE,
-) -> StoreAt | None:
+def store_at(url: str | os.PathLike[str] | None, given: Checkpointing | None = None) -> StoreAt | None:
     """Return where the checkpoints are, a path as an absolute one; UsageError for what makes no sense."""
+    given = given or Checkpointing()
     if url is None:
-        for name, value in (("key", key), ("register", register), ("cache", cache)):
-            if value:
-                raise UsageError(f"elastic3d.run({name}={value!r}): there is no store; give store= too")
+        for name, value in (("key", given.key), ("register", given.register), ("cache", given.cache)):
+            if value is not None:
+                raise UsageError(f"{_OF}({name}={value!r}): there is no store; give elastic3d.run a store= too")
         return None
-    given = os.fspath(url) if isinstance(url, str | os.PathLike) else b""
-    if not isinstance(given, str) or not given.strip() or (given is url and not re.search(r"[/~.]", given)):
+    path = os.fspath(url) if isinstance(url, str | os.PathLike) else b""
+    if not isinstance(path, str) or not path.strip() or (path is url and not re.search(r"[/~.]", path)):
         # A name alone may be a bucket whose s3:// was forgotten.
         raise UsageError(
             f"elastic3d.run(store={redacted(str(url))!r}): give a URL such as s3://bucket/run, or a path such as ./run"
         )
-    if not re.match(r"^[a-z0-9+]+://", given):
-        given = str(Path(given).expanduser().absolute())
-    if register not in ("", "etcd"):
-        raise UsageError(f"elastic3d.run(register={register!r}): give 'etcd', or leave it out")
-    limit = size(cache_limit, "elastic3d.run: cache_limit")
+    if not re.match(r"^[a-z0-9+]+://", path):
+        path = str(Path(path).expanduser().absolute())
     return StoreAt(
-        url=given,
-        key=key,
-        register=register,
-        cache=cache,
-        cache_bytes=limit if cache else 0,
-        patience=seconds(patience, "elastic3d.run: patience"),
+        url=path,
+        key=os.fspath(given.key or ""),
+        register=given.register or "",
+        cache=os.fspath(given.cache or ""),
+        cache_bytes=size(given.cache_limit, f"{_OF}: cache_limit") if given.cache else 0,
+        patience=seconds(given.patience, f"{_OF}: patience"),
     )
 
 
-def saving(
-    *,
-    due: int | str,
-    codec: str,
-    max_bandwidth: int | str | None,
-    keep: int | None,
-    keep_every: int,
-    keep_bytes: int | str | None,
-    grace: float | str,
-    verify: str,
-) -> Saving:
-    """Return how checkpoints are made; UsageError for what makes no sense."""
-    if codec not in CODECS:
-        raise UsageError(f"elastic3d.run(codec={codec!r}): give one of {', '.join(CODECS)}")
-    if verify not in set(Verification):
-        raise UsageError(f"elastic3d.run(verify={verify!r}): give one of {', '.join(Verification)}")
-    if keep is not None:
-        _whole(keep, "keep", 1)
-    elif keep_every:
-        raise UsageError("elastic3d.run(keep_every=...): everything is kept; say with keep= how many of the newest are")
-    _whole(keep_every, "keep_every", 0)
-    left = seconds(grace, "elastic3d.run: grace")
+def saving(given: Checkpointing, due: int | str = 10) -> Saving:
+    """Return how checkpoints are made and when they are `due`; UsageError for what makes no sense."""
+    if given.codec not in CODECS:
+        raise UsageError(f"{_OF}(codec={given.codec!r}): give one of {', '.join(CODECS)}")
+    if given.verify not in set(Verification):
+        raise UsageError(f"{_OF}(verify={given.verify!r}): give one of {', '.join(Verification)}")
+    if given.keep is not None:
+        _whole(given.keep, "keep", 1, _OF)
+    elif given.keep_every:
+        raise UsageError(f"{_OF}(keep_every=...): everything is kept; say with keep= how many of the newest are")
+    _whole(given.keep_every, "keep_every", 0, _OF)
+    left = seconds(given.grace, f"{_OF}: grace")
     if left < LEAST_GRACE:
         raise UsageError(
-            f"elastic3d.run(grace={grace!r}): give at least {LEAST_GRACE:.0f}s: reads and saves need as long to "
+            f"{_OF}(grace={given.grace!r}): give at least {LEAST_GRACE:.0f}s: reads and saves need as long to "
             "announce themselves in the store"
         )
     return Saving(
         every=every(due, "elastic3d.run: every"),
-        codec=codec,
-        max_bandwidth=rate(max_bandwidth, "elastic3d.run: max_bandwidth") if max_bandwidth is not None else None,
-        keep=keep,
-        keep_every=keep_every,
-        keep_bytes=size(keep_bytes, "elastic3d.run: keep_bytes") if keep_bytes is not None else None,
+        codec=given.codec,
+        max_bandwidth=rate(given.max_bandwidth, f"{_OF}: max_bandwidth") if given.max_bandwidth is not None else None,
+        keep=given.keep,
+        keep_every=given.keep_every,
+        keep_bytes=size(given.keep_bytes, f"{_OF}: keep_bytes") if given.keep_bytes is not None else None,
         grace=left,
-        verification=Verification(verify),
+        verification=Verification(given.verify),
     )
 
 
-def _whole(value: Any, name: str, least: int) -> None:
+def refuse_moved(names: Iterable[str]) -> None:
+    """Refuse keywords that `elastic3d.run` does not take; of those that moved say where to."""
+    moved = [name for name in names if name in Checkpointing.__dataclass_fields__]
+    if moved:
+        fields = ", ".join(f"{name}=..." for name in moved)
+        raise UsageError(
+            f"elastic3d.run takes no {', '.join(moved)}; give checkpointing=elastic3d.Checkpointing({fields})"
+        )
+    for name in names:
+        raise TypeError(f"run() got an unexpected keyword argument {name!r}")
+
+
+def _whole(value: Any, name: str, least: int, of: str = "elastic3d.run") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"elastic3d.run({name}={value!r}): give a whole number, {least} or more")
+        raise UsageError(f"{of}({name}={value!r}): give a whole number, {least} or more")

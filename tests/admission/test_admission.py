@@ -23,8 +23,8 @@ from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import SCHEMA, MemberRecord, decode, encode
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.values import Cause, Generation, ModelProfile, Node, StoreAt
-from elastic3d.worker.admit import admit
 from elastic3d.worker.journal import Journal
+from elastic3d.worker.keeper.admit import admit
 from elastic3d.worker.options import RunOptions
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.long]

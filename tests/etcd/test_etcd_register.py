@@ -15,7 +15,7 @@ from checkpointing.stores.local import LocalStore
 from checkpointing.stores.register import RegisteredStore
 from elastic3d.etcd import EtcdClient
 from elastic3d.etcd_refs import EtcdRegister
-from tests.worker.test_committer import write
+from tests.worker.checkpoints.test_committer import write
 
 pytestmark = pytest.mark.etcd
 

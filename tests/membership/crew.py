@@ -128,10 +128,10 @@ class Hand:
         """Return what people were told of etcd, in order, "" when it was well again."""
         return [event.reason for event in self.noted if isinstance(event, e.EtcdImpaired | e.EtcdLost)]
 
-    def of_roll(self) -> list[e.Event]:
-        """Return the news of the roll that reached this member."""
+    def of_roster(self) -> list[e.Event]:
+        """Return the news of the roster that reached this member."""
         return [event for event in self.noted if isinstance(event, e.MemberPut | e.ReportPut | e.ReportGone)] + [
-            event for event in self.noted if isinstance(event, e.Listed) and event.tier is e.Tier.ROLL
+            event for event in self.noted if isinstance(event, e.Listed) and event.tier is e.Tier.ROSTER
         ]
 
     def die(self) -> None:

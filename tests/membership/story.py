@@ -80,7 +80,7 @@ class Story:
         self.keys = Keys()
         self.lease: dict[str, int] = {}
         self.leases = itertools.count(1)
-        self.rolls: set[str] = set()
+        self.watching_roster: set[str] = set()
         self.registered: set[str] = set()
         self.watched: dict[str, acts.WatchPeers] = {}
         self.unheard: dict[tuple[str, str], float] = {}
@@ -143,7 +143,7 @@ class Story:
                 if words[0] in self.registered:
                     self.registered.add(at)
                 self.watched[at] = self.watched.pop(words[0], acts.WatchPeers(peers=()))
-                self.rolls = {at if name == words[0] else name for name in self.rolls}
+                self.watching_roster = {at if name == words[0] else name for name in self.watching_roster}
                 self.start(words[0])
             case "kill" | "vanish":
                 for name in words:
@@ -264,7 +264,7 @@ class Story:
         self.lease[node.id] = next(self.leases)
         self.watched.pop(name, None)
         self.registered.discard(name)
-        self.rolls.discard(name)
+        self.watching_roster.discard(name)
         self.alarms.pop(name, None)
         self.unheard = {pair: since for pair, since in self.unheard.items() if pair[0] != name}
         self.stopped.discard(name)
@@ -282,7 +282,7 @@ class Story:
         node = self.cores.pop(name).record.node
         del self.names[node.id]
         self.stopped.discard(name)
-        self.rolls.discard(name)
+        self.watching_roster.discard(name)
         if refused:
             self.killed.add(node.id)
             for watcher in list(self.cores):
@@ -404,10 +404,10 @@ class Story:
             case acts.LetGo():
                 old, self.lease[core.record.node.id] = self.lease[core.record.node.id], next(self.leases)
                 self.later(self.policy.lease, lambda: self.end_lease(old))
-            case acts.WatchRoll():
-                self.rolls.discard(name)
+            case acts.WatchRoster():
+                self.watching_roster.discard(name)
                 if action.on:
-                    self.later(0.001, lambda: self.open_roll(name, core))
+                    self.later(0.001, lambda: self.open_roster(name, core))
             case acts.Prepare():
                 key = action.generation.key
                 self.say(name, f"prepare {self.show(action.generation)}")
@@ -514,8 +514,8 @@ class Story:
             self.later(0.005, lambda n=name, c=core, a=action: self.write(n, c, a))
         self.to(name, e.EtcdBack())
         self.list(name)
-        if name in self.rolls:
-            self.to(name, self.listing(e.Tier.ROLL, gap=True))
+        if name in self.watching_roster:
+            self.to(name, self.listing(e.Tier.ROSTER, gap=True))
         self.later(0.005, lambda: self.find_unregistered(name))
 
     def write(self, name: str, core: Core, action: acts.Write) -> None:
@@ -611,9 +611,9 @@ class Story:
     def publish(self, changed: list[Changed]) -> None:
         news = [self.event(change) for change in changed]
         board = [event for event in news if isinstance(event, e.OfBoard)]
-        roll = [event for event in news if isinstance(event, e.OfRoll)]
+        roster = [event for event in news if isinstance(event, e.OfRoster)]
         for name in list(self.cores):
-            mine = [*board, *(roll if name in self.rolls else ())]
+            mine = [*board, *(roster if name in self.watching_roster else ())]
             if mine and name not in self.cut:
                 core = self.cores[name]
                 self.later(0.001, lambda n=name, c=core, m=mine: self.deliver(n, c, m))
@@ -622,11 +622,11 @@ class Story:
         if self.cores.get(name) is core and name not in self.cut:
             self.to(name, *events)
 
-    def open_roll(self, name: str, core: Core) -> None:
+    def open_roster(self, name: str, core: Core) -> None:
         if self.cores.get(name) is core:
-            self.rolls.add(name)
+            self.watching_roster.add(name)
             if name not in self.cut:
-                self.to(name, self.listing(e.Tier.ROLL, gap=False))
+                self.to(name, self.listing(e.Tier.ROSTER, gap=False))
 
     def list(self, name: str, *, gap: bool = True) -> None:
         self.to(name, self.listing(e.Tier.BOARD, gap=gap))

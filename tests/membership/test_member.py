@@ -335,25 +335,25 @@ def test_errors_without_progress_end_the_job(job: Job) -> None:
 
 
 def test_only_the_leader_hears_the_roll(job: Job) -> None:
-    """A follower is delivered nothing of what everybody writes, however many join; a new leader opens the roll."""
+    """A follower is delivered nothing of what everybody writes, however many join; a new leader opens the roster."""
     job.start("a", "b", "c")
     job.trains("abc", 1, 5)
     leader = job.leader()
     assert leader is not None
     followers = [one for one in job.all.values() if one is not leader]
-    assert leader.of_roll()
-    assert not [event for one in followers for event in one.of_roll()]
+    assert leader.of_roster()
+    assert not [event for one in followers for event in one.of_roster()]
     job.start("d")
     job.trains("abcd", 2, 5)
-    assert not [event for one in followers for event in one.of_roll()]
+    assert not [event for one in followers for event in one.of_roster()]
     job.all.pop(leader.name).die()
     wait(lambda: job.leader() is not None, 3)
     heir = job.leader()
     assert heir is not None
     names = "abcd".replace(leader.name, "")
     job.trains(names, 3, 3)
-    assert heir.of_roll()
-    assert not [event for one in job.all.values() if one is not heir for event in one.of_roll()]
+    assert heir.of_roster()
+    assert not [event for one in job.all.values() if one is not heir for event in one.of_roster()]
 
 
 def test_a_full_collection_of_garbage_is_short(job: Job) -> None:
@@ -384,7 +384,7 @@ def test_one_lease_revoked_by_hand(job: Job) -> None:
 
 
 def test_a_member_key_deleted_by_hand_comes_back(job: Job) -> None:
-    """The leader's and a follower's: the follower, who does not hear the roll, finds out by its pulse."""
+    """The leader's and a follower's: the follower, who does not hear the roster, finds out by its pulse."""
     job.start("a", "b")
     job.trains("ab", 1, 5)
     for one in job.all.values():

@@ -7,7 +7,7 @@ import torch
 
 from elastic3d.data import check
 from elastic3d.data.positions import Order
-from elastic3d.parallel import vote
+from elastic3d.parallel import norms
 from elastic3d.parallel.digest import combine
 from elastic3d.training import Run, run_alone
 from elastic3d.values import Layout
@@ -181,7 +181,7 @@ def test_groups_frozen_parameters_and_schedules_survive_a_change(tmp_path: Path)
 def test_norms_and_digests_do_not_depend_on_order() -> None:
     """Rows added elementwise, and digests sorted by name, are the same however they came together."""
     rows = torch.randn(11, 301)
-    assert torch.equal(vote.row_squares(rows)[3:5], vote.row_squares(rows[3:5].clone()))
+    assert torch.equal(norms.row_squares(rows)[3:5], norms.row_squares(rows[3:5].clone()))
     assert combine({"a": "1", "b": "2"}) == combine({"b": "2", "a": "1"})
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from elastic3d.errors import LayoutError, ModelError, UsageError
 from elastic3d.parallel.initial import outline
-from elastic3d.parallel.squares import places
+from elastic3d.parallel.norms import places
 from elastic3d.parallel.tensor.cutting import boundary
 from elastic3d.parallel.tensor.foreign import own_plan
 from elastic3d.parallel.tensor.proof import prove

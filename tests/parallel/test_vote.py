@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic3d.parallel.vote import Ballot, Outcome, Paper, clip_coefficient, fold, row_squares
+from elastic3d.parallel.norms import clip_coefficient, fold, row_squares
+from elastic3d.parallel.vote import Ballot, Outcome, Paper
 
 PARAMETERS = [("a", 5), ("b", 3)]
 

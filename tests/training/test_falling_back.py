@@ -29,9 +29,9 @@ from elastic3d.training import Run
 from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import StoreAt
+from elastic3d.worker.checkpoints.writing import CheckpointWriter
 from elastic3d.worker.options import Saving
-from elastic3d.worker.slot import PinnedSnapshot
-from elastic3d.worker.writing import CheckpointWriter
+from elastic3d.worker.processes.slot import PinnedSnapshot
 from tests.parallel.mains import train
 from tests.training.damage import spoil_tiles
 

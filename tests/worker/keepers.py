@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elastic3d.errors import MembershipError
 from elastic3d.port import Assignment
 from elastic3d.trust.credentials import Credentials
-from elastic3d.worker import process, template
-from elastic3d.worker.events import SlotEvent
-from elastic3d.worker.remote import RemoteSlot
+from elastic3d.worker.processes import process, template
+from elastic3d.worker.processes.events import SlotEvent
+from elastic3d.worker.processes.remote import RemoteSlot
 
 E = TypeVar("E")
 HERE = Path(__file__).parent
@@ -177,7 +178,7 @@ class Nursery:
         events: queue.SimpleQueue[SlotEvent] = queue.SimpleQueue()
         try:
             slot = RemoteSlot(name, events, patience=20.0)
-        except TimeoutError as error:
+        except MembershipError as error:
             raise AssertionError(output.read_text()) from error
         keeper = Keeper(pid=packet.pid, id=f"keeper-{number}@1", slot=slot, events=events, output=output)
         slot.set_credentials(Credentials(secret=READER.secret, id=keeper.id))

@@ -21,9 +21,9 @@ import torch.utils.data
 from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.port import Port, StepRecord
 from elastic3d.values import ModelProfile
-from elastic3d.worker import process, template
-from elastic3d.worker.remote import SlotServer
-from elastic3d.worker.slot import LocalSlot, serve_role
+from elastic3d.worker.processes import process, template
+from elastic3d.worker.processes.remote import SlotServer
+from elastic3d.worker.processes.slot import LocalSlot, serve_role
 
 ROWS, COLUMNS = 1024, 256
 

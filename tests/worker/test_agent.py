@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from elastic3d.rendezvous import agent
-from elastic3d.worker.process import ExitCode
+from elastic3d.worker.processes.process import ExitCode
 from tests.paths import ROOT
 from tests.worker.keepers import eventually, gone
 
@@ -34,7 +34,7 @@ print(os.getpid(), flush=True)
 if {importing}:
     sys.stdin.readline()
 from elastic3d.rendezvous import agent
-from elastic3d.worker.process import ExitCode, die_with_agent
+from elastic3d.worker.processes.process import ExitCode, die_with_agent
 
 identity = os.environ[agent.VARIABLE]
 die_with_agent(identity)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from elastic3d.port import Go
-from elastic3d.worker import process
-from elastic3d.worker.events import (
+from elastic3d.worker.processes import process
+from elastic3d.worker.processes.events import (
     ExitKind,
     Restored,
     SlotLost,
@@ -240,7 +240,7 @@ def test_a_script_that_never_gets_to_run_again_loses_the_slot(nursery: Nursery) 
 
 HAZARD = """
 import torch
-from elastic3d.worker import process
+from elastic3d.worker.processes import process
 assert process.fork_hazard() is None, process.fork_hazard()
 torch.ones(512, 512).mm(torch.ones(512, 512))
 print(torch.get_num_threads(), process.fork_hazard())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -11,19 +14,9 @@ import pytest
 import elastic3d
 from elastic3d.errors import UsageError
 from elastic3d.values import StoreAt
-from elastic3d.worker.options import RunOptions, saving, store_at
+from elastic3d.worker import options
+from elastic3d.worker.options import Checkpointing, RunOptions, saving, store_at
 from elastic3d.worker.quantities import Every, every, rate, size
-
-PLAIN: dict[str, Any] = {
-    "due": 10,
-    "codec": "raw",
-    "max_bandwidth": None,
-    "keep": None,
-    "keep_every": 0,
-    "keep_bytes": None,
-    "grace": 300.0,
-    "verify": "sample",
-}
 
 
 def test_how_often_is_steps_a_time_or_continuous() -> None:
@@ -78,43 +71,44 @@ def test_what_is_no_rate_is_refused(value: Any) -> None:
         ({"keep_bytes": "lots"}, "keep_bytes='lots'"),
         ({"grace": "10"}, "grace='10'"),
         ({"grace": "30s"}, "at least 60s"),
+        ({"key": 7}, "key=7"),
+        ({"cache": b"x"}, "cache=b'x'"),
+        ({"cache_limit": "some"}, "cache_limit='some'"),
     ],
 )
 def test_what_makes_no_sense_is_said_before_anything_starts(wrong: dict[str, Any], word: str) -> None:
     """In the words of the call."""
-    with pytest.raises(UsageError, match=word):
-        saving(**{**PLAIN, **wrong})
+    with pytest.raises(UsageError, match=rf"elastic3d\.Checkpointing.*{word}"):
+        Checkpointing(**wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"key": "k"}, {"register": "etcd"}, {"cache": "/tmp"}])
-def test_what_belongs_to_a_store_needs_one(wrong: dict[str, str]) -> None:
+def test_what_belongs_to_a_store_needs_one(wrong: dict[str, Any]) -> None:
     """Nobody believes that something is encrypted, or cached, which is not there."""
-    plain: dict[str, Any] = {"key": "", "register": "", "cache": "", "cache_limit": "1GB"}
     with pytest.raises(UsageError, match="store="):
-        store_at(None, **{**plain, **wrong})
-    assert store_at(None, **plain) is None
+        store_at(None, Checkpointing(**wrong))
+    assert store_at(None) is None
 
 
 def test_a_store_is_a_url_or_any_path() -> None:
     """A path is made absolute where it is said; a bare name may be a bucket, and is refused."""
-    plain: dict[str, Any] = {"key": "", "register": "", "cache": "", "cache_limit": "1GB"}
     for there in ("stores/x", Path("stores/x"), Path("stores") / "x", f"{os.getcwd()}/stores/x"):
-        assert store_at(there, **plain) == StoreAt(url=f"{os.getcwd()}/stores/x")
-    assert store_at(Path("here"), **plain) == StoreAt(url=f"{os.getcwd()}/here")
-    assert store_at("s3://bucket/run", **plain) == StoreAt(url="s3://bucket/run")
+        assert store_at(there) == StoreAt(url=f"{os.getcwd()}/stores/x")
+    assert store_at(Path("here")) == StoreAt(url=f"{os.getcwd()}/here")
+    assert store_at("s3://bucket/run") == StoreAt(url="s3://bucket/run")
     for empty in ("", 3, b"/tmp/x"):
         with pytest.raises(UsageError, match="give a URL"):
-            store_at(empty, **plain)
+            store_at(empty)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="URL"):
-        store_at("bucket", **plain)
+        store_at("bucket")
     with pytest.raises(UsageError, match="etcd"):
-        store_at("/tmp/x", **{**plain, "register": "zookeeper"})
+        Checkpointing(register="zookeeper")
 
 
 @pytest.mark.parametrize(("given", "meant"), [(0, 0.0), (1.5, 1.5), ("30s", 30.0), ("2m", 120.0)])
 def test_patience_is_a_time(given: float | str, meant: float) -> None:
     """In seconds or in words; it goes with the store to every process that opens it."""
-    at = store_at("/tmp/x", key="", register="", cache="", cache_limit="1GB", patience=given)
+    at = store_at("/tmp/x", Checkpointing(patience=given))
     assert at is not None
     assert at.patience == meant
 
@@ -123,7 +117,7 @@ def test_patience_is_a_time(given: float | str, meant: float) -> None:
 def test_what_is_no_time_is_refused(given: Any) -> None:
     """And nothing waits for ever."""
     with pytest.raises(UsageError, match=r"patience.*30s"):
-        store_at("/tmp/x", key="", register="", cache="", cache_limit="1GB", patience=given)
+        Checkpointing(patience=given)
 
 
 def test_the_call_itself_refuses() -> None:
@@ -141,6 +135,41 @@ def test_the_call_itself_refuses() -> None:
         elastic3d.run(lambda run: None, store="/tmp/x", every="sometimes")
     with pytest.raises(UsageError, match=r"/nowhere\.json.*cannot be read"):
         elastic3d.run(lambda run: None, calibration="/nowhere.json")
+
+
+def test_options_of_checkpoints_are_told_where_they_went() -> None:
+    """Every one of them that `run` took before; what it never took is Python's own error."""
+    given: dict[str, Any] = {"keep": 3, "grace": "10m"}
+    with pytest.raises(UsageError, match=r"checkpointing=elastic3d\.Checkpointing\(keep=\.\.\., grace=\.\.\.\)"):
+        elastic3d.run(lambda run: None, **given)
+    unknown: dict[str, Any] = {"colour": "red"}
+    with pytest.raises(TypeError, match="colour"):
+        elastic3d.run(lambda run: None, **unknown)
+    wrong: Any = {"keep": 3}
+    with pytest.raises(UsageError, match=r"Checkpointing\(keep=3\)"):
+        elastic3d.run(lambda run: None, checkpointing=wrong)
+
+
+def test_each_option_of_checkpoints_is_documented() -> None:
+    """In a docstring of its own, below the field."""
+    [body] = [
+        node.body
+        for node in ast.parse(inspect.getsource(options)).body
+        if isinstance(node, ast.ClassDef) and node.name == "Checkpointing"
+    ]
+    for field, after in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign):
+            assert isinstance(after, ast.Expr), ast.unparse(field)
+            assert isinstance(after.value, ast.Constant), ast.unparse(field)
+
+
+def test_what_is_given_arrives() -> None:
+    """In the units that are counted in."""
+    made = saving(Checkpointing(keep=3, keep_every=100, keep_bytes="1GB", max_bandwidth="2MB/s", verify="all"), "30s")
+    assert (made.keep, made.keep_every, made.keep_bytes, made.max_bandwidth) == (3, 100, 10**9, 2 * 10**6)
+    assert (made.every, str(made.verification)) == (Every(seconds=30.0), "all")
+    at = store_at("/tmp/x", Checkpointing(key=Path("/k"), register="etcd", cache=Path("/c"), cache_limit="1GB"))
+    assert at == StoreAt(url="/tmp/x", key="/k", register="etcd", cache="/c", cache_bytes=10**9)
 
 
 def test_a_script_started_by_hand_says_what_it_does_without(

@@ -20,13 +20,13 @@ from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.replicate import Replicator
 from elastic3d.values import Cause, Generation, Node, StoreAt
 from elastic3d.values import Slot as Place
-from elastic3d.worker import events as w
-from elastic3d.worker.generations import UNREACHABLE, Generations
 from elastic3d.worker.journal import Journal
+from elastic3d.worker.keeper.generations import UNREACHABLE, Generations
 from elastic3d.worker.options import RunOptions
+from elastic3d.worker.processes import events as w
+from elastic3d.worker.processes.slot import SlotPort
 from elastic3d.worker.pulse import Figures
 from elastic3d.worker.safety import SafeStep
-from elastic3d.worker.slot import SlotPort
 from tests.clocks import HandClock
 from tests.snapshots.test_serving import Place as Memory
 from tests.snapshots.test_serving import eventually

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from elastic3d.calibration.asking import ask
 from elastic3d.calibration.record import load
+from elastic3d.calibration.script_question import ask
 from elastic3d.cli.durations import duration
 from elastic3d.cli.plan import shown
 from elastic3d.cli.plan.question import Question, check_size, described, number_for, requested

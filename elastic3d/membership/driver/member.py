@@ -2,7 +2,7 @@
 
 The core's thread takes what happened from one queue, all that is there at once, asks the core what to do, and sleeps
 until the next news or until the core wants to be asked again. It never waits for etcd: writes go to the writer's
-thread. The board is always watched, the roll while the core wants it.
+thread. The board is always watched, the roster while the core wants it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.probing import probe
 from elastic3d.membership.driver.writer import MemberWriter
 from elastic3d.membership.machine.core import Core
-from elastic3d.membership.machine.forming import Planner
+from elastic3d.membership.machine.situation import Planner
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import LISTED, BaseUnknown, MemberRecord, Pulse
 from elastic3d.trust.agreement import Agreement, SecretNews, What
@@ -39,7 +39,7 @@ PULSES = 100
 """Pulses a second of all members together, at most."""
 
 BOARD = 0
-"""Number of the board's watch; those of the roll, of which there can be several one after the other, are greater."""
+"""Number of the board's watch; those of the roster, of which there can be several one after the other, are greater."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class Member:
         )
         self._links: Links | None = None
         self._board: Watch | None = None
-        self._roll: Watch | None = None
-        self._rolls = BOARD
+        self._roster: Watch | None = None
+        self._roster_watches = BOARD
         self._there = self._away = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -158,7 +158,7 @@ class Member:
         self._inbox.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
-        for watch in (self._board, self._roll):
+        for watch in (self._board, self._roster):
             if watch is not None:
                 watch.close()
         if self._links is not None:
@@ -190,7 +190,7 @@ class Member:
             for item in batch:
                 if isinstance(item, _Heard):
                     # What a watch that was given up had still to say would be taken for the news of today's.
-                    if item.watch in (BOARD, self._rolls):
+                    if item.watch in (BOARD, self._roster_watches):
                         events.append(item.event)
                 elif isinstance(item, _SecretSeen):
                     self._see_secret(item)
@@ -232,8 +232,8 @@ class Member:
                     self._probe(action.peers)
                 case acts.LetGo():
                     self._writer.let_go()
-                case acts.WatchRoll():
-                    self._watch_roll(action.on)
+                case acts.WatchRoster():
+                    self._watch_roster(action.on)
                 case _ if isinstance(action, acts.Local):
                     self._act(action)
                 case _:
@@ -255,15 +255,15 @@ class Member:
         # Seldom, and over in two seconds. Should it fail, the core asks again after a while.
         threads.start(lambda: self.tell(probe(peers)), name="elastic3d-probe", edge=threads.Edge.ALONE)
 
-    def _watch_roll(self, on: bool) -> None:
-        if on is (self._roll is not None):
+    def _watch_roster(self, on: bool) -> None:
+        if on is (self._roster is not None):
             return
-        self._rolls += 1
-        if self._roll is not None:
-            self._roll.close(wait=False)
-            self._roll = None
+        self._roster_watches += 1
+        if self._roster is not None:
+            self._roster.close(wait=False)
+            self._roster = None
         else:
-            self._roll = self._watch("roll/", e.Tier.ROLL, self._rolls)
+            self._roster = self._watch("roll/", e.Tier.ROSTER, self._roster_watches)
 
     # The watches' threads.
 
@@ -280,7 +280,7 @@ class Member:
 
         match news:
             case etcd_watch.Snapshot():
-                items: list[e.OfRoll | e.OfBoard] = []
+                items: list[e.OfRoster | e.OfBoard] = []
                 if tier is e.Tier.BOARD:
                     stands = next((kv for kv in news.kvs if kv.key == self._root + KEY), None)
                     value, at = (None, 0) if stands is None else (stands.value, stands.mod_revision)

@@ -29,7 +29,7 @@ from elastic3d.membership.records import (
 from elastic3d.trust import secret
 from elastic3d.values import Generation, to_json
 
-BOARD, ROLL, PULSES, HISTORY, REFUSED = TIERS = ("board/", "roll/", "pulses/", "history/", "refused/")
+BOARD, ROSTER, PULSES, HISTORY, REFUSED = TIERS = ("board/", "roll/", "pulses/", "history/", "refused/")
 """What the keys of a run begin with, below its root."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
-from elastic3d.membership.machine.leader_state import Lead
+from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import SavedStep
 
@@ -16,15 +16,15 @@ class Commits:
         self._fenced = 0
         self._committing: tuple[SavedStep, int] | None = None
 
-    def follow(self, view: View, lead: Lead, actions: list[acts.Action]) -> None:
+    def follow(self, view: View, leader_state: LeaderState, actions: list[acts.Action]) -> None:
         """Fence the store for this generation; commit what all its nodes, or what is left of an older one, wrote."""
-        current, roll = view.generation, view.roll
-        if current is None or not current.nodes or roll is None:
+        current, roster = view.generation, view.roster
+        if current is None or not current.nodes or roster is None:
             return
         if self._fenced != current.number:
             self._fenced = current.number
             actions.append(acts.Fence(number=current.number))
-        saved = roll.reports.saved
+        saved = roster.reports.saved
         if not saved:
             return
         newest = max(saved, key=lambda s: (s.made_in, s.step, s.attempt))
@@ -32,12 +32,12 @@ class Commits:
         complete = nodes >= len(current.nodes) or newest.made_in != current.number
         if complete and self._committing != (newest, nodes):
             if self._committing is None or self._committing[0] != newest:
-                lead.committing = newest
+                leader_state.committing = newest
             self._committing = (newest, nodes)
             actions.append(acts.Commit(saved=newest, number=current.number))
 
     @staticmethod
-    def settled(lead: Lead, event: e.Settled) -> None:
+    def settled(leader_state: LeaderState, event: e.Settled) -> None:
         """Take in what the store answered; the answer for an older save than the newest one says nothing."""
-        if event.saved == lead.committing:
-            lead.committing, lead.uncommitted = None, event.error
+        if event.saved == leader_state.committing:
+            leader_state.committing, leader_state.uncommitted = None, event.error

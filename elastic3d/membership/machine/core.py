@@ -10,7 +10,7 @@ report. It hears its neighbours on the ring (`neighbours`), buries those whose p
 
 *Perhaps the leader*: every member would lead. The first in rank order campaigns at once when the place is free, the
 next ones a little later each. Leading is a key in etcd, and its mod revision fences every write (etcd's own locks are
-not sound; a revision compared in the same transaction is). The leader watches the roll too. So does a *contender*, a
+not sound; a revision compared in the same transaction is). The leader watches the roster too. So does a *contender*, a
 neighbour of the leader that does not hear it: together with the other neighbours it may find the leader dead.
 
 Losing etcd: a member that alone has lost it, as the step votes tell it, stops its trainers before the lease and the
@@ -30,13 +30,14 @@ from elastic3d.membership.machine.campaign import turn
 from elastic3d.membership.machine.chores import sweep
 from elastic3d.membership.machine.commits import Commits
 from elastic3d.membership.machine.evictions import TOGETHER
-from elastic3d.membership.machine.failure_detector import Silence, judge
-from elastic3d.membership.machine.forming import Planner
-from elastic3d.membership.machine.generation_index import world_of
+from elastic3d.membership.machine.failure_detector import judge
+from elastic3d.membership.machine.generation_index import index_of
 from elastic3d.membership.machine.leader import decide
-from elastic3d.membership.machine.leader_state import Lead
+from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.neighbours import Neighbours
 from elastic3d.membership.machine.reach import Reach
+from elastic3d.membership.machine.situation import Planner, Situation
+from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.machine.trainers import Phase, Trainers
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
@@ -69,9 +70,9 @@ class Core:
         self._trainers = Trainers(self._id)
         self._neighbours = Neighbours(self._id)
         self._reach = Reach(self._id)
-        self._silence = Silence()
+        self._suspicions = Suspicions()
         self._buried: dict[str, None] = {}
-        self._lead = Lead(buried=self._buried)
+        self._leader_state = LeaderState(buried=self._buried, suspicions=self._suspicions)
         self._alarm = Alarm(0.0)
         self._registered = self._registering = False
         self._registered_at = 0
@@ -110,7 +111,7 @@ class Core:
         for event in events:
             self.view.apply(event, now)
             if isinstance(event, e.Listed) and event.gap:
-                self._lead.leading = now
+                self._leader_state.leading = now
                 if event.rolled_back and event.tier is e.Tier.BOARD:
                     # The own keys may be older ones now, or gone although their lease is kept.
                     self._registered = self._registering = False
@@ -120,12 +121,14 @@ class Core:
             self._hear(event, actions, now)
             if self.exited:
                 return actions
-        self._silence.follow(self.view, now)
+        self._suspicions.follow(self.view, now)
         if self.leads and self._led != self.view.token:
             self._led = self.view.token
             # A rolled back etcd counts its revisions anew, and attempts never repeat.
             attempt = max(self.view.token, self.view.forgotten)
-            self._lead = Lead(buried=self._buried, leading=now, attempt=attempt, silence=self._silence)
+            self._leader_state = LeaderState(
+                buried=self._buried, leading=now, attempt=attempt, suspicions=self._suspicions
+            )
             self._busy, self._commits = None, Commits()
         if self.view.listed and self._lost_since is None:
             self._take_part(actions)
@@ -150,15 +153,15 @@ class Core:
 
     def _await(self, actions: list[acts.Action]) -> None:
         """Say how many nodes are missing, whenever that changes, while this member leads."""
-        awaited = self._lead.awaited if self.leads and self._lead.below is not None else 0
+        awaited = self._leader_state.awaited if self.leads and self._leader_state.below is not None else 0
         if awaited != self._awaited:
             self._awaited = awaited
             actions.append(acts.Awaiting(nodes=awaited))
 
     def _first_rank(self) -> bool:
         """Return whether this node holds rank 0, and says for all what all know."""
-        world = self.view.world
-        return world is not None and world.index.get(self._id) == 0
+        index = self.view.index
+        return index is not None and index.node_ranks.get(self._id) == 0
 
     def _hear(self, event: e.Event, actions: list[acts.Action], now: float) -> None:
         """Take in what concerns this member alone."""
@@ -178,22 +181,22 @@ class Core:
             case e.EtcdBack():
                 if self._lost_since is not None:
                     self.view.wait_longer(now - self._lost_since, now)
-                    self._lead.wait_longer(now - self._lost_since, now)
+                    self._leader_state.wait_longer(now - self._lost_since, now)
                 self._lost_since = None
             case e.EtcdImpaired():
                 self._hindered = bool(event.reason)
-                if not self._hindered and self.view.roll is not None:
+                if not self._hindered and self.view.roster is not None:
                     # Whoever lost its lease could not register either: it has time to from now on.
-                    self.view.roll.wait_anew(now)
-                    self._lead.wait_longer(float("inf"), now)
-                    self._lead.leading = now
+                    self.view.roster.wait_anew(now)
+                    self._leader_state.wait_longer(float("inf"), now)
+                    self._leader_state.leading = now
             case e.WriteDone() if event.write is self._busy:
                 self._busy = None
                 self._retry_at = now if event.ok else now + RETRY
             case e.WriteDone(write=acts.Bury(missing=True, id=id), ok=False):
                 self._buried.pop(id, None)
-                if self.view.roll is not None:
-                    self.view.roll.wait_for(id, now)
+                if self.view.roster is not None:
+                    self.view.roster.wait_for(id, now)
             case e.PeerHeard():
                 self._neighbours.hear(event)
             case e.Probed():
@@ -235,7 +238,7 @@ class Core:
             case e.Saved():
                 self.report = replace(self.report, saved=event.saved)
             case e.Settled():
-                self._commits.settled(self._lead, event)
+                self._commits.settled(self._leader_state, event)
             case e.Noticed():
                 self.report = replace(self.report, notice=event.notice)
                 self._drain(actions, event.notice.seconds, event.notice.detail or event.notice.kind)
@@ -297,17 +300,17 @@ class Core:
                 return
         if current is not None and current.nodes:
             self._newest = current.number
-            world = world_of(current)
-            if self._id in world.index:
+            index = index_of(current)
+            if self._id in index.node_ranks:
                 self._active_in = current.number
-            elif self._active_in and self._id not in world.spares and current.cause is not Cause.DRAIN:
+            elif self._active_in and self._id not in index.spares and current.cause is not Cause.DRAIN:
                 detail = f"the others went on without this node ({current.cause}: {current.detail})"
                 self._exit(actions, "another generation was sealed", acts.Exit(failed=True, detail=detail, rejoin=True))
                 return
         coming = view.coming
         if coming is not None and coming.cause is Cause.DRAIN and not self._draining and view.active(self._id):
-            world = world_of(coming)
-            if self._id not in world.index and self._id not in world.spares:
+            index = index_of(coming)
+            if self._id not in index.node_ranks and self._id not in index.spares:
                 self._drain(actions, None, coming.detail)
         if not self._registered and not self._registering:
             self._registering = True
@@ -331,7 +334,7 @@ class Core:
         if current is not None and current.nodes and mine is not None and current.job != mine.job:
             return
         contends = not self.leads and bool(self.view.leader_id) and self.view.leader_id in self.report.silent
-        self._watch_roll(actions, self.leads or contends)
+        self._watch_roster(actions, self.leads or contends)
         ready = self._busy is None and self._alarm.due(self._retry_at)
         if self.view.leader is None:
             self._vacant_since = now if self._vacant_since is None else self._vacant_since
@@ -351,13 +354,21 @@ class Core:
             # It is in the way of the own keys.
             self._busy = sweep(self.view, tomb)
             actions.append(self._busy)
-        roll = self.view.roll
-        if roll is None or not roll.listed or not self._registered:
+        roster = self.view.roster
+        if roster is None or not roster.listed or not self._registered:
             return
-        roll.hear(self._id, self.report, now)
+        roster.hear(self._id, self.report, now)
+        situation = Situation(
+            view=self.view,
+            roster=roster,
+            policy=self.policy,
+            planner=self._planner,
+            leader_state=self._leader_state,
+            alarm=self._alarm,
+        )
         if contends:
             leader = self.view.leader_id
-            dead, doubts = judge(self.view, roll, self.policy, self._silence, self._alarm, only=leader)
+            dead, doubts = judge(situation, only=leader)
             actions += doubts
             if leader in dead and len(dead) <= TOGETHER:
                 # With the leader out the ring closes, and who was cut off with it has new neighbours to be missed by.
@@ -366,10 +377,8 @@ class Core:
             elif leader in dead:
                 self._bury(leader, dead[leader], actions)
             return
-        self._commits.follow(self.view, self._lead, actions)
-        writes = decide(
-            self.view, self.policy, self._planner, self._lead, self._alarm, ready=ready, hindered=self._hindered
-        )
+        self._commits.follow(self.view, self._leader_state, actions)
+        writes = decide(situation, ready=ready, hindered=self._hindered)
         if writes and isinstance(writes[-1], acts.Fenced):
             self._busy = writes[-1]
         actions += writes
@@ -379,13 +388,13 @@ class Core:
             self._busy = acts.Campaign(expected=expected)
             actions.append(self._busy)
 
-    def _watch_roll(self, actions: list[acts.Action], on: bool) -> None:
-        if on and self.view.roll is None:
-            self.view.open_roll()
-            actions.append(acts.WatchRoll(True))
-        elif not on and self.view.roll is not None:
-            self.view.close_roll()
-            actions.append(acts.WatchRoll(False))
+    def _watch_roster(self, actions: list[acts.Action], on: bool) -> None:
+        if on and self.view.roster is None:
+            self.view.open_roster()
+            actions.append(acts.WatchRoster(True))
+        elif not on and self.view.roster is not None:
+            self.view.close_roster()
+            actions.append(acts.WatchRoster(False))
 
     def _endure(self, actions: list[acts.Action]) -> None:
         """Without etcd: go on while nobody has it, stop before the others could have sealed us out.

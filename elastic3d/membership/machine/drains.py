@@ -23,9 +23,9 @@ FLUSH = 0.9
 """The part of a drain's time that checkpoints may take when everybody leaves; the rest is for going."""
 
 
-def leaving(view: View, roll: Roster) -> dict[str, DepartureOrder]:
+def leaving(view: View, roster: Roster) -> dict[str, DepartureOrder]:
     """Return the active nodes that were told to leave."""
-    return {id: one for id, one in roll.draining.items() if view.active(id)}
+    return {id: one for id, one in roster.draining.items() if view.active(id)}
 
 
 def hurried(drains: dict[str, DepartureOrder], alarm: Alarm) -> bool:
@@ -38,9 +38,9 @@ def flushed(drains: dict[str, DepartureOrder], alarm: Alarm) -> bool:
     return any(_part(one, FLUSH, alarm) for one in drains.values())
 
 
-def everybody(roll: Roster) -> bool:
+def everybody(roster: Roster) -> bool:
     """Return whether each registered member was told to leave."""
-    return not roll.eligible and all(id in roll.draining for id in roll.members if id not in roll.refused)
+    return not roster.eligible and all(id in roster.draining for id in roster.members if id not in roster.refused)
 
 
 def may_be_followed(view: View, drains: dict[str, DepartureOrder]) -> bool:
@@ -48,8 +48,8 @@ def may_be_followed(view: View, drains: dict[str, DepartureOrder]) -> bool:
 
     It has a deadline, the last third of which is for its last checkpoint, and nobody waits for its processes to end.
     """
-    world = view.world
-    if world is None or len(world.index) != 1 or len(drains) != 1:
+    index = view.index
+    if index is None or len(index.node_ranks) != 1 or len(drains) != 1:
         return False
     [one] = drains.values()
     return one.deadline is not None and not one.stopping

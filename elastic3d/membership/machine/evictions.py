@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains
-from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.leader_state import Lead
 from elastic3d.membership.machine.roster import Roster
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import Out, Tomb
 
@@ -15,55 +14,53 @@ TOGETHER = 100
 
 
 def evict(
-    view: View,
-    roll: Roster,
-    lead: Lead,
+    situation: Situation,
     lost: dict[str, str],
     missing: dict[str, str],
     raising: dict[str, str],
-    alarm: Alarm,
 ) -> list[acts.Write]:
     """Return the tombs to put up now, each once, the leader's own last.
 
     lost: who is dead, missing: who is held for dead for not being registered, raising: whose code raises where no
     other's does; each with the evidence.
     """
+    view, roster, leader_state, alarm = situation.view, situation.roster, situation.leader_state, situation.alarm
     me = view.me.node
     wanted: list[tuple[str, Tomb]] = []
-    for id, detail in roll.refused.items():
+    for id, detail in roster.refused.items():
         wanted.append((id, _tomb(id, Out.REFUSED, detail, me.name)))
-    for id in roll.replaced:
+    for id in roster.replaced:
         name = id.partition("@")[0]
         detail = f"another process registered as node {name}; if both live, give every node a name of its own"
         wanted.append((id, _tomb(id, Out.REPLACED, detail, me.name)))
     few = len({**lost, **missing}) <= TOGETHER
     for id, detail in {**missing, **lost}.items():
-        if few or id in roll.members:
+        if few or id in roster.members:
             wanted.append((id, _tomb(id, Out.DEAD, detail, me.name)))
     for id, detail in raising.items():
         wanted.append((id, _tomb(id, Out.FAILED, detail, me.name)))
-    for id, one in roll.draining.items():
-        if not view.active(id) or _has_left(view, roll, id):
+    for id, one in roster.draining.items():
+        if not view.active(id) or _has_left(view, roster, id):
             wanted.append((id, drains.gone(view, id, one)))
-        elif one.deadline is not None and alarm.due(one.deadline) and not drains.everybody(roll):
+        elif one.deadline is not None and alarm.due(one.deadline) and not drains.everybody(roster):
             wanted.append((id, drains.gone(view, id, one, late=True)))
     wanted.sort(key=lambda one: one[0] == me.id)
     writes: list[acts.Write] = []
     for id, tomb in wanted:
-        if id not in view.tombs and id not in lead.buried:
-            lead.buried[id] = None
+        if id not in view.tombs and id not in leader_state.buried:
+            leader_state.buried[id] = None
             if tomb.how is Out.LEFT:
-                lead.drained[id.partition("@")[0]] = None
+                leader_state.drained[id.partition("@")[0]] = None
             writes.append(acts.Bury(id=id, tomb=tomb, missing=id in missing and id not in lost))
     return writes
 
 
-def _has_left(view: View, roll: Roster, id: str) -> bool:
+def _has_left(view: View, roster: Roster, id: str) -> bool:
     """Return whether the node left at the boundary that everybody was asked to leave at, for want of a successor."""
     current, coming = view.generation, view.coming
-    if current is None or coming is None or coming.nodes or drains.everybody(roll):
+    if current is None or coming is None or coming.nodes or drains.everybody(roster):
         return False
-    return len(roll.reports.who("left", current.key)) == len(current.nodes)
+    return len(roster.reports.who("left", current.key)) == len(current.nodes)
 
 
 def _tomb(id: str, how: Out, detail: str, by: str) -> Tomb:

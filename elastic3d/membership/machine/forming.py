@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
-from elastic3d.membership.machine.generation_index import world_of
-from elastic3d.membership.machine.roster import Present, Roster
+from elastic3d.membership.machine.generation_index import index_of
+from elastic3d.membership.machine.roster import Present
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import GenerationHistory, MemberRecord, Proposal
 from elastic3d.membership.topology import arrange
-from elastic3d.planner import Plan
 from elastic3d.values import Cause, Generation, Layout, Node
 
 NAMED = 32
 """Nodes that a history names of those that came or went; of the others it gives the number."""
-
-Planner = Callable[[int, MemberRecord, Layout | None], Plan]
-"""(number of nodes, the leader's own record, the present layout) -> plan; raises LayoutError where none fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +28,7 @@ class Crowd:
 
 
 def crowd(
-    view: View, roll: Roster, without: set[str], places: set[str], *, draining: bool = False, apart: bool = False
+    situation: Situation, without: set[str], places: set[str], *, draining: bool = False, apart: bool = False
 ) -> Crowd:
     """Return who is there: members of the present generation first, its spares next, then others by arrival.
 
@@ -41,58 +37,59 @@ def crowd(
     that has lost its lease is there until its time is over, or two neighbours call it silent and none hears it:
     whatever else happened, to lose a lease is not to be dead.
     """
+    view, roster = situation.view, situation.roster
     fit: list[str] = []
     others: list[str] = []
-    for id in roll.eligible:
+    for id in roster.eligible:
         if id not in without:
-            (others if places and roll.members[id].node.place in places else fit).append(id)
+            (others if places and roster.members[id].node.place in places else fit).append(id)
     last: list[str] = []
-    for id in roll.unfit:
-        if id in without or id in roll.refused or id in roll.replaced:
+    for id in roster.unfit:
+        if id in without or id in roster.refused or id in roster.replaced:
             continue
-        if id not in roll.draining:
-            (last if apart and id in roll.apart and not roll.kept_out(id) else others).append(id)
-        elif view.active(id) and draining and not roll.kept_out(id):
+        if id not in roster.draining:
+            (last if apart and id in roster.apart and not roster.kept_out(id) else others).append(id)
+        elif view.active(id) and draining and not roster.kept_out(id):
             last.append(id)
     missing = {
         id: Present(record=MemberRecord(node=node), order=0)
-        for id, node in _unsure(view, roll, without, places, [*roll.eligible, *last])
+        for id, node in _unsure(situation, without, places, [*roster.eligible, *last])
     }
-    ids = [*sorted([*fit, *missing], key=roll.order), *sorted(last, key=roll.order)]
+    ids = [*sorted([*fit, *missing], key=roster.order), *sorted(last, key=roster.order)]
     return Crowd(
-        candidates=tuple(missing[id] if id in missing else roll.members[id] for id in ids),
-        others=tuple(roll.members[id] for id in sorted(others, key=roll.order)),
+        candidates=tuple(missing[id] if id in missing else roster.members[id] for id in ids),
+        others=tuple(roster.members[id] for id in sorted(others, key=roster.order)),
     )
 
 
-def _unsure(
-    view: View, roll: Roster, without: set[str], places: set[str], known: list[str]
-) -> Iterator[tuple[str, Node]]:
+def _unsure(situation: Situation, without: set[str], places: set[str], known: list[str]) -> Iterator[tuple[str, Node]]:
     """Return active nodes without a lease that may go on, beside those of whom it is `known` that they can."""
-    world = view.world
+    view, roster = situation.view, situation.roster
+    index = view.index
     if not any(view.active(id) for id in known):
         return
-    accused = {other for id in roll.reports.accusing if id not in without for other in roll.reports[id].silent}
-    for id in roll.missing:
-        if world is None or id in without or id in roll.replaced:
+    accused = {other for id in roster.reports.accusing if id not in without for other in roster.reports[id].silent}
+    for id in roster.missing:
+        if index is None or id in without or id in roster.replaced:
             continue
         if id in accused:
-            near = [n for n in view.ring.around(id, view.tombs) if n in roll.members and n not in without]
-            hears = [id not in report.silent for report in map(roll.reports.get, near) if report is not None]
+            near = [n for n in view.ring.around(id, view.tombs) if n in roster.members and n not in without]
+            hears = [id not in report.silent for report in map(roster.reports.get, near) if report is not None]
             # One member alone may be the one that is cut off.
             if len(hears) >= 2 and not any(hears):
                 continue
-        node = world.nodes[id]
-        if node.place not in places and node.place not in roll.quarantines and node.name not in roll.drains:
+        node = index.nodes[id]
+        if node.place not in places and node.place not in roster.quarantines and node.name not in roster.drains:
             yield id, node
 
 
-def form(view: View, me: MemberRecord, policy: Policy, planner: Planner, there: Crowd) -> Generation:
+def form(situation: Situation, there: Crowd) -> Generation:
     """Return the next generation of those who are there, cause to be filled in; LayoutError where none is legal."""
+    view, me = situation.view, situation.view.me
     present = view.generation.layout if view.generation is not None else None
-    used, layout = _fit(len(there.candidates), me, policy, planner, present)
+    used, layout = _fit(situation, len(there.candidates), present)
     chosen = [p.node for p in there.candidates[:used]]
-    roll = view.roll
+    roster = view.roster
     floor = max((p.record.floor for p in there.candidates), default=0)
     return Generation(
         number=max(view.generation.number if view.generation else 0, floor) + 1,
@@ -102,14 +99,15 @@ def form(view: View, me: MemberRecord, policy: Policy, planner: Planner, there: 
         layout=layout,
         leader=me.node.name,
         job=me.profile.job if me.profile else "",
-        reached=max(view.generation.reached if view.generation else 0, roll.reports.safe() if roll is not None else 0),
+        reached=max(
+            view.generation.reached if view.generation else 0, roster.reports.safe() if roster is not None else 0
+        ),
     )
 
 
-def _fit(
-    count: int, me: MemberRecord, policy: Policy, planner: Planner, present: Layout | None
-) -> tuple[int, Layout | None]:
+def _fit(situation: Situation, count: int, present: Layout | None) -> tuple[int, Layout | None]:
     """Return how many of `count` nodes can be active, and their layout."""
+    policy, planner, me = situation.policy, situation.planner, situation.view.me
     used = policy.allowed(count)
     if me.profile is None:
         return used, None
@@ -125,11 +123,11 @@ def _fit(
 
 def seal(view: View, generation: Generation) -> acts.Seal:
     """Return the write that makes it so, with its history. The clock of the history is the adapter's to fill in."""
-    before = world_of(view.generation).nodes if view.generation is not None else {}
-    after = world_of(generation)
-    was = world_of(view.generation).index if view.generation is not None else {}
+    before = index_of(view.generation).nodes if view.generation is not None else {}
+    after = index_of(generation)
+    was = index_of(view.generation).node_ranks if view.generation is not None else {}
     joined = [after.nodes[id].name for id in after.ids if id not in was]
-    left = [before[id].name for id in was if id not in after.index]
+    left = [before[id].name for id in was if id not in after.node_ranks]
     history = GenerationHistory(
         number=generation.number,
         attempt=generation.attempt,

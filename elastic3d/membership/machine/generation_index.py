@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationIndex:
-    """The members of one generation by id. index: position among the active nodes."""
+    """The members of one generation by id. node_ranks: position among the active nodes."""
 
     ids: tuple[str, ...]
-    index: dict[str, int]
+    node_ranks: dict[str, int]
     spares: dict[str, int]
     nodes: dict[str, Node]
     names: dict[str, str]
@@ -77,9 +77,9 @@ def _once(make: Callable[..., T], *records: Generation | None) -> T:
     return made
 
 
-def world_of(generation: Generation) -> GenerationIndex:
+def index_of(generation: Generation) -> GenerationIndex:
     """Return who is in this generation."""
-    return _once(_world, generation)
+    return _once(_index, generation)
 
 
 def ring_of(current: Generation | None, proposed: Generation | None) -> Ring:
@@ -87,13 +87,13 @@ def ring_of(current: Generation | None, proposed: Generation | None) -> Ring:
     return _once(_ring, current, proposed)
 
 
-def _world(generation: Generation) -> GenerationIndex:
+def _index(generation: Generation) -> GenerationIndex:
     ids = tuple(node.id for node in generation.nodes)
     spares = tuple(node.id for node in generation.spares)
     nodes = dict(zip((*ids, *spares), (*generation.nodes, *generation.spares), strict=True))
     return GenerationIndex(
         ids=ids,
-        index={id: at for at, id in enumerate(ids)},
+        node_ranks={id: at for at, id in enumerate(ids)},
         spares={id: at for at, id in enumerate(spares)},
         nodes=nodes,
         names={node.name: id for id, node in nodes.items()},
@@ -101,9 +101,9 @@ def _world(generation: Generation) -> GenerationIndex:
 
 
 def _ring(current: Generation | None, proposed: Generation | None) -> Ring:
-    members = dict(world_of(current).nodes) if current is not None else {}
+    members = dict(index_of(current).nodes) if current is not None else {}
     if proposed is not None:
-        for id, node in world_of(proposed).nodes.items():
+        for id, node in index_of(proposed).nodes.items():
             members.setdefault(id, node)
     ids = tuple(members)
     return Ring(nodes=tuple(members.values()), ids=ids, index={id: at for at, id in enumerate(ids)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elastic3d.membership.machine.failure_detector import Silence
+from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.records import SavedStep
 
 
@@ -17,12 +17,13 @@ class CountedLoss:
 
 
 @dataclass(slots=True, kw_only=True)
-class Lead:
-    """One leadership. buried: whom this member has buried already, in whatever role; shared with the core.
+class LeaderState:
+    """One leadership. buried: whom this member has buried already, in whatever role; suspicions: whom it suspects since
+    when; both are shared with the core.
 
     below: since when fewer nodes are there than may train; awaited: how many more it takes.
     leading: since when it leads without a gap in what it hears. proposed: since when the proposal stands. waiting:
-    since when somebody waits for a planned change. considered: the roll's version of which no planned change came.
+    since when somebody waits for a planned change. considered: the roster's version of which no planned change came.
     lost_at: when the first loss of the sealed generation was seen. raised: since when somebody's code is known to have
     raised where, so far, no other's did. apart: since when an active node is known that has to stand aside. losses:
     still to be counted; counted: all that are or were among them. drained: names buried because they were told to
@@ -50,7 +51,7 @@ class Lead:
     considered: int = -1
     committing: SavedStep | None = None
     uncommitted: str = ""
-    silence: Silence = field(default_factory=Silence)
+    suspicions: Suspicions = field(default_factory=Suspicions)
     losses: list[CountedLoss] = field(default_factory=list)
     counted: dict[str, None] = field(default_factory=dict)
     drained: dict[str, None] = field(default_factory=dict)
@@ -72,10 +73,12 @@ class Lead:
         Why trainers stopped they have the whole time to say again: who saw a death may have been the one that waited.
         """
         self.interrupted = None
-        for name in ("below", "unplanned", "orphan", "proposed", "raised", "apart"):
-            since = getattr(self, name)
-            if since is not None:
-                setattr(self, name, min(now, since + seconds))
+        self.below = _later(self.below, seconds, now)
+        self.unplanned = _later(self.unplanned, seconds, now)
+        self.orphan = _later(self.orphan, seconds, now)
+        self.proposed = _later(self.proposed, seconds, now)
+        self.raised = _later(self.raised, seconds, now)
+        self.apart = _later(self.apart, seconds, now)
 
     def turn_to(self, revision: int) -> None:
         """Forget what was waited for in an earlier generation; `revision` is the record's."""
@@ -83,3 +86,8 @@ class Lead:
             self._sealed = revision
             self.below = self.unplanned = self.orphan = self.interrupted = None
             self.proposed = self.waiting = self.lost_at = self.raised = self.apart = self.ended = None
+
+
+def _later(since: float | None, seconds: float, now: float) -> float | None:
+    """Return the beginning of a wait of which so many seconds do not count."""
+    return None if since is None else min(now, since + seconds)

@@ -13,14 +13,11 @@ from dataclasses import replace
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
-from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.forming import Planner
-from elastic3d.membership.machine.generation_index import world_of
-from elastic3d.membership.machine.leader_state import Lead
-from elastic3d.membership.machine.losses import condemned
-from elastic3d.membership.machine.roster import DepartureOrder, Roster
-from elastic3d.membership.machine.view import View
-from elastic3d.membership.policy import Policy
+from elastic3d.membership.machine.damping import affordable, spent
+from elastic3d.membership.machine.flaps import condemned
+from elastic3d.membership.machine.generation_index import index_of
+from elastic3d.membership.machine.roster import DepartureOrder
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.values import Cause, Generation
 
 RETRY = 5.0
@@ -29,169 +26,152 @@ RETRY = 5.0
 PATIENCE = 10
 """However many more come, nobody waits longer than this many times `Policy.gather`."""
 
-HOUR = 3600.0
 
-
-def planned(view: View, roll: Roster, policy: Policy, planner: Planner, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
+def planned(situation: Situation) -> acts.Fenced | None:
     """Return the next write towards a better membership, None while there is none or it takes its time."""
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
     if view.coming is not None:
-        return _drive(view, roll, policy, lead, alarm)
+        return _drive(situation)
     current = view.generation
     assert current is not None
-    going = drains.leaving(view, roll)
+    going = drains.leaving(view, roster)
     # Whoever lost its lease is not known to be dead: a plan without it would seal it out before its grace is over.
-    if roll.missing:
+    if roster.missing:
         return None
     # Where an active node cannot reach another one there are no steps, and no boundary to leave at.
-    if any(view.active(id) for id in roll.apart):
+    if any(view.active(id) for id in roster.apart):
         return None
-    if lead.considered != roll.version:
-        lead.waiting = alarm.now if lead.waiting is None else lead.waiting
+    if leader_state.considered != roster.version:
+        leader_state.waiting = alarm.now if leader_state.waiting is None else leader_state.waiting
         hurried = drains.hurried(going, alarm)
-        gathered = alarm.due(min(roll.changed_at + policy.gather, lead.waiting + PATIENCE * policy.gather))
-        if not hurried and not (gathered and alarm.due(lead.not_before)):
+        gathered = alarm.due(min(roster.changed_at + policy.gather, leader_state.waiting + PATIENCE * policy.gather))
+        if not hurried and not (gathered and alarm.due(leader_state.not_before)):
             return None
-        aside = [id for id in roll.unfit if view.active(id)]
-        if not aside and not affordable(view, policy, alarm):
+        aside = [id for id in roster.unfit if view.active(id)]
+        if not aside and not affordable(situation):
             return None
-        formed = _better(view, roll, policy, planner, lead, aside, going, alarm.now)
+        formed = _better(situation, aside, going)
         if formed is not None:
-            lead.waiting = None
+            leader_state.waiting = None
             if not policy.beside:
                 return forming.seal(view, formed)
-            lead.proposed = alarm.now
+            leader_state.proposed = alarm.now
             return forming.propose(view, formed)
-        lead.considered, lead.waiting = roll.version, None
+        leader_state.considered, leader_state.waiting = roster.version, None
     # While somebody stays, a node may come that makes it legal; where everybody goes there is nothing to wait for, but
     # for who takes over from a single node.
-    at_once = policy.beside and drains.everybody(roll) and not drains.may_be_followed(view, going)
+    at_once = policy.beside and drains.everybody(roster) and not drains.may_be_followed(view, going)
     if going and (drains.hurried(going, alarm) or at_once):
-        return _ask_all(view, roll, policy, going, lead, alarm)
+        return _ask_all(situation, going)
     return None
 
 
-def level(view: View, policy: Policy, now: float) -> float:
-    """Return how much of the hour's re-formings is used up by now. A new leader's time begins when it heard of them."""
-    if view.generation is None or not policy.budget:
-        return 0.0
-    return max(0.0, view.generation.spent - (now - view.sealed_at) * policy.budget / HOUR)
-
-
-def spent(view: View, policy: Policy, now: float) -> float:
-    """Return the level after one more. Losses may come faster than the budget: newcomers then wait for one's time."""
-    return min(level(view, policy, now) + 1.0, float(policy.budget)) if policy.budget else 0.0
-
-
-def affordable(view: View, policy: Policy, alarm: Alarm) -> bool:
-    """Return whether the budget allows one more re-forming for newcomers' sake."""
-    over = level(view, policy, alarm.now) + 1.0 - policy.budget if policy.budget else 0.0
-    # A rounding error must not let the alarm ring before the moment it waits for.
-    return over <= 1e-6 or alarm.due(alarm.now + over * HOUR / policy.budget)
-
-
 def _better(
-    view: View,
-    roll: Roster,
-    policy: Policy,
-    planner: Planner,
-    lead: Lead,
+    situation: Situation,
     aside: list[str],
     going: dict[str, DepartureOrder],
-    now: float,
 ) -> Generation | None:
     """Return the generation to change to; None if the present one is as good as can be, or none is legal."""
-    current, world = view.generation, view.world
+    view, roster, policy, leader_state = situation.view, situation.roster, situation.policy, situation.leader_state
+    current, index = view.generation, view.index
     assert current is not None
-    assert world is not None
-    there = forming.crowd(view, roll, set(), condemned(roll, policy, lead))
+    assert index is not None
+    there = forming.crowd(situation, set(), condemned(situation))
     if not policy.allowed(len(there.candidates)):
         return None
     try:
-        formed = forming.form(view, view.me, policy, planner, there)
+        formed = forming.form(situation, there)
     except LayoutError:
         return None
-    after = world_of(formed).index
-    if after.keys() == world.index.keys() or (not aside and len(after) <= len(world.index)):
+    after = index_of(formed).node_ranks
+    if after.keys() == index.node_ranks.keys() or (not aside and len(after) <= len(index.node_ranks)):
         return None
-    joined = [id for id in world_of(formed).ids if id not in world.index]
+    joined = [id for id in index_of(formed).ids if id not in index.node_ranks]
     if going:
         cause, names, why = Cause.DRAIN, list(going), "; ".join(dict.fromkeys(one.reason for one in going.values()))
     elif aside:
         cause, names = Cause.QUARANTINE, aside
-        places = dict.fromkeys(roll.members[id].node.place for id in aside)
-        why = "; ".join(dict.fromkeys(roll.quarantines[p].reason for p in places if p in roll.quarantines))
+        places = dict.fromkeys(roster.members[id].node.place for id in aside)
+        why = "; ".join(dict.fromkeys(roster.quarantines[p].reason for p in places if p in roster.quarantines))
     else:
         cause, names, why = Cause.JOIN, joined, ""
     text = ", ".join(sorted(id.partition("@")[0] for id in names[: forming.NAMED]))
     return replace(
         formed,
-        attempt=lead.next_attempt(),
+        attempt=leader_state.next_attempt(),
         cause=cause,
         detail=f"{text}: {why}" if why else text,
         tried_at=current.tried_at,
-        spent=spent(view, policy, now),
+        spent=spent(situation),
     )
 
 
 def _ask_all(
-    view: View, roll: Roster, policy: Policy, going: dict[str, DepartureOrder], lead: Lead, alarm: Alarm
+    situation: Situation,
+    going: dict[str, DepartureOrder],
 ) -> acts.Fenced | None:
     """Nobody can go on without those who must leave: ask everybody to leave at a boundary."""
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
     current = view.generation
     assert current is not None
     if not policy.beside:
         # Without elastic3d.run there are no boundaries: they go when their time is over.
-        return drains.end(view) if drains.everybody(roll) else None
+        return drains.end(view) if drains.everybody(roster) else None
     text = ", ".join(sorted(id.partition("@")[0] for id in going))
     nobody = replace(
         current,
         number=current.number + 1,
-        attempt=lead.next_attempt(),
+        attempt=leader_state.next_attempt(),
         cause=Cause.DRAIN,
         nodes=(),
         spares=tuple(node for node in current.nodes if node.id not in going),
         detail=f"{text}: no membership is legal without",
     )
-    lead.proposed = alarm.now
+    leader_state.proposed = alarm.now
     return forming.propose(view, nobody, switch=True)
 
 
-def _drive(view: View, roll: Roster, policy: Policy, lead: Lead, alarm: Alarm) -> acts.Fenced | None:
+def _drive(situation: Situation) -> acts.Fenced | None:
     """Bring a proposal to its seal: all prepared, then all left, then sealed; withdraw it when it cannot come."""
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
     current, proposal = view.generation, view.proposal
     assert current is not None
     assert proposal is not None
     formed = proposal.generation
-    lead.proposed = alarm.now if lead.proposed is None else lead.proposed
-    going = drains.leaving(view, roll)
-    all_left = len(roll.reports.who("left", current.key)) == len(current.nodes)
+    leader_state.proposed = alarm.now if leader_state.proposed is None else leader_state.proposed
+    going = drains.leaving(view, roster)
+    all_left = len(roster.reports.who("left", current.key)) == len(current.nodes)
     if not formed.nodes:
         if not going:
-            return _withdraw(view, lead, alarm)
-        if drains.everybody(roll) and (all_left or drains.flushed(going, alarm)):
+            return _withdraw(situation)
+        if drains.everybody(roster) and (all_left or drains.flushed(going, alarm)):
             return drains.end(view)
         return None
-    coming = world_of(formed).index
-    failed = roll.reports.who("fault", formed.key) or roll.reports.who("error", formed.key)
-    unfit = not proposal.switch and any(id in coming for id in roll.unfit)
+    coming = index_of(formed).node_ranks
+    failed = roster.reports.who("fault", formed.key) or roster.reports.who("error", formed.key)
+    unfit = not proposal.switch and any(id in coming for id in roster.unfit)
     if formed.cause in (Cause.DRAIN, Cause.QUARANTINE) and not proposal.switch:
         # What it is for may have been taken back.
-        unfit = unfit or not any(view.active(id) for id in roll.unfit)
-    if roll.uncertain or failed or unfit or alarm.due(lead.proposed + policy.prepare):
-        return _withdraw(view, lead, alarm, soon=bool(unfit))
+        unfit = unfit or not any(view.active(id) for id in roster.unfit)
+    if roster.uncertain or failed or unfit or alarm.due(leader_state.proposed + policy.prepare):
+        return _withdraw(situation, soon=bool(unfit))
     if not proposal.switch:
-        prepared = len(roll.reports.who("prepared", formed.key)) == len(formed.nodes)
+        prepared = len(roster.reports.who("prepared", formed.key)) == len(formed.nodes)
         if prepared or drains.hurried({id: one for id, one in going.items() if id not in coming}, alarm):
             return forming.propose(view, formed, switch=True)
         return None
     if not all_left:
         return None
     # What was safe when it was proposed may have been nothing yet.
-    reached = max(formed.reached, roll.reports.safe())
-    return forming.seal(view, replace(formed, spent=spent(view, policy, alarm.now), reached=reached))
+    reached = max(formed.reached, roster.reports.safe())
+    return forming.seal(view, replace(formed, spent=spent(situation), reached=reached))
 
 
-def _withdraw(view: View, lead: Lead, alarm: Alarm, *, soon: bool = False) -> acts.Withdraw:
-    lead.proposed, lead.considered = None, -1
-    lead.not_before = alarm.now + (0.0 if soon else RETRY)
+def _withdraw(situation: Situation, *, soon: bool = False) -> acts.Withdraw:
+    view, leader_state, alarm = situation.view, situation.leader_state, situation.alarm
+    leader_state.proposed, leader_state.considered = None, -1
+    leader_state.not_before = alarm.now + (0.0 if soon else RETRY)
     return acts.Withdraw(token=view.token)

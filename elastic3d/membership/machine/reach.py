@@ -19,7 +19,7 @@ from itertools import islice
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.generation_index import world_of
+from elastic3d.membership.machine.generation_index import index_of
 from elastic3d.membership.machine.trainers import Phase, Trainers
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
@@ -104,7 +104,7 @@ class Reach:
             stand.since, stand.stepped = now, True
         if self._failed or self._unreachable:
             self._failed.clear()
-            for id in [id for id in self._unreachable if id in world_of(generation).index]:
+            for id in [id for id in self._unreachable if id in index_of(generation).node_ranks]:
                 del self._unreachable[id]
 
     def probed(self, event: e.Probed, now: float) -> None:
@@ -198,7 +198,7 @@ class Reach:
         most = 0
         for generation in still:
             # From itself on, so that not everybody tries the same ones; in a large job only some cost anything.
-            nodes, here = generation.nodes, world_of(generation).index.get(self.id, 0)
+            nodes, here = generation.nodes, index_of(generation).node_ranks.get(self.id, 0)
             most = max(most, len(nodes) - 1)
             for step in range(min(len(nodes) - 1, MOST)):
                 node = nodes[(here + 1 + (self._turn + step) % (len(nodes) - 1)) % len(nodes)]

@@ -11,19 +11,19 @@ from typing import Protocol
 
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.apart import apart
-from elastic3d.membership.machine.generation_index import GenerationIndex, world_of
+from elastic3d.membership.machine.generation_index import GenerationIndex, index_of
 from elastic3d.membership.machine.reports import Reports, discard
 from elastic3d.membership.records import SIGNAL, Drain, Flap, MemberRecord, Quarantine, Report, Tomb
 from elastic3d.values import Generation, Node
 
 
 class Board(Protocol):
-    """What the roll is read against: the sealed and the coming generation, and who is out of them."""
+    """What the roster is read against: the sealed and the coming generation, and who is out of them."""
 
     tombs: dict[str, Tomb]
 
     @property
-    def world(self) -> GenerationIndex | None:
+    def index(self) -> GenerationIndex | None:
         """Who is in the sealed generation."""
         ...
 
@@ -68,7 +68,7 @@ class DepartureOrder:
 
 
 class Roster:
-    """The roll as known to the member `me`. All dicts are by id unless said otherwise.
+    """The roster as known to the member `me`. All dicts are by id unless said otherwise.
 
     eligible: may be active in the next generation. unfit: registered, but may not. missing: active, not out and not
     registered, since when. uncertain: of the proposed generation, out or not registered. refused: may not take part,
@@ -110,15 +110,15 @@ class Roster:
 
     def order(self, id: str) -> tuple[int, int]:
         """Return a member's place in the order in which a generation is formed."""
-        world = self._board.world
-        if world is not None and id in world.index:
-            return (0, world.index[id])
-        if world is not None and id in world.spares:
-            return (1, world.spares[id])
+        index = self._board.index
+        if index is not None and id in index.node_ranks:
+            return (0, index.node_ranks[id])
+        if index is not None and id in index.spares:
+            return (1, index.spares[id])
         return (2, self.members[id].order)
 
     def apply(self, event: e.Event, now: float) -> None:
-        """Take in one event of the roll."""
+        """Take in one event of the roster."""
         match event:
             case e.MemberPut() if self._newer(f"members/{event.record.node.id}", event.revision):
                 self._put(event.record, event.order, now)
@@ -156,7 +156,7 @@ class Roster:
                 pass
 
     def list(self, event: e.Listed, now: float) -> None:
-        """Take in all of the roll at once; what is not listed is gone, unless newer news of it came."""
+        """Take in all of the roster at once; what is not listed is gone, unless newer news of it came."""
         if event.rolled_back:
             self._revisions.clear()
         keep = {key for key, revision in self._revisions.items() if revision > event.revision}
@@ -207,8 +207,8 @@ class Roster:
 
     def reformed(self, now: float) -> None:
         """A generation was sealed: who is active is another set."""
-        world = self._board.world
-        active = world.ids if world is not None else ()
+        index = self._board.index
+        active = index.ids if index is not None else ()
         known, out = self.missing, self._board.tombs
         self.missing = {id: known.get(id, now) for id in active if id not in self.members and id not in out}
         self.version += 1
@@ -232,10 +232,10 @@ class Roster:
         formed, out = self._board.coming, self._board.tombs
         self.uncertain = {}
         if formed is not None:
-            ids = world_of(formed).ids
+            ids = index_of(formed).ids
             self.uncertain = {id: None for id in ids if id not in self.members or id in out}
 
-    # What the roll itself has news of.
+    # What the roster itself has news of.
 
     def hear(self, id: str, report: Report, now: float) -> None:
         """Take in a report."""
@@ -288,8 +288,8 @@ class Roster:
     def _find_twins(self, node: Node) -> None:
         """Of two incarnations under one name the older one is out: who is in the generation, or registered earlier."""
         rivals = dict.fromkeys(self.named(node.name))
-        world = self._board.world
-        sealed = world.names.get(node.name) if world is not None else None
+        index = self._board.index
+        sealed = index.names.get(node.name) if index is not None else None
         if sealed is not None:
             rivals[sealed] = None
         rivals = {id: None for id in rivals if id not in self._board.tombs and id not in self.refused}
@@ -364,7 +364,7 @@ class Roster:
 
     def _propose(self, id: str) -> None:
         formed = self._board.coming
-        if formed is not None and id in world_of(formed).index:
+        if formed is not None and id in index_of(formed).node_ranks:
             _set(self.uncertain, id, id not in self.members or id in self._board.tombs)
 
     def _newer(self, key: str, revision: int) -> bool:

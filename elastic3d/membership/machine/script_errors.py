@@ -17,11 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elastic3d.membership.machine.alarm import Alarm
-from elastic3d.membership.machine.leader_state import Lead
 from elastic3d.membership.machine.roster import Roster
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.policy import Policy
 
 HEARING = 2.0
 """Seconds the others have to say that their code raised too."""
@@ -38,62 +36,65 @@ class Raising:
     waiting: bool = False
 
 
-def raising(view: View, roll: Roster, policy: Policy, lead: Lead, alarm: Alarm) -> Raising:
+def raising(situation: Situation) -> Raising:
     """Judge whose code raised; nobody where torchrun restarts the workers, for it counts the tries itself."""
-    current, world, coming = view.generation, view.world, view.coming
-    if not policy.beside or current is None or world is None:
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
+    current, index, coming = view.generation, view.index, view.coming
+    if not policy.beside or current is None or index is None:
         return Raising()
     out: dict[str, str] = {}
     if coming is not None:
-        for id in roll.reports.who("error", coming.key):
-            if id in roll.members and not view.active(id):
-                out[id] = _words(roll, id, "while it prepared, and the nodes that train have no trouble")
-    said = raised_in(view, roll)
-    suspects = _newcomers(view, roll, said) or _each_time(view, roll, policy, said)
+        for id in roster.reports.who("error", coming.key):
+            if id in roster.members and not view.active(id):
+                out[id] = _words(roster, id, "while it prepared, and the nodes that train have no trouble")
+    said = raised_in(view, roster)
+    suspects = _newcomers(view, roster, said) or _each_time(situation, said)
     if not suspects:
-        lead.raised = None
+        leader_state.raised = None
         return Raising(out=out)
-    lead.raised = alarm.now if lead.raised is None else lead.raised
-    heard = all(any(id in roll.reports.who(what, current.key) for what in SAID) for id in world.index)
-    if heard or alarm.due(lead.raised + HEARING):
+    leader_state.raised = alarm.now if leader_state.raised is None else leader_state.raised
+    heard = all(any(id in roster.reports.who(what, current.key) for what in SAID) for id in index.node_ranks)
+    if heard or alarm.due(leader_state.raised + HEARING):
         return Raising(out=out | suspects)
     return Raising(out=out, waiting=True)
 
 
-def raised_in(view: View, roll: Roster) -> list[str]:
+def raised_in(view: View, roster: Roster) -> list[str]:
     """Return the active nodes whose code raised in the sealed generation, in rank order."""
-    current, world = view.generation, view.world
-    if current is None or world is None:
+    current, index = view.generation, view.index
+    if current is None or index is None:
         return []
-    said = [id for id in roll.reports.who("error", current.key) if id in world.index and id in roll.members]
-    return sorted(said, key=lambda id: world.index[id])
+    said = [id for id in roster.reports.who("error", current.key) if id in index.node_ranks and id in roster.members]
+    return sorted(said, key=lambda id: index.node_ranks[id])
 
 
-def _newcomers(view: View, roll: Roster, said: list[str]) -> dict[str, str]:
-    assert view.world is not None
-    steps = {id: report.step for id in view.world.index if (report := roll.reports.get(id)) is not None}
+def _newcomers(view: View, roster: Roster, said: list[str]) -> dict[str, str]:
+    assert view.index is not None
+    steps = {id: report.step for id in view.index.node_ranks if (report := roster.reports.get(id)) is not None}
     if not any(step and id not in said for id, step in steps.items()):
         return {}
     why = "before its first step, and no other's did"
-    return {id: _words(roll, id, why) for id in said if not steps.get(id, 0)}
+    return {id: _words(roster, id, why) for id in said if not steps.get(id, 0)}
 
 
-def _each_time(view: View, roll: Roster, policy: Policy, said: list[str]) -> dict[str, str]:
-    current, world = view.generation, view.world
+def _each_time(situation: Situation, said: list[str]) -> dict[str, str]:
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    current, index = view.generation, view.index
     assert current is not None
-    assert world is not None
-    if policy.tries < 2 or current.tries + 1 < policy.tries or roll.reports.step() > current.tried_at:
+    assert index is not None
+    if policy.tries < 2 or current.tries + 1 < policy.tries or roster.reports.step() > current.tried_at:
         return {}
     if len(said) != 1 or {*current.raised, *said} != set(said):
         return {}
-    if not policy.allowed(len([id for id in roll.eligible if id not in said])):
+    if not policy.allowed(len([id for id in roster.eligible if id not in said])):
         return {}
-    return {said[0]: _words(roll, said[0], f"in each of {current.tries + 1} tries, and no other's did")}
+    return {said[0]: _words(roster, said[0], f"in each of {current.tries + 1} tries, and no other's did")}
 
 
-def _words(roll: Roster, id: str, why: str) -> str:
+def _words(roster: Roster, id: str, why: str) -> str:
     name = id.partition("@")[0]
     return (
         f"the code of node {name} raised {why}: the job goes on without it. Mend what is wrong on that node and start "
-        f"it again. {roll.reports[id].detail}"
+        f"it again. {roster.reports[id].detail}"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from elastic3d.membership import actions as acts
-from elastic3d.membership.machine.generation_index import world_of
+from elastic3d.membership.machine.generation_index import index_of
 from elastic3d.membership.machine.view import View
 from elastic3d.values import Generation
 
@@ -58,11 +58,11 @@ class Trainers:
         """Prepare, let go, ask to leave and stop, as generation and proposal want it."""
         current, proposal, formed = view.generation, view.proposal, view.coming
         wanted: list[Generation] = []
-        if current is not None and self._id in world_of(current).index:
+        if current is not None and self._id in index_of(current).node_ranks:
             wanted.append(current)
             if view.outs:
                 self.stop(actions, current.key, f"{view.broken()} is out")
-        if formed is not None and self._id in world_of(formed).index:
+        if formed is not None and self._id in index_of(formed).node_ranks:
             wanted.append(formed)
         keys = [generation.key for generation in wanted]
         for key in [key for key in self._phase if key not in keys]:

@@ -3,7 +3,7 @@
 Events may come twice (the answer to an own write, then its echo in the watch) and a listing may be older than an event
 already heard; each record therefore keeps its revision, and only newer ones count.
 
-Everybody knows the board. Who leads, or judges the leader, knows the roll too.
+Everybody knows the board. Who leads, or judges the leader, knows the roster too.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic3d.membership import events as e
-from elastic3d.membership.machine.generation_index import GenerationIndex, Ring, ring_of, world_of
+from elastic3d.membership.machine.generation_index import GenerationIndex, Ring, index_of, ring_of
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.records import Claim, Doubt, End, MemberRecord, Out, Proposal, Tomb
 from elastic3d.values import Generation
 
 
 class View:
-    """The job as known to the member `me`. Changed by `apply`, `open_roll` and `close_roll` alone.
+    """The job as known to the member `me`. Changed by `apply`, `open_roster` and `close_roster` alone.
 
     outs: active nodes of the sealed generation that are out, by id, with the time that was heard of. fallen: whoever
     died of it or of the generation proposed, with its machine, until the next is sealed. generation_revision: of what
@@ -48,13 +48,13 @@ class View:
         self.outs: dict[str, float] = {}
         self.fallen: dict[str, str] = {}
         self.listed = False
-        self.roll: Roster | None = None
+        self.roster: Roster | None = None
         self._revisions: dict[str, int] = {}
 
     @property
-    def world(self) -> GenerationIndex | None:
+    def index(self) -> GenerationIndex | None:
         """Who is in the sealed generation; None before the first."""
-        return world_of(self.generation) if self.generation is not None else None
+        return index_of(self.generation) if self.generation is not None else None
 
     @property
     def standing(self) -> Generation | None:
@@ -92,25 +92,25 @@ class View:
 
         It would form a first generation of a job that is well under way.
         """
-        known, lost = self.world, self.forgotten > 0 and self.spoiled and self.generation_revision == 0
-        if known is None or not known.index or not lost or self.leader is None:
+        known, lost = self.index, self.forgotten > 0 and self.spoiled and self.generation_revision == 0
+        if known is None or not known.node_ranks or not lost or self.leader is None:
             return False
         return not self.takes_part(self.leader_id)
 
     def active(self, id: str) -> bool:
         """Return whether the node trains in the sealed generation."""
-        return self.generation is not None and id in world_of(self.generation).index
+        return self.generation is not None and id in index_of(self.generation).node_ranks
 
     def takes_part(self, id: str) -> bool:
         """Return whether the node is in the sealed generation, active or a spare."""
-        world = self.world
-        return world is not None and (id in world.index or id in world.spares)
+        index = self.index
+        return index is not None and (id in index.node_ranks or id in index.spares)
 
     def place(self, id: str) -> str | None:
         """Return the machine of a member of the sealed or the proposed generation."""
         for generation in (self.generation, self.coming):
             if generation is not None:
-                node = world_of(generation).nodes.get(id)
+                node = index_of(generation).nodes.get(id)
                 if node is not None:
                     return node.place
         return None
@@ -119,13 +119,13 @@ class View:
         """Return by whose loss the sealed generation cannot go on, "" while it can: an active node of it is out."""
         return next(iter(self.outs), "").partition("@")[0]
 
-    def open_roll(self) -> None:
-        """Begin to know the roll; it counts once it is listed."""
-        self.roll = Roster(self.me, self)
+    def open_roster(self) -> None:
+        """Begin to know the roster; it counts once it is listed."""
+        self.roster = Roster(self.me, self)
 
-    def close_roll(self) -> None:
-        """Forget the roll."""
-        self.roll = None
+    def close_roster(self) -> None:
+        """Forget the roster."""
+        self.roster = None
 
     def apply(self, event: e.Event, now: float) -> None:
         """Take in one event of a watch; other events are none of the view's business."""
@@ -136,8 +136,8 @@ class View:
                 for item in event.items:
                     if isinstance(item, e.Garbage):
                         self.apply(item, now)
-                if self.roll is not None:
-                    self.roll.list(event, now)
+                if self.roster is not None:
+                    self.roster.list(event, now)
             case e.TombPut() if self._newer(f"tombs/{event.id}", event.revision):
                 self.tombs[event.id] = event.tomb
                 self.tombs_at.setdefault(event.id, now)
@@ -146,8 +146,8 @@ class View:
                 place = self.place(event.id)
                 if event.tomb.how is Out.DEAD and place is not None:
                     self.fallen[event.id] = place
-                if self.roll is not None:
-                    self.roll.buried(event.id)
+                if self.roster is not None:
+                    self.roster.buried(event.id)
             case e.TombGone() if self._newer(f"tombs/{event.id}", event.revision):
                 self._unbury(event.id)
             case e.DoubtPut() if self._newer(f"doubts/{event.id}", event.revision):
@@ -172,10 +172,10 @@ class View:
                 if not mended:
                     self.sealed_at = now
                     self.fallen = {}
-                index = world_of(event.generation).index
+                index = index_of(event.generation).node_ranks
                 self.outs = {id: self.tombs_at[id] for id in self.tombs if id in index}
-                if self.roll is not None:
-                    self.roll.reformed(now)
+                if self.roster is not None:
+                    self.roster.reformed(now)
             case e.ProposalPut() if self._newer("proposal", event.revision):
                 self._propose(event.proposal)
             case e.ProposalGone() if self._newer("proposal", event.revision):
@@ -183,26 +183,26 @@ class View:
             case e.EndPut() if self._newer("end", event.revision):
                 self.end = event.end
             case _:
-                if self.roll is not None:
-                    self.roll.apply(event, now)
+                if self.roster is not None:
+                    self.roster.apply(event, now)
 
     def wait_longer(self, seconds: float, now: float) -> None:
         """Etcd was away for so long: that time does not count for who could neither register nor answer in it."""
         self.doubts_at = {id: min(now, at + seconds) for id, at in self.doubts_at.items()}
-        if self.roll is not None:
-            self.roll.wait_longer(seconds, now)
+        if self.roster is not None:
+            self.roster.wait_longer(seconds, now)
 
     def _propose(self, proposal: Proposal | None) -> None:
         self.proposal = proposal
-        if self.roll is not None:
-            self.roll.proposed()
+        if self.roster is not None:
+            self.roster.proposed()
 
     def _unbury(self, id: str) -> None:
         self.tombs.pop(id, None)
         self.tombs_at.pop(id, None)
         self.outs.pop(id, None)
-        if self.roll is not None:
-            self.roll.buried(id)
+        if self.roster is not None:
+            self.roster.buried(id)
 
     def _newer(self, key: str, revision: int) -> bool:
         if revision <= self._revisions.get(key, 0):
@@ -256,7 +256,7 @@ class View:
         self.generation_revision, self.spoiled = past.revision, True
         self.outdated = now if self.outdated is None else self.outdated
         self._revisions["generation"] = past.revision
-        items: list[e.OfRoll | e.OfBoard] = []
+        items: list[e.OfRoster | e.OfBoard] = []
         for item in event.items:
             if isinstance(item, e.EndPut):
                 items.append(e.Garbage(key="board/end", revision=item.revision))

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from elastic3d.parallel.norms import clip_coefficient
 from elastic3d.parallel.state import local
-from elastic3d.parallel.vote import Outcome, clip_coefficient
+from elastic3d.parallel.vote import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

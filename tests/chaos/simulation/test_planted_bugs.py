@@ -16,18 +16,16 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
 from elastic3d.membership.driver import witness
-from elastic3d.membership.machine import failure_detector, leader, losses
-from elastic3d.membership.machine.alarm import Alarm
+from elastic3d.membership.machine import leader, suspicions, triggers
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.partition import Cut, Suspect
 from elastic3d.membership.machine.reports import Reports
-from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.script_errors import Raising
+from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import WHOLE, Report
 from elastic3d.values import Generation
-from elastic3d.worker import departure
+from elastic3d.worker.keeper import departure
 
 MOST = 400
 """Schedules in which a planted bug has to show itself."""
@@ -60,12 +58,11 @@ def compare_wall_clocks(patch: pytest.MonkeyPatch) -> None:
         stamps[id] = now + crc32(id.encode()) % 120 - 60
         return hear(self, id, report, now)
 
-    def stale(
-        view: View, roll: Roster, policy: Policy, kept: failure_detector.Silence, alarm: Alarm
-    ) -> tuple[dict[str, str], list[acts.Write]]:
-        stamps = roll.reports.__dict__.get("stamps", {})
-        late = {id: "its report is old" for id in roll.members if stamps.get(id, alarm.now) < alarm.now - 30.0}
-        dead, doubts = judge(view, roll, policy, kept, alarm)
+    def stale(situation: Situation) -> tuple[dict[str, str], list[acts.Write]]:
+        roster, now = situation.roster, situation.alarm.now
+        stamps = roster.reports.__dict__.get("stamps", {})
+        late = {id: "its report is old" for id in roster.members if stamps.get(id, now) < now - 30.0}
+        dead, doubts = judge(situation)
         return dead | late, doubts
 
     patch.setattr(Reports, "hear", stamped)
@@ -100,22 +97,22 @@ def accept_stale_acknowledgements(patch: pytest.MonkeyPatch) -> None:
 def take_a_lost_lease_for_death(patch: pytest.MonkeyPatch) -> None:
     """A member key that vanishes is a death: no grace, and no veto of those who hear the node."""
 
-    def hasty(view: object, roll: Roster, *_: object) -> dict[str, str]:
-        return dict.fromkeys(roll.missing, "its lease ran out")
+    def hasty(situation: Situation) -> dict[str, str]:
+        return dict.fromkeys(situation.roster.missing, "its lease ran out")
 
     patch.setattr(leader, "expired", hasty)
 
 
 def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
     """Whoever judges takes its own side for the main one, however few they are."""
-    honest = failure_detector.suspects
+    honest = suspicions.suspects
 
     def partial(
         ids: Sequence[str], cuts: frozenset[Cut], active: dict[str, int], judge: str, *_: object
     ) -> tuple[Suspect, ...]:
         return honest(ids, cuts, {judge: 0}, judge)
 
-    patch.setattr(failure_detector, "suspects", partial)
+    patch.setattr(suspicions, "suspects", partial)
 
 
 def forget_what_was_reached(patch: pytest.MonkeyPatch) -> None:
@@ -166,7 +163,7 @@ def believe_old_revisions(patch: pytest.MonkeyPatch) -> None:
 
 def let_a_dead_link_hold_all_up(patch: pytest.MonkeyPatch) -> None:
     """Who cannot reach whom is known, and nobody has to stand aside for it."""
-    patch.setattr(losses, "_apart", lambda *_: "")
+    patch.setattr(triggers, "_apart", lambda *_: "")
 
 
 def believe_one_refusal(patch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def test_a_mesh_names_who_stands_where() -> None:
 
 
 def test_a_name_that_comes_back_is_two_nodes() -> None:
-    """The generation names the dead incarnation, the roll the new one: both are shown, each with its own state."""
+    """The generation names the dead incarnation, the roster the new one: both are shown, each with its own state."""
     scene = scenes.losses()
     again = scenes.node("b", incarnation="2")
     scene.write(again, scenes.acts.PutMember(record=scenes.MemberRecord(node=again)))

@@ -52,7 +52,7 @@ def member(name: str, *, leader: str = "a", maximum: int = 3) -> Core:
     sealed = e.GenerationPut(generation=generation, revision=8)
     lead = e.LeaderPut(claim=Claim(name=leader, incarnation=f"{leader}1"), revision=5)
     core.handle([e.Listed(tier=e.Tier.BOARD, items=(lead, sealed), revision=9, gap=False)], 0.0)
-    core.handle([e.Registered(revision=9), e.Listed(tier=e.Tier.ROLL, items=members, revision=9, gap=False)], 0.0)
+    core.handle([e.Registered(revision=9), e.Listed(tier=e.Tier.ROSTER, items=members, revision=9, gap=False)], 0.0)
     return core
 
 
@@ -105,7 +105,7 @@ def test_the_first_tomb_stays() -> None:
 
 
 def test_whoever_sees_its_own_key_vanish_registers_again() -> None:
-    """A leader watches the roll: that its own key was deleted by hand it need not be told by anybody else."""
+    """A leader watches the roster: that its own key was deleted by hand it need not be told by anybody else."""
     core = member("a")
     gone = e.MemberGone(id="a@a1", revision=20)
     assert acts.PutMember(record=core.record) in core.handle([gone], 1.0)
@@ -147,7 +147,7 @@ def test_trainers_lose_each_other_while_nobody_can_say_why(gone: e.Event, back: 
     def listed() -> list[e.Event]:
         members = [e.MemberPut(record=MemberRecord(node=n), order=i, revision=i) for i, n in enumerate(NODES, 1)]
         report = e.ReportPut(id="b@b1", report=Report(incarnation="b1", interrupted="1.1"), revision=10)
-        return [e.Listed(tier=e.Tier.ROLL, items=(*members, report), revision=10, gap=False)]
+        return [e.Listed(tier=e.Tier.ROSTER, items=(*members, report), revision=10, gap=False)]
 
     core = member("a")
     core.handle(listed(), 1.0)
@@ -263,7 +263,7 @@ def test_an_emptied_etcd_gets_the_job_again_from_who_knows_it() -> None:
     assert acts.Campaign(expected=0) in told
     claim = Claim(name="a", incarnation="a1")
     core.handle([e.LeaderPut(claim=claim, revision=5), e.WriteDone(write=told[-1], ok=True)], 1.2)  # type: ignore[arg-type]
-    told = core.handle([e.Listed(tier=e.Tier.ROLL, items=(), revision=5, gap=True, rolled_back=True)], 1.3)
+    told = core.handle([e.Listed(tier=e.Tier.ROSTER, items=(), revision=5, gap=True, rolled_back=True)], 1.3)
     assert [action for action in told if isinstance(action, acts.Mend)] == [
         acts.Mend(generation=core.view.generation, token=5, previous=0)  # type: ignore[arg-type]
     ]
@@ -312,7 +312,7 @@ def test_a_node_that_encrypts_unlike_the_job_is_refused(job: bool) -> None:
     )
     lead = e.LeaderPut(claim=Claim(name="a", incarnation="a1"), revision=5)
     core.handle([e.Listed(tier=e.Tier.BOARD, items=(lead,), revision=9, gap=False)], 0.0)
-    listed = e.Listed(tier=e.Tier.ROLL, items=members, revision=9, gap=False)
+    listed = e.Listed(tier=e.Tier.ROSTER, items=members, revision=9, gap=False)
     (bury,) = [a for a in core.handle([e.Registered(revision=9), listed], 0.0) if isinstance(a, acts.Bury)]
     assert (bury.id, bury.tomb.how) == ("b@b1", Out.REFUSED)
     assert "give cert= and key= to every node of the run, or to none" in bury.tomb.detail

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic3d.membership.driver.links import FRESH, INTERVAL
-from elastic3d.membership.machine.failure_detector import PROVEN
 from elastic3d.membership.machine.partition import REACH, cuts_of, made, suspects
+from elastic3d.membership.machine.suspicions import PROVEN
 
 IDS = [f"n{at:02d}" for at in range(12)]
 

@@ -135,9 +135,9 @@ def check(teller: Teller) -> None:
         trainers = {key: state for key, state in story.trainers[name].items() if state != "dead"}
         assert core.view.generation == current, f"{name} agrees"
         assert not core.report.silent, f"{name} hears all its neighbours"
-        assert (core.view.roll is not None) == core.leads, f"{name} watches the roll if it leads"
-        if core.view.roll is not None:
-            assert core.view.roll.members.keys() == alive.keys()
+        assert (core.view.roster is not None) == core.leads, f"{name} watches the roster if it leads"
+        if core.view.roster is not None:
+            assert core.view.roster.members.keys() == alive.keys()
         if core.view.active(core.record.node.id):
             assert core.running == current, f"{name} trains"
             assert trainers == {current.key: "running"}, f"{name} has these trainers and no others"

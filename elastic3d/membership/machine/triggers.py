@@ -1,0 +1,146 @@
+"""Why the sealed generation cannot go on: somebody is out, or somebody's trainers are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic3d.membership.machine.roster import Roster
+from elastic3d.membership.machine.situation import Situation
+from elastic3d.membership.records import Out
+from elastic3d.values import Cause
+
+NAMED = 4
+"""Nodes whose trainers' words a generation's detail quotes."""
+
+BOTH = 2.0
+"""Seconds in which others may say too whom they cannot connect to, once the first did: who is part of most pairs is
+known then, and a step may be made after all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Urgent:
+    """Why the generation must end at once. culprit: whose trainer it was; lost: nodes are gone.
+
+    out: nodes whose code alone raised are put out. final: trying again cannot mend the error.
+    """
+
+    cause: Cause
+    detail: str
+    culprit: str = ""
+    lost: bool = False
+    out: bool = False
+    final: bool = False
+
+
+def expired(situation: Situation) -> dict[str, str]:
+    """Return active nodes whose lease is lost for good, with the evidence: nobody hears them.
+
+    A lost lease is suspicion only. A neighbour on the ring that is registered and does not call the node silent vetoes;
+    what this member hears itself counts in any case. But a veto gives the node time to register again, no more: who
+    has not within `Policy.orphan` has lost etcd alone and stopped its trainers long ago, and the others would wait for
+    them for ever. And it protects a generation that trains: where trainers have lost a peer, or all others wait for
+    the one that is missing to prepare, it has stopped, and there is nothing left to wait for.
+    """
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
+    me = view.me.node.id
+    found: dict[str, str] = {}
+    if not roster.missing:
+        return found
+    ring = view.ring
+    current = view.generation
+    assert current is not None
+    stands = bool(roster.reports.who("interrupted", current.key))
+    prepared = len(roster.reports.who("prepared", current.key))
+    waits = prepared >= len(current.nodes) - len(roster.missing)
+    for id, since in roster.missing.items():
+        if id == me:
+            continue
+        patience = policy.grace if since >= leader_state.leading + policy.lease else policy.lease + policy.grace
+        if not alarm.due(since + patience):
+            continue
+        near = ring.around(id, view.tombs)
+        reports = ((other, roster.reports.get(other)) for other in near if other in roster.members or other == me)
+        if not any(report is not None and id not in report.silent for _, report in reports):
+            found[id] = "its lease ran out, and no neighbour hears it"
+        elif stands or (waits and view.sealed_at > since):
+            found[id] = "its lease ran out, it did not register again, and its trainers are gone"
+        elif alarm.due(since + patience + policy.orphan):
+            found[id] = f"its lease ran out, and it did not register again within {patience + policy.orphan:g} s"
+    return found
+
+
+def urgent(situation: Situation, lost: dict[str, str]) -> Urgent | None:
+    """Return why the sealed generation must end at once, None if it need not. `lost`: dead, tombs under way."""
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    leader_state, alarm = situation.leader_state, situation.alarm
+    current, index = view.generation, view.index
+    assert current is not None
+    assert index is not None
+    dead = sorted((index.node_ranks[id], id) for id in {*view.outs, *lost} if id in index.node_ranks)
+    if dead:
+        tombs = {id: view.tombs[id] for _, id in dead if id in view.tombs}
+        left = len(tombs) == len(dead) and all(tomb.how is Out.LEFT for tomb in tombs.values())
+        drained = left and all(tomb.detail for tomb in tombs.values())
+        details = dict.fromkeys(tombs[id].detail if id in tombs else lost[id] for _, id in dead)
+        evidence = "; ".join(detail for detail in details if detail)
+        names = ", ".join(id.partition("@")[0] for _, id in dead)
+        if len(tombs) == len(dead) and all(tomb.how is Out.FAILED for tomb in tombs.values()):
+            return Urgent(cause=Cause.ERROR, detail=evidence, out=True)
+        cause = Cause.DRAIN if drained else Cause.LEAVE if left else Cause.DEATH
+        return Urgent(cause=cause, detail=names + (f": {evidence}" if evidence else ""), lost=not drained)
+    key = current.key
+    apart = _apart(situation)
+    if apart:
+        leader_state.apart = alarm.now if leader_state.apart is None else leader_state.apart
+        if not alarm.due(leader_state.apart + BOTH):
+            return None
+        return Urgent(cause=Cause.QUARANTINE, detail=apart)
+    leader_state.apart = None
+    for field, cause in (("error", Cause.ERROR), ("fault", Cause.FAULT)):
+        # Whoever speaks before it has registered again is heard once it has.
+        said = [id for id in roster.reports.who(field, key) if id in index.node_ranks and id in roster.members]
+        if said:
+            culprit = min(said, key=lambda id: index.node_ranks[id])
+            detail = roster.reports[culprit].detail
+            name = culprit.partition("@")[0]
+            if field == "error":
+                final = any(roster.reports[id].final for id in said)
+                return Urgent(cause=cause, detail=detail, culprit=culprit, final=final)
+            return Urgent(cause=cause, detail=f"{name}: {detail}", culprit=culprit)
+    if roster.reports.who("left", key) and view.proposal is None:
+        return Urgent(cause=Cause.DEATH, detail="the others had left for a membership that lost a node")
+    if not roster.reports.who("interrupted", key):
+        leader_state.interrupted = None
+        return None
+    leader_state.interrupted = alarm.now if leader_state.interrupted is None else leader_state.interrupted
+    if alarm.due(leader_state.interrupted + policy.interrupted):
+        return Urgent(cause=Cause.FAULT, detail=f"trainers lost each other, and nobody died{_said(roster, key)}")
+    return None
+
+
+def _apart(situation: Situation) -> str:
+    """Return which active nodes have to stand aside for whom, "" for none, or where too few would be left.
+
+    What their trainers die of meanwhile is no fault of anybody's, nor of the code's.
+    """
+    view, roster, policy = situation.view, situation.roster, situation.policy
+    if not any(view.active(id) for id in roster.apart) or not policy.allowed(len(roster.eligible)):
+        return ""
+    return "; ".join(
+        f"{_name(id)} stands aside: no connection between it and {', '.join(map(_name, others))}"
+        for id, others in roster.apart.items()
+        if view.active(id)
+    )
+
+
+def _said(roster: Roster, key: str) -> str:
+    """Return what the trainers that lost a peer said of it."""
+    ids = sorted(roster.reports.who("interrupted", key))
+    said = [f"{_name(id)}: {roster.reports[id].detail}" for id in ids if roster.reports[id].detail]
+    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return f" ({'; '.join(said[:NAMED])}{more})" if said else ""
+
+
+def _name(id: str) -> str:
+    return id.partition("@")[0]

@@ -1,0 +1,118 @@
+"""Where a generation's state comes from: rank 0 decides, all ranks load it, and go back together from damaged tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+
+from checkpointing.errors import MissingTile
+from elastic3d.data import Batches
+from elastic3d.data.ledger import Ledger
+from elastic3d.parallel.assembly import Assembly
+from elastic3d.parallel.numerics.scale import LossScale
+from elastic3d.port import Assignment, Go
+from elastic3d.training import identity, loading, restoring, starting
+from elastic3d.training.tiers import announced_read
+
+log = structlog.get_logger()
+
+ASKED = "asked"
+"""The fact that says what the script asked for, beside what has become of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedState:
+    """What came with the weights and the optimizer's state, which are in their places."""
+
+    decision: restoring.Decision
+    ledger: Ledger
+    scale: LossScale
+    changes: tuple[str, ...]
+    """What the script asks for otherwise than the one that saved the state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateLoader:
+    """Brings a state into this rank's part of the model; made once per generation."""
+
+    assignment: Assignment
+    tiers: restoring.Tiers
+    assembly: Assembly
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    """The learning-rate schedule, None for none."""
+    batches: Batches
+    asked: Mapping[str, Any]
+    """What the script asks for, as `identity.asked` says it."""
+    peers: Callable[[], AbstractContextManager[None]]
+    """Wraps what all ranks do together, and ends the process where one of them is lost."""
+
+    def load(self, go: Go, scale: LossScale) -> LoadedState:
+        """Bring the decided state into this rank, on all ranks the same. scale: the loss scale of a run that begins.
+
+        Whether a checkpoint's tiles are whole shows when they are read. Where any rank finds one that is damaged, all
+        go back to an older checkpoint.
+        """
+        store, rank = self.assignment.store, self.assignment.rank
+        ledger: Ledger = ()
+        damaged: tuple[str, ...] = ()
+        while True:
+            with self.peers():
+                decision = self._decide(go, damaged)
+            missing: MissingTile | None = None
+            if decision.source != restoring.NONE:
+                if not starting.is_foreign(decision):
+                    loading.check_model(decision, self.assembly.specs)
+                    self._changes(decision)  # for what it refuses, before anything is loaded
+                sources = self.tiers.sources(decision, store, rank)
+                try:
+                    with announced_read(decision, store):
+                        ledger = loading.load(
+                            self.assembly.model, self.optimizer, self.schedule, self.batches, decision, sources
+                        )
+                except MissingTile as error:
+                    if decision.source != restoring.STORE or not error.damaged:
+                        raise
+                    missing = error
+                scale = scale.restored(decision.facts or {})
+            with self.peers():
+                found_damaged = (
+                    decision.source == restoring.STORE and self.assembly.mesh.highest(missing is not None) > 0
+                )
+            if not found_damaged:
+                changes = tuple(self._changes(decision))
+                return LoadedState(decision=decision, ledger=ledger, scale=scale, changes=changes)
+            log.warning(
+                "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
+            )
+            damaged = (*damaged, decision.checkpoint)
+
+    def _decide(self, go: Go, damaged: tuple[str, ...]) -> restoring.Decision:
+        given, mesh = self.assignment, self.assembly.mesh
+        newest = mesh.highest(go.newest)
+        # Who was not there when it failed cannot know that nothing would be skipped.
+        failed_after = -mesh.highest(-go.failed_after)
+        decided = None
+        if given.rank == 0:
+            known = restoring.Known(
+                generation=given.generation,
+                newest=newest,
+                reached=go.reached,
+                fresh=given.fresh,
+                wanted=given.restore,
+                damaged=damaged,
+                failed_after=failed_after,
+                failure=go.failure,
+            )
+            decided = restoring.dump(restoring.decide(self.tiers, go.servers, given.store, self.assembly.specs, known))
+        return starting.from_the_start(restoring.load(mesh.broadcast(decided)))
+
+    def _changes(self, decision: restoring.Decision) -> list[str]:
+        """Return what the script asks for otherwise than the one that saved the state; older states do not say."""
+        saved = (decision.facts or {}).get(ASKED)
+        return [] if saved is None else identity.changes(saved, self.asked)

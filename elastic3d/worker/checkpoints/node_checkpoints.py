@@ -1,0 +1,196 @@
+"""A node's part in the run's checkpoints: its slots' tiles into the store and, where it leads, the commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from checkpointing import Store
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.membership.records import SavedStep
+from elastic3d.values import Generation
+from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, CommitNeedless, Committer, FencedStore
+from elastic3d.worker.checkpoints.housekeeping import (
+    Bounded,
+    Housekeeper,
+    SweepFailed,
+    Swept,
+    Told,
+    Verified,
+    VerifyFailed,
+)
+from elastic3d.worker.checkpoints.uploader import TilesUploaded, Uploader, WriteFailed, rest_after
+from elastic3d.worker.checkpoints.writing import CheckpointWriter
+from elastic3d.worker.journal import Journal
+from elastic3d.worker.options import Saving
+from elastic3d.worker.processes.slot import SlotPort
+from elastic3d.worker.pulse import Figures
+
+COMMIT_PATIENCE = 10.0
+"""Seconds a leader's node waits for the commit of what it wrote before it begins the next checkpoint."""
+
+
+class Checkpoints:
+    """Called on the keeper's main thread, which hears of writes through `tell` and hands what it heard to `heard`.
+
+    settled: hears, on the committer's thread, of each save that is committed, or with the error that never will be.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        saving: Saving,
+        slots: Sequence[SlotPort],
+        tell: Callable[[TilesUploaded | WriteFailed], None],
+        *,
+        journal: Journal,
+        figures: Figures,
+        clock: Clock = SYSTEM,
+        rest: Callable[[int], float] = rest_after,
+        settled: Callable[[SavedStep, str], None] = lambda saved, error: None,
+    ) -> None:
+        self._settled = settled
+        self._limit, self._over = saving.keep_bytes, 0
+        self._slots, self._journal, self._figures, self._clock = slots, journal, figures, clock
+        self._leads = False
+        self._written: dict[int, SavedStep] = {}
+        self._writer = writer = CheckpointWriter(store, saving, len(slots))
+        self._housekeeper = Housekeeper(store, saving, self._kept, clock=clock)
+        self._committer = Committer(store, self._committed, clock=clock)
+        self._uploaders = [Uploader(slot, writer.write, tell, patience=self._patience, rest=rest) for slot in slots]
+
+    # What the membership says.
+
+    def fence(self, number: int) -> None:
+        """Lead: fence off older leaders."""
+        self._leads = True
+        self._committer.fence(number)
+
+    def commit(self, saved: SavedStep, number: int) -> None:
+        """Commit what all nodes wrote."""
+        self._committer.commit(saved, number)
+
+    def begin(self) -> None:
+        """Tell the trainers of a new generation which slots would take a checkpoint."""
+        for slot, uploader in zip(self._slots, self._uploaders, strict=True):
+            slot.set_ready(uploader.ready)
+
+    def forget(self) -> None:
+        """Begin anew under another incarnation."""
+        self._leads = False
+        self._written.clear()
+
+    def distrust(self, damaged: Collection[str]) -> None:
+        """Build no checkpoint on these, which were found damaged."""
+        self._writer.distrust(damaged)
+
+    # Snapshots.
+
+    def offer(self, slot: int, step: int, generation: Generation) -> None:
+        """Write a slot's snapshot that was taken for a checkpoint."""
+        self._uploaders[slot].offer(step, generation)
+
+    def flush(self, step: int, generation: Generation) -> set[int]:
+        """Write every slot's snapshot of `step`, the last there will be; return the slots that have done so already."""
+        made = (step, generation.number, generation.attempt)
+        there = {slot for slot, saved in self._written.items() if (saved.step, saved.made_in, saved.attempt) == made}
+        for uploader in self._uploaders:
+            uploader.flush(step, generation)
+        return there
+
+    def retry(self, slot: int, step: int, generation: Generation) -> None:
+        """Write a slot's snapshot of `step` once more: it could not be written."""
+        self._uploaders[slot].flush(step, generation, again=True)
+
+    def heard(self, event: TilesUploaded | WriteFailed) -> SavedStep | None:
+        """Take note of what came of a write; return the save that all slots of the node have written now."""
+        if isinstance(event, WriteFailed):
+            age = self._figures.checkpoint_age(self._clock.monotonic())
+            self._figures.failed(event.step, event.error)
+            self._journal.emit("checkpoint.failed", step=event.step, error=event.error, age=age, slot=event.slot)
+            return None
+        step = event.saved.step
+        self._journal.emit("checkpoint.written", step=step, bytes=event.bytes, new=event.new, slot=event.slot)
+        if self._figures.wrote(step):
+            self._journal.emit("checkpoint.mended", step=step)
+        self._written[event.slot] = event.saved
+        same = len(self._written) == len(self._slots) and len(set(self._written.values())) == 1
+        return event.saved if same else None
+
+    # The end.
+
+    def close_uploaders(self, patience: float) -> None:
+        """End the writes; those under way have `patience` seconds together."""
+        self._close([uploader.close for uploader in self._uploaders], patience)
+
+    def close_committer(self, patience: float) -> None:
+        """End the commits, and the look at the last one; they have `patience` seconds together."""
+        self._close([self._committer.close, self._housekeeper.close], patience)
+
+    def _close(self, closes: Sequence[Callable[[float], None]], patience: float) -> None:
+        until = self._clock.monotonic() + patience
+        for close in closes:
+            close(max(0.0, until - self._clock.monotonic()))
+
+    def _patience(self) -> float:
+        return COMMIT_PATIENCE if self._leads else 0.0
+
+    def _committed(self, event: CommitDone | CommitFailed | CommitNeedless | FencedStore) -> None:
+        """Take note of a commit; on the committer's thread, for the main one may be waiting for it to end."""
+        now = self._clock.monotonic()
+        match event:
+            case FencedStore():
+                if event.age is not None:
+                    self._figures.committed(event.step, now - event.age)
+                if event.verified_age is not None:
+                    self._figures.verified(event.verified_step, now - event.verified_age)
+            case CommitNeedless():
+                self._settled(event.saved, "")
+            case CommitFailed():
+                self._failed(event, now)
+            case CommitDone():
+                self._done(event, now)
+
+    def _failed(self, event: CommitFailed, now: float) -> None:
+        age = self._figures.checkpoint_age(now)
+        step = event.saved.step if event.saved is not None else -1
+        self._leads = self._leads and not event.deposed
+        self._figures.failed(step, event.error)
+        self._journal.emit("checkpoint.failed", step=step, error=event.error, age=age)
+        if event.saved is not None and not event.again:
+            for uploader in self._uploaders:
+                uploader.settled(event.saved)
+            self._settled(event.saved, event.error)
+
+    def _done(self, event: CommitDone, now: float) -> None:
+        self._journal.emit("checkpoint.committed", step=event.saved.step)
+        if self._figures.committed(event.saved.step, now):
+            self._journal.emit("checkpoint.mended", step=event.saved.step)
+        for uploader in self._uploaders:
+            uploader.settled(event.saved)
+        self._settled(event.saved, "")
+        self._housekeeper.committed(event.committed.checkpoint, event.saved.step, now)
+
+    def _kept(self, event: Told) -> None:
+        """Take note of what became of a checkpoint after its commit; on the housekeeper's thread."""
+        match event:
+            case Verified():
+                self._figures.verified(event.step, event.at)
+                self._journal.emit("checkpoint.verified", step=event.step, kind=str(event.how), seconds=event.seconds)
+            case VerifyFailed():
+                self._journal.emit("checkpoint.unverified", step=event.step, error=event.error)
+            case Swept():
+                dropped, freed = len(event.collected.dropped), event.collected.bytes
+                self._journal.emit("checkpoint.collected", checkpoints=dropped, bytes=freed)
+            case Bounded():
+                self._bounded(event.over)
+            case SweepFailed():
+                self._journal.emit("checkpoint.uncollected", error=event.error)
+
+    def _bounded(self, over: int) -> None:
+        """Tell when what must stay takes more than `keep_bytes`, and when it does so no more."""
+        was, self._over = self._over, over
+        self._figures.store(f"what must be kept is {over} bytes above keep_bytes={self._limit}" if over else "")
+        if over and not was:
+            self._journal.emit("store.limit_exceeded", over=over, limit=self._limit)
+        elif was and not over:
+            self._journal.emit("store.limit_kept", limit=self._limit)

@@ -1,0 +1,1 @@
+"""The first keeper of a node, which speaks for it: its generations, how they begin, go on and end."""

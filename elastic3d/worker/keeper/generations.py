@@ -1,0 +1,319 @@
+"""The trainers of a node, generation by generation: started beside each other, told to go, told to leave, stopped.
+
+The membership decides what ought to run, and hears what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.membership import events as m
+from elastic3d.membership import topology
+from elastic3d.port import Go
+from elastic3d.rendezvous.settings import Settings
+from elastic3d.trust.credentials import Credentials
+from elastic3d.values import Cause, Generation, Node
+from elastic3d.worker.journal import Journal
+from elastic3d.worker.keeper.trainer_group import TrainerGroup, assignment
+from elastic3d.worker.options import RunOptions
+from elastic3d.worker.processes import events as w
+from elastic3d.worker.processes.failure import words
+from elastic3d.worker.processes.slot import SlotPort
+from elastic3d.worker.pulse import Figures
+from elastic3d.worker.safety import SafeStep
+
+UNREACHABLE = 60.0
+"""Seconds for which a node that took no snapshots is not asked to again, while there is another."""
+
+HELD_WITHIN = 60.0
+"""Seconds in which a buddy has to hold a snapshot while the safe step is too old; doubled after each that has not."""
+
+LINE = 300
+"""Characters of what a collective said of a lost peer that the others are told."""
+
+TrainerEvent = w.Started | w.TrainerReady | w.Restored | w.StepFinished | w.TrainerExited
+
+
+class Generations:
+    """Worlds by their generation's key. running: the generation that was told to go last.
+
+    finished: `main` returned, and what it left is in the store where there is one (`Ending`).
+
+    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave.
+    raised: what the script raised here last, with its traceback. credentials: what the node's processes show to those
+    of the others, once it joined. tell: what the membership hears.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: RunOptions,
+        slots: Sequence[SlotPort],
+        tell: Callable[[m.Event], None],
+        *,
+        journal: Journal,
+        figures: Figures,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._settings, self._options, self._slots, self._tell = settings, options, slots, tell
+        self._journal, self._figures, self._clock = journal, figures, clock
+        self.worlds: dict[str, TrainerGroup] = {}
+        self.running: Generation | None = None
+        self.buddy: Node | None = None
+        self.own_buddy: Node | None = None
+        self.finished = False
+        self.raised = ""
+        self.credentials: Credentials | None = None
+        self._out_of_reach: dict[str, float] = {}
+        self._safe_step: SafeStep | None = None
+        self._stale_told: float | None = None
+        self._held_at: dict[int, float] = {}
+        # The step at which the newest generation that trained here began.
+        self._began_at = -1
+        self._patience = HELD_WITHIN
+
+    def show(self, credentials: Credentials) -> None:
+        """Have the slots, and the trainers to come, show these credentials, and take others of the same run."""
+        self.credentials = credentials
+        for slot in self._slots:
+            slot.set_credentials(credentials)
+
+    def sealed(self, generation: Generation) -> None:
+        """Take replicas of a generation from those of whom its record says that they are theirs."""
+        ranks = tuple(node.id for node in generation.nodes for _ in node.slots)
+        for slot in self._slots:
+            slot.sealed(generation.number, ranks)
+
+    def prepare(self, generation: Generation, me: Node) -> None:
+        """Fork the trainers of a generation; they build everything and wait."""
+        first = generation.first_rank(me.name, me.incarnation)
+        assert first is not None
+        trainers = {}
+        for slot in self._slots:
+            rank = first + slot.index
+            told = assignment(
+                self._settings,
+                self._options,
+                slot=slot.index,
+                rank=rank,
+                generation=generation,
+                credentials=self.credentials,
+            )
+            trainers[slot.index] = slot.prepare(told)
+        self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)
+
+    def go(self, generation: Generation, me: Node) -> None:
+        """Let the prepared trainers of a generation restore and train."""
+        world = self.worlds[generation.key]
+        servers = tuple(
+            f"{node.address}:{place.tile_port}"
+            for node in (*generation.nodes, *generation.spares)
+            for place in node.slots
+        )
+        self.running = generation
+        self.sealed(generation)
+        self._safe_step = None
+        self._fresh()
+        for slot in self._slots:
+            slot.set_generation(generation.number)
+        self.own_buddy = self._buddy_of(me)
+        self.keep_with(self.own_buddy)
+        failed = generation.cause is Cause.ERROR and generation.tried_at != self._began_at
+        go = Go(
+            servers=servers,
+            reached=generation.reached,
+            failed_after=generation.tried_at if failed else -1,
+            failure=generation.detail if failed else "",
+        )
+        for slot in self._slots:
+            slot.go(world.trainers[slot.index], go)
+
+    def keep_with(self, buddy: Node | None) -> None:
+        """Have the snapshots copied to `buddy` from now on, those included that only another has."""
+        self.buddy = buddy
+        self._held_at = dict.fromkeys(range(len(self._slots)), self._clock.monotonic())
+        for world in self.worlds.values():
+            world.held.clear()
+        for slot in self._slots:
+            slot.set_buddy(self._address_of(buddy, slot.index) if buddy is not None else None)
+
+    def _buddy_of(self, me: Node) -> Node | None:
+        """Return who is to hold this node's snapshots: one that was not out of reach lately.
+
+        None where it is alone. Where all are out of reach, the snapshots stay at home for a while if there is a store,
+        for no checkpoint is made of them otherwise; without one what the buddy has still is worth more.
+        """
+        assert self.running is not None
+        now, nodes = self._clock.monotonic(), self.running.nodes
+        self._out_of_reach = {id: at for id, at in self._out_of_reach.items() if now - at < UNREACHABLE}
+        able = [node for node in nodes if node.id == me.id or node.id not in self._out_of_reach]
+        if len(able) == 1 and self._options.store is None:
+            able = [me, *sorted((n for n in nodes if n.id != me.id), key=lambda n: self._out_of_reach[n.id])[:1]]
+        at = next(i for i, node in enumerate(able) if node.id == me.id)
+        buddy = able[topology.buddies(able)[at]]
+        return buddy if buddy.id != me.id else None
+
+    def unreachable(self, event: w.BuddyUnreachable, me: Node) -> None:
+        """Have the snapshots copied to another node, where the present buddy is the one that does not take them."""
+        if self.buddy is not None and event.address == self._address_of(self.buddy, event.slot):
+            self._choose(me, f"{event.address} took no snapshot for {event.seconds:.1f} s: {event.error}")
+
+    def _choose(self, me: Node, why: str) -> None:
+        former = self.buddy
+        if former is not None:
+            self._out_of_reach[former.id] = self._clock.monotonic()
+        buddy = self._buddy_of(me)
+        if buddy != former:
+            names = [node.name if node is not None else None for node in (buddy, former)]
+            self._journal.emit("buddy.changed", buddy=names[0], former=names[1], detail=why)
+            self.own_buddy = buddy
+            self.keep_with(buddy)
+
+    def _address_of(self, buddy: Node, slot: int) -> str:
+        return f"{buddy.address}:{buddy.slots[slot].tile_port}"
+
+    def look_after_snapshots(self, me: Node) -> None:
+        """Tell of a safe step that is too old, and act where this node is the reason. Called after each step."""
+        now = self._clock.monotonic()
+        if self.running is None or self._safe_step is None or len(self.running.nodes) < 2:
+            return
+        if self.buddy is None and not self._out_of_reach_lately(now):
+            self._choose(me, "other nodes are tried again")
+        stale = self._safe_step.stale(now)
+        if stale is None:
+            if self._stale_told is not None:
+                self._journal.emit("snapshot.fresh", **self._safe_step.newest())
+            self._fresh()
+            return
+        self._figures.stale(str(stale))
+        world = self.worlds.get(self.running.key)
+        held = world.held if world is not None else {}
+        # Whoever holds no more than all do is who the others wait for.
+        slots = [slot.index for slot in self._slots if held.get(slot.index, -1) <= stale.safe_step]
+        first = world is not None and world.first_rank == 0
+        if self._stale_told is None and (slots or first):
+            self._journal.emit("snapshot.stale", step=stale.step, safe_step=stale.safe_step, age=stale.age, slots=slots)
+        self._stale_told = now
+        if self.buddy is not None and any(now - self._held_at[slot] > self._patience for slot in slots):
+            # Large snapshots take long to send, and would never arrive anywhere if each began anew in the same time.
+            self._patience *= 2
+            self._choose(me, str(stale))
+
+    def _out_of_reach_lately(self, now: float) -> bool:
+        return any(now - at < UNREACHABLE for at in self._out_of_reach.values())
+
+    def _fresh(self) -> None:
+        self._stale_told = None
+        self._figures.stale("")
+
+    def trainers(self, key: str) -> list[tuple[SlotPort, int]]:
+        """Return the living trainers of a generation, with their slots."""
+        world = self.worlds.get(key)
+        if world is None:
+            return []
+        return [(self._slots[i], trainer) for i, trainer in world.trainers.items() if i not in world.ended]
+
+    def stop(self, key: str) -> None:
+        """Kill the trainers of a generation."""
+        world = self.worlds.get(key)
+        if world is not None:
+            world.stopping = True
+            for slot, trainer in self.trainers(key):
+                slot.stop(trainer)
+
+    def forget(self) -> None:
+        """Kill all trainers and begin anew under another incarnation; what the slots hold in memory stays."""
+        for slot in self._slots:
+            slot.stop_all()
+        self.worlds.clear()
+        self.running = None
+
+    def find(self, slot: int, trainer: int) -> tuple[str, TrainerGroup] | None:
+        """Return the world of a slot's trainer, with its key."""
+        return next(((k, v) for k, v in self.worlds.items() if v.trainers.get(slot) == trainer), None)
+
+    def held(self, event: w.SnapshotHeld) -> None:
+        """Take note of what is at home and at the buddy."""
+        self._journal.emit("snapshot.held", step=event.step, slot=event.slot, generation=event.generation)
+        self._held_at[event.slot], self._patience = self._clock.monotonic(), HELD_WITHIN
+        for world in self.worlds.values():
+            if world.generation.number == event.generation:
+                world.held[event.slot] = max(event.step, world.held.get(event.slot, -1))
+
+    def heard(self, event: TrainerEvent) -> None:
+        """Take note of what a trainer did."""
+        found = self.find(event.slot, event.trainer)
+        if found is None:
+            return
+        key, world = found
+        rank = world.first_rank + event.slot
+        match event:
+            case w.TrainerReady():
+                world.prepared.add(event.slot)
+                if len(world.prepared) == len(self._slots):
+                    self._tell(m.TrainersPrepared(key=key))
+                return
+            case w.StepFinished() if event.slot == 0:
+                record = event.record
+                now = self._clock.monotonic()
+                self._figures.stepped(record, now)
+                if self._safe_step is not None:
+                    self._safe_step.stepped(record.step, record.safe_step, now)
+                # Without snapshots nothing is ever held: what was made counts, for beginning anew loses it all.
+                kept = self._options.snapshot_every > 0 or self._options.store is not None
+                safe = record.safe_step if kept else record.step
+                self._tell(m.StepReported(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
+            case w.Restored() if event.slot == 0:
+                self._began_at = event.step
+                now = self._clock.monotonic()
+                self._safe_step = SafeStep(
+                    every=self._options.snapshot_every,
+                    start=event.step,
+                    now=now,
+                    most_seconds=self._options.stale_after,
+                    most_snapshots=self._options.stale_snapshots,
+                )
+            case w.TrainerExited():
+                self._exited(event, key, world, rank)
+            case _:
+                pass
+        self._journal.trainer(event, world.generation.number, rank)
+
+    def _exited(self, event: w.TrainerExited, key: str, world: TrainerGroup, rank: int) -> None:
+        world.ended[event.slot] = event.step
+        world.failed |= event.kind not in (w.ExitKind.DONE, w.ExitKind.LEFT)
+        match event.kind:
+            case w.ExitKind.DONE:
+                world.unsaved = max(world.unsaved, event.unsaved)
+                if world.over and not world.failed:
+                    world.returned_at = self._clock.monotonic()
+            case w.ExitKind.LEFT:
+                world.leaving_since = self._clock.monotonic()
+            case w.ExitKind.STOPPED:
+                pass
+            case w.ExitKind.PEER_LOST:
+                said = event.fault.message.strip().partition("\n")[0][:LINE] if event.fault is not None else ""
+                self._tell(m.TrainerLostPeer(key=key, detail=f"rank {rank}: {said}" if said else ""))
+                self.stop(key)
+            case w.ExitKind.USER_ERROR:
+                said = self.raised = words(event, self._settings.node, rank)
+                fault = event.fault
+                final = fault is not None and fault.final
+                self._journal.emit(
+                    "script.raised",
+                    error=said.partition("\n")[0],
+                    traceback=fault.traceback if fault is not None else None,
+                    final=final,
+                    generation=world.generation.number,
+                    rank=rank,
+                )
+                self._tell(m.TrainerFailed(key=key, detail=said, error=True, final=final))
+                self.stop(key)
+            case _:
+                detail = f"trainer of rank {rank} ended by {event.kind}: {event.detail or event.code}"
+                if not world.stopping:
+                    self._tell(m.TrainerFailed(key=key, detail=detail))
+                self.stop(key)
+        if world.over and world.leaving_since is None and world.returned_at is None:
+            self.worlds.pop(key, None)

@@ -1,0 +1,409 @@
+"""The first keeper of a node: it speaks for the node, and brings the trainers of its slots to where they should be.
+
+Everything that happens arrives in one queue and is handled on the main thread: events of the slots, actions of the
+membership, signals. The membership decides what ought to run; `Generations` starts and stops it, `Checkpoints` brings
+its state to the store, `LeaveRequest` sees to a good end.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from checkpointing import Store
+from checkpointing.stores.retrying import Trouble
+from elastic3d import notices, threads
+from elastic3d.clock import SYSTEM
+from elastic3d.errors import JobEnded
+from elastic3d.etcd import EtcdClient
+from elastic3d.etcd_refs import EtcdRegister
+from elastic3d.membership import actions as acts
+from elastic3d.membership import events as m
+from elastic3d.membership.driver.links import Links
+from elastic3d.membership.driver.member import Member
+from elastic3d.membership.records import MemberRecord, Notice, Pulse
+from elastic3d.planner import Plan, plan
+from elastic3d.rendezvous.connect import connect, encryption
+from elastic3d.rendezvous.settings import Settings
+from elastic3d.storage import open_checked
+from elastic3d.trust.agreement import SecretNews, What
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.secret import obtain
+from elastic3d.values import Generation, Layout, ModelProfile, Node
+from elastic3d.values import Slot as Place
+from elastic3d.worker.checkpoints.node_checkpoints import Checkpoints
+from elastic3d.worker.checkpoints.uploader import TilesUploaded, WriteFailed
+from elastic3d.worker.journal import Journal
+from elastic3d.worker.keeper.admit import admit
+from elastic3d.worker.keeper.departure import LeaveRequest
+from elastic3d.worker.keeper.ending import Ending
+from elastic3d.worker.keeper.generations import Generations
+from elastic3d.worker.keeper.meeting import Meeting
+from elastic3d.worker.keeper.progress import ProgressReporter
+from elastic3d.worker.keeper.trainer_group import assignment
+from elastic3d.worker.keeper.warming import Inbox, Signalled, measure, wait_at_gate
+from elastic3d.worker.options import RunOptions
+from elastic3d.worker.processes import events as w
+from elastic3d.worker.processes.failure import ended
+from elastic3d.worker.processes.slot import SlotPort
+from elastic3d.worker.pulse import Figures
+
+LOOKS = 1.0
+"""Seconds after which the keeper looks at its trainers though nothing has happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdHeard:
+    """Whether etcd answers has changed."""
+
+    there: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """The membership to come, None while there is none."""
+
+    generation: Generation | None
+
+
+@dataclass(frozen=True, slots=True)
+class SealedMembership:
+    """The membership that runs, as its record says."""
+
+    generation: Generation
+
+
+class Keeper:
+    """One node's membership and its slots. `slots` in local order, all putting their events into `inbox`."""
+
+    def __init__(self, settings: Settings, options: RunOptions, slots: Sequence[SlotPort], inbox: Inbox) -> None:
+        self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
+        self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
+        threads.report_to(self._journal.thread_failed)
+        self._figures = Figures()
+        self._generations = Generations(
+            settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
+        )
+        self._progress = ProgressReporter(self._journal.emit, self._figures)
+        self._member: Member | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._exit: acts.Exit | None = None
+
+    def run(self) -> None:
+        """Take part until the job or this node's part in it is over; errors say why it failed."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self._inbox.put(Signalled(number)))
+        at = self._options.store
+        register = None
+        if at is not None and at.register:
+            register = EtcdRegister(connect(self._settings), self._settings.prefix, at.url)
+        try:
+            self._warm_up(*(open_checked(at, register, self._waiting) if at is not None else (None, 0)))
+        finally:
+            if register is not None:
+                register.close()
+
+    def _waiting(self, trouble: Trouble) -> None:
+        """Say that the store is waited for; on the thread that waits."""
+        self._journal.emit("store.waiting", error=trouble.error, tries=trouble.tries, seconds=trouble.seconds)
+
+    def _warm_up(self, store: Store | None, floor: int) -> None:
+        places = len(self._slots) if self._settings.admission else 0
+        told = assignment(self._settings, self._options, slot=0, places=places)
+        profile, computed = measure(self._slots[0], told, self._inbox)
+        self._profile = profile
+        # What no number of nodes could train is said before anybody waits for more of them.
+        self._plan(min(self._settings.policy.maximum, profile.blocks * profile.micro_batches), profile)
+        if not wait_at_gate(self._settings.gate, self._inbox):
+            return
+        if self._settings.admission:
+            admit(self._settings, self._options, profile, computed, self._journal)
+        self._take_part(profile, store, floor)
+
+    def _plan(self, nodes: int, profile: ModelProfile, present: Layout | None = None) -> Plan:
+        return plan(
+            nodes,
+            len(self._slots),
+            profile,
+            self._options.layout or Layout(),
+            previous=present,
+            costs=self._options.costs,
+        )
+
+    # Taking part.
+
+    def _take_part(self, profile: ModelProfile, store: Store | None, floor: int) -> None:
+        client = connect(self._settings)
+        secret = obtain(client, self._settings.root)
+        links = Links(
+            self._settings.address,
+            lambda event: self._hear_peer(event),
+            secret=secret,
+            encryption=encryption(self._settings),
+            refused=lambda refusal: self._inbox.put(w.ConnectionRefused(slot=0, refusal=refusal)),
+        )
+        self._meeting = meeting = Meeting(self._settings.address)
+        node = Node(
+            name=self._settings.node,
+            incarnation=secrets.token_hex(6),
+            address=self._settings.address,
+            slots=tuple(Place(tile_port=slot.tile_port) for slot in self._slots),
+            heartbeat_port=links.port,
+            store_port=meeting.port,
+            labels=self._settings.labels,
+            home=self._settings.home,
+        )
+        policy = self._settings.policy
+        record = MemberRecord(
+            node=node,
+            profile=profile,
+            floor=floor,
+            minimum=policy.minimum,
+            maximum=policy.maximum,
+            encrypted=bool(self._settings.cert),
+        )
+        if store is not None:
+            self._checkpoints = Checkpoints(
+                store,
+                self._options.saving,
+                self._slots,
+                self._inbox.put,
+                journal=self._journal,
+                figures=self._figures,
+                settled=lambda saved, error: self._tell(m.Settled(saved=saved, error=error)),
+            )
+        self._ending = Ending(self._generations, self._checkpoints, self._tell)
+        self._leaving = LeaveRequest(
+            self._generations,
+            self._checkpoints,
+            self._tell,
+            journal=self._journal,
+            drain=self._settings.drain,
+        )
+        self._client, self._links = client, links
+        self._generations.show(
+            Credentials(secret=secret, id=node.id, certificate=self._settings.cert, key=self._settings.key)
+        )
+        self._join(client, links, record)
+        watcher = None
+        try:
+            watcher = notices.watch(self._settings.notices, self._inbox.put)
+            while self._exit is None:
+                self._handle(self._next())
+                if self._exit is not None and self._exit.rejoin:
+                    self._rejoin(client, links, record)
+            if watcher is not None and not self._exit.failed:
+                watcher.acknowledge()
+        finally:
+            if watcher is not None:
+                watcher.close()
+            for slot in self._slots:
+                slot.stop_all()
+            if self._checkpoints is not None:
+                self._checkpoints.close_uploaders(self._close_patience())
+            assert self._member is not None
+            self._member.close()
+            links.close()
+            if self._checkpoints is not None:
+                self._checkpoints.close_committer(self._close_patience())
+            client.close()
+            meeting.close()
+        self._end()
+
+    def _join(self, client: EtcdClient, links: Links, record: MemberRecord, *, again: bool = False) -> None:
+        self._node = record.node
+        assert self._generations.credentials is not None
+        self._member = Member(
+            client,
+            self._settings.root,
+            record,
+            self._settings.policy,
+            lambda nodes, mine, present: self._plan(nodes, mine.profile or self._profile, present),
+            self._inbox.put,
+            pulse=self._pulse,
+            heard=lambda there: self._inbox.put(EtcdHeard(there)),
+            noted=self._noted,
+            secret=self._generations.credentials.secret,
+            trusted=self._inbox.put,
+        )
+        if self._member.start(links, again=again, end_seen=self._settings.end_seen):
+            self._journal.emit("member.joined", incarnation=record.node.incarnation)
+
+    def _rejoin(self, client: EtcdClient, links: Links, record: MemberRecord) -> None:
+        """Come back as a newcomer after the others put this node out; what the slots hold in memory stays."""
+        assert self._exit is not None
+        assert self._member is not None
+        self._journal.emit("member.fenced", incarnation=self._node.incarnation, detail=self._exit.detail)
+        self._generations.forget()
+        if self._checkpoints is not None:
+            self._checkpoints.forget()
+        self._leaving.proposed = self._exit = None
+        self._member.close()
+        node = replace(record.node, incarnation=secrets.token_hex(6))
+        assert self._generations.credentials is not None
+        self._generations.show(self._generations.credentials.of(node.id))
+        self._join(client, links, replace(record, node=node), again=True)
+
+    def _pulse(self) -> Pulse:
+        """Say how this node is; on the member's writing thread."""
+        running = self._generations.running
+        state = "draining" if self._leaving.told else "active" if running is not None else "spare"
+        return self._figures.pulse(state, running.number if running is not None else 0, SYSTEM.monotonic())
+
+    def _close_patience(self) -> float:
+        return 0.0 if self._exit is None or self._exit.failed else self._leaving.close_patience()
+
+    def _end(self) -> None:
+        assert self._exit is not None
+        step, trouble = self._figures.behind()
+        if trouble:
+            self._journal.emit("checkpoint.behind", step=step, error=trouble)
+        kind = "error" if self._exit.failed else "done"
+        self._journal.emit("job.ended", kind=kind, error=self._exit.detail or None)
+        self._journal.close()
+        if self._exit.failed:
+            raise JobEnded(ended(self._exit.detail, self._generations.raised))
+
+    # What happens.
+
+    def _next(self) -> object:
+        """Return the next thing to handle; None when only time has passed while this node or its trainers leave."""
+        try:
+            pauses = [pause for pause in (self._leaving.pause, self._ending.pause) if pause is not None]
+            return self._inbox.get(timeout=min([*pauses, LOOKS]))
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case acts.Prepare():
+                self._generations.prepare(event.generation, self._node)
+            case acts.StartTrainers():
+                if self._checkpoints is not None:
+                    self._checkpoints.begin()
+                self._meeting.forget(before=event.generation.number)
+                self._generations.go(event.generation, self._node)
+                self._progress.began(first=event.generation.nodes[0].id == self._node.id)
+            case acts.AskLeave():
+                self._leaving.ask_leave(event.key)
+            case acts.Stop():
+                self._generations.stop(event.key)
+            case acts.Fence():
+                if self._checkpoints is not None:
+                    self._checkpoints.fence(event.number)
+            case acts.Commit():
+                if self._checkpoints is not None:
+                    self._checkpoints.commit(event.saved, event.number)
+            case acts.Exit():
+                self._exit = self._leaving.ended(event)
+            case acts.Unreachable():
+                self._journal.unreachable(event.ids)
+            case acts.Awaiting():
+                self._progress.awaiting(event.nodes)
+            case acts.Draining():
+                self._leaving.drain(event.seconds, event.detail)
+            case notices.CloudNotice():
+                self._leaving.heed(Notice(kind=str(event.kind), seconds=event.seconds, detail=event.detail))
+            case Signalled():
+                self._leaving.signalled(0, event.number)
+            case w.SlotSignalled():
+                self._leaving.signalled(event.slot, event.number)
+            case Proposed():
+                self._leaving.proposed = event.generation
+                self._leaving.take_refuge(self._node)
+            case EtcdHeard():
+                for slot in self._slots:
+                    slot.set_etcd_away(not event.there)
+            case SealedMembership():
+                self._generations.sealed(event.generation)
+            case SecretNews():
+                self._take_secret(event)
+            case w.ConnectionRefused():
+                told = event.refusal
+                self._journal.emit(
+                    "peer.refused", port=told.port, peer=told.peer, reason=told.reason, more=told.more or None
+                )
+            case _:
+                self._handle_slot(event)
+        self._leaving.look()
+        self._ending.look()
+        running = self._generations.running
+        if running is None or not self._generations.trainers(running.key):
+            self._progress.over()
+        self._progress.look()
+
+    def _handle_slot(self, event: object) -> None:
+        match event:
+            case w.SlotLost():
+                self._exit = acts.Exit(failed=True, detail=f"slot {event.slot} is lost: {event.detail}")
+            case TilesUploaded() | WriteFailed():
+                assert self._checkpoints is not None
+                step = event.saved.step if isinstance(event, TilesUploaded) else event.step
+                self._leaving.flushed(event.slot, step)
+                self._ending.heard(event)
+                saved = self._checkpoints.heard(event)
+                if saved is not None:
+                    self._tell(m.Saved(saved=saved))
+            case w.SnapshotTaken(checkpoint=True):
+                found = self._generations.find(event.slot, event.trainer)
+                if found is not None and self._checkpoints is not None:
+                    self._checkpoints.offer(event.slot, event.step, found[1].generation)
+                else:
+                    self._slots[event.slot].unpin(event.step)
+            case w.SnapshotHeld():
+                self._generations.held(event)
+            case w.BuddyUnreachable():
+                self._generations.unreachable(event, self._node)
+            case w.Started() | w.TrainerReady() | w.Restored() | w.StepFinished() | w.TrainerExited():
+                if isinstance(event, w.Restored) and event.damaged and self._checkpoints is not None:
+                    self._checkpoints.distrust(event.damaged)
+                self._generations.heard(event)
+                if isinstance(event, w.StepFinished):
+                    self._generations.look_after_snapshots(self._node)
+                    found = self._generations.find(event.slot, event.trainer)
+                    if found is not None and found[1].first_rank + event.slot == 0:
+                        self._progress.stepped(event.record)
+            case _:
+                pass
+
+    def _take_secret(self, news: SecretNews) -> None:
+        if news.what is What.RESTORED:
+            self._journal.emit("secret.restored", was=news.was)
+            return
+        self._journal.emit("secret.adopted")
+        assert self._generations.credentials is not None
+        self._generations.show(replace(self._generations.credentials, secret=news.secret))
+        self._links.set_secret(news.secret)
+
+    def _tell(self, event: m.Event) -> None:
+        assert self._member is not None
+        self._member.tell(event)
+
+    def _noted(self, event: m.Event) -> None:
+        """Hear what the watch says, on the member's thread."""
+        self._journal.noted(event)
+        match event:
+            case m.ProposalPut():
+                self._inbox.put(Proposed(event.proposal.generation))
+            case m.ProposalGone():
+                self._inbox.put(Proposed(None))
+            case m.GenerationPut():
+                self._inbox.put(SealedMembership(event.generation))
+            case m.Listed(tier=m.Tier.BOARD):
+                for item in event.items:
+                    if isinstance(item, m.GenerationPut):
+                        self._inbox.put(SealedMembership(item.generation))
+                found = [item.proposal.generation for item in event.items if isinstance(item, m.ProposalPut)]
+                self._inbox.put(Proposed(found[0] if found else None))
+            case _:
+                pass
+
+    def _hear_peer(self, event: m.PeerHeard | m.PeerRefused) -> None:
+        # At the job's end everybody goes, and nobody is lost.
+        if isinstance(event, m.PeerRefused) and not self._generations.finished:
+            self._journal.emit("peer.lost", peer=event.id.partition("@")[0], evidence=event.evidence)
+        if self._member is not None:
+            self._member.tell(event)

@@ -1,0 +1,94 @@
+"""The own trainers of one generation, and what they are told to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastic3d.port import Assignment
+from elastic3d.rendezvous.settings import Settings
+from elastic3d.trust.credentials import Credentials
+from elastic3d.values import Generation
+from elastic3d.worker.keeper.network import interface_of
+from elastic3d.worker.options import RunOptions
+
+
+@dataclass(slots=True)
+class TrainerGroup:
+    """One trainer per slot. `trainers`: its number in the slot; `ended`: its last step; `held`: its newest safe one.
+
+    unsaved: where `main` returned, the step that goes to the store before the others hear of it, -1 for none. failed: a
+    trainer ended in another way than by returning or leaving.
+    last: nobody takes over from memory, so that what it leaves goes to the store; `flushed`: slots that are done there.
+    """
+
+    generation: Generation
+    first_rank: int
+    trainers: dict[int, int]
+    prepared: set[int] = field(default_factory=set)
+    ended: dict[int, int] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+    stopping: bool = False
+    leaving_since: float | None = None
+    returned_at: float | None = None
+    unsaved: int = -1
+    failed: bool = False
+    last: bool = False
+    flushing: bool = False
+    flushed: set[int] = field(default_factory=set)
+
+    @property
+    def over(self) -> bool:
+        """Whether no trainer of it lives."""
+        return len(self.ended) == len(self.trainers)
+
+    @property
+    def step(self) -> int:
+        """The step its trainers ended at."""
+        return max(self.ended.values())
+
+    def left_safely(self) -> bool:
+        """Whether what its trainers left is at home and at the buddies, and in the store where nobody takes over."""
+        held = all(self.held.get(slot, -1) >= self.step for slot in self.trainers)
+        return held and (not self.flushing or len(self.flushed) == len(self.trainers))
+
+
+def assignment(
+    settings: Settings,
+    options: RunOptions,
+    *,
+    slot: int,
+    rank: int = 0,
+    generation: Generation | None = None,
+    places: int = 0,
+    credentials: Credentials | None = None,
+) -> Assignment:
+    """Return what the trainer of a slot is to be; without a generation it only measures the model.
+
+    places: how many device places a measuring trainer also checks.
+    """
+    first = generation.nodes[0] if generation is not None else None
+    return Assignment(
+        run_id=settings.run_id,
+        generation=generation.number if generation is not None else 0,
+        attempt=generation.attempt if generation is not None else 0,
+        measuring=generation is None,
+        rank=rank,
+        world=generation.world if generation is not None else 1,
+        node=settings.node,
+        slot=slot,
+        layout=generation.layout if generation is not None else None,
+        store_host=first.address if first is not None else "",
+        store_port=first.store_port if first is not None else 0,
+        store_prefix=generation.key if generation is not None else "",
+        interface=interface_of(settings.address),
+        store=options.store,
+        threads=options.threads,
+        snapshot_every=options.snapshot_every,
+        checkpoint_every=options.saving.every.steps if options.store else 0,
+        checkpoint_seconds=options.saving.every.seconds if options.store else 0.0,
+        seed_digest=generation.job.partition(" ")[0] if generation is not None else "",
+        places=places,
+        restore=options.restore,
+        fresh=options.fresh,
+        credentials=credentials,
+    )

@@ -1,0 +1,71 @@
+"""What a keeper does before it joins: learn what the script's model is, and stay warm until it is wanted."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from elastic3d.admission.check import CheckResult
+from elastic3d.errors import MembershipError, TrainingFailed
+from elastic3d.port import Assignment
+from elastic3d.values import ModelProfile
+from elastic3d.worker.processes import events as w
+from elastic3d.worker.processes.failure import words
+from elastic3d.worker.processes.slot import SlotPort
+
+TRIES = 3
+"""Measuring trainers that may lose their template before the node gives up."""
+
+Inbox = queue.SimpleQueue[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """A signal reached the keeper."""
+
+    number: int
+
+
+def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> tuple[ModelProfile, tuple[CheckResult, ...]]:
+    """Run `main` up to `run.restore` with the model on meta; return its profile, and how the devices are.
+
+    What is wrong with the script shows here: TrainingFailed, MembershipError. A trainer whose template dies is no word
+    about the script, and another one measures.
+    """
+    slot.measure(assignment)
+    measured: w.ProfileMeasured | None = None
+    tries = 1
+    while True:
+        match inbox.get():
+            case w.ProfileMeasured() as event:
+                measured = event
+            case w.TrainerExited(kind=w.ExitKind.MEASURED) if measured is not None:
+                return measured.profile, measured.checks
+            case w.TrainerExited(kind=w.ExitKind.TEMPLATE) if tries < TRIES:
+                tries, measured = tries + 1, None
+                slot.measure(assignment)
+            case w.TrainerExited(kind=w.ExitKind.USER_ERROR) as event:
+                raise TrainingFailed(words(event, assignment.node, 0))
+            case w.TrainerExited() as event:
+                raise TrainingFailed(f"the measuring trainer ended without a profile: {event.kind} {event.detail}")
+            case w.SlotLost() as event:
+                raise MembershipError(f"slot {event.slot} is lost: {event.detail}")
+            case Signalled() as event:
+                raise MembershipError(f"ended by {signal.Signals(event.number).name} before it joined")
+            case _:
+                pass
+
+
+def wait_at_gate(gate: str, inbox: Inbox) -> bool:
+    """Stay warm until the file `gate` is there, a spare that joins at a word; return whether it may join."""
+    while gate and not os.path.exists(gate):
+        try:
+            event = inbox.get(timeout=0.02)
+        except queue.Empty:
+            continue
+        if isinstance(event, Signalled):
+            return False
+    return True

@@ -1,0 +1,282 @@
+"""What a trainer and its keeper say to each other: frozen messages, one JSON frame each, over a stream socket.
+
+A frame is its length (4 bytes, little-endian) and a JSON array of the message's kind and its fields. A trainer that
+was killed mid-frame leaves an unfinished one behind, which is never a message.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from elastic3d.admission.check import CheckResult
+from elastic3d.port import Flags, Go, StepRecord
+from elastic3d.values import ModelProfile, from_json, to_json
+from elastic3d.worker.processes.events import TrainerFault
+
+_LENGTH = struct.Struct("<I")
+_FRAME_LIMIT = 1 << 30
+BUFFER_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MainReady:
+    """Trainer: everything is built, `go` is awaited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """Trainer: the model's profile, from a measuring trainer, and what it found of the node's devices."""
+
+    profile: ModelProfile
+    checks: tuple[CheckResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRestored:
+    """Trainer: the state is loaded, from `source`; what it came from must be kept for now.
+
+    detail: what a person should know of it. damaged: checkpoints that were passed over.
+    """
+
+    source: str
+    step: int
+    generation: int
+    detail: str = ""
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tabled:
+    """Trainer: how the snapshots that follow are laid out; `table` as snapshots.table.to_wire gives it."""
+
+    table: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotWritten:
+    """Trainer: a snapshot lies complete in `buffer`. This message is what makes the buffer's bytes valid."""
+
+    buffer: int
+    step: int
+    checkpoint: bool
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferWanted:
+    """Trainer: a final snapshot must be taken and no buffer is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTaken:
+    """Trainer: a step was made."""
+
+    record: StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MainLeft:
+    """Trainer, last message: it leaves at this step boundary."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MainReturned:
+    """Trainer, last message: main returned. unsaved: the step that goes to the store yet, -1 for none."""
+
+    digest: str | None
+    unsaved: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MainRaised:
+    """Trainer, last message: an exception ended it; `peer` says that it came from a collective."""
+
+    peer: bool
+    fault: TrainerFault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Keeper: restore, then train."""
+
+    go: Go
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """Keeper: the flags for the next step vote.
+
+    saves: how often the keeper has heard this trainer ask for a checkpoint.
+    """
+
+    flags: Flags
+    saves: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """Keeper: the trainer may write its next snapshot into this buffer."""
+
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSafe:
+    """Keeper: this step's snapshot is held at home and at the buddy."""
+
+    step: int
+
+
+FromTrainer = (
+    MainReady
+    | Profiled
+    | StateRestored
+    | Tabled
+    | SnapshotWritten
+    | BufferWanted
+    | StepTaken
+    | MainLeft
+    | MainReturned
+    | MainRaised
+)
+FromKeeper = Start | Raised | Granted | SnapshotSafe
+Message = FromTrainer | FromKeeper
+_KINDS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        MainReady,
+        Profiled,
+        StateRestored,
+        Tabled,
+        SnapshotWritten,
+        BufferWanted,
+        StepTaken,
+        MainLeft,
+        MainReturned,
+        MainRaised,
+        Start,
+        Raised,
+        Granted,
+        SnapshotSafe,
+    )
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as one frame."""
+    body = json.dumps([type(message).__name__, to_json(message)], separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Turns bytes, cut anywhere, into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Take more bytes and yield every message that is complete; ValueError for what is none."""
+        self._data += data
+        while len(self._data) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._data)
+            if size > _FRAME_LIMIT:
+                raise ValueError(f"a frame of {size} bytes: this is not a trainer's channel")
+            if len(self._data) < _LENGTH.size + size:
+                return
+            body = bytes(self._data[_LENGTH.size : _LENGTH.size + size])
+            del self._data[: _LENGTH.size + size]
+            name, fields = json.loads(body)
+            yield cast(Message, from_json(_KINDS[name], fields))
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return the keeper's end (never blocks) and the trainer's end (blocks) of a new channel."""
+    keeper, trainer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for end in (keeper, trainer):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    keeper.setblocking(False)
+    return keeper, trainer
+
+
+class KeeperEnd:
+    """The keeper's end: never blocks, keeps what the socket does not take. For one thread."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._decoder = Decoder()
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._end.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether something waits to be flushed."""
+        return bool(self._unsent)
+
+    def send(self, message: FromKeeper) -> None:
+        """Send as much as goes, keep the rest for `flush`. A dead trainer is no error: its exit is reported."""
+        self._unsent += encode(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was kept."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._end.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+
+    def receive(self) -> list[FromTrainer] | None:
+        """Return the messages that have arrived, None when there will be no more."""
+        messages: list[FromTrainer] = []
+        while True:
+            try:
+                data = self._end.recv(1 << 20)
+            except BlockingIOError:
+                return messages
+            except OSError:
+                data = b""
+            if not data:
+                return messages or None
+            messages.extend(cast(FromTrainer, message) for message in self._decoder.feed(data))
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self._end.close()
+
+
+class TrainerEnd:
+    """The trainer's end: any thread may send, one thread receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._decoder = Decoder()
+        self._lock = threading.Lock()
+
+    def send(self, message: FromTrainer) -> None:
+        """Send the message whole; OSError when the keeper is gone."""
+        data = encode(message)
+        with self._lock:
+            self._end.sendall(data)
+
+    def receive(self) -> list[FromKeeper]:
+        """Wait for messages; an empty list means that the keeper is gone."""
+        while True:
+            data = self._end.recv(1 << 16)
+            if not data:
+                return []
+            messages = [cast(FromKeeper, message) for message in self._decoder.feed(data)]
+            if messages:
+                return messages

@@ -1,0 +1,61 @@
+"""How a failure reaches people: in words, and in torchrun's error file, in the format its own `record` writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+
+from elastic3d import output
+from elastic3d.errors import Elastic3dError
+from elastic3d.worker.processes.events import TrainerExited
+
+TRACEBACK = "Traceback (most recent call last):"
+"""How a traceback begins."""
+
+FLUSH_PATIENCE = 2.0
+"""Seconds that the last words of a process have to be written."""
+
+
+def record(error: BaseException) -> None:
+    """Write the error, with the trainer's traceback, where torchrun looks for it, and say it on stderr."""
+    text = str(error)
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    # torchrun shows what its file says when it ends: a traceback is read once.
+    output.say(text.partition(TRACEBACK)[0].rstrip() if path else text)
+    if path:
+        extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
+        message = {"message": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}", "extraInfo": extra}
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w") as file:
+                json.dump({"message": message}, file)
+        except OSError as problem:
+            output.say(f"torchrun's error file {path} could not be written: {problem}")
+    output.flush(FLUSH_PATIENCE)
+
+
+def ended(detail: str, raised: str) -> str:
+    """Return why the job ended, with the traceback only on the node where it was raised; `raised`: what was here."""
+    first, traceback, _ = detail.partition(TRACEBACK)
+    if not traceback or (raised and raised in detail):
+        return detail
+    return f"{first.rstrip()} (the traceback is in the output of that node)"
+
+
+def words(event: TrainerExited, node: str, rank: int) -> str:
+    """Return what ended a trainer, with its traceback where its code raised."""
+    if event.fault is None:
+        return f"rank {rank} on {node}: {event.detail or event.kind}"
+    return f"rank {rank} on {node}: {event.fault.kind}: {event.fault.message}\n\n{event.fault.traceback[-8000:]}"
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Run a keeper's work and return its exit code; an error goes to torchrun's error file and to stderr."""
+    try:
+        work()
+    except Elastic3dError as error:
+        record(error)
+        return error.exit_code
+    return 0

@@ -1,0 +1,439 @@
+"""The one thread that owns a slot's template and trainers: commands in, reports and messages in, events out.
+
+Everything that belongs to a trainer happens here in the order it happened there: what a dead trainer had said is
+heard before its exit is told.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import queue
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elastic3d.log import said
+from elastic3d.port import Assignment, Flags, Go
+from elastic3d.snapshots import table as tables
+from elastic3d.snapshots.holdings import Mark
+from elastic3d.snapshots.memory import SnapshotMemory
+from elastic3d.values import to_json
+from elastic3d.worker.processes import channel, events, template
+from elastic3d.worker.processes.channel import FromKeeper, FromTrainer, KeeperEnd
+from elastic3d.worker.processes.events import ExitKind, SlotEvent
+from elastic3d.worker.processes.process import ExitCode
+from elastic3d.worker.processes.supervisor import TemplateLost, TemplateSupervisor, describe_exit
+
+_CLEAN_SECONDS = 0.02
+_WATCH_SECONDS = 1.0
+
+log = said()
+
+
+@dataclass(slots=True)
+class _Trainer:
+    number: int
+    assignment: Assignment
+    end: KeeperEnd
+    theirs: socket.socket | None  # until the template has it
+    pid: int | None = None
+    leave: bool = False
+    stopped: bool = False
+    saves: int = 0  # checkpoints it asked for
+    step: int = -1
+    table: str = ""
+    last: FromTrainer | None = None
+    early: list[FromTrainer] = field(default_factory=list)  # what it said before its template had told of it
+
+
+class SlotLoop:
+    """See the module. Only `post` may be called from another thread."""
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        supervisor: TemplateSupervisor,
+        memory: SnapshotMemory,
+        events: queue.SimpleQueue[SlotEvent],
+    ) -> None:
+        self._index = index
+        self._supervisor = supervisor
+        self._memory = memory
+        self._events = events
+        self._trainers: dict[int, _Trainer] = {}
+        self._lost: list[_Trainer] = []
+        self._etcd_away = False
+        self._ready = True
+        self._newest = -1
+        self._writer: int | None = None
+        self._taken: dict[Mark, tuple[int, bool]] = {}
+        self._posted: collections.deque[Callable[[], object]] = collections.deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ, self._wakened)
+        self._ended = False
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have the loop's thread make a call, soon and in order."""
+        self._posted.append(call)
+        if not self._ended:
+            os.eventfd_write(self._wake, 1)
+
+    # Commands, on the loop's thread.
+
+    def prepare(self, number: int, assignment: Assignment) -> None:
+        """Ask the template for a trainer."""
+        ours, theirs = channel.pair()
+        trainer = _Trainer(number=number, assignment=assignment, end=KeeperEnd(ours), theirs=theirs)
+        self._trainers[number] = trainer
+        self._selector.register(trainer.end, selectors.EVENT_READ, lambda: self._hear(trainer))
+        self._flag(trainer)
+        self._fork(trainer)
+
+    def go(self, number: int, go: Go) -> None:
+        """Let a trainer start."""
+        self._say(number, channel.Start(go=dataclasses.replace(go, newest=self._newest)))
+
+    def ask_leave(self, number: int) -> None:
+        """Raise a trainer's leave flag."""
+        trainer = self._trainers.get(number)
+        if trainer is not None:
+            trainer.leave = True
+            self._flag(trainer)
+
+    def set_etcd_away(self, away: bool) -> None:
+        """Set the flag of every trainer."""
+        self._etcd_away = away
+        for trainer in self._trainers.values():
+            self._flag(trainer)
+
+    def set_ready(self, ready: bool) -> None:
+        """Set whether the store would take another checkpoint."""
+        self._ready = ready
+        for trainer in self._trainers.values():
+            self._flag(trainer)
+
+    def stop(self, number: int) -> None:
+        """Kill a trainer's group."""
+        trainer = self._trainers.get(number)
+        if trainer is not None and not trainer.stopped:
+            trainer.stopped = True
+            self._supervisor.send(template.Kill(trainer=number))
+
+    def stop_all(self) -> None:
+        """Kill every trainer's group."""
+        for number in list(self._trainers):
+            self.stop(number)
+
+    def grant(self) -> None:
+        """Hand free buffers to the trainer that writes snapshots."""
+        trainer = self._trainers.get(self._writer or 0)
+        if trainer is not None:
+            for buffer in self._memory.grant():
+                self._send(trainer, channel.Granted(buffer=buffer))
+
+    def digested(self, mark: Mark) -> None:
+        """Tell that a snapshot lies complete, its digests known."""
+        number, checkpoint = self._taken.get(mark, (0, False))
+        self._tell(
+            events.SnapshotTaken(
+                slot=self._index, trainer=number, generation=mark.generation, step=mark.step, checkpoint=checkpoint
+            )
+        )
+
+    def replicated(self, mark: Mark, newer: bool) -> None:
+        """Take note that a snapshot was sent, or could not be."""
+        self.grant()
+        if not newer:
+            return
+        trainer = self._trainers.get(self._writer or 0)
+        if trainer is not None and trainer.assignment.generation == mark.generation:
+            self._send(trainer, channel.SnapshotSafe(step=mark.step))
+        self._tell(events.SnapshotHeld(slot=self._index, generation=mark.generation, step=mark.step))
+
+    def unreachable(self, address: str, seconds: float, error: str) -> None:
+        """Tell that nothing can be sent to the buddy."""
+        self._tell(events.BuddyUnreachable(slot=self._index, address=address, seconds=seconds, error=error))
+
+    def end(self) -> None:
+        """Kill and reap everything; the loop returns."""
+        self._ended = True
+
+    # The loop.
+
+    def run(self) -> None:
+        """Run until `end`."""
+        self._watch_template()
+        try:
+            while not self._ended:
+                timeout = _CLEAN_SECONDS if self._supervisor.cleaning else _WATCH_SECONDS
+                for key, mask in self._selector.select(timeout):
+                    if mask & selectors.EVENT_WRITE:
+                        self._flush(key)
+                    # What an earlier one of the batch closed, and perhaps opened anew, is not meant.
+                    current = self._selector.get_map().get(key.fd)
+                    if mask & selectors.EVENT_READ and current is not None and current.data is key.data:
+                        key.data()
+                self._supervisor.check(owes_answer=any(t.pid is None or t.stopped for t in self._trainers.values()))
+                if self._lost and self._supervisor.clean():
+                    self._bury()
+        except TemplateLost as error:
+            self._tell(events.SlotLost(slot=self._index, detail=str(error)))
+        except Exception as error:
+            log.exception("slot.failed", slot=self._index)
+            self._tell(events.SlotLost(slot=self._index, detail=f"this is a bug: {error!r}"))
+            raise
+        finally:
+            self._ended = True
+            self._supervisor.end()
+            self._bury()
+            for trainer in list(self._trainers.values()):
+                self._exited(trainer, -9)
+            self._selector.close()
+
+    def _wakened(self) -> None:
+        os.eventfd_read(self._wake)
+        while self._posted:
+            self._posted.popleft()()
+
+    def _watch_template(self) -> None:
+        self._selector.register(self._supervisor.control, selectors.EVENT_READ, self._hear_template)
+        self._selector.register(self._supervisor.pidfd, selectors.EVENT_READ, self._template_died)
+
+    def _unwatch(self, watched: socket.socket | int | KeeperEnd) -> None:
+        if watched in self._selector.get_map():
+            self._selector.unregister(watched)
+
+    def _fork(self, trainer: _Trainer) -> None:
+        assert trainer.theirs is not None
+        trainer.early.clear()
+        descriptors = [trainer.theirs.fileno()]
+        if not trainer.assignment.measuring:
+            descriptors.extend(self._memory.descriptors())
+        spec = json.dumps(to_json(trainer.assignment))
+        self._supervisor.send(template.Fork(trainer=trainer.number, spec=spec), descriptors)
+
+    def _hear_template(self) -> None:
+        packets = self._supervisor.receive()
+        if not packets:
+            # End of file: its death is told by the pidfd; until then there is nothing more to read.
+            self._unwatch(self._supervisor.control)
+        for packet in packets:
+            match packet:
+                case template.Forked():
+                    trainer = self._trainers[packet.trainer]
+                    trainer.pid = packet.pid
+                    self._close_theirs(trainer)
+                    self._tell(events.Started(slot=self._index, trainer=trainer.number, pid=packet.pid))
+                    early, trainer.early = trainer.early, []
+                    for message in early:
+                        self._heard(trainer, message)
+                case template.Unforked():
+                    trainer = self._trainers[packet.trainer]
+                    self._close_theirs(trainer)
+                    self._exited(trainer, ExitCode.ORPHANED, detail=f"could not be forked: {packet.error}")
+                case template.ProcessExited():
+                    self._exited(self._trainers[packet.trainer], packet.code)
+                case _:
+                    pass
+
+    def _template_died(self) -> None:
+        self._hear_template()  # what it had reported before
+        for watched in (self._supervisor.control, self._supervisor.pidfd):
+            self._unwatch(watched)
+        detail = self._supervisor.replace()
+        log.error("template.died", slot=self._index, detail=detail)
+        self._tell(events.TemplateDied(slot=self._index, detail=detail))
+        self._watch_template()
+        for trainer in list(self._trainers.values()):
+            if trainer.pid is not None:
+                self._lost.append(trainer)
+            elif trainer.stopped:
+                self._exited(trainer, -9)
+            else:
+                self._fork(trainer)
+
+    def _bury(self) -> None:
+        for trainer in self._lost:
+            self._exited(trainer, -9, kind=None if trainer.stopped else ExitKind.TEMPLATE)
+        self._lost.clear()
+
+    # Trainers.
+
+    def _say(self, number: int, message: FromKeeper) -> None:
+        trainer = self._trainers.get(number)
+        if trainer is not None:
+            self._send(trainer, message)
+
+    def _send(self, trainer: _Trainer, message: FromKeeper) -> None:
+        trainer.end.send(message)
+        self._watch_writes(trainer.end)
+
+    def _watch_writes(self, end: KeeperEnd) -> None:
+        key = self._selector.get_map().get(end)
+        if key is not None:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if end.wants_write else 0)
+            if key.events != wanted:
+                self._selector.modify(end, wanted, key.data)
+
+    def _flush(self, key: selectors.SelectorKey) -> None:
+        assert isinstance(key.fileobj, KeeperEnd)
+        key.fileobj.flush()
+        self._watch_writes(key.fileobj)
+
+    def _flag(self, trainer: _Trainer) -> None:
+        flags = Flags(leave=trainer.leave, etcd_away=self._etcd_away, ready=self._ready)
+        self._send(trainer, channel.Raised(flags=flags, saves=trainer.saves))
+
+    def _hear(self, trainer: _Trainer) -> None:
+        try:
+            messages = trainer.end.receive()
+        except (ValueError, KeyError, TypeError) as error:
+            log.error("trainer.garbled", slot=self._index, trainer=trainer.number, error=repr(error))
+            messages = None
+            self.stop(trainer.number)
+        if messages is None:
+            self._unwatch(trainer.end)
+            return
+        if trainer.pid is None:
+            # On a busy machine it may be faster than the template that forked it.
+            trainer.early += messages
+            return
+        for message in messages:
+            self._heard(trainer, message)
+
+    def _heard(self, trainer: _Trainer, message: FromTrainer) -> None:
+        slot, number, generation = self._index, trainer.number, trainer.assignment.generation
+        match message:
+            case channel.MainReady():
+                self._tell(events.TrainerReady(slot=slot, trainer=number))
+            case channel.Profiled():
+                trainer.last = message
+                self._tell(
+                    events.ProfileMeasured(slot=slot, trainer=number, profile=message.profile, checks=message.checks)
+                )
+            case channel.StateRestored():
+                self._newest = max(self._newest, message.step)
+                self._writer = number
+                base = Mark(message.generation, message.step) if message.source == "memory" else None
+                self._memory.set_generation(generation)
+                self._memory.restored(generation, base)
+                self.grant()
+                self._tell(
+                    events.Restored(
+                        slot=slot,
+                        trainer=number,
+                        source=message.source,
+                        step=message.step,
+                        generation=message.generation,
+                        detail=message.detail,
+                        damaged=message.damaged,
+                    )
+                )
+            case channel.Tabled():
+                table = tables.from_wire(message.table)
+                trainer.table = table.identity
+                self._memory.learn(table)
+            case channel.SnapshotWritten() if number == self._writer:
+                self._written(trainer, message)
+            case channel.BufferWanted() if number == self._writer:
+                self._memory.want()
+                self.grant()
+            case channel.StepTaken():
+                trainer.step = message.record.step
+                self._newest = max(self._newest, message.record.step)
+                if number == self._writer and message.record.safe_step >= 0:
+                    self._memory.safe(Mark(generation, message.record.safe_step))
+                    self.grant()
+                self._tell(events.StepFinished(slot=slot, trainer=number, record=message.record))
+            case channel.MainLeft():
+                trainer.step = message.step
+                trainer.last = message
+            case channel.MainReturned() | channel.MainRaised():
+                trainer.last = message
+
+    def _written(self, trainer: _Trainer, message: channel.SnapshotWritten) -> None:
+        mark = Mark(trainer.assignment.generation, message.step)
+        self._taken = {m: taken for m, taken in self._taken.items() if m.step > mark.step - 64}
+        self._taken[mark] = (trainer.number, message.checkpoint)
+        self._memory.written(
+            message.buffer,
+            mark,
+            rank=trainer.assignment.rank,
+            world=trainer.assignment.world,
+            facts=message.facts,
+            table=trainer.table,
+            checkpoint=message.checkpoint,
+        )
+        if message.checkpoint:
+            # Until the keeper says so, with no moment between in which a vote could ask for the next one.
+            trainer.saves += 1
+            self.set_ready(False)
+
+    def _exited(self, trainer: _Trainer, code: int, *, kind: ExitKind | None = None, detail: str | None = None) -> None:
+        while (messages := self._last_words(trainer)) is not None:
+            for message in messages:
+                self._heard(trainer, message)
+        self._unwatch(trainer.end)
+        trainer.end.close()
+        self._close_theirs(trainer)
+        del self._trainers[trainer.number]
+        if self._writer == trainer.number:
+            self._writer = None
+            self._memory.trainer_gone()
+        kind = kind or _kind(trainer, code)
+        self._tell(
+            events.TrainerExited(
+                slot=self._index,
+                trainer=trainer.number,
+                kind=kind,
+                step=trainer.step,
+                code=code,
+                digest=trainer.last.digest if isinstance(trainer.last, channel.MainReturned) else None,
+                fault=trainer.last.fault if isinstance(trainer.last, channel.MainRaised) else None,
+                unsaved=trainer.last.unsaved if isinstance(trainer.last, channel.MainReturned) else -1,
+                detail=detail or f"the trainer of rank {trainer.assignment.rank} {describe_exit(code)}",
+            )
+        )
+
+    def _last_words(self, trainer: _Trainer) -> list[FromTrainer] | None:
+        """Return more of what a dead trainer had said, None when that was all.
+
+        The end of the file is not waited for: a process that escaped its group may hold the socket open.
+        """
+        try:
+            return trainer.end.receive() or None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _close_theirs(self, trainer: _Trainer) -> None:
+        if trainer.theirs is not None:
+            trainer.theirs.close()
+            trainer.theirs = None
+
+    def _tell(self, event: SlotEvent) -> None:
+        self._events.put(event)
+
+
+def _kind(trainer: _Trainer, code: int) -> ExitKind:
+    """Return how a trainer ended: its exit code and its last words must agree."""
+    match code, trainer.last:
+        case ExitCode.DONE, channel.MainReturned():
+            return ExitKind.DONE
+        case ExitCode.LEFT, channel.MainLeft():
+            return ExitKind.LEFT
+        case ExitCode.MEASURED, channel.Profiled():
+            return ExitKind.MEASURED
+        case ExitCode.PEER_LOST, channel.MainRaised(peer=True):
+            return ExitKind.PEER_LOST
+        case ExitCode.USER_ERROR, channel.MainRaised(peer=False):
+            return ExitKind.USER_ERROR
+        case -9, _ if trainer.stopped:
+            return ExitKind.STOPPED
+        case _:
+            return ExitKind.SIGNAL

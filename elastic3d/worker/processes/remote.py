@@ -1,0 +1,449 @@
+"""Slots of the node's other keepers, as the first keeper sees them: the same calls and events, over a Unix socket.
+
+A companion keeper listens under an abstract name (nothing to clean up, gone with its process) and leaves when the
+first keeper's connection ends. An abstract name has no permissions, so that both ends ask the kernel whose process the
+other one is, and the names cannot be guessed from those that can be seen (`private_name`). Frames are a length and a
+JSON object. A pinned snapshot has a connection of its own, over which its memory's descriptor travels: nothing is
+copied, and whatever ends the connection ends the pin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, cast, get_args
+
+from blake3 import blake3
+
+from elastic3d import threads
+from elastic3d.clock import SYSTEM
+from elastic3d.errors import MembershipError, StateError
+from elastic3d.port import Assignment, Go
+from elastic3d.snapshots import memory
+from elastic3d.snapshots import table as tables
+from elastic3d.snapshots.arena import Arena
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.listening import Listener, Refusal, Refusals
+from elastic3d.values import from_json, to_json
+from elastic3d.worker.processes.events import ConnectionRefused, SlotAlive, SlotEvent, SlotLost, SlotSignalled
+from elastic3d.worker.processes.slot import LocalSlot, PinnedSnapshot
+
+_LENGTH = struct.Struct("<I")
+_LONGEST = 64 << 20
+_READ_AT_ONCE = 1 << 20
+_EVENTS = {kind.__name__: kind for kind in get_args(SlotEvent)}
+_CLOSE_SECONDS = 5.0
+
+INTERVAL = 0.5
+"""Seconds between two questions to a companion keeper whether it is there."""
+
+SILENCE = 10.0
+"""Seconds without an answer after which it is killed. It shares this host: what is late here is late there."""
+
+PAUSE = 0.5
+"""Seconds this process may be late itself before the time is taken off the companion's silence."""
+
+
+def private_name(token: str, *parts: object) -> str:
+    """Return the abstract name that `parts` have among the processes that know the token, and nobody else can tell.
+
+    Every user can list the names there are: one that showed the token would let another user take the next one first.
+    """
+    said = "\0".join(map(str, (token, *parts)))
+    return f"elastic3d-{blake3(said.encode(), derive_key_context='elastic3d slot names').hexdigest(16)}"
+
+
+class SlotServer:
+    """Exposes this keeper's slot to the node's first keeper."""
+
+    def __init__(self, slot: LocalSlot, events: queue.SimpleQueue[SlotEvent], name: str) -> None:
+        """Listen under the abstract name. events: the queue the slot was created with; it is read here."""
+        self._slot = slot
+        self._events = events
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind("\0" + name)
+        self._listener.listen(16)
+
+    def serve(self, patience: float) -> None:
+        """Obey the first keeper until its connection ends; give up when it does not come in `patience` seconds.
+
+        On the main thread: from then on SIGTERM and SIGINT are the first keeper's to heed, for the node leaves as one.
+        """
+        try:
+            self._listener.settimeout(patience)
+            with _accept(self._listener) as connection:
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, self._signalled)
+                _send(connection, {"index": self._slot.index, "tile_port": self._slot.tile_port, "pid": os.getpid()})
+                self._listener.settimeout(None)
+                threads.start(self._accept_pins, name="slot-pins")
+                lock = threading.Lock()
+                threads.start(self._forward, connection, lock, name="slot-events")
+                with contextlib.suppress(OSError):
+                    while (frame := _receive(connection)) is not None and frame["call"] != "close":
+                        self._obey(frame)
+        except TimeoutError:
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+
+    def _signalled(self, number: int, _frame: object) -> None:
+        self._events.put(SlotSignalled(slot=self._slot.index, number=number))
+
+    def _obey(self, frame: dict[str, Any]) -> None:
+        slot = self._slot
+        match frame["call"]:
+            case "prepare":
+                slot.prepare(from_json(Assignment, frame["assignment"]), trainer=frame["trainer"])
+            case "go":
+                slot.go(frame["trainer"], from_json(Go, frame["go"]))
+            case "ask_leave":
+                slot.ask_leave(frame["trainer"])
+            case "set_etcd_away":
+                slot.set_etcd_away(frame["away"])
+            case "set_ready":
+                slot.set_ready(frame["ready"])
+            case "stop":
+                slot.stop(frame["trainer"])
+            case "stop_all":
+                slot.stop_all()
+            case "set_buddy":
+                slot.set_buddy(frame["address"])
+            case "set_generation":
+                slot.set_generation(frame["number"])
+            case "set_credentials":
+                slot.set_credentials(from_json(Credentials, frame["credentials"]))
+            case "sealed":
+                slot.sealed(frame["generation"], frame["ranks"])
+            case "unpin":
+                slot.unpin(frame["step"])
+            case "ping":
+                self._events.put(SlotAlive(slot=slot.index))
+            case other:
+                raise AssertionError(other)
+
+    def _forward(self, connection: socket.socket, lock: threading.Lock) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                event = self._events.get()
+                with lock:
+                    _send(connection, {"event": type(event).__name__, "body": to_json(event)})
+
+    def _accept_pins(self) -> None:
+        refused = Refusals(f"slot-{self._slot.index}", self._refused)
+        listener = Listener(self._listener, refused)
+        while (found := listener.accept()) is not None:
+            if isinstance(found, float):
+                SYSTEM.sleep(found)
+                continue
+            connection = found[0]
+            connection.settimeout(None)
+            user = _user(connection)
+            if user != os.geteuid():
+                refused(f"user {user}", "is not the user that runs this job")
+                connection.close()
+                continue
+            threads.start(self._serve_pin, connection, name="slot-pin", edge=threads.Edge.ALONE)
+
+    def _refused(self, refusal: Refusal) -> None:
+        self._events.put(ConnectionRefused(slot=self._slot.index, refusal=refusal))
+
+    def _serve_pin(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            frame = _receive(connection)
+            if frame is None:
+                return
+            try:
+                with self._slot.segment(frame["pin"]) as (stored, descriptor):
+                    pinned = {
+                        "generation": stored.mark.generation,
+                        "step": stored.mark.step,
+                        "rank": stored.rank,
+                        "world": stored.world,
+                        "facts": dict(stored.facts),
+                        "table": tables.to_wire(stored.table),
+                    }
+                    _send(connection, {"pinned": pinned})
+                    socket.send_fds(connection, [b"\0"], [descriptor])
+                    connection.recv(1)
+            except StateError as error:
+                _send(connection, {"error": str(error)})
+
+
+class RemoteSlot:
+    """A companion keeper's slot; see `slot.SlotPort`. Events arrive in the queue given here."""
+
+    def __init__(
+        self, name: str, events: queue.SimpleQueue[SlotEvent], *, patience: float, silence: float = SILENCE
+    ) -> None:
+        """Connect to the `SlotServer` of this abstract name; MembershipError when it does not come in `patience` s.
+
+        silence: seconds without an answer after which the companion is killed, and the slot lost.
+        """
+        self._name = name
+        self._events = events
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._closed = self._killed = False
+        self._connection = _connect(name, patience)
+        hello = _receive(self._connection)
+        if hello is None:
+            raise MembershipError(
+                "another process of this node left before it was asked for anything: its own output says why. Trying "
+                "again helps once that is mended"
+            )
+        self.index: int = hello["index"]
+        self.pid: int = hello["pid"]
+        self._tile_port: int = hello["tile_port"]
+        self._silence, self._heard_at = silence, SYSTEM.monotonic()
+        self._process = os.pidfd_open(self.pid)
+        self._left = threading.Event()
+        self._reader = threads.start(
+            self._read, name=f"remote-slot-{self.index}", edge=threads.Edge.ALONE, failed=self._broken
+        )
+
+        self._watcher = threads.start(self._watch, name=f"remote-slot-{self.index}-watch")
+
+    @property
+    def tile_port(self) -> int:
+        """TCP port of the slot's tile server."""
+        return self._tile_port
+
+    def measure(self, assignment: Assignment) -> int:
+        """Fork a trainer that reports the model's profile and ends; return its number."""
+        assert assignment.measuring
+        return self.prepare(assignment)
+
+    def prepare(self, assignment: Assignment) -> int:
+        """Fork a trainer now, beside any that runs; return its number."""
+        number = next(self._numbers)
+        self._call("prepare", trainer=number, assignment=to_json(assignment))
+        return number
+
+    def go(self, trainer: int, go: Go) -> None:
+        """Let a prepared trainer restore and train."""
+        self._call("go", trainer=trainer, go=to_json(go))
+
+    def ask_leave(self, trainer: int) -> None:
+        """Raise the trainer's leave flag."""
+        self._call("ask_leave", trainer=trainer)
+
+    def set_etcd_away(self, away: bool) -> None:
+        """Set the flag every trainer of this slot carries into the step vote."""
+        self._call("set_etcd_away", away=away)
+
+    def set_ready(self, ready: bool) -> None:
+        """Say whether another checkpoint would be taken."""
+        self._call("set_ready", ready=ready)
+
+    def stop(self, trainer: int) -> None:
+        """SIGKILL the trainer's whole process group."""
+        self._call("stop", trainer=trainer)
+
+    def stop_all(self) -> None:
+        """`stop` every trainer."""
+        self._call("stop_all")
+
+    def set_buddy(self, address: str | None) -> None:
+        """Copy snapshots to the tile server at "host:port" from now on."""
+        self._call("set_buddy", address=address)
+
+    def set_generation(self, number: int) -> None:
+        """Refuse replicas of any older generation from now on."""
+        self._call("set_generation", number=number)
+
+    def set_credentials(self, credentials: Credentials) -> None:
+        """Show these to other nodes, and serve who holds the same secret."""
+        self._call("set_credentials", credentials=to_json(credentials))
+
+    def sealed(self, generation: int, ranks: Sequence[str]) -> None:
+        """Take replicas of a generation from these nodes."""
+        self._call("sealed", generation=generation, ranks=list(ranks))
+
+    def unpin(self, step: int) -> None:
+        """Let go of a snapshot taken for a checkpoint without writing it."""
+        self._call("unpin", step=step)
+
+    @contextlib.contextmanager
+    def pieces(self, step: int) -> Iterator[PinnedSnapshot]:
+        """Pin the newest home snapshot of `step` while the context is open; StateError if it is not held."""
+        with _pin_connection(self._name) as connection:
+            _send(connection, {"pin": step})
+            answer = _receive(connection)
+            if answer is None or "error" in answer:
+                raise StateError(answer["error"] if answer else "the companion keeper is gone; use another copy")
+            pinned = answer["pinned"]
+            table = tables.from_wire(pinned["table"])
+            _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            arena = Arena(descriptor)
+            try:
+                yield PinnedSnapshot(
+                    generation=pinned["generation"],
+                    step=pinned["step"],
+                    rank=pinned["rank"],
+                    world=pinned["world"],
+                    facts=pinned["facts"],
+                    pieces=memory.pieces(table, arena.view(table.nbytes)),
+                )
+            finally:
+                arena.close()
+
+    def close(self) -> None:
+        """Have the companion keeper leave. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._left.set()
+        self._call("close")
+        self._reader.join(_CLOSE_SECONDS)
+        self._watcher.join(_CLOSE_SECONDS)
+        os.close(self._process)
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _call(self, name: str, **arguments: Any) -> None:
+        # A companion that is gone is told of by the reader, once.
+        with self._lock, contextlib.suppress(OSError):
+            _send(self._connection, {"call": name, **arguments})
+
+    def _watch(self) -> None:
+        """Ask the companion whether it is there, and kill one that does not answer: it holds up every rank.
+
+        Time in which this process did not run counts for nobody.
+        """
+        turned_at = SYSTEM.monotonic()
+        while not self._left.wait(INTERVAL):
+            now = SYSTEM.monotonic()
+            late = now - turned_at - INTERVAL
+            if late >= PAUSE:
+                self._heard_at += late
+            turned_at = now
+            silent = now - self._heard_at
+            if silent >= self._silence:
+                self._kill(silent)
+                return
+            # A call that waits for a companion which takes nothing in is no reason to wait here.
+            if self._lock.acquire(timeout=INTERVAL):
+                try:
+                    self._connection.send(_PING, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    pass  # what it has not read yet is question enough
+                except OSError:
+                    return  # the reader tells
+                finally:
+                    self._lock.release()
+
+    def _kill(self, silent: float) -> None:
+        self._killed = True
+        detail = f"its keeper has not answered for {silent:.1f} s, so it was stopped or hangs, and was killed"
+        self._events.put(SlotLost(slot=self.index, detail=detail))
+        try:
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def _broken(self, error: BaseException) -> None:
+        self._events.put(SlotLost(slot=self.index, detail=f"what the keeper of slot {self.index} says: {error!r}"))
+
+    def _read(self) -> None:
+        try:
+            while (frame := _receive(self._connection)) is not None:
+                self._heard_at = SYSTEM.monotonic()
+                event = cast(SlotEvent, from_json(_EVENTS[frame["event"]], frame["body"]))
+                if not isinstance(event, SlotAlive):
+                    self._events.put(event)
+        except OSError:
+            pass
+        self._left.set()
+        if not self._closed and not self._killed:
+            self._events.put(SlotLost(slot=self.index, detail=f"the keeper of slot {self.index} is gone"))
+
+
+def _connect(name: str, patience: float) -> socket.socket:
+    deadline = SYSTEM.monotonic() + patience
+    while True:
+        try:
+            return _pin_connection(name)
+        except OSError as error:
+            if SYSTEM.monotonic() > deadline:
+                raise MembershipError(
+                    f"another process of this node did not answer in {patience:g} s ({error}): its own output says "
+                    "what it is at. Trying again helps where the node was only slow"
+                ) from error
+            SYSTEM.sleep(0.02)
+
+
+def _pin_connection(name: str) -> socket.socket:
+    """Return a connection to whoever listens under a name; OSError where nobody does, or another user's process."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect("\0" + name)
+        user = _user(connection)
+        if user != os.geteuid():
+            raise PermissionError(f"a process of user {user} listens there, not one of user {os.geteuid()}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _accept(listener: socket.socket) -> socket.socket:
+    """Return the next connection of a process of the same user."""
+    while True:
+        connection, _ = listener.accept()
+        connection.settimeout(None)
+        if _user(connection) == os.geteuid():
+            return connection
+        connection.close()
+
+
+def _user(connection: socket.socket) -> int:
+    """Return whose process is at the other end: the one that connected, or that listened."""
+    size = struct.calcsize("3i")
+    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
+
+
+def _frame(frame: dict[str, Any]) -> bytes:
+    body = json.dumps(frame, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+_PING = _frame({"call": "ping"})
+
+
+def _send(connection: socket.socket, frame: dict[str, Any]) -> None:
+    connection.sendall(_frame(frame))
+
+
+def _receive(connection: socket.socket) -> dict[str, Any] | None:
+    """Return the next frame, None at the end; ConnectionError for what is none."""
+    head = _exactly(connection, _LENGTH.size)
+    size = 0 if head is None else _LENGTH.unpack(head)[0]
+    if size > _LONGEST:
+        raise ConnectionError(f"a frame of {size} bytes")
+    body = None if head is None else _exactly(connection, size)
+    try:
+        return None if body is None else cast(dict[str, Any], json.loads(body))
+    except (ValueError, RecursionError) as error:
+        raise ConnectionError(f"not a frame: {error}") from error
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(min(size - len(data), _READ_AT_ONCE))
+        if not part:
+            return None
+        data += part
+    return bytes(data)

@@ -1,0 +1,164 @@
+"""New interpreters where a fork will not do: a dead template's successor, and trainers of scripts unsafe to fork.
+
+The user's script is run again with the keeper's own command line. Variables in its environment say what it is to
+become when it calls `elastic3d.run`; they are taken out again before any user code could pass them on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from elastic3d.worker.processes import process, template
+from elastic3d.worker.processes.template import TrainerMain
+
+_ROLE = "ELASTIC3D_ROLE"
+_PARENT = "ELASTIC3D_ROLE_PARENT"
+_DESCRIPTORS = "ELASTIC3D_ROLE_DESCRIPTORS"
+
+# Runs in an empty interpreter, before the seconds that imports take: from here on the child dies with its parent.
+# The parent-death signal outlives exec, and setting it in a preexec function would not be safe beside threads.
+_SHIM = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(85)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+_BARE = """\
+import json, sys
+command = json.loads(sys.argv[1])
+sys.path[:] = command["path"]
+from elastic3d.worker.processes import spawn
+spawn.bare_template(command)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """How this process was started, so that another can be started alike.
+
+    arguments: of the interpreter, its own options first. directory: where it was started.
+    """
+
+    executable: str
+    arguments: tuple[str, ...]
+    directory: str
+    path: tuple[str, ...]
+
+    @classmethod
+    def current(cls) -> Script:
+        """Return how this process was started. Taken early: the script may change its directory."""
+        return cls(
+            executable=sys.executable,
+            arguments=tuple(sys.orig_argv[1:]),
+            directory=os.getcwd(),
+            path=tuple(os.path.abspath(entry) for entry in sys.path),
+        )
+
+
+def serve_role_from_environment(trainer_main: TrainerMain) -> None:
+    """Become the template or the trainer this interpreter was started to be; return if it was started as neither.
+
+    The first thing `elastic3d.run` does. Does not return, nor raise, in a process started for a role.
+    """
+    role = os.environ.pop(_ROLE, None)
+    if role is None:
+        return
+    parent = int(os.environ.pop(_PARENT))
+    descriptors = [int(number) for number in os.environ.pop(_DESCRIPTORS).split(",")]
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    if role == "template":
+        control = socket.socket(fileno=descriptors[0])
+        if process.fork_hazard() is not None:
+            script = Script.current()
+
+            def trainer_main(spec: str, inherited: tuple[int, ...]) -> None:
+                _exec_trainer(script, spec, inherited)
+
+        template.serve(control, trainer_main, parent)
+    process.die_with_parent(parent)
+    with open(descriptors[0], encoding="utf-8") as file:
+        spec = file.read()
+    template.run_trainer_main(trainer_main, spec, tuple(descriptors[1:]))
+
+
+def start_template(script: Script) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Run the script again as a template; return its process and the keeper's end of its socket.
+
+    The calling thread must live as long as the template may.
+    """
+    return _start(script, script.arguments, role=True)
+
+
+def start_bare_template(script: Script) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a template whose trainers each run the script again, for scripts that are not safe to fork."""
+    command = json.dumps(
+        {
+            "executable": script.executable,
+            "arguments": script.arguments,
+            "directory": script.directory,
+            "path": script.path,
+            "parent": os.getpid(),
+        }
+    )
+    return _start(script, ("-c", _BARE, command), role=False)
+
+
+def _start(script: Script, arguments: Sequence[str], *, role: bool) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = template.socket_pair()
+    with theirs:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        if role:
+            environment |= _role("template", os.getpid(), [theirs.fileno()])
+        else:
+            arguments = (*arguments, str(theirs.fileno()))
+        started = subprocess.Popen(
+            [script.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), script.executable, *arguments],
+            env=environment,
+            cwd=script.directory,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    return started, ours
+
+
+def _role(role: str, parent: int, descriptors: Sequence[int]) -> Mapping[str, str]:
+    return {_ROLE: role, _PARENT: str(parent), _DESCRIPTORS: ",".join(map(str, descriptors))}
+
+
+def bare_template(command: dict[str, object]) -> NoReturn:
+    """Serve as a template that runs the script again for each trainer: the main of a bare interpreter."""
+    script = Script(
+        executable=str(command["executable"]),
+        arguments=tuple(command["arguments"]),  # type: ignore[arg-type]
+        directory=str(command["directory"]),
+        path=tuple(command["path"]),  # type: ignore[arg-type]
+    )
+    control = socket.socket(fileno=int(sys.argv[2]))
+    os.set_inheritable(control.fileno(), False)
+
+    def trainer_main(spec: str, descriptors: tuple[int, ...]) -> None:
+        _exec_trainer(script, spec, descriptors)
+
+    template.serve(control, trainer_main, int(str(command["parent"])))
+
+
+def _exec_trainer(script: Script, spec: str, descriptors: tuple[int, ...]) -> NoReturn:
+    """Replace this fresh child of a template by the script, run again as a trainer."""
+    file = os.memfd_create("elastic3d-spec", 0)
+    os.write(file, spec.encode())
+    os.lseek(file, 0, os.SEEK_SET)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, True)
+    os.chdir(script.directory)
+    environment = {**os.environ, **_role("trainer", os.getppid(), [file, *descriptors])}
+    os.execve(script.executable, [script.executable, *script.arguments], environment)

@@ -1,0 +1,219 @@
+"""The keeper's hold on its template: starts it, commands it, notices its death and puts another in its place.
+
+A second template is kept warm, for a new one has to import everything, which takes seconds on an idle machine and a
+minute on a busy one, and all the other nodes would wait for it. It does nothing and shares its memory with the first.
+
+For one thread, the slot's. The first two are forked on the keeper's main thread before that thread exists; those that
+come later are new interpreters.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic3d.clock import SYSTEM
+from elastic3d.log import said
+from elastic3d.worker.processes import process, spawn, template
+from elastic3d.worker.processes.spawn import Script
+from elastic3d.worker.processes.template import Packet, TrainerMain
+
+_ANSWER_SECONDS = 10.0
+_STARTS = 3
+
+SPARE_AFTER = 5.0
+"""Seconds after a template died, or a second one could not be started, until a second one is: recovery comes first."""
+
+log = said()
+
+
+class TemplateLost(Exception):
+    """Templates die before they are ready, again and again."""
+
+
+@dataclass(slots=True)
+class _Handle:
+    pid: int
+    control: socket.socket
+    pidfd: int
+    popen: subprocess.Popen[bytes] | None
+    ready: bool = False
+
+
+class TemplateSupervisor:
+    """One template after another, and one in reserve."""
+
+    def __init__(self, trainer_main: TrainerMain) -> None:
+        """Fork the template. On the main thread, before any other; where that is not safe, start interpreters."""
+        self._script = Script.current()
+        self._hazard = process.fork_hazard()
+        self._failed_starts = self._spare_deaths = 0
+        self._answer_by: float | None = None
+        self._dead_session: int | None = None
+        process.adopt_orphans()
+        if self._hazard is None:
+            self._handle = self._fork(trainer_main)
+            self._spare: _Handle | None = self._fork(trainer_main, self._handle.control)
+        else:
+            log.warning("template.unsafe", reason=self._hazard, consequence="each trainer starts a new interpreter")
+            # This one is a bare interpreter, there in a moment.
+            self._spare = None
+            self._handle = self._start()
+        self._spare_at = SYSTEM.monotonic() + SPARE_AFTER
+
+    @property
+    def pid(self) -> int:
+        """The template's pid, which is also its session."""
+        return self._handle.pid
+
+    @property
+    def control(self) -> socket.socket:
+        """The socket its reports arrive on."""
+        return self._handle.control
+
+    @property
+    def pidfd(self) -> int:
+        """Readable when it has died."""
+        return self._handle.pidfd
+
+    @property
+    def cleaning(self) -> bool:
+        """Whether processes of a dead template are still to be killed and reaped."""
+        return self._dead_session is not None
+
+    def send(self, packet: Packet, descriptors: Sequence[int] = ()) -> None:
+        """Command the template. One that is dead or stuck hears nothing: its death is noticed, and made, elsewhere."""
+        try:
+            template.send(self.control, packet, descriptors)
+        except OSError as error:
+            log.debug("template.deaf", error=str(error))
+        if self._answer_by is None:
+            self._answer_by = SYSTEM.monotonic() + _ANSWER_SECONDS
+
+    def receive(self) -> list[Packet]:
+        """Return what it has reported."""
+        packets: list[Packet] = []
+        while select.select([self.control], [], [], 0)[0]:
+            try:
+                received = template.receive(self.control)
+            except OSError:
+                received = None
+            if received is None:
+                break
+            packet, _ = received
+            if isinstance(packet, template.TemplateReady):
+                self._handle.ready = True
+                self._failed_starts = 0
+            packets.append(packet)
+        if packets:
+            self._answer_by = None  # `check` waits again for what is still owed
+        return packets
+
+    def check(self, *, owes_answer: bool) -> None:
+        """Kill a template that is ready and does not do what it was told: it is stopped, or worse.
+
+        Also sees to it that there is a second one.
+        """
+        self._keep_spare()
+        if not owes_answer or not self._handle.ready:
+            self._answer_by = None
+        elif self._answer_by is None:
+            self._answer_by = SYSTEM.monotonic() + _ANSWER_SECONDS
+        elif SYSTEM.monotonic() > self._answer_by:
+            log.error("template.stuck", pid=self.pid)
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            self._answer_by = None
+
+    def replace(self) -> str:
+        """Reap the dead template and put another in its place; return how it ended. TemplateLost after too many."""
+        ended = self._reap(self._handle)
+        if not self._handle.ready:
+            self._failed_starts += 1
+        self._dead_session = self._handle.pid
+        self.clean()
+        if self._failed_starts >= _STARTS:
+            raise TemplateLost(f"{ended}; it never got as far as calling elastic3d.run")
+        self._handle = self._take_spare() or self._start()
+        self._answer_by = None
+        self._spare_at = SYSTEM.monotonic() + SPARE_AFTER
+        return ended
+
+    def _take_spare(self) -> _Handle | None:
+        """Return the second template, None where there is none that lives."""
+        spare, self._spare = self._spare, None
+        if spare is not None and _dead(spare):
+            self._reap(spare)
+            return None
+        return spare
+
+    def _keep_spare(self) -> None:
+        """Start a second template, or another in place of one that died, once the first is there to do its work."""
+        if self._spare is not None and _dead(self._spare):
+            log.warning("template.spare_died", detail=self._reap(self._spare))
+            self._spare, self._spare_at = None, SYSTEM.monotonic() + SPARE_AFTER
+            self._spare_deaths += 1
+        due = self._hazard is None and self._handle.ready and SYSTEM.monotonic() >= self._spare_at
+        if self._spare is None and due and self._spare_deaths < _STARTS:
+            self._spare = self._start()
+
+    def clean(self) -> bool:
+        """Kill and reap what the dead template's session still has; return whether nothing is left."""
+        if self._dead_session is not None:
+            process.kill_session(self._dead_session)
+            if not process.session_members(self._dead_session):
+                self._dead_session = None
+        return self._dead_session is None
+
+    def end(self) -> None:
+        """Kill and reap the templates and everything in their sessions."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            # It has forked nothing.
+            signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
+            self._reap(spare)
+        if self._handle.pidfd >= 0:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            self._reap(self._handle)
+        deadline = SYSTEM.monotonic() + _ANSWER_SECONDS
+        self.clean()
+        self._dead_session = self._handle.pid
+        while not self.clean() and SYSTEM.monotonic() < deadline:
+            SYSTEM.sleep(0.002)
+
+    def _fork(self, trainer_main: TrainerMain, *others: socket.socket) -> _Handle:
+        pid, control = template.fork_template(trainer_main, others)
+        return _Handle(pid=pid, control=control, pidfd=os.pidfd_open(pid), popen=None)
+
+    def _start(self) -> _Handle:
+        start = spawn.start_template if self._hazard is None else spawn.start_bare_template
+        popen, control = start(self._script)
+        return _Handle(pid=popen.pid, control=control, pidfd=os.pidfd_open(popen.pid), popen=popen)
+
+    def _reap(self, handle: _Handle) -> str:
+        if handle.popen is not None:
+            code = handle.popen.wait()
+        else:
+            code = os.waitstatus_to_exitcode(os.waitpid(handle.pid, 0)[1])
+        handle.control.close()
+        os.close(handle.pidfd)
+        handle.pidfd = -1
+        return f"the template {describe_exit(code)}"
+
+
+def _dead(handle: _Handle) -> bool:
+    return bool(select.select([handle.pidfd], [], [], 0)[0])
+
+
+def describe_exit(code: int) -> str:
+    """Say in words how a process ended; minus a signal's number for a signal."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,297 @@
+"""The template: a process that has everything imported and does nothing but fork and reap trainers.
+
+It is single-threaded and has run no tensor maths, so its forks are safe however long the keeper's list of threads has
+grown. It leads its own session, out of reach of torchrun's group kill, and ignores SIGTERM and SIGINT. It waits on one
+SEQPACKET socket from its keeper and on a wakeup descriptor for SIGCHLD.
+
+A trainer's death is seen without reaping it, so that its group still has its name when the group is killed: data-loader
+workers hold the trainer's sockets, and hide its death from its peers for as long as they live. Only when the whole
+group is gone is the exit reported. Being the nearest subreaper, the template reaps whatever a trainer leaves.
+
+Nothing here imports torch: where forks are not safe, the same loop runs in a bare interpreter and each trainer is a
+new one (worker/spawn.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, cast
+
+from elastic3d import output
+from elastic3d.clock import SYSTEM
+from elastic3d.values import from_json, to_json
+from elastic3d.worker.processes import process
+
+TrainerMain = Callable[[str, tuple[int, ...]], object]
+"""Becomes a trainer: called with a spec and inherited descriptors in a fresh child, ends the process by itself."""
+
+_PACKET = 128 * 1024
+_DESCRIPTORS = 16
+_GROUP_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Keeper to template: fork a trainer; its descriptors come with the packet."""
+
+    trainer: int
+    spec: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Keeper to template: SIGKILL the trainer's group. One that is dead already is no error."""
+
+    trainer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateReady:
+    """Template to keeper: waiting for the first fork."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """Template to keeper: the trainer lives, leader of the process group `pid`."""
+
+    trainer: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unforked:
+    """Template to keeper: the machine refused the fork."""
+
+    trainer: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessExited:
+    """Template to keeper: the trainer and its group are dead and reaped. code: minus the number of a signal."""
+
+    trainer: int
+    pid: int
+    code: int
+
+
+_PACKETS = {kind.__name__: kind for kind in (Fork, Kill, TemplateReady, Forked, Unforked, ProcessExited)}
+Packet = Fork | Kill | TemplateReady | Forked | Unforked | ProcessExited
+
+
+def send(control: socket.socket, packet: Packet, descriptors: Sequence[int] = ()) -> None:
+    """Send one packet whole, with descriptors."""
+    data = json.dumps([type(packet).__name__, to_json(packet)]).encode()
+    socket.send_fds(control, [data], list(descriptors))
+
+
+def receive(control: socket.socket) -> tuple[Packet, list[int]] | None:
+    """Return the next packet and its descriptors (closed on exec), None at the end."""
+    size = socket.CMSG_SPACE(_DESCRIPTORS * 4)
+    data, ancillary, flags, _ = control.recvmsg(_PACKET, size, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.extend(memoryview(payload[: len(payload) - len(payload) % 4]).cast("i"))
+    if not data:
+        return None
+    assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC), "a packet was cut"
+    name, body = json.loads(data)
+    return cast(Packet, from_json(_PACKETS[name], body)), descriptors
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return a SEQPACKET pair: the keeper's end and the template's."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def fork_template(trainer_main: TrainerMain, others: Sequence[socket.socket] = ()) -> tuple[int, socket.socket]:
+    """Fork a template from this process; return its pid and the keeper's end of its socket.
+
+    others: the keeper's ends of other templates' sockets, of which this one keeps no copy. Called on the keeper's main
+    thread before there is another one (`process.fork_hazard` says None).
+    """
+    keeper = os.getpid()
+    ours, theirs = socket_pair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = _fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    try:
+        os.setsid()
+        for end in (ours, *others):
+            end.close()
+        serve(theirs, trainer_main, keeper)
+    finally:
+        os._exit(1)
+
+
+def serve(control: socket.socket, trainer_main: TrainerMain, keeper: int) -> NoReturn:
+    """Be the template until the keeper's end of `control` closes. keeper: the pid of the parent."""
+    process.die_with_parent(keeper)
+    process.adopt_orphans()
+    output.survive_readers()
+    try:
+        _Template(control, trainer_main).loop()
+    except Exception:  # noqa: BLE001 - the edge of a process: whatever it is, say it and end
+        traceback.print_exc()
+        process.leave(process.ExitCode.ORPHANED)
+    process.leave(process.ExitCode.DONE)
+
+
+def run_trainer_main(trainer_main: TrainerMain, spec: str, descriptors: tuple[int, ...]) -> NoReturn:
+    """Run `trainer_main` in a fresh child; nothing it raises gets past here."""
+    output.survive_readers()
+    try:
+        trainer_main(spec, descriptors)
+    except BaseException:  # noqa: BLE001 - the edge of a process: the stack below belongs to the template or the script
+        traceback.print_exc()
+    finally:
+        process.leave(process.ExitCode.USER_ERROR)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python warns of native threads; whether they matter has been judged by what ran (process.fork_hazard).
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+@dataclass(slots=True)
+class _Trainer:
+    trainer: int
+    pid: int
+    code: int | None = None
+    gone_by: float = 0.0
+
+
+class _Template:
+    def __init__(self, control: socket.socket, trainer_main: TrainerMain) -> None:
+        self._control = control
+        self._trainer_main = trainer_main
+        self._trainers: dict[int, _Trainer] = {}
+        self._wakeup, self._wakeup_writer = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._wakeup_writer.setblocking(False)
+
+    def loop(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
+        # What is imported stays in pages shared with the keeper and every trainer: no collection touches it again.
+        gc.freeze()
+        send(self._control, TemplateReady(pid=os.getpid()))
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        while True:
+            dying = any(trainer.code is not None for trainer in self._trainers.values())
+            ready = {descriptor for descriptor, _ in poll.poll(2 if dying else None)}
+            if self._wakeup.fileno() in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._wakeup.recv(4096)
+            self._reap()
+            if self._control.fileno() in ready and not self._obey():
+                break
+        for trainer in self._trainers.values():
+            process.kill_group(trainer.pid)
+
+    def _obey(self) -> bool:
+        try:
+            received = receive(self._control)
+        except ConnectionError:
+            return False
+        if received is None:
+            return False
+        packet, descriptors = received
+        match packet:
+            case Fork():
+                self._fork(packet, descriptors)
+            case Kill():
+                trainer = self._trainers.get(packet.trainer)
+                if trainer is not None:
+                    process.kill_group(trainer.pid)
+            case _:
+                raise AssertionError(packet)
+        return True
+
+    def _fork(self, packet: Fork, descriptors: list[int]) -> None:
+        template = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            pid = _fork()
+        except OSError as error:
+            send(self._control, Unforked(trainer=packet.trainer, error=str(error)))
+            return
+        if pid == 0:
+
+            def become(spec: str, inherited: tuple[int, ...]) -> None:
+                self._leave_template(template)
+                self._trainer_main(spec, inherited)
+
+            run_trainer_main(become, packet.spec, tuple(descriptors))
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, pid)  # both sides do, so that neither meets the group before it exists
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._trainers[packet.trainer] = _Trainer(packet.trainer, pid)
+        send(self._control, Forked(trainer=packet.trainer, pid=pid))
+
+    def _leave_template(self, template: int) -> None:
+        os.setpgid(0, 0)
+        process.die_with_parent(template)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._control.close()
+        self._wakeup.close()
+        self._wakeup_writer.close()
+
+    def _reap(self) -> None:
+        by_pid = {trainer.pid: trainer for trainer in self._trainers.values()}
+        while (dead := _next_dead()) is not None:
+            trainer = by_pid.get(dead)
+            if trainer is not None:
+                process.kill_group(dead)
+            _, status = os.waitpid(dead, 0)
+            if trainer is not None:
+                trainer.code = os.waitstatus_to_exitcode(status)
+                trainer.gone_by = SYSTEM.monotonic() + _GROUP_SECONDS
+        for trainer in list(self._trainers.values()):
+            if trainer.code is None:
+                continue
+            # A member stuck in the kernel must not hide the death for ever.
+            if not process.group_exists(trainer.pid) or SYSTEM.monotonic() > trainer.gone_by:
+                del self._trainers[trainer.trainer]
+                self._report(ProcessExited(trainer=trainer.trainer, pid=trainer.pid, code=trainer.code))
+
+    def _report(self, packet: Packet) -> None:
+        with contextlib.suppress(ConnectionError):  # the end of file that follows ends the loop
+            send(self._control, packet)
+
+
+def _next_dead() -> int | None:
+    """Return a child that has died, leaving it as a zombie."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid

@@ -1,0 +1,242 @@
+"""The trainer's side: a `Port` that talks to the keeper, and the way a trainer begins and ends."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import structlog
+import torch
+import torch.distributed as dist
+
+from elastic3d import threads
+from elastic3d.admission.devices import DEVICE, check_devices
+from elastic3d.errors import Elastic3dError
+from elastic3d.port import Assignment, Flags, Go, Port, StepRecord
+from elastic3d.snapshots import table as tables
+from elastic3d.snapshots.arena import Arena
+from elastic3d.snapshots.holdings import Cadence
+from elastic3d.snapshots.table import SnapshotTable
+from elastic3d.values import ModelProfile, from_json
+from elastic3d.worker.processes import channel, copying, process
+from elastic3d.worker.processes.channel import FromKeeper, TrainerEnd
+from elastic3d.worker.processes.events import TrainerFault
+from elastic3d.worker.processes.process import ExitCode
+
+if TYPE_CHECKING:
+    from checkpointing.format.tiles import Box, TensorSpec
+
+Entry = Callable[[Port], str | None]
+"""Runs the user's main as a `Run` on this port; returns the digest of the final state if one was asked for."""
+
+_CREDIT_SECONDS = 30.0
+
+log = structlog.get_logger()
+
+
+class ChannelPort:
+    """The port of a trainer with a keeper. Called from the main thread; one thread reads, one copies."""
+
+    def __init__(self, assignment: Assignment, end: socket.socket, buffers: Sequence[int]) -> None:
+        self.assignment = assignment
+        self._end = TrainerEnd(end)
+        self._copier = copying.Copier([Arena(descriptor) for descriptor in buffers])
+        self._cadence = Cadence()
+        self._table: SnapshotTable | None = None
+        self._last_taken = -1
+        self._checkpoint_due = False
+        self._asked = self._heard = 0
+        self._changed = threading.Condition()
+        self._go: Go | None = None
+        self._flags = Flags(leave=False, etcd_away=False)
+        self._held = -1
+        self._credits: list[int] = []
+        threads.start(self._listen, name="keeper")
+
+    def measured(self, profile: ModelProfile) -> NoReturn:
+        """Report the profile of a measuring trainer, and the node's devices if they are to be checked, and end it."""
+        # Here, for this process computes and ends: whatever a device keeps of it is gone with it.
+        places = self.assignment.places
+        checks = check_devices(DEVICE, places) if places else ()
+        self._say(channel.Profiled(profile=profile, checks=checks))
+        process.leave(ExitCode.MEASURED)
+
+    def await_go(self) -> Go:
+        """Say "prepared" to the keeper and block until told to go."""
+        self._say(channel.MainReady())
+        with self._changed:
+            self._changed.wait_for(lambda: self._go is not None)
+            assert self._go is not None
+            return self._go
+
+    def flags(self) -> Flags:
+        """Return what the keeper last said; it is not ready before it has heard of the checkpoint asked for last."""
+        heard, flags = self._heard, self._flags  # in this order, for they are written in the other
+        return flags if heard == self._asked else dataclasses.replace(flags, ready=False)
+
+    def held(self) -> int:
+        """Return the newest step of this generation held at home and at the buddy, -1 for none."""
+        return self._held
+
+    def snapshot(
+        self,
+        step: int,
+        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
+        facts: dict[str, Any],
+        *,
+        checkpoint: bool,
+        wait: bool,
+    ) -> None:
+        """Start copying this rank's state in a thread; with `wait`, return when it is copied.
+
+        While two snapshots wait to become safe none is taken, alike on every rank; a checkpoint due then is made of
+        the next one. With `wait` one is always taken.
+        """
+        self.finish_copy()
+        self._checkpoint_due |= checkpoint
+        if step != self._last_taken and (wait or self._cadence.take()):
+            checkpoint, self._checkpoint_due = self._checkpoint_due, False
+            self._asked += checkpoint
+            self._last_taken = step
+            self._cadence.taken(step)
+            facts = copy.deepcopy(facts)  # sent from the copying thread, when training has gone on
+
+            def complete(buffer: int) -> None:
+                self._say(channel.SnapshotWritten(buffer=buffer, step=step, checkpoint=checkpoint, facts=facts))
+
+            job = copying.prepare(tiles, self._table, acquire=lambda: self._acquire(wait), complete=complete)
+            if job.table is not self._table:
+                self._table = job.table
+                self._say(channel.Tabled(table=tables.to_wire(job.table)))
+            self._copier.start(job)
+        if wait:
+            self.finish_copy()
+
+    def finish_copy(self) -> None:
+        """Block until no copy reads the state any more."""
+        self._copier.finish()
+
+    def committed(self, record: StepRecord) -> None:
+        """Tell the keeper of a step, and take note of the vote's safe step."""
+        self._cadence.voted(record.safe_step)
+        self._say(channel.StepTaken(record=record))
+
+    def restored(
+        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
+    ) -> None:
+        """Tell the keeper where the state came from: it lets go of what is not needed any more."""
+        told = channel.StateRestored(source=source, step=step, generation=generation, detail=detail, damaged=damaged)
+        self._say(told)
+
+    def leave(self, step: int) -> NoReturn:
+        """End this trainer at a step boundary."""
+        self.finish_copy()
+        self._say(channel.MainLeft(step=step))
+        process.leave(ExitCode.LEFT)
+
+    def peer_lost(self, error: BaseException) -> NoReturn:
+        """End this trainer because a collective failed. A snapshot being copied is completed: its step was made."""
+        self._finish_quietly()
+        self._say(channel.MainRaised(peer=True, fault=_fault(error)))
+        process.leave(ExitCode.PEER_LOST)
+
+    def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
+        """End this trainer because main returned."""
+        self.finish_copy()
+        self._say(channel.MainReturned(digest=digest, unsaved=unsaved))
+        process.leave(ExitCode.DONE)
+
+    def failed(self, error: BaseException) -> NoReturn:
+        """End this trainer because the user's code raised."""
+        self._finish_quietly()
+        self._say(channel.MainRaised(peer=False, fault=_fault(error)))
+        process.leave(ExitCode.USER_ERROR)
+
+    def _say(self, message: channel.FromTrainer) -> None:
+        try:
+            self._end.send(message)
+        except OSError:
+            process.leave(ExitCode.ORPHANED)
+
+    def _acquire(self, wait: bool) -> int:
+        """Return a buffer to write; it is on its way whenever `Cadence` says that a snapshot is taken."""
+        with self._changed:
+            if not self._credits and wait:
+                self._say(channel.BufferWanted())
+            if not self._changed.wait_for(lambda: bool(self._credits), _CREDIT_SECONDS):
+                # The other ranks take this snapshot, and would believe that this one has it.
+                log.error("buffer.withheld", seconds=_CREDIT_SECONDS)
+                process.leave(ExitCode.ORPHANED)
+            return self._credits.pop(0)
+
+    def _finish_quietly(self) -> None:
+        try:
+            self._copier.finish()
+        except BaseException:  # noqa: BLE001 - the trainer is ending for another reason, which is the one to report
+            traceback.print_exc()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                messages = self._end.receive()
+            except OSError:
+                messages = []
+            if not messages:
+                # The keeper is gone, and its parent-death signal is on its way through the template.
+                process.leave(ExitCode.ORPHANED)
+            with self._changed:
+                for message in messages:
+                    self._hear(message)
+                self._changed.notify_all()
+
+    def _hear(self, message: FromKeeper) -> None:
+        match message:
+            case channel.Start():
+                self._go = message.go
+            case channel.Raised():
+                self._flags = message.flags
+                self._heard = message.saves
+            case channel.Granted():
+                self._credits.append(message.buffer)
+            case channel.SnapshotSafe():
+                self._held = max(self._held, message.step)
+
+
+def _fault(error: BaseException) -> TrainerFault:
+    return TrainerFault(
+        kind=type(error).__name__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        final=isinstance(error, Elastic3dError) and error.final,
+    )
+
+
+def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoReturn:
+    """Be a trainer in a fresh child: `descriptors` are the channel and then the home buffers. Ends the process."""
+    assignment = from_json(Assignment, json.loads(spec))
+    end = socket.socket(fileno=descriptors[0])
+    process.children_die_too()
+    process.overwrite_environment(os.environ, assignment)
+    if assignment.interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = assignment.interface
+    # Read when torch was imported, in the template's past.
+    dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch exports it from a private module
+    if assignment.threads:
+        torch.set_num_threads(assignment.threads)
+    port = ChannelPort(assignment, end, descriptors[1:])
+    try:
+        digest = entry(port)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            port.failed(error)
+        digest = None
+    except BaseException as error:  # noqa: BLE001 - the edge of a process; the traceback travels to the keeper
+        port.failed(error)
+    port.done(digest)

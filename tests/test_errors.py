@@ -1,0 +1,120 @@
+"""Whatever elastic3d raises on purpose at people is in the one tree of `elastic3d.errors`."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from pathlib import Path
+
+from elastic3d import errors
+
+ROOT = Path(__file__).parent.parent
+
+CAUGHT_INSIDE = {
+    "Unfit": "admission.check, which makes it AdmissionFailed",
+    "_Seen": "calibration.block, from the block's own input",
+    "_ProfileMade": "calibration.script_question, out of the user's main",
+    "Drawn": "data.batches, where a stream has ended",
+    "RpcFailure": "etcd.session, which makes it an EtcdError",
+    "ListAgain": "etcd.watch",
+    "Unheard": "notices.watcher, which tries again and says so",
+    "OutsidePromise": "a warning",
+    "GenerationOver": "rendezvous.restart, which goes on to the next one",
+    "WaitedTooLong": "rendezvous.store, which answers torchrun as its protocol has it",
+    "NoRoom": "snapshots.server, which answers with it",
+    "Stale": "snapshots.replicate, which says so in an event",
+    "Denied": "snapshots.server, which answers with it",
+    "UnknownTable": "snapshots.server, which asks for the whole table",
+    "WireError": "snapshots.client, which goes to the next holder",
+    "HandshakeInterrupted": "snapshots.client, as any WireError",
+    "Forged": "trust.channel and rendezvous, which close the connection and say so",
+    "HandshakeRejected": "trust.channel and rendezvous, which close the connection and say so",
+    "TemplateLost": "worker.processes.loop, which starts another",
+}
+"""Exceptions that are no error of elastic3d: who catches them."""
+
+BARE = {
+    "elastic3d/__init__.py": "AttributeError is how a module says that it has no such name",
+    "elastic3d/cli/ckpt/completing.py": "caught there: a shell completes nothing",
+    "elastic3d/data/packing.py": "IndexError is how a data set ends",
+    "elastic3d/data/permutation.py": "an invariant of positions",
+    "elastic3d/data/tokens.py": "IndexError is how a data set ends",
+    "elastic3d/log.py": "an invariant: the event is not in the list",
+    "elastic3d/membership/changes.py": "a record that cannot be read; its reader says which key and why",
+    "elastic3d/membership/encoding.py": "a record that cannot be read; its reader says which key and why",
+    "elastic3d/membership/records.py": "a record that cannot be read; its reader says which key and why",
+    "elastic3d/rendezvous/framing.py": "garbage on a connection, which is closed",
+    "elastic3d/rendezvous/table.py": "garbage on a connection, which is closed",
+    "elastic3d/snapshots/arena.py": "an invariant of sizes",
+    "elastic3d/snapshots/client.py": "garbage on a connection, which is closed",
+    "elastic3d/snapshots/server.py": "garbage on a connection, which is closed",
+    "elastic3d/snapshots/table.py": "garbage on a connection, which is closed",
+    "elastic3d/snapshots/wire.py": "an address that cannot be read, by its callers",
+    "elastic3d/trust/channel.py": "a connection that ended, as the socket's own errors",
+    "elastic3d/trust/credentials.py": "an invariant: the secret is made by elastic3d itself",
+    "elastic3d/trust/handshake.py": "an invariant of identities",
+    "elastic3d/values.py": "what cannot be read; its reader says what and why",
+    "elastic3d/worker/options.py": "TypeError is Python's own for a keyword that a function does not take",
+    "elastic3d/worker/processes/channel.py": "garbage on a connection, which is closed",
+    "elastic3d/worker/processes/copying.py": "an invariant of tiles and their tensors",
+    "elastic3d/worker/processes/process.py": "what the kernel answered",
+    "elastic3d/worker/processes/remote.py": "a connection that ended, as the socket's own errors",
+}
+"""Modules that raise Python's own exceptions, and why nobody but their callers sees them."""
+
+
+def trees() -> dict[str, ast.Module]:
+    """Return the modules of elastic3d by path."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted((ROOT / "elastic3d").rglob("*.py"))
+    }
+
+
+def exceptions() -> dict[str, tuple[str, ...]]:
+    """Return the classes of elastic3d that are exceptions, with the names of all that they descend from."""
+    bases = {
+        node.name: tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases)
+        for tree in trees().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def above(name: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(up for base in bases.get(name, ()) for up in (base, *above(base))))
+
+    every = {name: above(name) for name in bases}
+    return {name: up for name, up in every.items() if any(map(_builtin, up))}
+
+
+def _builtin(name: str) -> bool:
+    kind = getattr(builtins, name, None)
+    return isinstance(kind, type) and issubclass(kind, BaseException)
+
+
+def test_every_error_descends_from_one_base_and_stands_in_the_tree() -> None:
+    """Also those that are defined beside the code that raises them; what is only passed on within is said to be so."""
+    assert errors.__doc__ is not None
+    listed = set(errors.__doc__.split())
+    known = exceptions()
+    for name, above in known.items():
+        if "Elastic3dError" in above:
+            assert name in listed or name.startswith("_"), (
+                f"{name} is missing in the tree at the head of elastic3d/errors.py"
+            )
+        elif name != "Elastic3dError":
+            assert name in CAUGHT_INSIDE, f"{name} is no Elastic3dError: derive it from one, or say here who catches it"
+    assert CAUGHT_INSIDE.keys() <= known.keys()
+
+
+def test_no_error_of_python_is_raised_at_people() -> None:
+    """A bare ValueError says neither whether trying again helps nor what to do."""
+    found: dict[str, list[str]] = {}
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+                name = node.exc.func.id
+                if _builtin(name) and name not in ("AssertionError", "SystemExit"):
+                    found.setdefault(path, []).append(f"{path}:{node.lineno} raises {name}")
+    new = [line for path, lines in found.items() if path not in BARE for line in lines]
+    assert not new, "raise an error of elastic3d.errors, or say in BARE who sees it:\n" + "\n".join(new)
+    assert BARE.keys() <= found.keys()

@@ -1,0 +1,152 @@
+"""What the leader does in the store, and what it makes of a store that does not answer."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpointing import Store, fence, mark_verified, open_store, read_latest, save_rank
+from checkpointing.format.tiles import Box, Piece, TensorSpec
+from elastic3d.membership.records import SavedStep
+from elastic3d.worker.checkpoints import committer as c
+from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, Committer, FencedStore
+
+Told = queue.SimpleQueue[c.Told]
+
+
+def write(store: Store, step: int, rank: int = 0, world: int = 1, made_in: int = 1) -> SavedStep:
+    """Write one rank's part of a save of two rows."""
+    spec = TensorSpec(key="model/w", dtype="float32", shape=(world, 4))
+    box = Box(start=(rank, 0), stop=(rank + 1, 4))
+    data = memoryview(torch.full((4,), float(step)).numpy().tobytes())
+    save_rank(
+        store,
+        step=step,
+        made_in=made_in,
+        attempt=0,
+        rank=rank,
+        world=world,
+        pieces=[Piece(spec=spec, box=box, data=data)],
+        facts={},
+    )
+    return SavedStep(step=step, made_in=made_in, attempt=0, world=world)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def told() -> Told:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def committer(store: Store, told: Told) -> Iterator[Committer]:
+    committer = Committer(store, told.put, patience=0.5)
+    yield committer
+    committer.close(10.0)
+
+
+def step_of(told: Told) -> int:
+    done = told.get(timeout=10)
+    assert isinstance(done, CommitDone), done
+    return done.saved.step
+
+
+def test_ranks_that_are_still_writing_are_waited_for(committer: Committer, store: Store, told: Told) -> None:
+    """What was asked for too early is committed when it is whole, without being asked for again."""
+    saved = write(store, 5, rank=0, world=2)
+    committer.commit(saved, 1)
+    write(store, 5, rank=1, world=2)
+    assert step_of(told) == 5
+
+
+def test_ranks_that_never_write_are_given_up(committer: Committer, store: Store, told: Told) -> None:
+    """They died; it is told once, and nothing was moved."""
+    committer.commit(write(store, 5, rank=0, world=2), 1)
+    failed = told.get(timeout=10)
+    assert isinstance(failed, CommitFailed)
+    assert not failed.again
+    assert read_latest(store) is None
+
+
+def test_a_newer_leader_ends_the_commits_of_an_older_one(committer: Committer, store: Store, told: Told) -> None:
+    """Whatever the older one believes."""
+    fence(store, 7)
+    committer.commit(write(store, 5), 6)
+    failed = told.get(timeout=10)
+    assert isinstance(failed, CommitFailed)
+    assert not failed.again
+    ref = read_latest(store)
+    assert ref is not None
+    assert (ref.generation, ref.checkpoint) == (7, None)
+
+
+def test_a_store_that_is_away_is_asked_until_it_is_back(tmp_path: Path, store: Store, told: Told) -> None:
+    """The trouble is told once; what was to be fenced and committed is, when the store answers again."""
+    saved = write(store, 5)
+    (tmp_path / "store").rename(tmp_path / "away")
+    (tmp_path / "store").write_text("no directory")
+    committer = Committer(store, told.put)
+    try:
+        committer.fence(3)
+        committer.commit(saved, 3)
+        failures = [told.get(timeout=10) for _ in range(2)]
+        assert all(isinstance(failed, CommitFailed) and failed.again for failed in failures)
+        (tmp_path / "store").unlink()
+        (tmp_path / "away").rename(tmp_path / "store")
+        said = [told.get(timeout=10) for _ in range(2)]
+        assert {type(one) for one in said} == {FencedStore, CommitDone}
+    finally:
+        committer.close(10.0)
+    ref = read_latest(store)
+    assert ref is not None
+    assert (ref.generation, ref.step) == (3, 5)
+
+
+def test_the_newest_save_is_committed_first(store: Store, told: Told) -> None:
+    """Older ones that wait are superseded by it: after an outage nobody goes through all of them."""
+    committer = Committer(store, told.put)
+    saves = [write(store, step) for step in (5, 6)]
+    waiting = write(store, 4, rank=0, world=2)
+    committer.commit(waiting, 1)
+    for saved in saves:
+        committer.commit(saved, 1)
+    seen = {step_of(told)}
+    while 6 not in seen:
+        seen.add(step_of(told))
+    committer.close(10.0)
+    assert told.empty()
+
+
+def test_what_was_asked_for_is_done_before_the_end(store: Store, told: Told) -> None:
+    """`close` leaves time for it."""
+    committer = Committer(store, told.put)
+    committer.commit(write(store, 5), 1)
+    committer.close(10.0)
+    assert step_of(told) == 5
+
+
+def test_a_new_leader_knows_how_old_the_newest_checkpoint_is(store: Store, told: Told) -> None:
+    """By the store's clock: the one who committed it may be gone."""
+    first = Committer(store, told.put)
+    first.fence(1)
+    first.commit(write(store, 5), 1)
+    first.close(10.0)
+    assert told.get(timeout=10) == FencedStore(step=-1, age=None, verified_step=-1, verified_age=None)
+    assert step_of(told) == 5
+    mark_verified(store, "latest")
+    second = Committer(store, told.put)
+    second.fence(2)
+    second.close(10.0)
+    found = told.get(timeout=10)
+    assert isinstance(found, FencedStore)
+    assert (found.step, found.verified_step) == (5, 5)
+    assert found.age is not None
+    assert 0.0 <= found.age < 3600.0

@@ -1,0 +1,186 @@
+"""The end of a run: what `main` left is in the store before anybody hears that it returned."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from checkpointing import open_store, read_latest
+from elastic3d.errors import StateError
+from elastic3d.membership import events as m
+from elastic3d.rendezvous.settings import Settings
+from elastic3d.worker.checkpoints.node_checkpoints import Checkpoints
+from elastic3d.worker.checkpoints.uploader import TilesUploaded, WriteFailed
+from elastic3d.worker.journal import Journal
+from elastic3d.worker.keeper.ending import END_PATIENCE, Ending
+from elastic3d.worker.keeper.generations import Generations
+from elastic3d.worker.keeper.trainer_group import TrainerGroup
+from elastic3d.worker.options import RunOptions, Saving
+from elastic3d.worker.processes import events as w
+from elastic3d.worker.processes.slot import PinnedSnapshot, SlotPort
+from elastic3d.worker.pulse import Figures
+from tests.worker.checkpoints.test_checkpoints import Memory
+from tests.worker.checkpoints.test_uploader import generation
+
+
+class Forgetful(Memory):
+    """A slot whose snapshot cannot be read so many times."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    @contextmanager
+    def pieces(self, step: int) -> Iterator[PinnedSnapshot]:
+        if self.failures:
+            self.failures -= 1
+            raise StateError("not now")
+        with super().pieces(step) as pinned:
+            yield pinned
+
+
+class Later:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Scene:
+    """One node of one slot, which leads; `told` is what the membership heard."""
+
+    def __init__(self, folder: Path, *, failures: int = 0) -> None:
+        self.told: list[m.Event] = []
+        self.settled: queue.SimpleQueue[tuple[Any, str]] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.store = open_store(str(folder / "store"))
+        self.clock = Later()
+        slots = [cast(SlotPort, Forgetful(failures))]
+        journal, figures = Journal(None, "run", "node"), Figures()
+        self.generations = Generations(
+            cast(Settings, None),
+            RunOptions(),
+            slots,
+            self.told.append,
+            journal=journal,
+            figures=figures,
+            clock=cast(Any, self.clock),
+        )
+        self.checkpoints = Checkpoints(
+            self.store,
+            Saving(),
+            slots,
+            self.inbox.put,
+            journal=journal,
+            figures=figures,
+            rest=lambda _: 1.0,
+            settled=lambda saved, error: self.settled.put((saved, error)),
+        )
+        self.checkpoints.fence(1)
+        self.ending = Ending(self.generations, self.checkpoints, self.told.append, clock=cast(Any, self.clock))
+
+    def returned(self, unsaved: int) -> None:
+        """Let `main` return on the only slot."""
+        self.generations.worlds["1.0"] = TrainerGroup(generation=generation(1), first_rank=0, trainers={0: 1})
+        ended = w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.DONE, step=9, code=0, unsaved=unsaved)
+        self.generations.heard(ended)
+        self.ending.look()
+
+    def wrote(self) -> TilesUploaded | WriteFailed:
+        """Take what came of one write, as the keeper does."""
+        said = self.inbox.get(timeout=30)
+        assert isinstance(said, TilesUploaded | WriteFailed)
+        self.ending.heard(said)
+        saved = self.checkpoints.heard(said)
+        if saved is not None:
+            self.told.append(m.Saved(saved=saved))
+            self.checkpoints.commit(saved, 1)
+        self.ending.look()
+        return said
+
+    def close(self) -> None:
+        self.checkpoints.close_uploaders(10.0)
+        self.checkpoints.close_committer(10.0)
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Iterator[Any]:
+    made: list[Scene] = []
+
+    def make(**given: int) -> Scene:
+        made.append(Scene(tmp_path, **given))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        scene.close()
+
+
+def test_the_last_step_is_written_before_the_node_has_finished(scenes: Any) -> None:
+    """No checkpoint was due at step 9: it is made, the save is told first, and the leader hears of its commit."""
+    scene = scenes()
+    scene.returned(9)
+    assert scene.told == []
+    assert isinstance(scene.wrote(), TilesUploaded)
+    assert [type(event) for event in scene.told] == [m.Saved, m.MainFinished]
+    saved, error = scene.settled.get(timeout=30)
+    assert (saved.step, error) == (9, "")
+    ref = read_latest(scene.store)
+    assert ref is not None
+    assert ref.step == 9
+    # A leader that leads again asks again, and has its answer.
+    scene.checkpoints.commit(saved, 1)
+    assert scene.settled.get(timeout=30) == (saved, "")
+
+
+def test_what_is_in_the_store_already_is_not_written_again(scenes: Any) -> None:
+    """A run that was started again after its end has nothing to add."""
+    scene = scenes()
+    scene.returned(-1)
+    assert [type(event) for event in scene.told] == [m.MainFinished]
+
+
+def test_a_write_that_fails_at_the_end_is_tried_again(scenes: Any) -> None:
+    """A store that fails for a moment costs that moment, not the last step."""
+    scene = scenes(failures=2)
+    scene.returned(9)
+    for _ in range(2):
+        assert isinstance(scene.wrote(), WriteFailed)
+        assert scene.told == []
+        scene.clock.now += 2.0
+        scene.ending.look()
+    assert isinstance(scene.wrote(), TilesUploaded)
+    assert isinstance(scene.told[-1], m.MainFinished)
+
+
+def test_a_last_step_that_cannot_be_written_is_no_good_end(scenes: Any) -> None:
+    """After a while it is an error of the generation, in words; the job's tries decide from there on."""
+    scene = scenes(failures=100)
+    scene.returned(9)
+    assert isinstance(scene.wrote(), WriteFailed)
+    scene.clock.now += END_PATIENCE + 1.0
+    scene.ending.look()
+    (event,) = scene.told
+    assert isinstance(event, m.TrainerFailed)
+    assert event.error
+    assert "the last step, 9, could not be brought to the store: not now" in event.detail
+
+
+def test_a_node_one_of_whose_slots_failed_has_not_finished(scenes: Any) -> None:
+    """That another slot returned afterwards does not make it a good end."""
+    scene = scenes()
+    world = TrainerGroup(generation=generation(1), first_rank=0, trainers={0: 1, 1: 2})
+    scene.generations.worlds["1.0"] = world
+    world.failed = True
+    world.ended[1] = 9
+    scene.generations.heard(w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.DONE, step=9, code=0))
+    scene.ending.look()
+    assert not [event for event in scene.told if isinstance(event, m.MainFinished)]

@@ -1,0 +1,125 @@
+"""How trainers, nodes and agents end, where two things end at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from elastic3d.errors import TrainingFailed
+from elastic3d.membership import actions as acts
+from elastic3d.rendezvous import guard
+from elastic3d.values import ModelProfile
+from elastic3d.worker.journal import Journal
+from elastic3d.worker.keeper.departure import LeaveRequest
+from elastic3d.worker.keeper.generations import Generations
+from elastic3d.worker.keeper.warming import TRIES, Inbox, measure
+from elastic3d.worker.processes import events as w
+from elastic3d.worker.processes.slot import SlotPort
+from tests.paths import ROOT
+from tests.worker.keepers import assignment, eventually, gone
+
+PROFILE = ModelProfile(blocks=2, parameters=10, micro_batches=4, micro_batch=1, digest="d")
+
+
+class Measuring:
+    """A slot whose template dies the first `deaths` times it measures."""
+
+    def __init__(self, inbox: Inbox, deaths: int) -> None:
+        self.inbox, self.deaths, self.asked = inbox, deaths, 0
+
+    def measure(self, told: Any) -> int:
+        self.asked += 1
+        kind = w.ExitKind.TEMPLATE if self.asked <= self.deaths else w.ExitKind.MEASURED
+        if kind is w.ExitKind.MEASURED:
+            self.inbox.put(w.ProfileMeasured(slot=0, trainer=self.asked, profile=PROFILE))
+        self.inbox.put(w.TrainerExited(slot=0, trainer=self.asked, kind=kind, step=-1, code=-9))
+        return self.asked
+
+
+def test_a_joiner_measures_again_when_its_template_dies() -> None:
+    """That is no word about its script; but it does not go on for ever."""
+    inbox: Inbox = queue.SimpleQueue()
+    slot = Measuring(inbox, TRIES - 1)
+    assert measure(cast(SlotPort, slot), assignment(measuring=True), inbox) == (PROFILE, ())
+    assert slot.asked == TRIES
+    with pytest.raises(TrainingFailed, match="ended without a profile"):
+        measure(cast(SlotPort, Measuring(inbox, TRIES)), assignment(measuring=True), inbox)
+
+
+def test_a_node_that_was_to_leave_has_left() -> None:
+    """Put out by the others before it could say so, it does not end as an error; one that was to stay comes back."""
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    leaving = LeaveRequest(cast(Generations, None), None, told.put, journal=Journal(None, "run", "node"), drain=25.0)
+    out = acts.Exit(failed=True, detail="the others went on without this node", rejoin=True)
+    over = acts.Exit(failed=True, detail="the job failed")
+    assert leaving.ended(out) == out
+    leaving.drain(20.0, "spot notice")
+    end = leaving.ended(out)
+    assert (end.failed, end.rejoin) == (False, False)
+    assert "the others went on without this node" in end.detail
+    assert leaving.ended(over) == over
+
+
+def test_what_a_trainer_says_of_a_lost_peer_is_kept(tmp_path: Path) -> None:
+    """With its traceback: where no peer was lost after all, this is the only trace of what it was."""
+    journal = Journal(str(tmp_path), "run", "node")
+    fault = w.TrainerFault(kind="RuntimeError", message="Connection reset by peer", traceback="in user.py line 7")
+    event = w.TrainerExited(
+        slot=0, trainer=1, kind=w.ExitKind.PEER_LOST, step=3, code=82, fault=fault, detail="exited with code 82"
+    )
+    journal.trainer(event, 1, 0)
+    journal.close()
+    (line,) = map(json.loads, (tmp_path / "node-0.jsonl").read_text().splitlines())
+    assert line["kind"] == "peer_lost"
+    assert "exited with code 82: RuntimeError: Connection reset by peer" in line["error"]
+    assert "in user.py line 7" in line["error"]
+
+
+AGENT = """
+import os, subprocess, sys, time
+from elastic3d.rendezvous.guard import DONE, VARIABLE
+guard = subprocess.Popen([sys.executable, "-S", "-E", sys.argv[1], str(os.getpid())], stdin=subprocess.PIPE, bufsize=0)
+guard.stdin.write(sys.argv[2].encode() + b"\\n")
+if sys.argv[3] == "clean":
+    guard.stdin.write(DONE)
+detached = subprocess.Popen(
+    ["sleep", "600"], env=os.environ | {VARIABLE: sys.argv[2]}, start_new_session=True, stdout=subprocess.DEVNULL
+)
+print(guard.pid, detached.pid, flush=True)
+time.sleep(600 if sys.argv[3] == "killed" else 0)
+"""
+
+
+@pytest.mark.parametrize("how", ["clean", "killed"])
+def test_the_guard_spares_what_is_left_after_a_clean_end(how: str) -> None:
+    """What a dead agent leaves behind is killed; what a user detached from a run that ended in order is not."""
+    token = secrets.token_hex(8)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(guard.__file__), token, how],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert agent.stdout is not None
+    with agent.stdout as said:
+        guarding, detached = map(int, said.readline().split())
+    if how == "killed":
+        # Nobody else of this machine can read the token off its arguments.
+        assert token not in Path(f"/proc/{guarding}/cmdline").read_text()
+        agent.kill()
+    agent.wait(30)
+    try:
+        assert eventually(lambda: gone(guarding), 30)
+        assert gone(detached) == (how == "killed") or eventually(lambda: gone(detached) == (how == "killed"), 30)
+    finally:
+        if not gone(detached):
+            os.kill(detached, 9)

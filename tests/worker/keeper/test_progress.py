@@ -1,0 +1,122 @@
+"""What a node says of the training while it goes on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from elastic3d.port import StepRecord
+from elastic3d.worker.keeper.progress import ProgressReporter
+from elastic3d.worker.pulse import Figures
+from tests.clocks import HandClock
+
+RECORD = StepRecord(
+    generation=2,
+    step=0,
+    loss=1.25,
+    gradient_norm=None,
+    seconds=0.5,
+    safe_step=-1,
+    etcd_away_everywhere=False,
+    samples=(0, 1),
+    sample_sum=0,
+    until=1000,
+)
+
+
+class Heard:
+    """A progress with a clock of its own, and what it said."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.clock, self.figures = HandClock(), Figures()
+        self.progress = ProgressReporter(self._emit, self.figures, clock=self.clock)
+
+    def _emit(self, name: str, **fields: Any) -> None:
+        self.said.append((name, fields))
+
+    def steps(self, first: int, last: int, *, every: float = 0.5, loss: float = 1.25) -> None:
+        for step in range(first, last + 1):
+            self.clock.now += every
+            self.progress.stepped(replace(RECORD, step=step, loss=loss))
+            self.progress.look()
+
+    def taken(self, name: str) -> list[dict[str, Any]]:
+        found = [fields for said, fields in self.said if said == name]
+        self.said = []
+        return found
+
+    def health(self) -> str:
+        return self.figures.pulse("active", 2, self.clock.now).health
+
+
+def test_a_line_now_and_then_says_how_it_goes() -> None:
+    """The first step at once; then, every ten seconds, what is left at the rate since the line before."""
+    heard = Heard()
+    heard.progress.began(first=True)
+    heard.steps(1, 61)
+    lines = heard.taken("training.progress")
+    assert [line["step"] for line in lines] == [1, 21, 41, 61]
+    assert lines[0] == {
+        "step": 1,
+        "until": 1000,
+        "loss": "1.25",
+        "generation": 2,
+        "steps_per_second": None,
+        "left": None,
+    }
+    assert (lines[1]["steps_per_second"], lines[1]["left"]) == (2.0, "8min 10s")
+
+
+def test_a_loss_that_is_no_number_is_said_once_a_row() -> None:
+    """And is what `status` shows, until there is a number again."""
+    heard = Heard()
+    heard.progress.began(first=True)
+    heard.steps(1, 2)
+    heard.steps(3, 5, loss=math.nan)
+    assert "loss of step 5 is nan" in heard.health()
+    heard.steps(6, 6)
+    assert heard.health() == "ok"
+    heard.steps(7, 7, loss=math.inf)
+    assert [said["step"] for said in heard.taken("loss.nonfinite")] == [3, 7]
+
+
+def test_no_step_for_a_minute_is_said_each_minute() -> None:
+    """On the node that holds rank 0 alone; not where steps take that long, nor when nothing runs."""
+    heard = Heard()
+    heard.progress.began(first=True)
+    heard.steps(1, 3)
+    for _ in range(125):
+        heard.clock.now += 1
+        heard.progress.look()
+    assert [said["detail"] for said in heard.taken("step.late")] == ["no step for 60 s", "no step for 120 s"]
+    assert heard.health() == "no step for 125 s"
+    heard.steps(4, 4)
+    assert heard.health() == "ok"
+    heard.clock.now += 200
+    heard.progress.look()
+    assert not heard.taken("step.late")
+    heard.progress.over()
+    heard.clock.now += 1000
+    heard.progress.look()
+    heard.progress.began(first=False)
+    heard.clock.now += 1000
+    heard.progress.look()
+    assert not heard.said
+
+
+def test_missing_nodes_are_said_every_ten_seconds() -> None:
+    """After a moment in which they may come anyway, and no more once they are there."""
+    heard = Heard()
+    heard.progress.awaiting(2)
+    heard.progress.look()
+    assert not heard.said
+    for _ in range(25):
+        heard.clock.now += 1
+        heard.progress.look()
+    assert [said["detail"] for said in heard.taken("nodes.awaited")] == ["waiting for 2 more node(s)"] * 3
+    heard.progress.awaiting(0)
+    heard.clock.now += 60
+    heard.progress.look()
+    assert not heard.said

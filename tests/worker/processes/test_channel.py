@@ -1,0 +1,84 @@
+"""Messages between trainer and keeper, however their bytes are cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic3d.port import Flags, Go, StepRecord
+from elastic3d.values import ModelProfile
+from elastic3d.worker.processes import channel
+from elastic3d.worker.processes.channel import Decoder, KeeperEnd, TrainerEnd, encode
+from elastic3d.worker.processes.events import TrainerFault
+
+MESSAGES = (
+    channel.MainReady(),
+    channel.Profiled(profile=ModelProfile(blocks=1, parameters=2, micro_batches=3, micro_batch=4, digest="d")),
+    channel.StateRestored(source="memory", step=3, generation=2),
+    channel.SnapshotWritten(buffer=1, step=2, checkpoint=True, facts={"ledger": [1, {"a": None}], "words": "über"}),
+    channel.StepTaken(
+        record=StepRecord(
+            generation=1,
+            step=2,
+            loss=0.1,
+            gradient_norm=None,
+            seconds=0.2,
+            safe_step=-1,
+            etcd_away_everywhere=False,
+            samples=(0, 4),
+            sample_sum=1 << 70,
+        )
+    ),
+    channel.MainLeft(step=4),
+    channel.MainReturned(digest=None),
+    channel.MainRaised(peer=True, fault=TrainerFault(kind="E", message="m", traceback="t\n" * 1000)),
+    channel.Start(go=Go(servers=("a:1", "b:2"))),
+    channel.Raised(flags=Flags(leave=True, etcd_away=False)),
+    channel.Granted(buffer=2),
+    channel.SnapshotSafe(step=9),
+)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=40))
+def test_messages_survive_any_cut(sizes: list[int]) -> None:
+    """Whatever the pieces that arrive, the messages are those that were sent, in order."""
+    data = b"".join(map(encode, MESSAGES))
+    decoder, found, at = Decoder(), [], 0
+    for number in range(len(data)):
+        if at >= len(data):
+            break
+        size = sizes[number % len(sizes)]
+        found += decoder.feed(data[at : at + size])
+        at += size
+    assert tuple(found) == MESSAGES
+
+
+def test_an_unfinished_frame_is_never_a_message() -> None:
+    """What a trainer was saying when it was killed was not said."""
+    decoder = Decoder()
+    assert list(decoder.feed(encode(channel.MainLeft(step=1))[:-1])) == []
+
+
+def test_nonsense_is_an_error() -> None:
+    """A user's code that writes to the descriptor is found out."""
+    with pytest.raises(ValueError, match="not a trainer's channel"):
+        list(Decoder().feed(b"hello, world"))
+
+
+def test_the_keeper_never_blocks_on_a_trainer_that_does_not_read() -> None:
+    """What the socket does not take is kept, and arrives in order when it does."""
+    ours, theirs = channel.pair()
+    keeper, trainer = KeeperEnd(ours), TrainerEnd(theirs)
+    count = 200_000
+    for step in range(count):
+        keeper.send(channel.SnapshotSafe(step=step))
+    assert keeper.wants_write
+    found: list[int] = []
+    while len(found) < count:
+        found += [message.step for message in trainer.receive() if isinstance(message, channel.SnapshotSafe)]
+        keeper.flush()
+    assert found == list(range(count))
+    keeper.close()
+    assert trainer.receive() == []
+    theirs.close()

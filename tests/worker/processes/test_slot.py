@@ -1,0 +1,153 @@
+"""A slot's life with real keepers, templates and trainers."""
+
+from __future__ import annotations
+
+import os
+import queue
+
+import pytest
+
+from elastic3d.errors import MembershipError
+from elastic3d.port import Go
+from elastic3d.worker.processes.events import (
+    ExitKind,
+    ProfileMeasured,
+    Restored,
+    SnapshotTaken,
+    Started,
+    StepFinished,
+    TrainerExited,
+    TrainerReady,
+)
+from elastic3d.worker.processes.remote import RemoteSlot
+from tests.worker.keepers import Nursery, assignment, eventually, gone
+
+GO = Go(servers=())
+
+
+def test_a_measuring_trainer_reports_the_profile_and_ends(nursery: Nursery) -> None:
+    """The profile arrives as an event, then the exit."""
+    keeper = nursery.keeper("measure")
+    trainer = keeper.slot.measure(assignment(measuring=True))
+    assert keeper.wait(ProfileMeasured).profile.parameters == 10
+    ended = keeper.wait(TrainerExited)
+    assert (ended.trainer, ended.kind) == (trainer, ExitKind.MEASURED)
+
+
+def test_a_trainer_prepares_starts_steps_and_leaves(nursery: Nursery) -> None:
+    """The whole life of a trainer, in order, ending at the step it left at."""
+    keeper = nursery.keeper("steps")
+    trainer = keeper.slot.prepare(assignment())
+    keeper.wait(Started)
+    assert keeper.wait(TrainerReady).trainer == trainer
+    keeper.slot.go(trainer, GO)
+    assert keeper.wait(Restored).source == "none"
+    keeper.wait(StepFinished, where=lambda event: event.record.step == 5)
+    keeper.slot.ask_leave(trainer)
+    ended = keeper.wait(TrainerExited)
+    assert ended.kind is ExitKind.LEFT
+    assert ended.step == max(event.record.step for event in keeper.seen if isinstance(event, StepFinished))
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind", "words"),
+    [
+        ("user_error", ExitKind.USER_ERROR, "the user's own words"),
+        ("peer_lost", ExitKind.PEER_LOST, "Connection closed by peer"),
+        ("system_exit", ExitKind.USER_ERROR, "sys.exit of the user's script"),
+    ],
+)
+def test_an_exception_travels_with_its_traceback(nursery: Nursery, entry: str, kind: ExitKind, words: str) -> None:
+    """Whose fault it was is told apart by exit code, and the traceback names the user's function."""
+    keeper = nursery.keeper(entry)
+    keeper.slot.prepare(assignment())
+    ended = keeper.wait(TrainerExited)
+    assert ended.kind is kind
+    assert ended.fault is not None
+    assert words in ended.fault.message
+    assert "nursery.py" in ended.fault.traceback or kind is ExitKind.PEER_LOST
+
+
+def test_an_exit_code_without_its_last_words_means_nothing(nursery: Nursery) -> None:
+    """A library's os._exit with one of our codes is no clean leave."""
+    keeper = nursery.keeper("exits_behind_our_back")
+    keeper.slot.prepare(assignment())
+    assert keeper.wait(TrainerExited).kind is ExitKind.SIGNAL
+
+
+def test_done_flushes_output_and_overwrites_what_torchrun_said(nursery: Nursery) -> None:
+    """Output left in the buffer reaches the keeper's own stdout; rank and master are the assignment's."""
+    keeper = nursery.keeper("done")
+    keeper.slot.prepare(assignment(rank=3, world=5, store_port=1234, threads=2, interface="lo"))
+    ended = keeper.wait(TrainerExited)
+    assert (ended.kind, ended.digest) == (ExitKind.DONE, "digest-of-state")
+    output = keeper.output.read_text()
+    assert "unflushed words from rank 3\nworld 5 master 127.0.0.1:1234" in output
+    assert "agent store None" in output
+    assert "threads 2 interface lo" in output
+
+
+def test_stop_kills_and_reaps(nursery: Nursery) -> None:
+    """A stopped trainer's process is gone, zombie and all, when its exit is told."""
+    keeper = nursery.keeper("idle")
+    trainer = keeper.slot.prepare(assignment())
+    pid = keeper.wait(Started).pid
+    keeper.slot.stop(trainer)
+    assert keeper.wait(TrainerExited).kind is ExitKind.STOPPED
+    assert gone(pid)
+
+
+def test_everything_a_trainer_said_is_heard_before_its_exit(nursery: Nursery) -> None:
+    """Two thousand steps in a burst, then the end: none is lost, the order holds."""
+    keeper = nursery.keeper("floods")
+    keeper.slot.go(keeper.slot.prepare(assignment()), GO)
+    assert keeper.wait(TrainerExited).kind is ExitKind.DONE
+    steps = [event.record.step for event in keeper.seen if isinstance(event, StepFinished)]
+    assert steps == list(range(2000))
+
+
+def test_trainers_live_side_by_side(nursery: Nursery) -> None:
+    """A proposed generation's trainer is built beside the running one, and either can be stopped alone."""
+    keeper = nursery.keeper("idle")
+    first = keeper.slot.prepare(assignment())
+    keeper.wait(TrainerReady)
+    keeper.slot.go(first, GO)
+    second = keeper.slot.prepare(assignment(generation=2))
+    assert keeper.wait(TrainerReady).trainer == second
+    keeper.slot.stop(second)
+    assert keeper.wait(TrainerExited).trainer == second
+    keeper.slot.ask_leave(first)
+    ended = keeper.wait(TrainerExited)
+    assert (ended.trainer, ended.kind) == (first, ExitKind.LEFT)
+
+
+def test_closing_leaves_nothing(nursery: Nursery) -> None:
+    """The keeper leaves when its first keeper does, and takes template and trainers along."""
+    keeper = nursery.keeper("idle")
+    keeper.slot.prepare(assignment())
+    pids = [keeper.pid, keeper.template, keeper.wait(Started).pid]
+    keeper.slot.close()
+    assert eventually(lambda: all(map(gone, pids)))
+
+
+def test_the_next_checkpoint_is_asked_for_when_the_keeper_is_ready(nursery: Nursery) -> None:
+    """Not before it has heard of the one before, whatever the trainer does meanwhile, and then at once."""
+    keeper = nursery.keeper("continuous")
+    trainer = keeper.slot.prepare(assignment())
+    keeper.slot.go(trainer, GO)
+    first = keeper.wait(SnapshotTaken, where=lambda event: event.checkpoint)
+    last = keeper.wait(StepFinished, where=lambda event: event.record.step >= first.step + 8)
+    taken = [event for event in keeper.seen if isinstance(event, SnapshotTaken) and event.checkpoint]
+    assert taken == [first]
+    keeper.slot.unpin(first.step)
+    keeper.slot.set_ready(True)
+    second = keeper.wait(SnapshotTaken, where=lambda event: event.checkpoint)
+    assert second.step > last.record.step
+    keeper.slot.ask_leave(trainer)
+    assert keeper.wait(TrainerExited).kind is ExitKind.LEFT
+
+
+def test_a_keeper_that_never_comes_is_an_error_of_elastic3d() -> None:
+    """Whoever waits for another process of the node is told whether trying again helps."""
+    with pytest.raises(MembershipError, match=r"did not answer in 0 s.*Trying again helps"):
+        RemoteSlot(f"elastic3d-nobody-{os.getpid()}", queue.SimpleQueue(), patience=0.0)
