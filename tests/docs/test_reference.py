@@ -62,7 +62,7 @@ def test_every_environment_variable_has_a_row() -> None:
 def test_the_failures_of_the_readme_are_rows_of_the_reference() -> None:
     """The README has some of the rows, the reference has all."""
     some = [row for row in rows("README.md") if len(row) == 3]
-    start = next(i for i, row in enumerate(some) if row[0] == "what fails")
+    start = next(i for i, row in enumerate(some) if row[0] == "failure")
     stop = next(i for i, row in enumerate(some) if "torchrun" in row[2])
     every = rows("docs/reference/failures.md")
     assert [row for row in some[start:stop] if row not in every] == []
