@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import checkpointing
+import elastic3d
 from elastic3d.membership.policy import Policy
 from elastic3d.rendezvous import settings, torch_options
 from elastic3d.rendezvous.settings import Settings
@@ -57,6 +60,16 @@ def test_every_environment_variable_has_a_row() -> None:
         for path in (ROOT / package).rglob("*.py"):
             named |= set(re.findall(r"ELASTIC3D_[A-Z_]*[A-Z]", path.read_text()))
     assert named == {row[0] for row in rows("docs/reference/environment.md") if row[0].startswith("ELASTIC3D_")}
+
+
+@pytest.mark.parametrize("package", [checkpointing, elastic3d])
+def test_every_public_name_is_on_its_packages_page(package: ModuleType) -> None:
+    """What a user may rely on is what the reference shows."""
+    name = package.__name__
+    page = (FOLDER / f"{name}.md").read_text() + (FOLDER / "errors.md").read_text()
+    # Errors are there as whole modules.
+    names = [public for public in package.__all__ if not public.endswith("Error")]
+    assert [public for public in names if f"::: {name}.{public}\n" not in page] == []
 
 
 def test_the_failures_of_the_readme_are_rows_of_the_reference() -> None:
