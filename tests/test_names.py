@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
 
 
 @pytest.mark.parametrize("package", ["elastic3d", "checkpointing"])

@@ -18,8 +18,8 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from elastic3d.cli import application
 from elastic3d.rendezvous.settings import from_parameters
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 PAGES = [*(ROOT / name for name in ("README.md", "SECURITY.md", "deploy/README.md")), *(ROOT / "docs").rglob("*.md")]
 UsageError = typer.BadParameter.__bases__[0]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from pathlib import Path
 
-GLOSSARY = Path(__file__).parent.parent.parent / "docs" / "glossary.md"
+from tests.paths import ROOT
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
 
 
 def terms() -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,7 +12,8 @@ import elastic3d
 from elastic3d.membership.policy import Policy
 from elastic3d.rendezvous import settings, torch_options
 from elastic3d.rendezvous.settings import Settings
-from tools.reference import FOLDER, PAGES, ROOT
+from tests.paths import ROOT
+from tools.reference import FOLDER, PAGES
 
 
 def rows(page: str) -> list[list[str]]:
@@ -83,4 +83,4 @@ def test_the_failures_of_the_readme_are_rows_of_the_reference() -> None:
 
 def test_the_readme_is_short() -> None:
     """At most 150 lines: all else is in docs/."""
-    assert len(Path(ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

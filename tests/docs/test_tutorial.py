@@ -16,8 +16,9 @@ import pytest
 
 from chaos.etcd import EtcdServer
 from chaos.processes import descendants, wait_until
+from tests.paths import ROOT
 
-TUTORIAL = Path(__file__).parent.parent.parent / "docs" / "tutorial"
+TUTORIAL = ROOT / "docs" / "tutorial"
 PATIENCE = 280.0
 
 
