@@ -1,6 +1,7 @@
 """Hosts of their own on this machine: network namespaces on one bridge, whose cables can be pulled.
 
-What one host sends to one other can be lost as well: it goes to an Ethernet address that nobody has.
+What one host sends to one other can be lost as well: it goes to an Ethernet address that nobody has. Or it is refused:
+it goes no further than the sender.
 
 Needs root and iproute2. Addresses are from 198.18.0.0/15, which is set aside for such tests.
 """
@@ -84,6 +85,17 @@ class Network:
     def link(self, sender: str, receiver: str) -> None:
         """Let it pass again."""
         self._neighbour(sender, receiver, "delete")
+
+    def refuse(self, dialler: str, dialled: str) -> None:
+        """Let what one host sends to another come back to itself, where nobody listens: all it dials there is refused.
+
+        What the other sends is taken for forged, and dropped.
+        """
+        _ip("-n", self._space(dialler), "address", "add", f"{self._hosts[dialled]}/32", "dev", "lo")
+
+    def accept(self, dialler: str, dialled: str) -> None:
+        """Let it arrive again."""
+        _ip("-n", self._space(dialler), "address", "delete", f"{self._hosts[dialled]}/32", "dev", "lo")
 
     def _neighbour(self, sender: str, receiver: str, verb: str, *more: str) -> None:
         _ip("-n", self._space(sender), "neigh", verb, self._hosts[receiver], *more, "dev", "eth0")

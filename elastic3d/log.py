@@ -45,7 +45,8 @@ EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "peer.unreachable": ("peer", "detail"),
         "peer.reachable": ("peer",),
         # Somebody was shown out at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` where
-        # it came from, `more` how many others were since the last time this was told.
+        # it came from, `more` how many others were since the last time this was told. Or, with `port` "links": a
+        # neighbour's port at `peer` refuses this node, and that is no death, since no second one finds the same.
         "peer.refused": ("port", "peer", "reason", "more"),
         # The key of the run's secret was "missing" or held "garbage": this node, which leads, writes it again.
         "secret.restored": ("was",),

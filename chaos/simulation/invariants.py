@@ -140,6 +140,8 @@ class Checker(Observer):
         policy = self.world.policy
         slack = 2 * policy.lease + policy.grace + policy.damping + 3.0
         now = self.world.loop.now
+        if now - self.world.network.lone.get(id, -slack) < slack:
+            return "refused by its only neighbour"
         began = ended = -1.0
         for each in self.unwell.get(id, ()):
             until = now if each.until is None else each.until

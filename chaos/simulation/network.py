@@ -5,6 +5,8 @@ the other, both processes run, and the network lets it pass in that direction; o
 process is told that it hears a neighbour a moment after bytes begin to pass, and that it does not when none passed for
 `SILENCE` seconds of its own running - `FRESH` before the first - since its links do not count the time in which it was
 stopped itself.
+
+A refusal is a death where a neighbour that is asked is refused as well (`membership/driver/witness.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Protocol
 from chaos.simulation.loop import Loop
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
+from elastic3d.membership.driver import witness
 from elastic3d.membership.driver.links import FRESH, INTERVAL, SILENCE
 from elastic3d.membership.driver.probing import SECONDS as PROBE
 
@@ -56,7 +59,7 @@ class _End:
 
 
 class Network:
-    """All links of all processes."""
+    """All links of all processes. lone: who was refused last, and when, by one with nobody else to ask about it."""
 
     def __init__(self, loop: Loop, random: Random) -> None:
         self.loop, self.random = loop, random
@@ -66,6 +69,8 @@ class Network:
         self._watchers: dict[str, dict[str, None]] = {}
         self._refusing: dict[tuple[str, str], None] = {}
         self.blocked: dict[tuple[int, int], int] = {}
+        self.lone: dict[str, float] = {}
+        self._resets: dict[tuple[int, int], int] = {}
 
     def add(self, process: Process) -> None:
         """Let a process have links."""
@@ -132,6 +137,11 @@ class Network:
                         del self.blocked[sender, receiver]
         self._look_at_all()
 
+    def reset(self, dialler: int, dialled: int, by: int) -> None:
+        """Let something refuse on a host's behalf what another dials there (`by` 1), or undo it once (-1)."""
+        self._resets[dialler, dialled] = self._resets.get((dialler, dialled), 0) + by
+        self._look_at_all()
+
     def probe(self, process: Process, peers: tuple[acts.RingPeer, ...]) -> None:
         """Let a process try to connect to others: it needs both ways, and a host that is there."""
         reached: list[str] = []
@@ -155,9 +165,14 @@ class Network:
         here = self._processes[receiver]
         if there is None or there.state is not State.RUNNING or here.state is not State.RUNNING:
             return False
-        if sender not in self._dials[receiver] and receiver not in self._dials[sender]:
+        if not (self._stands(receiver, sender) or self._stands(sender, receiver)):
             return False
         return self.passes(there.host, here.host)
+
+    def _stands(self, dialler: str, dialled: str) -> bool:
+        """Return whether one dials the other and nobody refuses in between."""
+        hosts = self._processes[dialler].host, self._processes[dialled].host
+        return dialled in self._dials[dialler] and not self._resets.get(hosts)
 
     def _look(self, me: str, other: str) -> None:
         end = self._ends[me].get(other) if me in self._ends else None
@@ -190,19 +205,43 @@ class Network:
             self.loop.later(self.random.uniform(0.001, 0.01), self._tell_refused, me, other)
 
     def _refused(self, me: str, other: str) -> bool:
+        return other in self._dials[me] and self._tried(me, other) is witness.Verdict.REFUSED
+
+    def _tried(self, me: str, other: str) -> witness.Verdict:
+        """Return what comes of a try of one process to connect to another."""
         here, there = self._processes[me], self._processes.get(other)
-        return (
-            there is not None
-            and there.state is State.ENDED
-            and here.state is State.RUNNING
-            and other in self._dials[me]
-            and self.passes(here.host, there.host)
-            and self.passes(there.host, here.host)
-        )
+        if there is None or here.state is not State.RUNNING:
+            return witness.Verdict.UNKNOWN
+        if there.state is State.VANISHED or not (
+            self.passes(here.host, there.host) and self.passes(there.host, here.host)
+        ):
+            return witness.Verdict.UNKNOWN
+        if there.state is State.ENDED or self._resets.get((here.host, there.host)):
+            return witness.Verdict.REFUSED
+        return witness.Verdict.REACHED if there.state is State.RUNNING else witness.Verdict.UNKNOWN
 
     def _tell_refused(self, me: str, other: str) -> None:
         if not self._refused(me, other):
             del self._refusing[me, other]
             return
-        self._processes[me].tell(e.PeerRefused(id=other, evidence="the heartbeat connection was refused"))
+        if self._dead(me, other):
+            self._processes[me].tell(e.PeerRefused(id=other, evidence="the heartbeat connection was refused"))
         self.loop.later(SILENCE, self._tell_refused, me, other)
+
+    def _dead(self, me: str, other: str) -> bool:
+        """Return whether a refusal is a death, as `membership/driver/links.py` decides it."""
+        neighbours = [id for id in self._ends[me] if id != other]
+        if not neighbours:
+            self.lone[other] = self.loop.now
+            return True
+        asked = [id for id in neighbours if self._flows(id, me) and self._flows(me, id)]
+        verdicts = [
+            self._tried(id, other) if other in self._ends[id] else witness.Verdict.UNKNOWN for id in sorted(asked)
+        ]
+        match witness.conclude(verdicts, over=True):
+            case witness.Conclusion.DEAD:
+                return True
+            case witness.Conclusion.UNWITNESSED:
+                return not asked and all(self._refused(me, id) for id in neighbours)
+            case _:
+                return False

@@ -144,6 +144,10 @@ def _do(world: World, checker: Checker, command: Command, hosts: range) -> None:
         case Do.UNLINK | Do.ONE_WAY:
             senders = chosen if command.do is Do.UNLINK else chosen[:1]
             _unlink(world, checker, seconds, senders, chosen)
+        case Do.RESET:
+            for host in chosen[1:]:
+                world.network.reset(chosen[0], host, 1)
+                world.loop.later(seconds, world.network.reset, chosen[0], host, -1)
         case Do.ETCD_AWAY | Do.ETCD_STOP:
             stopped = command.do is Do.ETCD_STOP
             if world.etcd.up:

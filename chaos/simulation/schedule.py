@@ -42,6 +42,7 @@ class Do(StrEnum):
     DEAFEN = "deafen"  # nothing that the others send arrives at these
     UNLINK = "unlink"  # these do not reach each other, and everybody else reaches them
     ONE_WAY = "one-way"  # nothing that the first of these sends arrives at the others of these
+    RESET = "reset"  # a firewall refuses what the first of these dials of the others' heartbeat ports
     ISOLATE = "isolate"  # cut, and without etcd
     LOSE = "lose"  # these do not reach etcd
     LAG = "lag"  # what these watch comes late
@@ -63,8 +64,8 @@ LEADER = 0
 ROLLED_BACK = (Do.ETCD_EMPTY, Do.ETCD_RESTORE)
 OF_ETCD = (Do.ETCD_AWAY, Do.ETCD_STOP, Do.ETCD_ELECT, Do.ETCD_SLOW, *ROLLED_BACK)
 LASTING = (
-    Do.PAUSE, Do.NOTICE, Do.DRAIN, Do.QUARANTINE, Do.CUT, Do.MUTE, Do.DEAFEN, Do.UNLINK, Do.ONE_WAY, Do.ISOLATE,
-    Do.LOSE, Do.LAG, *OF_ETCD
+    Do.PAUSE, Do.NOTICE, Do.DRAIN, Do.QUARANTINE, Do.CUT, Do.MUTE, Do.DEAFEN, Do.UNLINK, Do.ONE_WAY, Do.RESET,
+    Do.ISOLATE, Do.LOSE, Do.LAG, *OF_ETCD
 )  # fmt: skip
 LINKS = (Do.UNLINK, Do.ONE_WAY)
 NOBODYS = (*OF_ETCD, Do.COMPACT, Do.FINISH)
@@ -202,6 +203,11 @@ def draw(seed: int) -> Schedule:
         seconds = round(links.choice((links.uniform(1.0, 20.0), links.uniform(60.0, 80.0))), 2)
         do, when = links.choice(LINKS), round(links.uniform(1.0, at), 3)
         commands.append(Command(at=when, do=do, nodes=pair, seconds=seconds))
+    resets = Random(f"resets {seed}")
+    if resets.random() < 0.15:
+        pair = tuple(resets.sample(range(1, newest + 1), 2))
+        when, seconds = round(resets.uniform(1.0, at), 3), round(resets.uniform(0.5, 20.0), 2)
+        commands.append(Command(at=when, do=Do.RESET, nodes=pair, seconds=seconds))
     return Schedule(job=job, commands=tuple(sorted(commands, key=lambda command: command.at)))
 
 

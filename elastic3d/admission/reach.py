@@ -14,6 +14,9 @@ from elastic3d.values import Generation, Node
 SECONDS = 1.0
 """For one connection."""
 
+LIMIT = 5.0
+"""Seconds for a name that is not resolved, and for a machine that is too busy to connect in time."""
+
 NEIGHBOURS = 3
 
 
@@ -35,13 +38,13 @@ def neighbours(generation: Generation, me: str) -> tuple[Node, ...]:
 
 def reach(name: str, targets: Sequence[ReachTarget], *, need: int) -> CheckResult:
     """Connect to all targets at once; ok if `need` of them answer. Who does not is named either way."""
-    found = run_checks([Check(name=one.name, run=partial(_connect, one), limit=SECONDS + 0.5) for one in targets])
-    missed = [f"{check.name}: {check.detail}" for check in found if not check.ok]
-    ok = len(found) - len(missed) >= need
+    results = run_checks([Check(name=one.name, run=partial(_connect, one), limit=LIMIT) for one in targets])
+    missed = [f"{check.name}: {check.detail}" for check in results if not check.ok]
+    ok = len(results) - len(missed) >= need
     detail = "; ".join(missed)
     if not ok:
         detail += ": look at this node's network, routes and firewall"
-    return CheckResult(name=name, ok=ok, detail=detail, seconds=max((check.seconds for check in found), default=0.0))
+    return CheckResult(name=name, ok=ok, detail=detail, seconds=max((check.seconds for check in results), default=0.0))
 
 
 def _connect(target: ReachTarget) -> str:

@@ -171,10 +171,14 @@ class RingPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPeers:
-    """Hold heartbeat connections to `peers`, expect some from `expected` (ids), and none to or from anybody else."""
+    """Hold heartbeat connections to `peers`, expect some from `expected` (ids), and none to or from anybody else.
+
+    near: where those expected are, to try them once when another neighbour is refused by them.
+    """
 
     peers: tuple[RingPeer, ...]
     expected: tuple[str, ...] = ()
+    near: tuple[RingPeer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

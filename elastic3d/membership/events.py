@@ -315,7 +315,10 @@ class CompactionRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRefused:
-    """The peer's host refuses the heartbeat connection, or another process answers there: its keeper is dead."""
+    """The peer's host refuses the heartbeat connection, or another process answers there: its keeper is dead.
+
+    A second neighbour has found the same, where there is one to ask (`driver/witness.py`).
+    """
 
     id: str
     evidence: str

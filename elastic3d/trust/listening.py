@@ -84,14 +84,15 @@ class Refusals:
         self._next_at = 0.0
         self._untold = 0
 
-    def __call__(self, peer: str, reason: str) -> None:
-        """Tell, or count."""
+    def __call__(self, peer: str, reason: str) -> bool:
+        """Tell, or count; return whether it was told."""
         now = self._clock.monotonic()
         if now < self._next_at:
             self._untold += 1
-            return
+            return False
         self._next_at, more, self._untold = now + TELL_SECONDS, self._untold, 0
         self._tell(Refusal(port=self._port, peer=peer, reason=reason, more=more))
+        return True
 
 
 class Listener:

@@ -19,6 +19,7 @@ from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan, plan
 from elastic3d.trust.agreement import SecretNews
+from elastic3d.trust.listening import Refusal
 from elastic3d.trust.secret import obtain
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 
@@ -43,7 +44,7 @@ class Hand:
     """A member whose trainers do at once what they are asked, and that comes back when it is told to.
 
     went: every generation it ran. heard: each change of whether etcd answers. trusted: what became of the run's secret.
-    acted_on: the threads it was called on.
+    acted_on: the threads it was called on. refused: what its links told people.
     """
 
     def __init__(
@@ -67,7 +68,10 @@ class Hand:
         self.client = connect()
         self.secret = obtain(self.client, root)
         self.trusted: list[SecretNews] = []
-        self.links = Links("127.0.0.1", lambda event: self.member.tell(event), secret=self.secret)
+        self.refused: list[Refusal] = []
+        self.links = Links(
+            "127.0.0.1", lambda event: self.member.tell(event), secret=self.secret, refused=self.refused.append
+        )
         self._pulse, self._end_seen = pulse, end_seen
         node = Node(
             name=name,

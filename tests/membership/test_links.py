@@ -18,7 +18,9 @@ import pytest
 from chaos.certificates import Certificates
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
-from elastic3d.membership.driver.links import LONGEST, Links
+from elastic3d.membership.driver.links import Links
+from elastic3d.membership.driver.messages import HEAD_BYTES, SEAL_BYTES
+from elastic3d.membership.driver.neighbour import LONGEST
 from elastic3d.trust.channel import answer, dial
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption, load
@@ -38,8 +40,9 @@ links = Links("127.0.0.1", lambda event: print(event, flush=True), secret=sys.ar
 links.speak_for(sys.argv[1])
 print(links.port, flush=True)
 for line in sys.stdin:
-    id, port = line.split()
-    links.watch(WatchPeers(peers=(RingPeer(id=id, address="127.0.0.1", port=int(port)),), expected=(id,)))
+    words = iter(line.split())
+    peers = tuple(RingPeer(id=id, address="127.0.0.1", port=int(port)) for id, port in zip(words, words))
+    links.watch(WatchPeers(peers=peers, expected=tuple(peer.id for peer in peers), near=peers))
 """
 """Links of another process, speaking for its argument; each line on stdin is whom to watch and expect."""
 
@@ -126,8 +129,11 @@ class Child:
         return at(self.port, self.id)
 
     def watch(self, id: str, port: int) -> None:
+        self.watch_all(at(port, id))
+
+    def watch_all(self, *peers: acts.RingPeer) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{id} {port}\n")
+        self.process.stdin.write(" ".join(f"{peer.id} {peer.port}" for peer in peers) + "\n")
         self.process.stdin.flush()
 
     def signal(self, number: signal.Signals) -> None:
@@ -477,7 +483,7 @@ def test_a_forged_beat_ends_the_connection(watcher: Watcher) -> None:
     with socket.create_connection(("127.0.0.1", watcher.links.port), timeout=20) as connection:
         dial(connection, B, PortRole.LINK, meant="a@1")
         assert watcher.next(30) == heard("b@1")
-        connection.sendall(bytes(8))
+        connection.sendall(bytes(HEAD_BYTES + SEAL_BYTES))
         with contextlib.suppress(ConnectionError):
             while connection.recv(1024):
                 pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import SCHEMA, Drain, Out, Tomb, decode, encode, encode_change
 from elastic3d.values import Cause, Generation, ModelProfile
 from tests.membership import crew
-from tests.membership.crew import PROFILE, Hand, wait
+from tests.membership.crew import PROFILE, Hand, in_training, wait
 
 pytestmark = pytest.mark.etcd
 
@@ -479,3 +480,21 @@ def test_a_core_that_fails_takes_its_member_along(job: Job, capsys: pytest.Captu
     assert job.all["a"].exit.failed
     assert "the membership failed: TypeError" in job.all["a"].exit.detail
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_refusal_that_one_node_alone_gets_puts_nobody_out(etcd: EtcdServer) -> None:
+    """What answers a in c's place refuses: c lives, b hears it, and it stays. When c does end, it is out at once."""
+    with in_training(lambda: EtcdClient(etcd.endpoint), POLICY) as there, socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        peers = tuple(
+            acts.RingPeer(id=one.id, address="127.0.0.1", port=port)
+            for one, port in ((there.all["b"], there.all["b"].links.port), (there.all["c"], held.getsockname()[1]))
+        )
+        a = there.all["a"]
+        a.links.watch(acts.WatchPeers(peers=peers, expected=tuple(peer.id for peer in peers), near=peers))
+        wait(lambda: a.refused, 10)
+        assert f"but other nodes reach {there.all['c'].id} there" in a.refused[0].reason
+        there.goes_on("abc", 1, POLICY.confirm + POLICY.doubt + 1)
+        there.all.pop("c").die()
+        there.trains("ab", 2, 10)
+        assert "refuses the heartbeat connection, and " in there.all["a"].went[-1].detail

@@ -186,6 +186,43 @@ def test_one_of_two_nodes_stands_aside_while_one_does_not_hear_the_other(network
 
 
 @pytest.mark.netns
+@pytest.mark.long
+def test_a_node_that_one_other_alone_is_refused_by_is_not_put_out(network: Network) -> None:
+    """Whatever b dials at c is refused before it gets there: c stays. A node that is killed then is out as ever."""
+    names = NAMES[:4]
+    with EtcdServer(also=network.address) as etcd:
+        port = etcd.endpoint.rpartition(":")[2]
+        nodes = Nodes(etcd)
+        try:
+            nodes.start(
+                *names,
+                maximum=len(names),
+                address=network.address_of,
+                within=network.within,
+                endpoint=f"{network.address}:{port}",
+            )
+            number = nodes.trains(names, 60)
+            order = nodes.all["a"].went()[-1]["names"]
+            network.refuse(order[1], order[2])
+            # Longer than it takes to call somebody silent and to ask about it through etcd, and the refusal is
+            # repeated; and shorter than it takes trainers that stand still to find a dead link between them.
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                assert nodes.trains(names, 1) == number
+                time.sleep(0.1)
+            assert not [what for one in nodes.all.values() for what in one.exits()]
+            nodes.all[order[3]].signal(signal.SIGKILL)
+            killed = time.monotonic()
+            nodes.trains(order[:3], 20)
+            took = max(nodes.all[name].went()[-1]["at"] for name in order[:3]) - killed
+            print(f"out after {took:.2f} s")
+            detail = nodes.all[order[0]].went()[-1]["detail"]
+            assert re.search(f"{order[3]}: .* refuses .*, and . found the same", detail)
+        finally:
+            nodes.close()
+
+
+@pytest.mark.netns
 def test_a_node_that_is_cut_off_is_out_and_comes_back(network: Network) -> None:
     """Its cable is pulled: no end of file, no refusal, no etcd. The others go on; plugged in again, it is a newcomer.
 

@@ -6,20 +6,20 @@ from it for `silence` seconds over any connection; one that was never heard yet 
 have heard of the ring.
 
 End of file is a hint, not a death: the watcher dials again. Only a refused connection - the host is up, nobody listens
-- or another identity behind that port is the death of the incarnation meant. Who claims to be it without a proof is
-told to people, and is neither heartbeat nor death. A silent connection is given up for a new
+- or another identity behind that port is the death of the incarnation meant, and only if another neighbour that is
+asked at once finds the same (`witness`), where there is another. Who claims to be it without a proof is told to people,
+and is neither heartbeat nor death. A silent connection is given up for a new
 one, so that a path that was mended need not wait for TCP's own, ever slower, repetitions. A connection from somebody
 who is not expected is served, and counts for nothing.
 
 Time in which the own loop did not run counts for nobody: a member that was stopped or starved accuses no one of the
-silence it slept through. And patience grows with what a neighbour has shown: whoever was late by a second on its busy
-host a moment ago is given two and a half before it is called silent, but never more than `LONGEST`. (The idea is that
-of accrual failure detectors, Hayashibara et al., SRDS 2004; the worst gap needs no model of how gaps are distributed.)
+silence it slept through. And patience grows with what a neighbour has shown (`neighbour`).
 
 One thread; callbacks run on it and must not block. Beats do not wake it: a connection that stands wakes it only when it
 ends. Every `interval`, and once more before a silence is told, one system call says over which of them something
-arrived. Whatever stops all threads of the process for long, such as a full
-collection of garbage, is a pause like any other: whoever holds links keeps such pauses short.
+arrived. Only for a while after one of them ended, when questions and answers are due, whatever arrives wakes it: a
+death ends a connection of everybody who can be asked about it. Whatever stops all threads of the process for long, such
+as a full collection of garbage, is a pause like any other: whoever holds links keeps such pauses short.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ import queue
 import select
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
+from elastic3d.membership.driver.asking import Asking, Trying, id_of
+from elastic3d.membership.driver.messages import Answer, Message
+from elastic3d.membership.driver.neighbour import Neighbour
 from elastic3d.membership.driver.wire import Dial, Guest, Told, family
+from elastic3d.membership.driver.witness import Verdict
 from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption
@@ -51,42 +54,14 @@ SILENCE = 1.1
 FRESH = 3.0
 """Seconds for the first beat of somebody newly watched or expected."""
 
-LONGEST = 3.0
-"""Seconds of silence that are told whatever a neighbour has shown: a lease, after which etcd suspects it anyway."""
-
-TIMES = 2.5
-"""How many times the worst gap a neighbour has shown lately is no silence yet."""
-
-LATELY = 60.0
-"""Seconds for which the worst gap is remembered."""
-
 PAUSE = 0.5
 """Seconds the own loop may be late before the time is taken off everybody's silence."""
 
+ATTENTIVE = 1.0
+"""Seconds after the end of a connection in which what arrives over others is read at once: questions and answers."""
+
 ABANDONED = 10.0
 """Seconds after which a guest that says nothing is closed: half-open connections of hosts that vanished."""
-
-
-@dataclass(slots=True)
-class _Neighbour:
-    """What is known of one id: whether it is heard, None for not yet known, and until when it may be silent.
-
-    heard_at: when it was heard last, 0.0 for never. worst, worst_at: the longest gap between two beats lately.
-    """
-
-    silent_at: float
-    alive: bool | None = None
-    heard_at: float = 0.0
-    worst: float = 0.0
-    worst_at: float = 0.0
-
-    def heard(self, now: float, silence: float) -> None:
-        """Take in a beat; be as patient with the next as the gaps so far teach."""
-        gap = now - self.heard_at if self.alive and self.heard_at else 0.0
-        if gap >= self.worst or now - self.worst_at >= LATELY:
-            self.worst, self.worst_at = gap, now
-        self.heard_at = now
-        self.silent_at = now + min(max(silence, TIMES * self.worst), max(silence, LONGEST))
 
 
 class Links:
@@ -129,8 +104,12 @@ class Links:
         self._waiting: Waiting[Guest] = Waiting()
         self._orders: queue.SimpleQueue[acts.WatchPeers | Credentials | str] = queue.SimpleQueue()
         self._dials: dict[str, Dial] = {}
+        self._asking, self._trying = Asking(), Trying()
+        self._doubted: set[str] = set()
+        self._refusing: set[str] = set()
+        self._attentive_until = 0.0
         self._expected: frozenset[str] = frozenset()
-        self._neighbours: dict[str, _Neighbour] = {}
+        self._neighbours: dict[str, Neighbour] = {}
         self._beat_at = 0.0
         self._closed = False
         self._thread = threads.start(self._loop, name="elastic3d-links")
@@ -183,6 +162,8 @@ class Links:
             for descriptor, _mask in ready:
                 if descriptor == self._listener.socket.fileno():
                     self._accept(now)
+                elif descriptor == self._arrivals.fileno():
+                    self._listen(now)
                 elif descriptor in self._ends:
                     self._read(self._ends[descriptor], now)
             if self._listen_at is not None and now >= self._listen_at:
@@ -191,16 +172,21 @@ class Links:
             if now >= self._beat_at:
                 self._beat(now)
             self._judge(now)
-            for dial in self._dials.values():
+            for dial in (*self._dials.values(), *self._trying.dials):
                 if dial.socket is None and now >= dial.retry_at:
                     self._dial(dial, now)
+            self._conclude(now)
+            if self._attentive_until and now >= self._attentive_until:
+                self._poll.unregister(self._arrivals)
+                self._attentive_until = 0.0
         for end in (*self._ends.values(), self._listener, self._wake_out, self._poll, self._arrivals):
             end.close()
 
     def _patience(self, now: float) -> float | None:
         """Return the seconds until there is something to do that no socket tells; None for never."""
         times = [neighbour.silent_at for neighbour in self._neighbours.values() if neighbour.alive is not False]
-        times += [dial.retry_at for dial in self._dials.values() if dial.socket is None]
+        times += [dial.retry_at for dial in (*self._dials.values(), *self._trying.dials) if dial.socket is None]
+        times += [due for due in (self._asking.due, self._trying.due) if due is not None]
         if self._ends:
             times.append(self._beat_at)
         if self._listen_at is not None:
@@ -209,8 +195,7 @@ class Links:
 
     def _forgive(self, lost: float) -> None:
         for neighbour in self._neighbours.values():
-            neighbour.silent_at += lost
-            neighbour.heard_at += lost if neighbour.heard_at else 0.0
+            neighbour.forgive(lost)
         for end in self._ends.values():
             end.moved_at += lost
 
@@ -224,9 +209,9 @@ class Links:
                 self._credentials = order.of(self._credentials.id)
             elif isinstance(order, str):
                 self._credentials = self._credentials.of(order)
+                self._arrange(acts.WatchPeers(peers=()), now)
                 for end in list(self._ends.values()):
                     self._drop(end)
-                self._dials, self._neighbours, self._expected = {}, {}, frozenset()
             else:
                 self._arrange(order, now)
 
@@ -234,6 +219,11 @@ class Links:
         wanted = {peer.id: peer for peer in ring.peers}
         for id in [id for id, dial in self._dials.items() if wanted.get(id) != dial.peer]:
             self._drop(self._dials.pop(id))
+            self._asking.forget(id)
+            self._doubted.discard(id)
+            self._refusing.discard(id)
+        for dial in self._trying.arrange((*ring.near, *ring.peers), now):
+            self._drop(dial)
         for id, peer in wanted.items():
             if id not in self._dials:
                 self._dials[id] = Dial(peer=peer)
@@ -241,7 +231,7 @@ class Links:
         for id in dict.fromkeys((*wanted, *ring.expected)):
             neighbour = known.get(id)
             if neighbour is None:
-                neighbour = _Neighbour(silent_at=now + self._fresh)
+                neighbour = Neighbour(silent_at=now + self._fresh)
             else:
                 if id not in wanted and id not in self._expected:
                     # It has to dial us now, instead of us dialling it, and may not know it yet.
@@ -274,7 +264,7 @@ class Links:
                 self._read(end, now)
 
     def _judge(self, now: float) -> None:
-        def due() -> list[tuple[str, _Neighbour]]:
+        def due() -> list[tuple[str, Neighbour]]:
             there = self._neighbours.items()
             return [(id, one) for id, one in there if one.alive is not False and now >= one.silent_at]
 
@@ -290,6 +280,7 @@ class Links:
         neighbour = self._neighbours.get(id)
         if neighbour is None:
             return
+        self._refusing.discard(id)
         neighbour.heard(now, self._silence)
         if neighbour.alive is not True:
             neighbour.alive = True
@@ -344,24 +335,36 @@ class Links:
                 if isinstance(end, Guest):
                     self._waiting.remove(end)
                 self._arrivals.register(end.socket, select.EPOLLIN | select.EPOLLET)
+        for message in end.said():
+            self._hear(end, message, now)
         self._take(end, told, now)
 
     def _take(self, end: Dial | Guest, told: Told, now: float) -> None:
-        if told is Told.HEARD:
+        if isinstance(end, Dial) and self._trying.takes(end):
+            if told is Told.ENDED:
+                self._ended(end, now)
+            elif told is not Told.NOTHING:
+                self._trying.found(end, Verdict.REACHED if told is Told.HEARD else Verdict.REFUSED, now)
+                self._drop(end)
+        elif told is Told.HEARD:
             self._heard(end.id if isinstance(end, Guest) else end.peer.id, now)
+            if isinstance(end, Dial):
+                self._doubted.discard(end.peer.id)
         elif told is Told.ENDED:
             self._ended(end, now)
         elif told is Told.REFUSED:
             assert isinstance(end, Dial)
             self._drop(end)
             end.retry_at = now + self._silence
-            self._tell(e.PeerRefused(id=end.peer.id, evidence=end.refusal))
+            self._refusing.add(end.peer.id)
+            self._inquire(end, now)
 
     def _ended(self, end: Dial | Guest, now: float) -> None:
         """Dial again: at once where it had answered before, else soon: a dying process closes its ports one by one."""
+        if end.known:
+            self._attend(now)
         if end.distrust:
-            where = f"{end.peer.address}:{end.peer.port}" if isinstance(end, Dial) else end.address
-            self._refused(where, end.distrust)
+            self._refused(end.where, end.distrust)
         if isinstance(end, Dial):
             pause = (
                 self._silence
@@ -373,6 +376,7 @@ class Links:
                 else self._interval
             )
             end.retry_at = now + pause
+            self._refusing.discard(end.peer.id)
         self._drop(end)
 
     def _drop(self, end: Dial | Guest) -> None:
@@ -381,6 +385,53 @@ class Links:
             self._poll.unregister(end.socket)
             if end.known:
                 self._arrivals.unregister(end.socket)
+                self._asking.lost(end)
+                self._trying.lost(end)
             if isinstance(end, Guest):
                 self._waiting.remove(end)
             end.close()
+
+    def _attend(self, now: float) -> None:
+        """Read what arrives at once, for a while."""
+        if not self._attentive_until:
+            self._poll.register(self._arrivals, select.EPOLLIN)
+        self._attentive_until = now + ATTENTIVE
+
+    def _inquire(self, dial: Dial, now: float) -> None:
+        """Have the other neighbours asked about one that refuses; two nodes have nobody to ask."""
+        id = dial.peer.id
+        others = self._neighbours.keys() - {id}
+        if not others:
+            self._tell(e.PeerRefused(id=id, evidence=dial.refusal))
+            return
+        standing = self._standing()
+        self._asking.ask(dial, [standing[other] for other in sorted(others & standing.keys())], now)
+        self._attend(now)
+
+    def _standing(self) -> dict[str, Dial | Guest]:
+        """Return a connection to each neighbour that there is one to."""
+        ends = {id_of(end): end for end in self._ends.values() if end.known}
+        return {id: end for id, end in ends.items() if id in self._neighbours}
+
+    def _conclude(self, now: float) -> None:
+        for found in self._asking.concluded(now):
+            dial = self._dials[found.id]
+            alone = self._refusing >= self._neighbours.keys() and not self._standing()
+            if found.evidence or (alone and not found.lives):
+                evidence = found.evidence or f"{dial.refusal}; all other neighbours refuse this node as well"
+                self._tell(e.PeerRefused(id=found.id, evidence=evidence))
+                continue
+            dial.retry_at = now + (self._silence if found.lives else self._interval)
+            if found.id not in self._doubted and self._refused(dial.where, found.doubt):
+                self._doubted.add(found.id)
+        for dial in self._trying.overdue(now):
+            self._drop(dial)
+
+    def _hear(self, end: Dial | Guest, message: Message, now: float) -> None:
+        """Take in an answer, or try what is asked."""
+        if isinstance(message, Answer):
+            self._asking.answered(end, message)
+            return
+        dial = self._trying.asked(end, message, now, neighbour=id_of(end) in self._neighbours)
+        if dial is not None:
+            self._dial(dial, now)

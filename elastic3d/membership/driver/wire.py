@@ -1,9 +1,9 @@
-"""The two ends of one heartbeat connection: who is there, and its beats. They know nothing of who ought to be heard.
+"""The two ends of one heartbeat connection: who is there, and its messages. They know nothing of who ought to be heard.
 
 It opens with the handshake of the run (`trust/handshake.py`): the one that dials says who it is and whom it means, the
-other answers with who it is, and each proves that it is of the run. After that both send a beat from time to time: a
-seal of its place in the sequence, which nobody else can make, and which counts once. Where the node has a certificate,
-all of it is encrypted (`trust/stream.py`).
+other answers with who it is, and each proves that it is of the run. After that both send messages: a beat from time to
+time, and sometimes a question or an answer (`messages`). Where the node has a certificate, all of it is encrypted
+(`trust/stream.py`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from elastic3d.membership.actions import RingPeer
+from elastic3d.membership.driver.messages import Garbled, Message, Messages
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption
-from elastic3d.trust.frames import Forged, Seals
-from elastic3d.trust.handshake import Answering, Dialling, HandshakeRejected, Keys, PortRole
+from elastic3d.trust.frames import Forged
+from elastic3d.trust.handshake import Answering, Dialling, HandshakeRejected, PortRole
 from elastic3d.trust.stream import Stream
 
 STANDING = select.EPOLLRDHUP
 """What a connection that stands wakes its reader for: its end. Beats are read when it is time to send one."""
-
-BEAT_BYTES = 8
 
 
 class Told(Enum):
@@ -34,32 +33,6 @@ class Told(Enum):
     HEARD = "heard"
     ENDED = "ended"
     REFUSED = "refused"
-
-
-class Beats:
-    """The beats of one connection, both directions."""
-
-    def __init__(self, keys: Keys, rest: bytes) -> None:
-        self._ours, self._theirs = Seals(keys.send, BEAT_BYTES), Seals(keys.receive, BEAT_BYTES)
-        self._unread = rest
-
-    def send(self, stream: Stream) -> bool:
-        """Send a beat, or what is left of the last one; return False where the connection ended.
-
-        Where its buffer is full there is no beat: the other side reads none, and misses nothing.
-        """
-        if stream.unsent:
-            return stream.flush()
-        return stream.send(self._ours.next(b""))
-
-    def take(self, data: bytes) -> bool:
-        """Take in what arrived; return whether there was a beat in it. Forged."""
-        self._unread += data
-        heard = False
-        while len(self._unread) >= BEAT_BYTES:
-            self._theirs.check(b"", self._unread[:BEAT_BYTES])
-            self._unread, heard = self._unread[BEAT_BYTES:], True
-        return heard
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +52,12 @@ class Dial:
     moved_at: float = 0.0
     retry_at: float = 0.0
     opening: Dialling | None = field(default=None, repr=False)
-    beats: Beats | None = field(default=None, repr=False)
+    messages: Messages | None = field(default=None, repr=False)
+
+    @property
+    def where(self) -> str:
+        """Where it goes, for people."""
+        return f"{self.peer.address}:{self.peer.port}"
 
     @property
     def socket(self) -> socket.socket | None:
@@ -89,7 +67,7 @@ class Dial:
     @property
     def known(self) -> bool:
         """Whether it has proved itself."""
-        return self.beats is not None
+        return self.messages is not None
 
     @property
     def mask(self) -> int:
@@ -133,13 +111,13 @@ class Dial:
                 return Told.ENDED
             if data is None:
                 return Told.NOTHING
-            if self.beats is None:
+            if self.messages is None:
                 return self._answered(self.stream, data, now)
-            if not self.beats.take(data):
+            if not self.messages.take(data):
                 return Told.NOTHING
         except HandshakeRejected as error:
             return self._rejected(error)
-        except Forged as error:
+        except (Forged, Garbled) as error:
             self.distrust = str(error)
             return Told.ENDED
         self.moved_at = now
@@ -165,7 +143,7 @@ class Dial:
         if not stream.send(proof):
             return Told.ENDED
         stream.proved()
-        self.beats = Beats(found.keys, found.rest)
+        self.messages = Messages(found.keys, found.rest)
         self.moved_at = now
         return Told.HEARD
 
@@ -180,19 +158,27 @@ class Dial:
         """Send a beat, once known, or what is left to send; return False where the connection ended."""
         if self.stream is None or not self.connected:
             return True
-        return self.stream.flush() if self.beats is None else self.beats.send(self.stream)
+        return self.stream.flush() if self.messages is None else self.messages.beat(self.stream)
+
+    def say(self, message: Message) -> bool:
+        """Send a message; return False where it cannot be, for now or any more."""
+        return self.stream is not None and self.messages is not None and self.messages.say(self.stream, message)
+
+    def said(self) -> list[Message]:
+        """Return what was asked and answered since the last time."""
+        return [] if self.messages is None else self.messages.taken()
 
     def close(self) -> None:
         """End the connection."""
         if self.stream is not None:
             self.stream.hang_up()
-        self.stream, self.connected, self.greeted, self.opening, self.beats = None, False, False, None, None
+        self.stream, self.connected, self.greeted, self.opening, self.messages = None, False, False, None, None
 
     def _failed(self, code: int) -> Told:
         return self._refused("refuses the heartbeat connection") if code == errno.ECONNREFUSED else Told.ENDED
 
     def _refused(self, how: str) -> Told:
-        self.refusal = f"{self.peer.address}:{self.peer.port} {how}"
+        self.refusal = f"{self.where} {how}"
         return Told.REFUSED
 
 
@@ -212,7 +198,12 @@ class Guest:
     id: str = ""
     distrust: str = ""
     farewell: bytes = b""
-    beats: Beats | None = field(default=None, repr=False)
+    messages: Messages | None = field(default=None, repr=False)
+
+    @property
+    def where(self) -> str:
+        """Where it comes from, for people."""
+        return self.address
 
     @property
     def socket(self) -> socket.socket:
@@ -222,7 +213,7 @@ class Guest:
     @property
     def known(self) -> bool:
         """Whether it has proved itself."""
-        return self.beats is not None
+        return self.messages is not None
 
     @property
     def mask(self) -> int:
@@ -239,14 +230,14 @@ class Guest:
                 if not (self.known or (self.opening.untouched and self.stream.untouched)):
                     self.distrust = "went away before it had proved itself"
                 return Told.ENDED
-            if self.beats is None:
+            if self.messages is None:
                 return self._greeted(data, now)
-            if not self.beats.take(data):
+            if not self.messages.take(data):
                 return Told.NOTHING
         except HandshakeRejected as error:
             self.distrust, self.farewell = str(error), error.farewell
             return Told.ENDED
-        except Forged as error:
+        except (Forged, Garbled) as error:
             self.distrust = str(error)
             return Told.ENDED
         self.moved_at = now
@@ -260,7 +251,7 @@ class Guest:
         if found is None:
             return Told.NOTHING
         self.stream.proved()
-        self.beats = Beats(found.keys, found.rest)
+        self.messages = Messages(found.keys, found.rest)
         if found.meant == self.me:
             self.id = found.id
         self.moved_at = now
@@ -268,7 +259,15 @@ class Guest:
 
     def beat(self) -> bool:
         """Send a beat, once known, or what is left to send; return False where the connection ended."""
-        return self.stream.flush() if self.beats is None else self.beats.send(self.stream)
+        return self.stream.flush() if self.messages is None else self.messages.beat(self.stream)
+
+    def say(self, message: Message) -> bool:
+        """Send a message; return False where it cannot be, for now or any more."""
+        return self.messages is not None and self.messages.say(self.stream, message)
+
+    def said(self) -> list[Message]:
+        """Return what was asked and answered since the last time."""
+        return [] if self.messages is None else self.messages.taken()
 
     def close(self) -> None:
         """End the connection."""

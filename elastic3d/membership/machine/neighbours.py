@@ -5,6 +5,7 @@ from __future__ import annotations
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.view import View
+from elastic3d.values import Node
 
 
 class Neighbours:
@@ -29,10 +30,17 @@ class Neighbours:
         watch = acts.WatchPeers(peers=())
         if self._id in ring.index and self._id not in view.tombs:
             after, before = ring.after(self._id, view.tombs), ring.before(self._id, view.tombs)
-            peers = tuple(acts.RingPeer(id=node.id, address=node.address, port=node.heartbeat_port) for node in after)
-            watch = acts.WatchPeers(peers=peers, expected=tuple(node.id for node in before))
+            watch = acts.WatchPeers(
+                peers=tuple(map(_peer, after)),
+                expected=tuple(node.id for node in before),
+                near=tuple(map(_peer, before)),
+            )
         if watch != self._watch:
             self._watch = watch
             self._near = frozenset((*(peer.id for peer in watch.peers), *watch.expected))
             self.silent = tuple(id for id in self.silent if id in self._near)
             actions.append(watch)
+
+
+def _peer(node: Node) -> acts.RingPeer:
+    return acts.RingPeer(id=node.id, address=node.address, port=node.heartbeat_port)

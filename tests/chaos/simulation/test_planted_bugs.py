@@ -15,6 +15,7 @@ from chaos.simulation.schedule import draw
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
+from elastic3d.membership.driver import witness
 from elastic3d.membership.machine import failure_detector, leader, losses
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.core import Core
@@ -168,6 +169,11 @@ def let_a_dead_link_hold_all_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(losses, "_apart", lambda *_: "")
 
 
+def believe_one_refusal(patch: pytest.MonkeyPatch) -> None:
+    """Whoever is refused holds the other for dead, whatever its other neighbours find there."""
+    patch.setattr(witness, "conclude", lambda *_, **__: witness.Conclusion.DEAD)
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
@@ -184,6 +190,7 @@ def let_a_dead_link_hold_all_up(patch: pytest.MonkeyPatch) -> None:
         (leave_without_refuge, "was planned, and goes back"),
         (let_one_node_end_the_job, "the job was ended without cause"),
         (let_a_dead_link_hold_all_up, "the job has not trained for"),
+        (believe_one_refusal, "without cause|nothing had been done"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -1,0 +1,130 @@
+"""What goes over a heartbeat connection that stands: beats, and the questions and answers of `witness`.
+
+A message is a kind (1 byte), the length of its body (2 bytes, big-endian), the body and a seal (8 bytes) over all of it
+and its place in the sequence (`trust/frames.py`): nobody else can make one, and each counts once.
+
+    BEAT    nothing: whoever reads it has heard the other
+    ASK     a number of the asker's own (4 bytes) and the id of a neighbour: is it refused there too?
+    ANSWER  that number and a verdict (1 byte)
+
+The version of it all is that of the handshake, which refuses another by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from elastic3d.membership.driver.witness import Verdict
+from elastic3d.trust.frames import Seals
+from elastic3d.trust.handshake import LIMIT, Keys
+from elastic3d.trust.stream import Stream
+
+SEAL_BYTES = 8
+HEAD_BYTES = 3
+
+MOST = LIMIT
+"""Bytes of a body: an id that was said in a handshake is shorter."""
+
+MOST_TAKEN = 16
+"""Questions and answers that may wait to be looked at: more at once are dropped, as if they had been lost."""
+
+
+class Kind(IntEnum):
+    """What a message is, as its first byte says."""
+
+    BEAT = 0
+    ASK = 1
+    ANSWER = 2
+
+
+class Garbled(Exception):
+    """The other side sent what is no message: the connection is not to be believed any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Whoever says this was refused by `id`, and wants to know whether the other is too."""
+
+    number: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of the try that the question of this number asked for."""
+
+    number: int
+    verdict: Verdict
+
+
+Message = Ask | Answer
+
+
+class Messages:
+    """The messages of one connection, both directions."""
+
+    def __init__(self, keys: Keys, rest: bytes) -> None:
+        self._ours, self._theirs = Seals(keys.send, SEAL_BYTES), Seals(keys.receive, SEAL_BYTES)
+        self._unread = rest
+        self._taken: list[Message] = []
+
+    def beat(self, stream: Stream) -> bool:
+        """Send a beat, or what is left of what was sent last; return False where the connection ended.
+
+        Where its buffer is full there is no beat: the other side reads none, and misses nothing.
+        """
+        if stream.unsent:
+            return stream.flush()
+        return stream.send(self._sealed(Kind.BEAT, b""))
+
+    def say(self, stream: Stream, message: Message) -> bool:
+        """Send a message; return False where the connection ended, or takes none for now."""
+        return not stream.unsent and stream.send(self._sealed(*_written(message)))
+
+    def take(self, data: bytes) -> bool:
+        """Take in what arrived; return whether a message was whole. Forged, Garbled."""
+        self._unread += data
+        heard = False
+        while len(self._unread) >= HEAD_BYTES:
+            size = int.from_bytes(self._unread[1:HEAD_BYTES], "big")
+            if size > MOST:
+                raise Garbled(f"sent what is no message: {size} bytes of kind {self._unread[0]}")
+            end = HEAD_BYTES + size
+            if len(self._unread) < end + SEAL_BYTES:
+                break
+            message = self._unread[:end]
+            self._theirs.check(message, self._unread[end : end + SEAL_BYTES])
+            self._unread, heard = self._unread[end + SEAL_BYTES :], True
+            found = _read(message[0], message[HEAD_BYTES:])
+            if found is not None and len(self._taken) < MOST_TAKEN:
+                self._taken.append(found)
+        return heard
+
+    def taken(self) -> list[Message]:
+        """Return the questions and answers since the last time."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    def _sealed(self, kind: Kind, body: bytes) -> bytes:
+        message = bytes([kind]) + len(body).to_bytes(2, "big") + body
+        return message + self._ours.next(message)
+
+
+def _written(message: Message) -> tuple[Kind, bytes]:
+    number = message.number.to_bytes(4, "big")
+    if isinstance(message, Ask):
+        return Kind.ASK, number + message.id.encode(errors="surrogateescape")
+    return Kind.ANSWER, number + bytes([message.verdict])
+
+
+def _read(kind: int, body: bytes) -> Message | None:
+    """Return the message, None for a beat; Garbled."""
+    number = int.from_bytes(body[:4], "big")
+    if kind == Kind.BEAT and not body:
+        return None
+    if kind == Kind.ASK and len(body) > 4:
+        return Ask(number=number, id=body[4:].decode(errors="surrogateescape"))
+    if kind == Kind.ANSWER and len(body) == 5 and body[4] in list(Verdict):
+        return Answer(number=number, verdict=Verdict(body[4]))
+    raise Garbled(f"sent what is no message: {len(body)} bytes of kind {kind}")

@@ -1,0 +1,173 @@
+"""A second witness before a refused connection is a death: who is asked, who answers what, and what follows from it.
+
+A refused connection is what one host saw. A firewall on the way that answers for a living node makes the same of it, so
+that nobody dies of one node's word. Whose dial is refused asks its other neighbours on the ring to try the same node at
+once, over the heartbeat connections that stand:
+
+- one of them is refused as well, or finds another identity there: that is a death;
+- some answer, and all who do have reached it: it lives. The asker dials again, and is told of nothing;
+- nobody could say: no death either. The asker dials and asks again in a moment; meanwhile the node falls silent, as one
+  does whose cable is pulled, and lease and doubt decide. One word for want of a second would let a node put out others
+  while those it should have asked are only stopped, or slow.
+
+Two nodes have nobody to ask: there one refusal is a death, or each would cost a lease. So it is for a node that has no
+connection left and that all its neighbours refuse: as a rule they died together, and it is all there is.
+
+Whoever is asked tries nobody but its own neighbours, at the addresses in their sealed records: nothing in a question
+says where to connect. It makes one try of each at a time, and what it found answers those who ask within `FRESH` too.
+"Reached" takes a proof of the identity that is meant, since the system accepts connections for processes that are about
+to end.
+
+All here is pure: times are passed in, and connections are keys that `links` can send to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Generic, TypeVar
+
+ASKED = 0.5
+"""Seconds to wait for answers. They take milliseconds, and at most a beat of somebody who has not noticed anything."""
+
+TRIED = 0.25
+"""Seconds for a try that nobody answers, within what the asker waits."""
+
+FRESH = 0.05
+"""Seconds for which what a try found is the answer to others who ask."""
+
+MOST_WAITING = 8
+"""Askers whom one try answers: a node has four neighbours."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Verdict(IntEnum):
+    """What a neighbour found. Goes over the wire as its number."""
+
+    UNKNOWN = 0
+    REACHED = 1
+    REFUSED = 2
+
+
+class Conclusion(StrEnum):
+    """What a refusal means, with what the others said."""
+
+    OPEN = "open"
+    DEAD = "dead"
+    LIVES = "lives"
+    UNWITNESSED = "unwitnessed"
+
+
+def conclude(verdicts: Collection[Verdict | None], *, over: bool) -> Conclusion:
+    """Return what follows from these answers, None for those that have not come. over: the time to wait for them is."""
+    if Verdict.REFUSED in verdicts:
+        return Conclusion.DEAD
+    if None in verdicts and not over:
+        return Conclusion.OPEN
+    return Conclusion.LIVES if Verdict.REACHED in verdicts else Conclusion.UNWITNESSED
+
+
+@dataclass(slots=True)
+class _Inquiry(Generic[K]):
+    number: int
+    evidence: str
+    until: float
+    verdicts: dict[K, Verdict | None]
+
+
+class Inquiries(Generic[K]):
+    """The questions that this node has asked, one about each id at a time."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Inquiry[K]] = {}
+        self._count = 0
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._open
+
+    @property
+    def due(self) -> float | None:
+        """When the first of them is over at the latest, None for none."""
+        return min((one.until for one in self._open.values()), default=None)
+
+    def begin(self, id: str, evidence: str, asked: Iterable[K], now: float) -> int:
+        """Return the number of a new question, which goes to all of `asked`."""
+        self._count += 1
+        self._open[id] = _Inquiry(self._count, evidence, now + ASKED, dict.fromkeys(asked))
+        return self._count
+
+    def answered(self, by: K, number: int, verdict: Verdict) -> None:
+        """Take in an answer. One to another question, or from somebody who was not asked, counts for nothing."""
+        for one in self._open.values():
+            if one.number == number and by in one.verdicts:
+                one.verdicts[by] = verdict
+
+    def lost(self, by: K) -> None:
+        """Take note that no answer will come over this connection."""
+        for one in self._open.values():
+            if by in one.verdicts and one.verdicts[by] is None:
+                one.verdicts[by] = Verdict.UNKNOWN
+
+    def forget(self, id: str) -> None:
+        """Ask about this one no more."""
+        self._open.pop(id, None)
+
+    def concluded(self, now: float) -> list[tuple[str, str, Conclusion, K | None]]:
+        """End those that are over: about whom, the own evidence, what follows, and who was refused too, if anybody."""
+        found: list[tuple[str, str, Conclusion, K | None]] = []
+        for id, one in list(self._open.items()):
+            conclusion = conclude(one.verdicts.values(), over=now >= one.until)
+            if conclusion is not Conclusion.OPEN:
+                del self._open[id]
+                witness = next((by for by, verdict in one.verdicts.items() if verdict is Verdict.REFUSED), None)
+                found.append((id, one.evidence, conclusion, witness))
+        return found
+
+
+@dataclass(slots=True)
+class _Try(Generic[K]):
+    until: float
+    waiting: dict[K, int] = field(default_factory=dict)
+
+
+class Tries(Generic[K]):
+    """What others want to know of this node's neighbours: the tries under way, and what the last ones found."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Try[K]] = {}
+        self._found: dict[str, tuple[Verdict, float]] = {}
+
+    @property
+    def due(self) -> float | None:
+        """When the first of them is over at the latest, None for none."""
+        return min((one.until for one in self._open.values()), default=None)
+
+    def asked(self, id: str, by: K, number: int, now: float) -> tuple[Verdict | None, bool]:
+        """Return the answer, None where a try has to tell, and whether that try is to begin now."""
+        verdict, at = self._found.get(id, (Verdict.UNKNOWN, -FRESH))
+        if now - at < FRESH:
+            return verdict, False
+        begins = id not in self._open
+        one = self._open.setdefault(id, _Try(now + TRIED))
+        if by not in one.waiting and len(one.waiting) >= MOST_WAITING:
+            return Verdict.UNKNOWN, False
+        one.waiting[by] = number
+        return None, begins
+
+    def found(self, id: str, verdict: Verdict, now: float) -> list[tuple[K, int]]:
+        """End a try; return who is to be told of it, and by which number it asked."""
+        one = self._open.pop(id, None)
+        self._found = {each: kept for each, kept in self._found.items() if now - kept[1] < FRESH}
+        self._found[id] = verdict, now
+        return [] if one is None else list(one.waiting.items())
+
+    def lost(self, by: K) -> None:
+        """Take note that this connection is no more."""
+        for one in self._open.values():
+            one.waiting.pop(by, None)
+
+    def overdue(self, now: float) -> list[str]:
+        """Return whose tries have taken too long."""
+        return [id for id, one in self._open.items() if now >= one.until]

@@ -1,0 +1,339 @@
+"""A refused connection is a death where a second neighbour finds the same, and nobody dies of one node's word."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from chaos.certificates import Certificates
+from elastic3d.membership import actions as acts
+from elastic3d.membership import events as e
+from elastic3d.membership.driver.messages import MOST_TAKEN, SEAL_BYTES, Answer, Ask, Garbled, Message, Messages
+from elastic3d.membership.driver.witness import ASKED, FRESH, MOST_WAITING, TRIED, Conclusion, Inquiries, Tries, Verdict
+from elastic3d.trust.channel import dial
+from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.encryption import Encryption, load
+from elastic3d.trust.frames import Forged, Seals
+from elastic3d.trust.handshake import Keys, PortRole
+from elastic3d.trust.stream import Stream
+from tests.membership.test_links import SECRET, Child, Told, Watcher, at, silent
+
+KEYS = Keys(send=bytes(32), receive=bytes(32))
+
+
+# The rules.
+
+
+def test_what_follows_from_the_answers() -> None:
+    """Refused by one is enough; reached by all who know is a life; nobody who knows is neither."""
+    asks: Inquiries[str] = Inquiries()
+
+    def after(*said: tuple[str, Verdict], at: float = 0.0) -> list[tuple[Conclusion, str | None]]:
+        number = asks.begin("c@1", "refuses", ("b", "d"), 0.0)
+        for by, verdict in said:
+            asks.answered(by, number, verdict)
+        found = [(conclusion, witness) for _, _, conclusion, witness in asks.concluded(at)]
+        assert ("c@1" in asks) is (not found)
+        return found
+
+    reached, refused, unknown = Verdict.REACHED, Verdict.REFUSED, Verdict.UNKNOWN
+    assert after(("b", refused)) == [(Conclusion.DEAD, "b")]
+    assert after(("b", reached), ("d", refused)) == [(Conclusion.DEAD, "d")]
+    assert after(("b", reached), ("d", reached)) == [(Conclusion.LIVES, None)]
+    assert after(("b", reached), ("d", unknown)) == [(Conclusion.LIVES, None)]
+    assert after(("b", reached)) == []
+    assert after(("b", reached), at=ASKED) == [(Conclusion.LIVES, None)]
+    assert after(("b", unknown), ("d", unknown)) == [(Conclusion.UNWITNESSED, None)]
+    assert after() == []
+    assert after(at=ASKED) == [(Conclusion.UNWITNESSED, None)]
+    assert after(("x", refused)) == [], "who was not asked says nothing"
+
+
+def test_an_answer_to_another_question_counts_for_nothing() -> None:
+    """What was found a while ago, or of somebody else, is not what is asked now; a lost connection answers nothing."""
+    asks: Inquiries[str] = Inquiries()
+    old = asks.begin("c@1", "refuses", ("b",), 0.0)
+    new = asks.begin("c@1", "refuses", ("b",), 1.0)
+    asks.answered("b", old, Verdict.REFUSED)
+    assert asks.concluded(1.0) == []
+    asks.lost("b")
+    assert asks.concluded(1.0) == [("c@1", "refuses", Conclusion.UNWITNESSED, None)]
+    asks.answered("b", new, Verdict.REFUSED)
+    assert asks.concluded(9.0) == []
+
+
+def test_one_try_answers_all_who_ask() -> None:
+    """One at a time of each id, for a bounded number of askers and time; fresh news need no other."""
+    tries: Tries[str] = Tries()
+    assert tries.asked("c@1", "a", 1, 0.0) == (None, True)
+    assert tries.asked("c@1", "b", 7, 0.1) == (None, False)
+    assert tries.asked("d@1", "b", 8, 0.1) == (None, True)
+    tries.lost("b")
+    assert tries.found("c@1", Verdict.REFUSED, 0.2) == [("a", 1)]
+    assert tries.asked("c@1", "b", 9, 0.2 + FRESH / 2) == (Verdict.REFUSED, False)
+    assert tries.asked("c@1", "b", 9, 0.2 + 2 * FRESH) == (None, True)
+    assert tries.overdue(0.1 + TRIED) == ["d@1"]
+    for at_once in range(MOST_WAITING - 1):
+        assert tries.asked("c@1", f"more{at_once}", 1, 0.4) == (None, False)
+    assert tries.asked("c@1", "one too many", 1, 0.4) == (Verdict.UNKNOWN, False)
+
+
+# What goes over the connection.
+
+
+class Pair:
+    """Both ends of one connection's messages."""
+
+    def __init__(self) -> None:
+        self.near, self.far = socket.socketpair()
+        self.near.setblocking(False)
+        self.stream = Stream(self.near, None, answers=False)
+        self.ours, self.theirs = Messages(KEYS, b""), Messages(KEYS, b"")
+
+    def arrived(self) -> bytes:
+        return self.far.recv(65536)
+
+    def close(self) -> None:
+        self.near.close()
+        self.far.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+def test_messages_arrive_however_they_are_cut(pair: Pair) -> None:
+    """Byte by byte, beats between questions and answers; each is taken once."""
+    ask, answer = Ask(number=7, id="n\u00f8de@1\udc80"), Answer(number=7, verdict=Verdict.REFUSED)
+    assert pair.ours.beat(pair.stream)
+    assert pair.ours.say(pair.stream, ask)
+    assert pair.ours.say(pair.stream, answer)
+    assert pair.ours.beat(pair.stream)
+    heard = [pair.theirs.take(bytes([byte])) for byte in pair.arrived()]
+    assert heard.count(True) == 4
+    assert pair.theirs.taken() == [ask, answer]
+    assert pair.theirs.taken() == []
+
+
+def test_a_repeated_message_is_forged(pair: Pair) -> None:
+    """A question that somebody recorded cannot be asked again."""
+    assert pair.ours.say(pair.stream, Ask(number=1, id="c@1"))
+    said = pair.arrived()
+    assert pair.theirs.take(said)
+    with pytest.raises(Forged):
+        pair.theirs.take(said)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"\x03\x00\x00", b"\x00\x00\x01x", b"\x01\x00\x04\0\0\0\0", b"\x02\x00\x05\0\0\0\0\x09", b"\x02\x00\x01\0"],
+)
+def test_what_is_no_message_is_said_so(message: bytes) -> None:
+    """An unknown kind, a beat with a body, a question about nobody, an answer that is none."""
+    theirs = Messages(KEYS, b"")
+    with pytest.raises(Garbled, match="is no message"):
+        theirs.take(message + Seals(KEYS.send, SEAL_BYTES).next(message))
+
+
+def test_nothing_is_kept_for_an_announced_length() -> None:
+    """More than a message may have is an error at once; more questions than anybody has are dropped."""
+    with pytest.raises(Garbled):
+        Messages(KEYS, b"").take(b"\x01\xff\xff")
+    theirs, seals = Messages(KEYS, b""), Seals(KEYS.send, SEAL_BYTES)
+    message = b"\x01\x00\x05\0\0\0\1c"
+    assert theirs.take(b"".join(message + seals.next(message) for _ in range(10 * MOST_TAKEN)))
+    assert len(theirs.taken()) == MOST_TAKEN
+
+
+# Real sockets.
+
+
+class Ring:
+    """Links of a, b and c, each a neighbour of each."""
+
+    def __init__(self, encryption: Encryption | None = None) -> None:
+        self.all = {name: Watcher(name, encryption=encryption) for name in "abc"}
+
+    def __getitem__(self, name: str) -> Watcher:
+        return self.all[name]
+
+    def watch(self, name: str, **instead: acts.RingPeer) -> None:
+        """Let one watch the others, some of them at another place than where they are."""
+        peers = [instead.get(other, one.peer(f"{other}@1")) for other, one in self.all.items() if other != name]
+        self.all[name].links.watch(
+            acts.WatchPeers(peers=tuple(peers), expected=tuple(peer.id for peer in peers), near=tuple(peers))
+        )
+
+    def meet(self) -> None:
+        """Let all hear each other."""
+        for name in self.all:
+            self.watch(name)
+        for name, one in self.all.items():
+            hears = {one.next(30).id for _ in range(2)}
+            assert hears == {f"{other}@1" for other in self.all if other != name}
+
+    def close(self) -> None:
+        for one in self.all.values():
+            one.links.close()
+
+
+@pytest.fixture(params=["plain", "encrypted"])
+def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
+    """Three that hear each other."""
+    encryption = None
+    if request.param == "encrypted":
+        certificates: Certificates = request.getfixturevalue("certificates")
+        encryption = load(str(certificates.client), str(certificates.client_key))
+    ring = Ring(encryption)
+    ring.meet()
+    yield ring
+    ring.close()
+
+
+@pytest.fixture
+def watcher() -> Iterator[Watcher]:
+    """One that is closed afterwards."""
+    watcher = Watcher()
+    yield watcher
+    watcher.links.close()
+
+
+@pytest.fixture
+def closed() -> Iterator[int]:
+    """A port that refuses: bound, and nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def refused(told: Told) -> bool:
+    return isinstance(told, e.PeerRefused)
+
+
+def deaths(one: Watcher, seconds: float) -> list[Told]:
+    """Return the deaths that this one is told of within a time."""
+    found, end = [], time.monotonic() + seconds
+    while True:
+        try:
+            found.append(one.wait_for(refused, max(0.0, end - time.monotonic())))
+        except queue.Empty:
+            return found
+
+
+def test_a_living_node_does_not_die_of_one_refusal(ring: Ring, closed: int) -> None:
+    """What refuses a for c's sake is not c: b reaches it, and a tells people where to look, once."""
+    ring.watch("a", c=at(closed, "c@1"))
+    said = ring["a"].refused.get(timeout=30)
+    assert said.peer == f"127.0.0.1:{closed}"
+    assert "but other nodes reach c@1 there: is there a firewall" in said.reason
+    assert deaths(ring["a"], 2.5) == []
+    assert ring["a"].refused.empty()
+    assert deaths(ring["b"], 0) == deaths(ring["c"], 0) == []
+
+
+def test_a_dead_node_is_told_with_both_witnesses(ring: Ring) -> None:
+    """Both who dialled it ask each other, and both are told."""
+    ring["c"].links.close()
+    for one, other in ("ab", "ba"):
+        told = ring[one].wait_for(refused, 30)
+        assert isinstance(told, e.PeerRefused)
+        assert told.id == "c@1"
+        assert told.evidence.endswith(f"refuses the heartbeat connection, and {other} found the same")
+
+
+def test_who_is_left_alone_does_not_wait_for_a_witness(ring: Ring) -> None:
+    """Both others died together: there is nobody to ask, and nobody who would put this one out instead."""
+    ring["b"].links.close()
+    ring["c"].links.close()
+    told = {ring["a"].wait_for(refused, 30).id}
+    while len(told) < 2:
+        told.add(ring["a"].wait_for(refused, 30).id)
+
+
+def test_a_new_incarnation_is_the_death_of_the_old_for_both(ring: Ring) -> None:
+    """Who answers at the port is another: the witness finds the same name there."""
+    ring["c"].links.speak_for("c@2")
+    told = ring["a"].wait_for(refused, 30)
+    assert isinstance(told, e.PeerRefused)
+    assert told.evidence.endswith("answers as 'c@2', not as c@1, and b found the same")
+
+
+def test_another_program_at_the_port_is_a_death(ring: Ring) -> None:
+    """The process is dead, and a stranger's listens where it did."""
+    port = ring["c"].links.port
+    ring["c"].links.close()
+    with socket.create_server(("127.0.0.1", port)) as foreign:
+        foreign.settimeout(0.05)
+        told: Told | None = None
+        end = time.monotonic() + 30
+        while told is None and time.monotonic() < end:
+            try:
+                connection, _ = foreign.accept()
+            except TimeoutError:
+                pass
+            else:
+                with connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            try:
+                told = ring["a"].wait_for(refused, 0.01)
+            except queue.Empty:
+                pass
+    assert isinstance(told, e.PeerRefused)
+    assert told.evidence.endswith("and b found the same")
+
+
+@pytest.fixture
+def trio() -> Iterator[tuple[Watcher, Child, Watcher]]:
+    """a and c here, b in a process of its own; a and b watch the others."""
+    with ExitStack() as stack:
+        a, c, b = Watcher("a"), Watcher("c"), Child("b@1")
+        for close in (a.links.close, c.links.close, b.close):
+            stack.callback(close)
+        b.watch_all(a.peer("a@1"), c.peer("c@1"))
+        a.watch(b.peer, c.peer("c@1"))
+        assert {a.next(30).id, a.next(30).id} == {"b@1", "c@1"}
+        yield a, b, c
+
+
+def test_who_does_not_answer_is_no_witness(trio: tuple[Watcher, Child, Watcher], closed: int) -> None:
+    """The one that is asked is stopped: c is held for silent, which is asked about elsewhere; then b wakes."""
+    a, b, c = trio
+    b.signal(signal.SIGSTOP)
+    c.links.close()
+    assert a.wait_for(lambda told: told == silent("c@1"), 30)
+    assert "no other neighbour could tell: c@1 counts as silent" in a.refused.get(timeout=30).reason
+    assert deaths(a, 0.5) == []
+    b.signal(signal.SIGCONT)
+    told = a.wait_for(refused, 30)
+    assert isinstance(told, e.PeerRefused)
+    assert told.evidence.endswith("and b found the same")
+
+
+def test_nobody_is_tried_but_neighbours(watcher: Watcher) -> None:
+    """Who is of the run and asks about anybody else learns nothing; nor does who is no neighbour itself."""
+    other = Watcher("c")
+    try:
+        watcher.watch(other.peer("c@1"), expected=("b@1",))
+        for me, asked in (("b@1", "x@1"), ("x@1", "c@1")):
+            with socket.create_connection(("127.0.0.1", watcher.links.port), timeout=30) as connection:
+                channel = dial(connection, Credentials(secret=SECRET, id=me), PortRole.LINK, meant="a@1")
+                keys = channel.peer.keys
+                theirs = Messages(keys, channel.peer.rest)
+                message = b"\x01\x00\x07\0\0\0\x05" + asked.encode()
+                connection.sendall(message + Seals(keys.send, SEAL_BYTES).next(message))
+                answers: list[Message] = []
+                while not answers:
+                    theirs.take(connection.recv(1024))
+                    answers = theirs.taken()
+                assert answers == [Answer(number=5, verdict=Verdict.UNKNOWN)]
+    finally:
+        other.links.close()
