@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(
 # Where nothing may be written beside sources, every process would compile anew what it imports: seconds for torch alone.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check slow bench lint format lock lock-check clean
+.PHONY: demo test check slow bench lint format docs reference lock lock-check clean
 
 # A node is killed at step 20, a fresh one joins at step 40; then the same seed runs undisturbed, to compare the bits.
 demo: $(TO_RUN)
@@ -34,7 +34,7 @@ slow: $(TO_DEVELOP)
 bench: $(TO_DEVELOP)
 	$(BIN)/python -m chaos.bench
 
-lint: $(TO_DEVELOP) lock-check
+lint: $(TO_DEVELOP) lock-check docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -42,6 +42,15 @@ lint: $(TO_DEVELOP) lock-check
 format: $(TO_DEVELOP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Into site/. The build fails for any link that leads nowhere, the check after it also for what pages load from outside.
+docs: $(TO_DEVELOP)
+	$(BIN)/zensical build --clean --strict
+	$(BIN)/python -m tools.site site
+
+# The pages of the documentation that are written from the code.
+reference: $(TO_DEVELOP)
+	$(BIN)/python -m tools.reference
 
 # The locks, with every version and hash. `make lock UPGRADE=--upgrade` takes the newest versions.
 COMPILE = $(BIN)/uv pip compile --quiet pyproject.toml requirements/torch.in --universal --python-version 3.11 \
@@ -62,7 +71,7 @@ lock-check: $(TO_DEVELOP)
 	done
 
 clean:
-	rm -rf $(VENV) demo-out build dist *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-out site build dist *.egg-info .cache .mypy_cache .ruff_cache .hypothesis
 
 # Everything but torch comes from a lock, so that nothing is resolved: by uv, which is fetched if it is not there, or by
 # pip where it cannot be. torch comes from pip, which knows the indexes and the builds at hand; one that is there stays.

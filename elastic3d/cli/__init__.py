@@ -8,7 +8,8 @@ one command.
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
+from typing import Annotated
 
 import typer
 
@@ -38,7 +39,7 @@ Examples:
 
     elastic3d plan --model llama-7b --nodes 7 --slots 8 --device h200
 
-A training job itself is started with torchrun; see the README.
+A training job itself is started with torchrun; see docs/guides/cluster.md.
 """
 
 
@@ -53,7 +54,7 @@ def application() -> typer.Typer:
         pretty_exceptions_show_locals=False,
     )
     # Without a callback typer would turn a single command into the whole application.
-    app.callback()(lambda: None)
+    app.callback()(_options)
     app.command("status", cls=status.OptionalWatch, rich_help_panel=LOOK)(about_a_job(status.status))
     app.command("events", rich_help_panel=LOOK)(about_a_job(status.events))
     for name, command in (
@@ -76,6 +77,25 @@ def application() -> typer.Typer:
         else:
             app.command(name=point.name, rich_help_panel=TRY)(loaded)
     return app
+
+
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            is_eager=True,
+            callback=lambda wanted: _print_version() if wanted else None,
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before any command."""
+
+
+def _print_version() -> None:
+    print(f"elastic3d {version('elastic3d')}")
+    raise typer.Exit
 
 
 def main() -> None:

@@ -1,0 +1,86 @@
+"""The reference says what the code does: pages made from it are current, and tables written by hand name all of it."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+
+import pytest
+
+import checkpointing
+import elastic3d
+from elastic3d.membership.policy import Policy
+from elastic3d.rendezvous import settings, torch_options
+from elastic3d.rendezvous.settings import Settings
+from tests.paths import ROOT
+from tools.reference import FOLDER, PAGES
+
+
+def rows(page: str) -> list[list[str]]:
+    """Return the cells of every row of a page's tables, without the backquotes."""
+    text = (ROOT / page).read_text()
+    found = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    return [[cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", row)] for row in found]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_made_from_the_code_is_current(name: str) -> None:
+    """`make reference` has nothing to change."""
+    assert (FOLDER / name).read_text() == PAGES[name](), f"docs/reference/{name} is not current; run: make reference"
+
+
+def test_every_setting_of_a_node_has_a_row() -> None:
+    """The table of --rdzv-conf has all keys, in any order, and the defaults of the code."""
+    table = [row[0] for row in rows("docs/reference/rdzv-conf.md") if len(row) == 3]
+    assert sorted(table[1:]) == sorted(settings.KNOWN)
+
+
+def test_the_defaults_in_the_table_of_settings_are_those_of_the_code() -> None:
+    """Numbers stand there as plain seconds and counts."""
+    table = {row[0]: row[1] for row in rows("docs/reference/rdzv-conf.md") if len(row) == 3}
+    policy = Policy()
+    for key, field in settings._TIMES.items():
+        assert float(table[key]) == getattr(policy, field), key
+    for key in settings._COUNTS:
+        assert int(table[key]) == getattr(policy, key), key
+    assert float(table["drain"]) == Settings.__dataclass_fields__["drain"].default
+    assert f"{torch_options.LAST_CALL}, as in torch" in (ROOT / "docs/reference/rdzv-conf.md").read_text()
+
+
+def test_every_key_of_torchs_own_backends_is_there() -> None:
+    """What is translated, and what is left out."""
+    text = (ROOT / "docs/reference/rdzv-conf.md").read_text()
+    assert [key for key in torch_options.KEYS if f"`{key}`" not in text] == []
+
+
+def test_every_environment_variable_has_a_row() -> None:
+    """What the code names, and nothing else."""
+    named = set()
+    for package in ("checkpointing", "elastic3d", "chaos"):
+        for path in (ROOT / package).rglob("*.py"):
+            named |= set(re.findall(r"ELASTIC3D_[A-Z_]*[A-Z]", path.read_text()))
+    assert named == {row[0] for row in rows("docs/reference/environment.md") if row[0].startswith("ELASTIC3D_")}
+
+
+@pytest.mark.parametrize("package", [checkpointing, elastic3d])
+def test_every_public_name_is_on_its_packages_page(package: ModuleType) -> None:
+    """What a user may rely on is what the reference shows."""
+    name = package.__name__
+    page = (FOLDER / f"{name}.md").read_text() + (FOLDER / "errors.md").read_text()
+    # Errors are there as whole modules.
+    names = [public for public in package.__all__ if not public.endswith("Error")]
+    assert [public for public in names if f"::: {name}.{public}\n" not in page] == []
+
+
+def test_the_failures_of_the_readme_are_rows_of_the_reference() -> None:
+    """The README has some of the rows, the reference has all."""
+    some = [row for row in rows("README.md") if len(row) == 3]
+    start = next(i for i, row in enumerate(some) if row[0] == "failure")
+    stop = next(i for i, row in enumerate(some) if "torchrun" in row[2])
+    every = rows("docs/reference/failures.md")
+    assert [row for row in some[start:stop] if row not in every] == []
+
+
+def test_the_readme_is_short() -> None:
+    """At most 150 lines: all else is in docs/."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

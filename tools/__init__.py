@@ -1,0 +1,1 @@
+"""What makes parts of the repository from others: pages of the reference, and figures in `docs/assets`."""

@@ -1,0 +1,201 @@
+"""The pages of the reference that are written from the code: the command line, the events, the JSON documents.
+
+    python -m tools.reference
+
+They are committed, so that they can be read without being built; tests/docs/test_reference.py holds them to the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import typer
+import typer.main
+
+from elastic3d import log
+from elastic3d.cli import application
+from elastic3d.membership.inspection.status import Status
+from elastic3d.membership.records import GenerationHistory
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "reference"
+
+
+def command_line() -> str:
+    """Return the page of the command line, from what `--help` is made of."""
+    lines = [
+        "# Command line",
+        "",
+        "Written from the help texts by `make reference`. Training jobs themselves are started with `torchrun`; see",
+        "[A cluster of your own](../guides/cluster.md).",
+        "",
+        "Exit codes: 0; 2 for a wrong call, with nothing changed; 3 where there is no such job; 1 for everything else.",
+    ]
+    root = typer.main.get_command(application())
+    for path, command in _commands(root, ()):
+        context = typer.Context(command, info_name=" ".join(("elastic3d", *path)))
+        if path:
+            usage = " ".join(command.collect_usage_pieces(context))
+            lines += ["", f"## {context.info_name}", "", "```", f"{context.info_name} {usage}".strip(), "```"]
+        lines += ["", _cleaned(command.help)] if command.help else []
+        rows = list(_parameters(command, context))
+        if rows:
+            lines += ["", "| | |", "|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    # A click command; which click is for typer to say.
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        if not child.hidden:
+            yield from _commands(child, (*path, name))
+
+
+def _parameters(command: Any, context: typer.Context) -> Iterator[str]:
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if record is not None and "--help" not in parameter.opts:
+            # Typer escapes brackets for the terminal.
+            text = _cell(record[1].replace("\\[", "["))
+            yield f"| `{_cell(record[0])}` | {text.replace('<', '&lt;')} |"
+
+
+def _cell(text: str) -> str:
+    """Return text as one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _cleaned(text: str) -> str:
+    return inspect.cleandoc(text).replace("\b\n", "").replace("Examples:", "**Examples**")
+
+
+def events() -> str:
+    """Return the page of the events, from the list in elastic3d/log.py and the comments there."""
+    lines = [
+        "# Events",
+        "",
+        'With `elastic3d.run(..., events="folder")` every node writes JSON lines, one event each. This list is written',
+        "from `elastic3d/log.py` by `make reference`. Each line has `event`, `at` (wall clock, in seconds since the",
+        "epoch) and, where they are known, "
+        + ", ".join(f"`{name}`" for name in log.BOUND)
+        + ". Fields that are `null`",
+        "were not known. Losses and norms are `float.hex()` text, for they must survive bit for bit. A node keeps",
+        'keeps `events_limit="1GB"` of events: past half of it the file is renamed to `<node>-0.jsonl.1`.',
+        "",
+        "| event | fields | |",
+        "|---|---|---|",
+    ]
+    comments = _comments(inspect.getsource(log))
+    for name, fields in log.EVENTS.items():
+        lines.append(f"| `{name}` | {', '.join(f'`{field}`' for field in fields)} | {_cell(comments[name])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _comments(source: str) -> dict[str, str]:
+    """Return the comment that stands right above each event of the list, "" for none."""
+    comments: dict[str, str] = {}
+    above: list[str] = []
+    for line in source.splitlines():
+        text = line.strip()
+        if text.startswith("# "):
+            above.append(text[2:])
+            continue
+        match = re.match(r'"([a-z_]+\.[a-z_]+)": ', text)
+        if match:
+            comments[match[1]] = " ".join(above)
+        above = []
+    return comments
+
+
+def documents() -> str:
+    """Return the page of the JSON documents that describe a live job, from the dataclasses they are made of."""
+    lines = [
+        "# JSON documents",
+        "",
+        "Every command that takes `--json` prints one document with a `schema` of 1, or one object a line while it",
+        "follows a job. Written from the code by `make reference`.",
+        "",
+        "`elastic3d status --json` prints [`Status`](#status) and its `schema`; `elastic3d events --json` prints",
+        "`schema`, `run_id` and `generations`, a list of [`GenerationHistory`](#generationhistory).",
+    ]
+    seen: dict[type[Any], None] = {Status: None, GenerationHistory: None}
+    queue = list(seen)
+    while queue:
+        kind = queue.pop(0)
+        lines += ["", f"## {kind.__name__}", "", inspect.cleandoc(kind.__doc__ or "")]
+        if issubclass(kind, Enum):
+            lines += ["", "One of " + ", ".join(f"`{member.value}`" for member in kind) + "."]
+            continue
+        lines += ["", "| field | type | |", "|---|---|---|"]
+        hints, told = typing.get_type_hints(kind), _docstrings(kind)
+        for field in dataclasses.fields(kind):
+            used = [part for part in _classes(hints[field.name]) if part not in seen]
+            seen.update(dict.fromkeys(used))
+            queue += used
+            lines.append(f"| `{field.name}` | {_named(hints[field.name])} | {_cell(told.get(field.name, ''))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _docstrings(kind: type) -> dict[str, str]:
+    """Return the text right below each field of a class, where there is one."""
+    body = ast.parse(inspect.cleandoc(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return {
+        field.target.id: text.value.value
+        for field, text in zip(body.body, body.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def _classes(hint: Any) -> Iterator[type[Any]]:
+    """Return the classes of ours that a type is made of."""
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, Enum)):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from _classes(part)
+
+
+def _named(hint: Any) -> str:
+    """Return a type as JSON has it."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_named(part) for part in parts)
+    if origin in (tuple, list):
+        return "list of " + _named(parts[0])
+    if origin in (dict, Mapping):
+        return "object of " + _named(parts[1])
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, Enum)):
+        return f"[`{hint.__name__}`](#{hint.__name__.lower()})"
+    return {str: "text", int: "integer", float: "number", bool: "boolean", type(None): "`null`"}.get(hint, str(hint))
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "cli.md": command_line,
+    "events.md": events,
+    "json.md": documents,
+}
+"""What makes each page."""
+
+
+def main() -> None:
+    """Write all pages."""
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page())
+
+
+if __name__ == "__main__":
+    main()
