@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from elastic3d.admission.host import available_memory
 from elastic3d.calibration.asked import answer_if_asked
 from elastic3d.calibration.record import load
 from elastic3d.errors import ConfigurationError
+from elastic3d.log import bind_process
 from elastic3d.port import Port
 from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.settings import Settings, from_environment
@@ -107,6 +107,7 @@ def run(
         train(main, port, tiers=KeepersAndStore(port.assignment.credentials))
 
     script_digest()  # of what runs: whoever is forked from here has it
+    output.checked_verbosity()
     serve_role(enter)
     answer_if_asked(main)
     options = RunOptions(
@@ -150,7 +151,7 @@ def run(
             "add --rdzv-backend=etcd --rdzv-conf=mode=resident to torchrun's options"
         )
     else:
-        sys.stderr.write(f"elastic3d: {_by_hand(options)}\n")
+        output.say(_by_hand(options))
         run_alone(main)
 
 
@@ -174,6 +175,7 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
     output.survive_readers()
     raise_file_limit()
     local_rank, slots = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    bind_process(run=settings.run_id, node=settings.node, slot=local_rank)
     inbox: Inbox = queue.SimpleQueue()
     # The template is forked here, before this process has any thread.
     mine = LocalSlot(

@@ -39,10 +39,9 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
     """Return the handler of the chosen mode; errors say what to change on the command line."""
     from elastic3d.rendezvous.settings import from_parameters
 
+    output.checked_verbosity()
     if parameters.backend == "etcd":
-        sys.stderr.write(
-            f"elastic3d speaks for --rdzv-backend=etcd here, in etcd's v3 API; {SWITCH}=0 leaves it to torch's own\n"
-        )
+        output.say(f"speaks for --rdzv-backend=etcd here, in etcd's v3 API; {SWITCH}=0 leaves it to torch's own")
     settings = from_parameters(parameters)
     if settings.mode == "resident":
         from elastic3d.rendezvous.resident import ResidentHandler

@@ -20,7 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import structlog
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -31,6 +30,7 @@ from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.log import process_log
 from elastic3d.parallel import vote
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
@@ -54,9 +54,6 @@ from elastic3d.training import identity, loading, restoring, starting
 from elastic3d.training.loss import Loss
 from elastic3d.training.tiers import announced_read
 from elastic3d.values import Layout
-
-log = structlog.get_logger()
-
 
 ASKED = "asked"
 """The fact that says what the script asked for, beside what has become of it."""
@@ -438,7 +435,7 @@ class Run:
                 found_damaged = decision.source == restoring.STORE and assembly.mesh.highest(missing is not None) > 0
             if not found_damaged:
                 return decision
-            log.warning(
+            process_log().emit(
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
             )
             damaged = (*damaged, decision.checkpoint)
