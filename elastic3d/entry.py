@@ -20,6 +20,7 @@ from elastic3d.calibration.record import load
 from elastic3d.errors import ConfigurationError
 from elastic3d.log import bind_process
 from elastic3d.port import Port
+from elastic3d.quantities import seconds, size
 from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.training import Run, run_alone, train
@@ -31,7 +32,6 @@ from elastic3d.worker.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.keeper import Keeper
 from elastic3d.worker.options import RunOptions, saving, store_at
 from elastic3d.worker.process import ExitCode, die_with_agent
-from elastic3d.worker.quantities import seconds, size
 from elastic3d.worker.remote import RemoteSlot, SlotServer, private_name
 from elastic3d.worker.safety import MOST_SECONDS, MOST_SNAPSHOTS
 from elastic3d.worker.slot import LocalSlot, SlotPort, serve_role

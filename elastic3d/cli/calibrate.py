@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from elastic3d.calibration.record import Calibration, MeasuredLink, load, save
-from elastic3d.cli.durations import duration, spell
+from elastic3d.cli.durations import spell
 from elastic3d.cli.plan.question import choose
 from elastic3d.cli.plan.shown import spell_bytes, spell_time
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import UsageError
 from elastic3d.planner.devices import Number
+from elastic3d.quantities import some_seconds
 from elastic3d.values import to_json
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def calibrate(
         return
     if not output.absolute().parent.is_dir():
         raise UsageError(f"--output {str(output)!r}: there is no such folder")
-    limit, patience = duration(seconds, "--for"), duration(timeout, "--timeout")
+    limit, patience = some_seconds(seconds, "--for"), some_seconds(timeout, "--timeout")
     # Importing torch takes seconds: whatever is wrong with the call is told before.
     number = choose(Number, "--precision", precision) if precision else None
     if number is Number.FP8:

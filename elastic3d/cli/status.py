@@ -15,7 +15,6 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from elastic3d.cli import render
-from elastic3d.cli.durations import duration
 from elastic3d.cli.job import JobOptions
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import EtcdUnavailable, UsageError
@@ -25,6 +24,7 @@ from elastic3d.membership.inspection.jobs import read_status
 from elastic3d.membership.inspection.keys import HISTORY, history
 from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
+from elastic3d.quantities import seconds
 from elastic3d.values import to_json
 
 SCHEMA = 1
@@ -124,13 +124,10 @@ def document(status: Status) -> dict[str, Any]:
 
 
 def _interval(text: str) -> float:
-    try:
-        seconds = float(text) if text.replace(".", "", 1).isdecimal() and text.isascii() else duration(text, "--watch")
-    except ValueError as error:
-        raise UsageError(f"--watch {text!r}: give seconds, such as 2 or 500ms") from error
-    if not FASTEST <= seconds <= 86_400:
-        raise UsageError(f"--watch {text!r}: give {FASTEST} s or more, and at most a day")
-    return seconds
+    every = seconds(text, "--watch")
+    if not FASTEST <= every <= 86_400:
+        raise UsageError(f"--watch={text!r}: give {FASTEST} s or more, and at most a day")
+    return every
 
 
 def _print(status: Status, as_json: bool) -> None:

@@ -14,9 +14,9 @@ from elastic3d.clock import SYSTEM
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.etcd import Compare, Delete, EtcdClient, KeyValue, Put
 from elastic3d.membership.records import Drain, MemberRecord, Quarantine, decode, encode
+from elastic3d.quantities import LONGEST
 from elastic3d.values import Node
 
-LONGEST = 10 * 365 * 86400.0
 """Seconds of the longest order; etcd keeps no lease for longer than some centuries."""
 SHOWN = 40
 """How many names an error lists."""

@@ -41,7 +41,9 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
 
     output.checked_verbosity()
     if parameters.backend == "etcd":
-        output.say(f"speaks for --rdzv-backend=etcd here, in etcd's v3 API; {SWITCH}=0 leaves it to torch's own")
+        output.say(
+            f"elastic3d speaks for --rdzv-backend=etcd here, in etcd's v3 API; {SWITCH}=0 leaves it to torch's own"
+        )
     settings = from_parameters(parameters)
     if settings.mode == "resident":
         from elastic3d.rendezvous.resident import ResidentHandler

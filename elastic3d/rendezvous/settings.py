@@ -19,6 +19,7 @@ from elastic3d import output
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership.policy import Policy
 from elastic3d.notices import options as notice_options
+from elastic3d.quantities import NO_TIME, parse_seconds
 from elastic3d.rendezvous import torch_options
 from elastic3d.rendezvous.labels import labels_of, read_file
 from elastic3d.values import from_json, to_json
@@ -196,10 +197,10 @@ def _drain(conf: Mapping[str, str]) -> float:
 
 
 def _seconds(name: str, text: str) -> float:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)?", text)
-    if match is None:
-        raise ConfigurationError(f"--rdzv-conf={name}={text}: give seconds, or a number with ms, s or m")
-    return float(match[1]) * {"ms": 0.001, "m": 60.0}.get(match[2], 1.0)
+    long = parse_seconds(text)
+    if long is None:
+        raise ConfigurationError(f"--rdzv-conf={name}={text}: {NO_TIME}")
+    return long
 
 
 def own_address(endpoint: str) -> str:
