@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checkpointing.retention.collection import GRACE
-from elastic3d import output
+from elastic3d import environment, output
 from elastic3d.admission.devices import DEVICE
 from elastic3d.admission.host import available_memory
 from elastic3d.calibration.asked import answer_if_asked
@@ -37,7 +37,6 @@ from elastic3d.worker.safety import MOST_SECONDS, MOST_SNAPSHOTS
 from elastic3d.worker.slot import LocalSlot, SlotPort, serve_role
 from elastic3d.worker.warming import Inbox
 
-TOKEN = "ELASTIC3D_NODE_TOKEN"
 COMPANION_PATIENCE = 120.0
 """Seconds the keepers of one node wait for each other: the slowest has to import everything first."""
 
@@ -145,7 +144,7 @@ def run(
         code = guarded(lambda: _keep(enter, settings, options))
         if code:
             raise SystemExit(code)
-    elif "TORCHELASTIC_RUN_ID" in os.environ:
+    elif environment.TORCH_RUN_ID.read():
         raise ConfigurationError(
             "elastic3d.run was started by torchrun without its keepers: "
             "add --rdzv-backend=etcd --rdzv-conf=mode=resident to torchrun's options"
@@ -170,11 +169,11 @@ def _path(given: str | os.PathLike[str] | None) -> str:
 
 def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions) -> None:
     """Be one slot's keeper until the node's part in the job is over."""
-    identity = os.environ.get(agent.VARIABLE, "")
+    identity = environment.AGENT_PROCESS.read()
     die_with_agent(identity)
     output.survive_readers()
     raise_file_limit()
-    local_rank, slots = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    local_rank, slots = int(environment.LOCAL_RANK.need()), int(environment.LOCAL_WORLD_SIZE.need())
     bind_process(run=settings.run_id, node=settings.node, slot=local_rank)
     inbox: Inbox = queue.SimpleQueue()
     # The template is forked here, before this process has any thread.
@@ -188,10 +187,10 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
     output.unblock()
     if identity and agent.pid_of(identity) != os.getppid():
         agent.end_with(identity, lambda: os._exit(ExitCode.ORPHANED))
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    restarts = environment.TORCH_RESTARTS.read()
 
     def name(index: int) -> str:
-        return private_name(os.environ[TOKEN], restarts, index)
+        return private_name(environment.NODE_TOKEN.need(), restarts, index)
 
     try:
         if local_rank:

@@ -37,6 +37,10 @@ class Variable:
         """Return what this process's environment says, the default where the variable is not set."""
         return os.environ.get(self.name, self.default)
 
+    def need(self) -> str:
+        """Return what this process's environment says; KeyError where nothing: whoever sets it always does."""
+        return os.environ[self.name]
+
     def take(self) -> str | None:
         """Return what the environment says, None where nothing, and remove it: who is started next must not see it."""
         return os.environ.pop(self.name, None)

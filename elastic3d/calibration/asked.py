@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from elastic3d.calibration.asking import VARIABLE
+from elastic3d import environment
 from elastic3d.calibration.block import time_block
 from elastic3d.port import Assignment
 from elastic3d.training.run import Run
@@ -60,7 +60,7 @@ class _Listening(StandalonePort):
 
 def answer_if_asked(main: Callable[[Run], None]) -> None:
     """Answer the question in this process's environment and end it; return where there is none."""
-    text = os.environ.pop(VARIABLE, None)
+    text = environment.ASKED.take()
     if text is None:
         return
     asked = from_json(Asked, json.loads(text))

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic3d import environment
 from elastic3d.calibration.record import BlockTimes
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.values import ModelProfile, from_json, to_json
 
-VARIABLE = "ELASTIC3D_ASKED"
 LINES = 12
 
 
@@ -57,16 +57,16 @@ def ask(
             "device": device,
             "seconds": seconds,
         }
-        environment = {
+        variables = {
             **os.environ,
-            VARIABLE: json.dumps(to_json(asked)),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            environment.ASKED.name: json.dumps(to_json(asked)),
+            environment.THREADS.name: environment.THREADS.read(),
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         with said.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, script, *arguments],
-                env=environment,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from elastic3d import environment
 from elastic3d.calibration.record import Calibration, MeasuredLink, load, save
 from elastic3d.cli.durations import spell
 from elastic3d.cli.plan.question import choose
@@ -144,7 +145,7 @@ def busy(load: float, cores: int) -> str:
 
 def _companion() -> bool:
     """Whether torchrun started this process beside the one that measures."""
-    return int(os.environ.get("RANK", "0")) != 0
+    return int(environment.RANK.read()) != 0
 
 
 def _between(wish: Wish, listen: int | None, host: str, port: int) -> MeasuredLink | None:
@@ -153,13 +154,14 @@ def _between(wish: Wish, listen: int | None, host: str, port: int) -> MeasuredLi
 
     from elastic3d.calibration import link
 
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    index = int(os.environ.get("LOCAL_RANK", "0"))
+    rank, world = int(environment.RANK.read()), int(environment.WORLD_SIZE.read())
+    local = int(environment.LOCAL_WORLD_SIZE.read())
+    index = int(environment.LOCAL_RANK.read())
     if listen is None and not host:
         if world <= local or rank not in (0, local):
             return None
-        host, port, master, mine = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), False, int(rank > 0)
+        host, port = environment.MASTER_ADDR.need(), int(environment.MASTER_PORT.need())
+        master, mine = False, int(rank > 0)
     else:
         master, mine = listen is not None, int(listen is None)
         host, port = host or "0.0.0.0", port or listen or 0

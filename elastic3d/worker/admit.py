@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastic3d import output
+from elastic3d import environment, output
 from elastic3d.admission import host
 from elastic3d.admission.check import Check, CheckResult, run_checks
 from elastic3d.admission.reach import ReachTarget, neighbours, reach
@@ -72,7 +71,7 @@ def _works(settings: Settings, options: RunOptions, profile: ModelProfile) -> li
         works.append(Check(name="memory", run=lambda: _memory(settings, profile), limit=LIMIT))
     # Python would quietly take another folder than TMPDIR; what else runs in a trainer would not.
     works.append(
-        Check(name="disk", run=lambda: host.disk(os.environ.get("TMPDIR") or tempfile.gettempdir()), limit=LIMIT)
+        Check(name="disk", run=lambda: host.disk(environment.TEMPORARY.read() or tempfile.gettempdir()), limit=LIMIT)
     )
     store = _folder(options.store.url if options.store is not None else None)
     if store is not None:

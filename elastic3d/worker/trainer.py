@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from elastic3d import threads
+from elastic3d import environment, threads
 from elastic3d.admission.devices import DEVICE, check_devices
 from elastic3d.errors import Elastic3dError
 from elastic3d.log import bind_process, process_log
@@ -230,7 +230,7 @@ def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoRetu
     process.children_die_too()
     process.overwrite_environment(os.environ, assignment)
     if assignment.interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = assignment.interface
+        os.environ[environment.GLOO_INTERFACE.name] = assignment.interface
     # Read when torch was imported, in the template's past.
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch exports it from a private module
     if assignment.threads:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
+from elastic3d import environment
 from elastic3d.errors import ConfigurationError
 from elastic3d.notices import Choice, NoticeOptions
-from elastic3d.rendezvous.settings import VARIABLE, Settings, from_environment, from_parameters, own_address
+from elastic3d.rendezvous.settings import Settings, from_environment, from_parameters, own_address
 
 
 def parameters(run_id: str = "job", endpoint: str = "127.0.0.1:2379", nodes: str = "1:4", **conf: Any) -> Any:
@@ -209,9 +210,9 @@ def test_environment_round_trip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     text = settings.to_environment()
     assert "correct horse" not in text
     assert settings.password() == "correct horse"
-    monkeypatch.setenv(VARIABLE, text)
+    monkeypatch.setenv(environment.RENDEZVOUS.name, text)
     assert from_environment() == settings
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(environment.RENDEZVOUS.name)
     assert from_environment() is None
 
 
