@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 from typer.core import TyperCommand
 
+from elastic3d import etcd_keys as keys
 from elastic3d.cli import render
 from elastic3d.cli.job import JobOptions
 from elastic3d.clock import SYSTEM
@@ -21,7 +22,7 @@ from elastic3d.errors import EtcdUnavailable, UsageError
 from elastic3d.etcd import Changes, Delivery, Disconnected, Ended, Snapshot, Watch
 from elastic3d.membership.inspection.database import fullness
 from elastic3d.membership.inspection.jobs import read_status
-from elastic3d.membership.inspection.keys import HISTORY, history
+from elastic3d.membership.inspection.keys import history
 from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
 from elastic3d.quantities import seconds
@@ -105,7 +106,7 @@ def events(
             return
         return
     with options.connect() as (client, job):
-        told, problems = history(job.root, client.range(job.root + HISTORY)[0])
+        told, problems = history(job.root, client.range(job.root + keys.HISTORY)[0])
     told = told[-number:]
     if as_json:
         print(json.dumps({"schema": SCHEMA, "run_id": job.run_id, "generations": to_json(told)}, indent=2))
@@ -174,7 +175,7 @@ def _follow(options: JobOptions, number: int, as_json: bool) -> None:
     console = Console(soft_wrap=True)
     deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     with options.connect() as (client, job):
-        watch = Watch(client, job.root + HISTORY, deliveries.put)
+        watch = Watch(client, job.root + keys.HISTORY, deliveries.put)
         try:
             newest = 0
             while True:
