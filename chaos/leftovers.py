@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.processes import wait_until
+from elastic3d import etcd_keys as keys
 from elastic3d.errors import EtcdUnavailable
 from elastic3d.etcd import EtcdClient
 
@@ -16,7 +17,7 @@ _LONGEST = 60.0
 """Seconds that a lease of a living thing has left at most; what is to be remembered has more."""
 _SHARED_MEMORY = Path("/dev/shm")
 # What is remembered of a machine outlives the job, on leases of its own.
-_REMEMBERED = ("roll/flaps/", "roll/quarantine/")
+_REMEMBERED = (keys.FLAPS, keys.QUARANTINE)
 
 
 def shared_memory() -> frozenset[str]:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Never
 
-from elastic3d import output
+from elastic3d import environment, output
 from elastic3d.admission.devices import DEVICE
 from elastic3d.admission.host import available_memory
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import answer_if_asked
 from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.log import bind_process
 from elastic3d.port import Port
+from elastic3d.quantities import seconds, size
 from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.training import Run, run_alone, train
@@ -34,10 +35,8 @@ from elastic3d.worker.processes.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.processes.process import ExitCode, die_with_agent
 from elastic3d.worker.processes.remote import RemoteSlot, SlotServer, private_name
 from elastic3d.worker.processes.slot import LocalSlot, SlotPort, serve_role
-from elastic3d.worker.quantities import seconds, size
 from elastic3d.worker.safety import MOST_SECONDS, MOST_SNAPSHOTS
 
-TOKEN = "ELASTIC3D_NODE_TOKEN"
 COMPANION_PATIENCE = 120.0
 """Seconds the keepers of one node wait for each other: the slowest has to import everything first."""
 
@@ -98,6 +97,7 @@ def run(
             "Checkpointing(keep=3)"
         )
     script_digest()  # of what runs: whoever is forked from here has it
+    output.checked_verbosity()
     serve_role(enter)
     answer_if_asked(main)
     options = RunOptions(
@@ -119,13 +119,13 @@ def run(
         code = guarded(lambda: _keep(enter, settings, options))
         if code:
             raise SystemExit(code)
-    elif "TORCHELASTIC_RUN_ID" in os.environ:
+    elif environment.TORCH_RUN_ID.read():
         raise ConfigurationError(
             "elastic3d.run was started by torchrun without its keepers: "
             "add --rdzv-backend=etcd --rdzv-conf=mode=resident to torchrun's options"
         )
     else:
-        sys.stderr.write(f"elastic3d: {_by_hand(options)}\n")
+        output.say(_by_hand(options))
         run_alone(main)
 
 
@@ -144,11 +144,12 @@ def _path(given: str | os.PathLike[str] | None) -> str:
 
 def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions) -> None:
     """Be one slot's keeper until the node's part in the job is over."""
-    identity = os.environ.get(agent.VARIABLE, "")
+    identity = environment.AGENT_PROCESS.read()
     die_with_agent(identity)
     output.survive_readers()
     raise_file_limit()
-    local_rank, slots = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    local_rank, slots = int(environment.LOCAL_RANK.need()), int(environment.LOCAL_WORLD_SIZE.need())
+    bind_process(run=settings.run_id, node=settings.node, slot=local_rank)
     inbox: Inbox = queue.SimpleQueue()
     # The template is forked here, before this process has any thread.
     mine = LocalSlot(
@@ -161,10 +162,10 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
     output.unblock()
     if identity and agent.pid_of(identity) != os.getppid():
         agent.end_with(identity, lambda: os._exit(ExitCode.ORPHANED))
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    restarts = environment.TORCH_RESTARTS.read()
 
     def name(index: int) -> str:
-        return private_name(os.environ[TOKEN], restarts, index)
+        return private_name(environment.NODE_TOKEN.need(), restarts, index)
 
     try:
         if local_rank:

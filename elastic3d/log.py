@@ -1,4 +1,7 @@
-"""The events of elastic3d: one list of names, one file of JSON lines per keeper.
+"""The events of elastic3d: one list of names, one file of JSON lines per keeper, and lines for people on stderr.
+
+Every event has a level. `ELASTIC3D_LOG` says which are shown on stderr: `debug` shows all, `info` those that people
+should know, and `json` the same as `info`, one JSON object a line. stdout belongs to the user's own code.
 
 Every line has `event` (a name of `EVENTS`), `at` (wall clock, for people and for order within one machine) and what
 the log was bound with: `run`, `generation`, `node`, `slot`, `rank`, each where it is known. Fields that are None were
@@ -12,8 +15,11 @@ are dropped, and `events.dropped` says how many.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -21,103 +27,180 @@ from typing import Any, Self
 import structlog
 
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.output import LineWriter, flush, say
+from elastic3d.output import LineWriter, Verbosity, flush, say, show, verbosity
 
-EVENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+
+class Level(IntEnum):
+    """How much an event matters to people."""
+
+    DEBUG = 10
+    """Only to who looks for something: not shown unless asked for."""
+    INFO = 20
+    """The job's life."""
+    WARNING = 30
+    """Training goes on, but somebody should look at it."""
+    ERROR = 40
+    """Something ended that should not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventKind:
+    """What the list says of one event."""
+
+    level: Level
+    """How much it matters, unless whoever emits it knows better."""
+    fields: tuple[str, ...]
+    """Names of its fields, beside those that a log is bound with."""
+
+
+def _debug(*fields: str) -> EventKind:
+    return EventKind(level=Level.DEBUG, fields=fields)
+
+
+def _info(*fields: str) -> EventKind:
+    return EventKind(level=Level.INFO, fields=fields)
+
+
+def _warning(*fields: str) -> EventKind:
+    return EventKind(level=Level.WARNING, fields=fields)
+
+
+def _error(*fields: str) -> EventKind:
+    return EventKind(level=Level.ERROR, fields=fields)
+
+
+EVENTS: Mapping[str, EventKind] = MappingProxyType(
     {
         # Membership, as one keeper sees it. `nodes` and `spares` are lists of node names in rank order.
         # A keeper joins again, as a newcomer, after the others put it out: `member.fenced` says why they did.
-        "member.joined": ("incarnation",),
-        "member.fenced": ("incarnation", "detail"),
+        "member.joined": _debug("incarnation"),
+        "member.fenced": _warning("incarnation", "detail"),
         # One for each check that this node did not pass; it then ends without joining.
-        "admission.failed": ("check", "detail", "seconds"),
+        "admission.failed": _error("check", "detail", "seconds"),
         # An exception ended a background thread, or one turn of it; `consequence` says what follows.
-        "thread.failed": ("thread", "error", "traceback", "consequence", "times"),
+        "thread.failed": _error("thread", "error", "traceback", "consequence", "times"),
         # The disk was too slow for so many events, which are lost.
-        "events.dropped": ("count",),
-        "generation.proposed": ("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
+        "events.dropped": _debug("count"),
+        "generation.proposed": _debug("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
         # `layout` is {"pp", "dp", "tp", "zero"}; `leader` is the node that leads the membership now.
-        "generation.sealed": ("number", "cause", "nodes", "spares", "layout", "leader", "detail"),
+        "generation.sealed": _info("number", "cause", "nodes", "spares", "layout", "leader", "detail"),
         # `peer` is a node name, `evidence` says how its end was noticed.
-        "peer.lost": ("peer", "evidence"),
+        "peer.lost": _warning("peer", "evidence"),
         # The trainers stand still, and this node cannot connect to `peer`. While two nodes cannot, one of them stands
         # aside (a spare, see the detail of `generation.sealed`), until `peer.reachable`: they can, or one of them went.
-        "peer.unreachable": ("peer", "detail"),
-        "peer.reachable": ("peer",),
+        "peer.unreachable": _warning("peer", "detail"),
+        "peer.reachable": _info("peer"),
         # Somebody was shown out at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` where
         # it came from, `more` how many others were since the last time this was told. Or, with `port` "links": a
         # neighbour's port at `peer` refuses this node, and that is no death, since no second one finds the same.
-        "peer.refused": ("port", "peer", "reason", "more"),
+        "peer.refused": _warning("port", "peer", "reason", "more"),
         # The key of the run's secret was "missing" or held "garbage": this node, which leads, writes it again.
-        "secret.restored": ("was",),
+        "secret.restored": _warning("was"),
         # Another one than this node's stands there by now, and is used from now on: etcd had lost it.
-        "secret.adopted": (),
+        "secret.adopted": _info(),
         # This node is to leave in `seconds`, at leisure where that is None.
-        "node.draining": ("seconds", "detail"),
-        "node.leaving": ("detail",),
-        "etcd.lost": ("error",),
-        "etcd.back": ("seconds",),
+        "node.draining": _info("seconds", "detail"),
+        "node.leaving": _info("detail"),
+        "etcd.lost": _warning("error"),
+        "etcd.back": _info("seconds"),
         # etcd answers, but takes no writes of ours until somebody has mended what `error` says.
-        "etcd.impaired": ("error",),
-        "etcd.mended": (),
+        "etcd.impaired": _warning("error"),
+        "etcd.mended": _info(),
         # etcd does not compact its past for the leader: it fills up unless somebody does what `error` says.
-        "compaction.refused": ("error",),
-        "compaction.resumed": (),
+        "compaction.refused": _warning("error"),
+        "compaction.resumed": _info(),
         # etcd came back empty or from a backup, at `revision`: what the members know is written there again.
-        "etcd.rolled_back": ("revision",),
+        "etcd.rolled_back": _warning("revision"),
         # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "user_error",
         # "stopped" (by its keeper), "signal" or "template" (it fell).
-        "trainer.started": ("pid",),
+        "trainer.started": _debug("pid"),
         # The script raised `error`. `final`: trying again cannot mend it.
-        "script.raised": ("error", "traceback", "final"),
-        "trainer.exited": ("pid", "kind", "step", "error"),
+        "script.raised": _error("error", "traceback", "final"),
+        "trainer.exited": _debug("kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps the state has behind it. Events under
         # `generation` g are about the state that generation starts from. `detail` is there where a person should know
         # more: steps that are lost or done again beyond what a death costs, checkpoints that are damaged.
-        "state.restored": ("source", "step", "seconds", "detail"),
+        "state.restored": _debug("source", "step", "detail"),
         # Written by the slot that holds rank 0 only. `step` counts the updates made, this one included. `samples` is
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
-        "step.committed": ("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
+        "step.committed": _debug("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
         # From the node that holds rank 0, every ten seconds: `left` is the time to step `until`, for people.
-        "training.progress": ("step", "until", "loss", "steps_per_second", "left"),
+        "training.progress": _info("step", "until", "loss", "steps_per_second", "left"),
         # The first loss of a row that is no number; training goes on unless the script says `skip_nonfinite`.
-        "loss.nonfinite": ("step", "loss"),
+        "loss.nonfinite": _warning("step", "loss"),
         # The node that holds rank 0 has seen no step for so long; said again each minute.
-        "step.late": ("seconds", "detail"),
+        "step.late": _warning("seconds", "detail"),
         # From who leads, while fewer nodes are there than the job may train with.
-        "nodes.awaited": ("count", "detail"),
-        "snapshot.held": ("step",),
+        "nodes.awaited": _warning("count", "detail"),
+        "snapshot.held": _debug("step"),
         # A death would cost more than it should: no step was safe for long. `slots` of this node are the reason.
-        "snapshot.stale": ("step", "safe_step", "age", "slots"),
-        "snapshot.fresh": ("step", "safe_step"),
+        "snapshot.stale": _warning("step", "safe_step", "age", "slots"),
+        "snapshot.fresh": _info("step", "safe_step"),
         # Snapshots are copied to another node, for the one before does not take them; None: to nobody for now, so that
         # checkpoints go on.
-        "buddy.changed": ("buddy", "former", "detail"),
+        "buddy.changed": _warning("buddy", "former", "detail"),
         # A slot's tiles are in the store: `bytes` of them in all, `new` were written, the rest was there already.
-        "checkpoint.written": ("step", "bytes", "new"),
-        "checkpoint.committed": ("step",),
+        "checkpoint.written": _debug("step", "bytes", "new"),
+        "checkpoint.committed": _debug("step"),
         # Training goes on. `age` is that of the newest checkpoint this node has committed, in seconds.
-        "checkpoint.failed": ("step", "error", "age"),
+        "checkpoint.failed": _warning("step", "error", "age"),
         # The store is busy or away: an operation was tried `tries` times in `seconds`, and is tried on, for as long as
         # `patience=` says. At most one each half minute.
-        "store.waiting": ("error", "tries", "seconds"),
+        "store.waiting": _warning("error", "tries", "seconds"),
         # At the end: what failed has not worked again, and `step` is the newest checkpoint this node knows of.
-        "checkpoint.behind": ("step", "error"),
+        "checkpoint.behind": _warning("step", "error"),
         # What failed before works again.
-        "checkpoint.mended": ("step",),
+        "checkpoint.mended": _info("step"),
         # It was read back: `kind` is how much of it, "sample" or "all".
-        "checkpoint.verified": ("step", "kind", "seconds"),
+        "checkpoint.verified": _debug("step", "kind", "seconds"),
         # What retention lets go is gone: so many checkpoints, and `bytes` of objects that nothing needs any more.
-        "checkpoint.collected": ("checkpoints", "bytes"),
+        "checkpoint.collected": _debug("checkpoints", "bytes"),
         # What is protected (latest, verified, tags, pins, what is being read) takes `over` bytes more than `limit`,
         # that is `keep_bytes`; and then no more.
-        "store.limit_exceeded": ("over", "limit"),
-        "store.limit_kept": ("limit",),
+        "store.limit_exceeded": _warning("over", "limit"),
+        "store.limit_kept": _debug("limit"),
         # It could not be read back as it was written, or what is not kept could not be deleted; tried again later.
-        "checkpoint.unverified": ("step", "error"),
-        "checkpoint.uncollected": ("error",),
-        # `kind` is "done", "error" or "spare"; the last event of a keeper.
-        "job.ended": ("kind", "step", "error"),
+        "checkpoint.unverified": _warning("step", "error"),
+        "checkpoint.uncollected": _debug("error"),
+        # `kind` is "done" or "error"; the last event of a keeper.
+        "job.ended": _info("kind", "error"),
+        # What follows is said on stderr only, by whichever process of a node it happens in.
+        #
+        # A slot's template died, and with it its trainers; another takes its place.
+        "template.died": _error("detail"),
+        # The one kept in reserve died; another is started.
+        "template.spare_died": _warning("detail"),
+        # It did not do what it was told in time, and is killed.
+        "template.stuck": _error("pid"),
+        # It takes no commands; its death follows, or it is killed as stuck.
+        "template.deaf": _debug("error"),
+        # The script's own imports make forks unsafe, for `reason`.
+        "template.unsafe": _warning("reason", "consequence"),
+        # The slot's thread ended by a bug of elastic3d, and with it the node.
+        "slot.failed": _error("error", "traceback"),
+        # A trainer sent what its keeper cannot read, and is stopped.
+        "trainer.garbled": _error("trainer", "error"),
+        # The keeper gave a trainer no buffer for its snapshot for so long; the trainer ends.
+        "buffer.withheld": _error("seconds"),
+        # A snapshot could not be copied to the buddy; tried again.
+        "replica.failed": _info("step", "buddy", "error"),
+        # The buddy did not take it: it is out of date there.
+        "replica.stale": _info("step", "error"),
+        # `cache=` cannot be used: tiles are read from the store each time.
+        "cache.unfit": _warning("error"),
+        # A snapshot that a node offers for the start of a generation is left alone: its history is another one.
+        "snapshot.unbelieved": _warning("step", "made_in", "newest"),
+        # A tile of it is damaged: state is restored from an older one.
+        "checkpoint.damaged": _warning("checkpoint", "error"),
+        # Notices of the cloud: which metadata server is listened to, and whether it answers.
+        "notices.watched": _info("cloud", "url"),
+        "notices.unknown": _warning("url", "error"),
+        "notices.lost": _warning("source", "error"),
+        "notices.back": _info("source", "seconds"),
+        "notices.unacknowledged": _warning("source", "error"),
+        # The cloud will take this machine away in `seconds`; `told`: the node leaves for that.
+        "notice.heard": _warning("kind", "action", "seconds", "told", "detail"),
+        "notice.withdrawn": _info("kind", "action", "detail"),
     }
 )
 
@@ -128,10 +211,32 @@ PATIENCE = 5.0
 """Seconds that events have to be written when their log is closed."""
 
 BOUND = ("run", "generation", "node", "slot", "rank")
+"""What a log may be bound with: fields that any event may carry."""
+
+_LATER = ("script.raised",)
+"""Events whose traceback is not shown with them: torchrun shows it at the end."""
+
+_process: dict[str, Any] = {}
+
+
+def bind_process(**fields: Any) -> None:
+    """Have what `process_log` says carry `fields`, beside what it carries already; for whoever begins a process.
+
+    A forked child inherits them. ValueError for fields that a log is not bound with.
+    """
+    for name in fields:
+        if name not in BOUND:
+            raise ValueError(f"{name!r} is none of {', '.join(BOUND)}")
+    _process.update(fields)
+
+
+def process_log() -> EventLog:
+    """Return the log of whatever runs in this process and has no event file: its events are shown on stderr only."""
+    return EventLog(None, **_process)
 
 
 class EventLog:
-    """Append events to one file as JSON lines, or drop them where the path is None.
+    """Append events to one file as JSON lines, none where the path is None, and show them on stderr by their level.
 
     Each line is written soon and whole, so that a reader may follow the file while it grows. May be called from
     several threads, and never blocks. `bind` gives a log with more fields on the same file. limit: bytes that the
@@ -167,14 +272,24 @@ class EventLog:
 
     def emit(self, name: str, **fields: Any) -> None:
         """Write event `name` with `fields`; ValueError where the list of events does not know one of them."""
+        self.emit_at(None, name, **fields)
+
+    def emit_at(self, level: Level | None, name: str, **fields: Any) -> None:
+        """Write an event that matters more, or less, than the list says; None for what it says."""
         known = EVENTS.get(name)
         if known is None:
             raise ValueError(f"{name!r} is no event of elastic3d; add it to elastic3d/log.py")
         for field in fields:
-            if field not in known and field not in BOUND:
+            if field not in known.fields and field not in BOUND:
                 raise ValueError(f"event {name!r} has no field {field!r}; add it to elastic3d/log.py")
+        at = self._clock.wall()
         if self._lines is not None:
-            self._logger.info(name, at=self._clock.wall(), **fields)
+            self._logger.info(name, at=at, **fields)
+        level = known.level if level is None else level
+        wanted = verbosity()
+        if level >= (Level.DEBUG if wanted is Verbosity.DEBUG else Level.INFO):
+            every = {**structlog.get_context(self._logger), **fields}
+            show(_as_json(name, level, at, every) if wanted is Verbosity.JSON else _as_text(name, level, every))
 
     def flush(self, patience: float) -> bool:
         """Wait until all events are written, at most `patience` seconds; return whether they are."""
@@ -257,22 +372,20 @@ class _Lines:
             say(f"events are lost until {self._path} can be written: {why}")
 
 
-class _Logger:
-    """What structlog writes to: `say`."""
-
-    def msg(self, message: str) -> None:
-        say(message)
-
-    debug = info = warning = error = critical = exception = msg
+def _as_json(name: str, level: Level, at: float, fields: Mapping[str, Any]) -> str:
+    line = {"event": name, "level": level.name.lower(), "at": at, **fields}
+    return json.dumps(line, separators=(",", ":"), default=str)
 
 
-def said() -> Any:
-    """Return a structlog logger that says things: what belongs to no event file, from threads that must not block."""
-    return structlog.wrap_logger(
-        _Logger(),
-        processors=[
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(key_order=["event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(20),
-    )
+def _as_text(name: str, level: Level, fields: Mapping[str, Any]) -> str:
+    """Return one line, and the traceback of a bug below it: fields that are not known, and the run, are left out."""
+    own = {key: value for key, value in fields.items() if key not in (*BOUND, "traceback")}
+    own |= {key: fields[key] for key in ("node", "slot", "generation", "rank") if key in fields}
+    words = [f"{key}={_first_line(value)}" for key, value in own.items() if value not in (None, "", [])]
+    traceback = str(fields.get("traceback") or "").rstrip() if name not in _LATER else ""
+    line = " ".join([f"elastic3d: {level.name.lower()}: {name}", *words])
+    return f"{line}; this is a bug of elastic3d, please report it\n{traceback}" if traceback else line
+
+
+def _first_line(value: object) -> str:
+    return str(value).partition("\n")[0]

@@ -9,14 +9,17 @@ thread before it has forked its template.
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from typing import BinaryIO, TextIO, cast
 
-from elastic3d import threads
+from elastic3d import environment, threads
+from elastic3d.errors import ConfigurationError
 
 MOST_BYTES = 8 << 20
 """Bytes that may wait to be written."""
@@ -106,9 +109,46 @@ class LineWriter:
 _said: LineWriter | None = None
 
 
+class Verbosity(StrEnum):
+    """What `ELASTIC3D_LOG` may say."""
+
+    DEBUG = "debug"
+    """All events, a readable line each."""
+    INFO = "info"
+    """What people should know, a readable line each."""
+    JSON = "json"
+    """What people should know, a JSON object a line."""
+
+
+def checked_verbosity() -> Verbosity:
+    """Return what `ELASTIC3D_LOG` says; ConfigurationError for what it may not say. For where a process begins."""
+    text = environment.LOG.read()
+    try:
+        return Verbosity(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"{environment.LOG.name}={text}: give one of {', '.join(Verbosity)}, or leave it unset for info"
+        ) from None
+
+
+def verbosity() -> Verbosity:
+    """Return what `ELASTIC3D_LOG` says, INFO where that is nothing we know: who has something to say, says it."""
+    text = environment.LOG.read()
+    return Verbosity(text) if text in tuple(Verbosity) else Verbosity.INFO
+
+
 def say(text: str) -> None:
-    """Write `elastic3d: ` and the text on stderr, as lines of their own. Never raises; never blocks after `unblock`."""
-    line = f"elastic3d: {text}\n".encode(errors="replace")
+    """Write `elastic3d: ` and the text on stderr, as lines of their own: words that belong to no event.
+
+    Never raises; never blocks after `unblock`. Under `ELASTIC3D_LOG=json` they are the `text` of an object.
+    """
+    as_json = verbosity() is Verbosity.JSON
+    show(json.dumps({"event": None, "level": "info", "text": text}) if as_json else f"elastic3d: {text}")
+
+
+def show(text: str) -> None:
+    """Write the text on stderr as it is, as lines of their own. Never raises; never blocks after `unblock`."""
+    line = f"{text}\n".encode(errors="replace")
     if _said is not None:
         _said.put(line)
     else:
@@ -128,7 +168,7 @@ def flush(patience: float) -> bool:
 
 
 def _missed(count: int) -> None:
-    _to_stderr(f"elastic3d: {count} lines were dropped: whoever reads this output was too slow\n".encode())
+    say(f"{count} lines were dropped: whoever reads this output was too slow")  # on the writer's thread: at once
 
 
 def _to_stderr(line: bytes) -> None:

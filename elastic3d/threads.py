@@ -57,9 +57,9 @@ Report = Callable[[ThreadFailure], None]
 
 
 def _report_on_stderr(failure: ThreadFailure) -> None:
-    from elastic3d import output  # output has a thread itself
+    from elastic3d import log, output  # which have threads themselves
 
-    output.say(f"{words(failure)}\n{failure.traceback.rstrip()}")
+    log.process_log().emit("thread.failed", **fields(failure))
     if failure.edge is Edge.PROCESS:
         output.flush(1.0)
 
@@ -68,10 +68,15 @@ _report: Report = _report_on_stderr
 _end: Callable[[int], Any] = os._exit
 
 
-def words(failure: ThreadFailure) -> str:
-    """Return one line for people."""
-    again = f" ({failure.times} times in a row)" if failure.times > 1 else ""
-    return f"thread {failure.thread} failed{again}, {failure.edge}; this is a bug, please report it: {failure.error}"
+def fields(failure: ThreadFailure) -> dict[str, object]:
+    """Return the fields of event `thread.failed`."""
+    return {
+        "thread": failure.thread,
+        "error": failure.error,
+        "traceback": failure.traceback,
+        "consequence": str(failure.edge),
+        "times": failure.times,
+    }
 
 
 def report_to(report: Report | None, *, end: Callable[[int], Any] = os._exit) -> None:

@@ -16,7 +16,18 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 # `entry` the elastic3d.run that a script calls; `storage` is the run's store, `etcd_refs` its refs in etcd;
 # `rendezvous` is torchrun's side of a node, `worker` the job's. `calibration` asks scripts and measures.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("values", "errors", "clock", "log", "output", "threads", "torch_support"),
+    (
+        "values",
+        "errors",
+        "clock",
+        "environment",
+        "etcd_keys",
+        "log",
+        "output",
+        "quantities",
+        "threads",
+        "torch_support",
+    ),
     ("planner", "data", "etcd", "notices", "trust", "port"),
     ("storage", "etcd_refs"),
     ("membership",),

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from elastic3d.log import EventLog
+from elastic3d import output
+from elastic3d.errors import ConfigurationError
+from elastic3d.log import EventLog, Level, process_log
+from tests.logs import recorded
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -21,7 +24,7 @@ def test_an_event_carries_what_the_log_is_bound_with(tmp_path: Path) -> None:
     """A bound log adds its fields to each event and shares the file with the log it came from."""
     with EventLog(tmp_path / "sub" / "n0-0.jsonl", run="r", node="n0", slot=0) as log:
         log.emit("member.joined", incarnation="a")
-        log.bind(generation=2, rank=3).emit("state.restored", source="memory", step=7, seconds=0.5)
+        log.bind(generation=2, rank=3).emit("state.restored", source="memory", step=7)
     first, second = lines(tmp_path / "sub" / "n0-0.jsonl")
     assert (first["event"], first["run"], first["node"], first["incarnation"]) == ("member.joined", "r", "n0", "a")
     assert (second["generation"], second["rank"], second["source"]) == (2, 3, "memory")
@@ -105,3 +108,71 @@ def test_events_keep_within_their_limit(tmp_path: Path) -> None:
     kept = [line["step"] for file in (older, path) for line in lines(file)]
     assert kept == list(range(200))[-len(kept) :]
     assert 2000 < older.stat().st_size + path.stat().st_size <= 4000
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        ("", ["warning: peer.lost"]),
+        ("info", ["warning: peer.lost"]),
+        ("debug", ["debug: snapshot.held", "warning: peer.lost"]),
+        ("loud", ["warning: peer.lost"]),
+    ],
+)
+def test_events_are_shown_by_their_level(
+    setting: str, shown: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A readable line each on stderr, which says where it happened; stdout is the user's, and the file has them all."""
+    monkeypatch.setenv("ELASTIC3D_LOG", setting)
+    if not setting:
+        monkeypatch.delenv("ELASTIC3D_LOG")
+    with EventLog(tmp_path / "log.jsonl", run="r", node="n0", slot=0) as log:
+        log.emit("snapshot.held", step=1, generation=4)
+        log.emit("peer.lost", peer="n1", evidence="refuses\nall of it")
+    out, err = capfd.readouterr()
+    assert out == ""
+    fields = {"snapshot.held": "step=1 node=n0 slot=0 generation=4"}
+    fields["peer.lost"] = "peer=n1 evidence=refuses node=n0 slot=0"
+    assert err.splitlines() == [f"elastic3d: {line} {fields[line.split()[1]]}" for line in shown]
+    assert [line["event"] for line in lines(tmp_path / "log.jsonl")] == ["snapshot.held", "peer.lost"]
+
+
+def test_as_json_every_line_is_an_object(tmp_path: Path) -> None:
+    """Events with all their fields, and words that belong to none; what only matters at second sight is left out."""
+    with recorded() as entries:
+        log = EventLog(None, run="r", node="n0", slot=1)
+        log.emit("snapshot.held", step=1)
+        log.emit_at(Level.ERROR, "checkpoint.failed", step=3, error="full\nvery", age=None)
+        output.say("two\nlines")
+    assert len(entries) == 2
+    at = entries[0].pop("at")
+    assert isinstance(at, float)
+    assert entries[0] == {
+        "event": "checkpoint.failed",
+        "level": "error",
+        "run": "r",
+        "node": "n0",
+        "slot": 1,
+        "step": 3,
+        "error": "full\nvery",
+        "age": None,
+    }
+    assert entries[1] == {"event": None, "level": "info", "text": "two\nlines"}
+
+
+def test_a_bug_is_shown_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever sees it is asked to report it; the traceback of a script is left to torchrun, which shows it once."""
+    process_log().emit("slot.failed", error="KeyError(1)", traceback="Traceback\n  here\n", slot=2)
+    process_log().emit("script.raised", error="rank 0: KeyError: 1", traceback="Traceback\n  there\n", final=False)
+    assert capfd.readouterr().err.splitlines() == [
+        "elastic3d: error: slot.failed error=KeyError(1) slot=2; this is a bug of elastic3d, please report it",
+        *("Traceback", "  here"),
+        "elastic3d: error: script.raised error=rank 0: KeyError: 1 final=False",
+    ]
+
+
+def test_a_setting_that_nobody_knows_is_refused_where_a_process_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which there are."""
+    monkeypatch.setenv("ELASTIC3D_LOG", "loud")
+    with pytest.raises(ConfigurationError, match="ELASTIC3D_LOG=loud: give one of debug, info, json"):
+        output.checked_verbosity()

@@ -89,15 +89,19 @@ def events() -> str:
         "epoch) and, where they are known, "
         + ", ".join(f"`{name}`" for name in log.BOUND)
         + ". Fields that are `null`",
-        "were not known. Losses and norms are `float.hex()` text, for they must survive bit for bit. A node keeps",
+        "were not known. Losses and norms are `float.hex()` text, for they must survive bit for bit. A node",
         'keeps `events_limit="1GB"` of events: past half of it the file is renamed to `<node>-0.jsonl.1`.',
         "",
-        "| event | fields | |",
-        "|---|---|---|",
+        "What people should know of them goes to stderr, a line each with its level: `ELASTIC3D_LOG=debug` shows all,",
+        "`info`, the default, what matters, and `json` the latter as JSON. stdout stays the script's own.",
+        "",
+        "| event | level | fields | |",
+        "|---|---|---|---|",
     ]
     comments = _comments(inspect.getsource(log))
-    for name, fields in log.EVENTS.items():
-        lines.append(f"| `{name}` | {', '.join(f'`{field}`' for field in fields)} | {_cell(comments[name])} |")
+    for name, kind in log.EVENTS.items():
+        fields = ", ".join(f"`{field}`" for field in kind.fields)
+        lines.append(f"| `{name}` | {kind.level.name.lower()} | {fields} | {_cell(comments[name])} |")
     return "\n".join(lines) + "\n"
 
 

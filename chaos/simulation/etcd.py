@@ -19,17 +19,18 @@ from random import Random
 from typing import Any
 
 from chaos.simulation.loop import Loop
+from elastic3d import etcd_keys as keys
 from elastic3d.etcd import Compare, Delete, Get, KeyValue, Put
 from elastic3d.etcd.operations import CompareTarget
 from elastic3d.membership import events as e
 from elastic3d.membership.reading import gone, read
-from elastic3d.membership.records import WHOLE, BaseUnknown, whole_key
+from elastic3d.membership.records import BaseUnknown
 from elastic3d.membership.transactions import Transaction
 from elastic3d.values import Generation
 
 ROOT = "/elastic3d/simulated/"
 
-FORMED = (ROOT + "board/generation", ROOT + "board/proposal")
+FORMED = (ROOT + keys.GENERATION, ROOT + keys.PROPOSAL)
 """Keys of records that may say only what changed."""
 
 EXPIRY = 0.5
@@ -186,7 +187,7 @@ class Store:
             self.revision = revision
         for change in changes:
             if change.key in FORMED:
-                change.whole = self.get(whole_key(change.key))
+                change.whole = self.get(keys.whole(change.key))
         return changes
 
     def grant(self, ttl: float, now: float) -> Lease:
@@ -393,7 +394,7 @@ class Etcd:
             return
         found = self.store.all_of(tier)
         if tier == "board":
-            found += self.store.all_of(WHOLE.strip("/"))
+            found += self.store.all_of(keys.WHOLE.strip("/"))
         size = sum(change.size for change in found)
         self.bytes += size
         at = self._carry(client, size) + self.random.uniform(*self.speeds.travel)

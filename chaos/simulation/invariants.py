@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from chaos.simulation.etcd import ROOT, Change
 from chaos.simulation.node import Member
 from chaos.simulation.world import Observer, World
+from elastic3d import etcd_keys as keys
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import INTERVAL, SILENCE
@@ -159,7 +160,7 @@ class Checker(Observer):
     def began(self, member: Member) -> None:
         """A process started; the one it follows is replaced."""
         store = self.world.etcd.store
-        if f"{ROOT}roll/quarantine/{member.record.node.place}" in store.tiers.get("roll", {}):
+        if ROOT + keys.quarantine(member.record.node.place) in store.tiers.get("roll", {}):
             self.ail(member.id, "kept out")
         if self._unlinked(member.host):
             self.ail(member.id, "unlinked")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from chaos.simulation.clock import HostClock
 from chaos.simulation.etcd import MARGIN, ROOT, Answer, Change, Client, Lease, tier_of
 from chaos.simulation.network import State
+from elastic3d import etcd_keys as keys
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
@@ -83,7 +84,7 @@ class Member:
     @property
     def leaving(self) -> bool:
         """Whether it was told, or is wanted, to leave."""
-        return self.noticed or f"{ROOT}roll/drains/{self.name}" in self.world.etcd.store.tiers.get("roll", {})
+        return self.noticed or ROOT + keys.drain(self.name) in self.world.etcd.store.tiers.get("roll", {})
 
     def start(self) -> None:
         """Begin to watch the board; all else follows from what the core asks for."""

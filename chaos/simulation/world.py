@@ -13,6 +13,7 @@ from chaos.simulation.loop import Loop
 from chaos.simulation.network import Network, State
 from chaos.simulation.node import Member
 from chaos.simulation.trainers import Trainers
+from elastic3d import etcd_keys as keys
 from elastic3d.etcd import Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
@@ -204,7 +205,7 @@ class World:
 
     def drain(self, host: int, seconds: float) -> None:
         """Let an operator want a node to leave."""
-        self.put(f"roll/drains/n{host}", Drain(seconds=seconds, reason="maintenance", by="operator"))
+        self.put(keys.drain(f"n{host}"), Drain(seconds=seconds, reason="maintenance", by="operator"))
 
     def notice(self, host: int, seconds: float) -> None:
         """Let the cloud tell a node that it has to leave."""
@@ -216,7 +217,7 @@ class World:
     def quarantine(self, host: int, seconds: float) -> None:
         """Let an operator keep a machine out for a time."""
         record = Quarantine(seconds=seconds, reason="maintenance", by="operator")
-        self.put(f"roll/quarantine/n{host}", record, seconds)
+        self.put(keys.quarantine(f"n{host}"), record, seconds)
 
     def etcd_down(self, down: bool, *, stopped: bool = False) -> None:
         """Take etcd away from everybody, or give it back; killed and restarted, its leases begin anew."""

@@ -19,15 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from elastic3d import environment
 from elastic3d.calibration.record import BlockTimes
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.values import ModelProfile, from_json, to_json
 
 if TYPE_CHECKING:
     from elastic3d.training.run import Run
-
-VARIABLE = "ELASTIC3D_ASKED"
-"""The environment variable that carries the question, as JSON."""
 
 LINES = 12
 """Lines of the script's output that an error quotes."""
@@ -76,16 +74,16 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="elastic3d-") as folder:
         answer, said = Path(folder, "answer.json"), Path(folder, "said")
         question = ScriptQuestion(answer=str(answer), parent=os.getpid(), blocks=blocks, device=device, seconds=seconds)
-        environment = {
+        variables = {
             **os.environ,
-            VARIABLE: json.dumps(to_json(question)),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            environment.ASKED.name: json.dumps(to_json(question)),
+            environment.THREADS.name: environment.THREADS.read(),
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         with said.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, script, *arguments],
-                env=environment,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -119,7 +117,7 @@ class _ProfileMade(BaseException):
 
 def answer_if_asked(main: Callable[[Run], None]) -> None:
     """Answer the question in this process's environment and end it; return where there is none."""
-    text = os.environ.pop(VARIABLE, None)
+    text = environment.ASKED.take()
     if text is None:
         return
     # Only the script needs torch; the command line asks without it.

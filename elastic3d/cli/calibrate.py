@@ -13,13 +13,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from elastic3d import environment
 from elastic3d.calibration.record import Calibration, MeasuredLink, load, save
-from elastic3d.cli.durations import duration, spell
+from elastic3d.cli.durations import spell
 from elastic3d.cli.plan.question import choose
 from elastic3d.cli.plan.shown import spell_bytes, spell_time
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import UsageError
 from elastic3d.planner.devices import Number
+from elastic3d.quantities import some_seconds
 from elastic3d.values import to_json
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def calibrate(
         return
     if not output.absolute().parent.is_dir():
         raise UsageError(f"--output {str(output)!r}: there is no such folder")
-    limit, patience = duration(seconds, "--for"), duration(timeout, "--timeout")
+    limit, patience = some_seconds(seconds, "--for"), some_seconds(timeout, "--timeout")
     # Importing torch takes seconds: whatever is wrong with the call is told before.
     number = choose(Number, "--precision", precision) if precision else None
     if number is Number.FP8:
@@ -143,7 +145,7 @@ def busy(load: float, cores: int) -> str:
 
 def _companion() -> bool:
     """Whether torchrun started this process beside the one that measures."""
-    return int(os.environ.get("RANK", "0")) != 0
+    return int(environment.RANK.read()) != 0
 
 
 def _between(wish: Wish, listen: int | None, host: str, port: int) -> MeasuredLink | None:
@@ -152,13 +154,14 @@ def _between(wish: Wish, listen: int | None, host: str, port: int) -> MeasuredLi
 
     from elastic3d.calibration import link
 
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    index = int(os.environ.get("LOCAL_RANK", "0"))
+    rank, world = int(environment.RANK.read()), int(environment.WORLD_SIZE.read())
+    local = int(environment.LOCAL_WORLD_SIZE.read())
+    index = int(environment.LOCAL_RANK.read())
     if listen is None and not host:
         if world <= local or rank not in (0, local):
             return None
-        host, port, master, mine = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), False, int(rank > 0)
+        host, port = environment.MASTER_ADDR.need(), int(environment.MASTER_PORT.need())
+        master, mine = False, int(rank > 0)
     else:
         master, mine = listen is not None, int(listen is None)
         host, port = host or "0.0.0.0", port or listen or 0

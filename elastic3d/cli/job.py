@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from elastic3d import environment
 from elastic3d.errors import ConfigurationError, Elastic3dError, UsageError
 from elastic3d.etcd import EtcdClient, Tls, parse_endpoints, password_warning
 from elastic3d.membership.inspection.jobs import Job, job
@@ -26,7 +27,7 @@ _Endpoint = Annotated[
     typer.Option(
         "--endpoint",
         metavar="HOST:PORT,...",
-        envvar="ELASTIC3D_ENDPOINT",
+        envvar=environment.ENDPOINT.name,
         help="etcd, as given to --rdzv-endpoint.",
         rich_help_panel=PANEL,
     ),
@@ -36,7 +37,7 @@ _Id = Annotated[
     typer.Option(
         "--id",
         metavar="RUN_ID",
-        envvar="ELASTIC3D_RUN_ID",
+        envvar=environment.RUN_ID.name,
         help="The job, as given to --rdzv-id. Default: the only one there is.",
         rich_help_panel=PANEL,
         show_default=False,

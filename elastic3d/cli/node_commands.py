@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from elastic3d.cli.durations import duration, spell
+from elastic3d.cli.durations import spell
 from elastic3d.cli.job import JobOptions
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import MembershipError
@@ -19,6 +19,7 @@ from elastic3d.membership.inspection.jobs import Job, read_status
 from elastic3d.membership.inspection.status import JobState, NodeRole, NodeState, NodeStatus, Status
 from elastic3d.membership.orders import order_drain, order_quarantine
 from elastic3d.membership.orders import release as take_back
+from elastic3d.quantities import some_seconds
 
 POLL = 0.3
 # Seconds after the deadline in which the next generation is sealed.
@@ -48,7 +49,7 @@ def drain(
 
         elastic3d release node-17      # takes it back, until it is carried out
     """
-    seconds = duration(deadline, "--deadline")
+    seconds = some_seconds(deadline, "--deadline")
     with options.connect() as (client, job):
         before = read_status(client, job)
         ordered = order_drain(client, job.root, node, seconds=seconds, by=_me(), reason=reason)
@@ -74,7 +75,7 @@ def quarantine(
 
         elastic3d release node-17
     """
-    seconds = duration(for_, "--for")
+    seconds = some_seconds(for_, "--for")
     with options.connect() as (client, job):
         before = read_status(client, job)
         machine = order_quarantine(client, job.root, node, seconds=seconds, by=_me(), reason=reason)

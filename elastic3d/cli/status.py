@@ -14,17 +14,18 @@ from rich.live import Live
 from rich.text import Text
 from typer.core import TyperCommand
 
+from elastic3d import etcd_keys as keys
 from elastic3d.cli import render
-from elastic3d.cli.durations import duration
 from elastic3d.cli.job import JobOptions
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import EtcdUnavailable, UsageError
 from elastic3d.etcd import Changes, Delivery, Disconnected, Ended, Snapshot, Watch
 from elastic3d.membership.inspection.database import fullness
 from elastic3d.membership.inspection.jobs import read_status
-from elastic3d.membership.inspection.keys import HISTORY, history
+from elastic3d.membership.inspection.keys import history
 from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
+from elastic3d.quantities import seconds
 from elastic3d.values import to_json
 
 SCHEMA = 1
@@ -105,7 +106,7 @@ def events(
             return
         return
     with options.connect() as (client, job):
-        told, problems = history(job.root, client.range(job.root + HISTORY)[0])
+        told, problems = history(job.root, client.range(job.root + keys.HISTORY)[0])
     told = told[-number:]
     if as_json:
         print(json.dumps({"schema": SCHEMA, "run_id": job.run_id, "generations": to_json(told)}, indent=2))
@@ -124,13 +125,10 @@ def document(status: Status) -> dict[str, Any]:
 
 
 def _interval(text: str) -> float:
-    try:
-        seconds = float(text) if text.replace(".", "", 1).isdecimal() and text.isascii() else duration(text, "--watch")
-    except ValueError as error:
-        raise UsageError(f"--watch {text!r}: give seconds, such as 2 or 500ms") from error
-    if not FASTEST <= seconds <= 86_400:
-        raise UsageError(f"--watch {text!r}: give {FASTEST} s or more, and at most a day")
-    return seconds
+    every = seconds(text, "--watch")
+    if not FASTEST <= every <= 86_400:
+        raise UsageError(f"--watch={text!r}: give {FASTEST} s or more, and at most a day")
+    return every
 
 
 def _print(status: Status, as_json: bool) -> None:
@@ -177,7 +175,7 @@ def _follow(options: JobOptions, number: int, as_json: bool) -> None:
     console = Console(soft_wrap=True)
     deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     with options.connect() as (client, job):
-        watch = Watch(client, job.root + HISTORY, deliveries.put)
+        watch = Watch(client, job.root + keys.HISTORY, deliveries.put)
         try:
             newest = 0
             while True:

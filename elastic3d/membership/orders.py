@@ -10,13 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.etcd import Compare, Delete, EtcdClient, KeyValue, Put
 from elastic3d.membership.records import Drain, MemberRecord, Quarantine, decode, encode
+from elastic3d.quantities import LONGEST
 from elastic3d.values import Node
 
-LONGEST = 10 * 365 * 86400.0
 """Seconds of the longest order; etcd keeps no lease for longer than some centuries."""
 SHOWN = 40
 """How many names an error lists."""
@@ -55,19 +56,22 @@ class NodesAndDrains:
 def read_roster(root: str, items: Sequence[KeyValue]) -> NodesAndDrains:
     """Return the roster as the keys under `<root>roll/` show it; a record that cannot be read is passed over."""
     nodes: dict[str, tuple[Node, int]] = {}
-    names: dict[str, list[str]] = {"drains": [], "quarantine": [], "flaps": []}
+    names: dict[str, list[str]] = {keys.DRAINS: [], keys.QUARANTINE: [], keys.FLAPS: []}
     for item in sorted(items, key=lambda item: item.create_revision):
-        kind, _, name = item.key.removeprefix(f"{root}roll/").partition("/")
+        kind, name = keys.split(root, item.key)
         if kind in names:
             names[kind].append(name)
-        elif kind == "members":
+        elif kind == keys.MEMBERS:
             try:
                 node = decode(MemberRecord, item.value, item.key).node
             except ConfigurationError:
                 continue
             nodes[node.name] = (node, item.create_revision)
     return NodesAndDrains(
-        nodes=nodes, drains=tuple(names["drains"]), quarantine=tuple(names["quarantine"]), flaps=tuple(names["flaps"])
+        nodes=nodes,
+        drains=tuple(names[keys.DRAINS]),
+        quarantine=tuple(names[keys.QUARANTINE]),
+        flaps=tuple(names[keys.FLAPS]),
     )
 
 
@@ -78,9 +82,9 @@ def order_drain(client: EtcdClient, root: str, name: str, *, seconds: float, by:
     """
     _check("a deadline", seconds)
     node, created = _roster(client, root).node(name)
-    member = f"{root}roll/members/{node.id}"
+    member = root + keys.member(node.id)
     drain = Drain(seconds=seconds, reason=reason, by=by, incarnation=node.incarnation, at=SYSTEM.wall())
-    put = Put(f"{root}roll/drains/{name}", encode(drain))
+    put = Put(root + keys.drain(name), encode(drain))
     if not client.txn([Compare.create_revision(member, created)], [put], idempotent=True).succeeded:
         raise UsageError(f"node {name!r} has just left this job, or was started anew: look again, and repeat the order")
     return node
@@ -92,7 +96,7 @@ def order_quarantine(client: EtcdClient, root: str, name: str, *, seconds: float
     place = _roster(client, root).place(name)
     lease, _ = client.grant(seconds)
     value = encode(Quarantine(seconds=seconds, reason=reason, by=by))
-    client.put(f"{root}roll/quarantine/{place}", value, lease, idempotent=True)
+    client.put(root + keys.quarantine(place), value, lease, idempotent=True)
     return place
 
 
@@ -104,24 +108,24 @@ def release(client: EtcdClient, root: str, name: str) -> tuple[str, ...]:
     roster = _roster(client, root)
     place = roster.nodes[name][0].place if name in roster.nodes else name
     found = {
-        f"drain of {name}": f"{root}roll/drains/{name}" if name in roster.drains else "",
-        f"quarantine of {place}": f"{root}roll/quarantine/{place}" if place in roster.quarantine else "",
-        f"losses of {place}": f"{root}roll/flaps/{place}" if place in roster.flaps else "",
+        f"drain of {name}": root + keys.drain(name) if name in roster.drains else "",
+        f"quarantine of {place}": root + keys.quarantine(place) if place in roster.quarantine else "",
+        f"losses of {place}": root + keys.flap(place) if place in roster.flaps else "",
     }
-    keys = [key for key in found.values() if key]
-    if not keys:
+    there = [key for key in found.values() if key]
+    if not there:
         known = {*roster.drains, *roster.quarantine, *roster.flaps}
         raise UsageError(f"nothing is ordered of {name!r}; {_listed('there are orders for', known)}")
-    client.txn([], [Delete(key) for key in keys], idempotent=True)
+    client.txn([], [Delete(key) for key in there], idempotent=True)
     return tuple(words for words, key in found.items() if key)
 
 
 def _roster(client: EtcdClient, root: str) -> NodesAndDrains:
-    if client.get(f"{root}board/end") is not None:
+    if client.get(root + keys.END) is not None:
         raise UsageError("the job under this run id is over; there is nobody to give orders to")
     items: list[KeyValue] = []
-    for kind in ("members", "drains", "quarantine", "flaps"):
-        items += client.range(f"{root}roll/{kind}/")[0]
+    for kind in (keys.MEMBERS, keys.DRAINS, keys.QUARANTINE, keys.FLAPS):
+        items += client.range(root + kind)[0]
     return read_roster(root, items)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from elastic3d import etcd_keys as keys
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import KeyValue
 from elastic3d.membership import events as e
 from elastic3d.membership.records import (
     SCHEMA,
-    WHOLE,
     BaseUnknown,
     Claim,
     Doubt,
@@ -28,13 +28,12 @@ from elastic3d.membership.records import (
     Report,
     Tomb,
     decode,
-    whole_key,
 )
 from elastic3d.values import Generation
 
 T = TypeVar("T")
 
-_OBEYED = ("board/leader", "board/generation", "board/proposal", "board/end")
+_OBEYED = (keys.LEADER, keys.GENERATION, keys.PROPOSAL, keys.END)
 
 
 class Read(Protocol):
@@ -47,18 +46,18 @@ class Read(Protocol):
 
 
 def sealed(root: str, items: Iterable[KeyValue]) -> Generation | None:
-    """Return the generation in a listing of all that begins with `records.LISTED`; ConfigurationError for garbage."""
+    """Return the generation in a listing of all that begins with `etcd_keys.LISTED`; ConfigurationError for garbage."""
     there = {item.key: item.value for item in items}
-    key = root + "board/generation"
+    key = root + keys.GENERATION
     value = there.get(key)
-    return None if value is None else decode(Generation, value, key, whole=there.get(whole_key(key), b""))
+    return None if value is None else decode(Generation, value, key, whole=there.get(keys.whole(key), b""))
 
 
 def read(
     root: str, item: KeyValue, *, base: Generation | None = None, whole: bytes | None = None
 ) -> e.OfRoster | e.OfBoard | e.Broken | None:
     """Return what one key says, None for a key that is nobody's. base, whole: as `records.decode` takes them."""
-    kind, name = _split(root, item.key)
+    kind, name = keys.split(root, item.key)
     at = item.mod_revision
 
     def record(of: type[T]) -> T:
@@ -66,37 +65,37 @@ def read(
 
     try:
         match kind:
-            case "roll/members":
+            case keys.MEMBERS:
                 found = record(MemberRecord)
                 if found.node.id != name:
                     raise ConfigurationError(f"etcd key {item.key} holds the record of {found.node.id}")
                 return e.MemberPut(record=found, order=item.create_revision, revision=at)
-            case "roll/reports":
+            case keys.REPORTS:
                 return e.ReportPut(id=name, report=record(Report), revision=at)
-            case "roll/drains":
+            case keys.DRAINS:
                 return e.DrainPut(name=name, drain=record(Drain), revision=at)
-            case "roll/quarantine":
+            case keys.QUARANTINE:
                 return e.QuarantinePut(place=name, quarantine=record(Quarantine), revision=at)
-            case "roll/flaps":
+            case keys.FLAPS:
                 return e.FlapPut(place=name, flap=record(Flap), revision=at)
-            case "board/tombs":
+            case keys.TOMBS:
                 return e.TombPut(id=name, tomb=record(Tomb), revision=at)
-            case "board/doubts":
+            case keys.DOUBTS:
                 return e.DoubtPut(id=name, doubt=record(Doubt), revision=at)
-            case "board/leader":
+            case keys.LEADER:
                 return e.LeaderPut(claim=record(Claim), revision=at)
-            case "board/generation":
+            case keys.GENERATION:
                 return e.GenerationPut(generation=record(Generation), revision=at)
-            case "board/proposal":
+            case keys.PROPOSAL:
                 return e.ProposalPut(proposal=record(Proposal), revision=at)
-            case "board/end":
+            case keys.END:
                 return e.EndPut(end=record(End), revision=at)
             case _:
                 return None
     except BaseUnknown:
         raise
     except NewerSchema as error:
-        if kind == "roll/members":
+        if kind == keys.MEMBERS:
             detail = (
                 f"its record is of a newer elastic3d than the job's, which reads schemas up to {SCHEMA}: "
                 "upgrade the job's nodes, or start this one with their version"
@@ -109,17 +108,17 @@ def read(
 
 def _garbage(kind: str, name: str, at: int, detail: str) -> e.OfRoster | e.OfBoard | None:
     match kind:
-        case "roll/members":
+        case keys.MEMBERS:
             return e.Unreadable(id=name, detail=detail, revision=at)
-        case "board/leader":
+        case keys.LEADER:
             return e.LeaderGone(revision=at, token=at)
-        case "board/generation":
+        case keys.GENERATION:
             return e.GenerationSpoiled(revision=at, stands=at)
-        case "board/proposal":
+        case keys.PROPOSAL:
             return e.ProposalGone(revision=at)
-        case "board/tombs" | "board/doubts" | "roll/drains" | "roll/quarantine" | "roll/flaps":
-            return e.Garbage(key=f"{kind}/{name}", revision=at)
-        case "board/end":
+        case keys.TOMBS | keys.DOUBTS | keys.DRAINS | keys.QUARANTINE | keys.FLAPS:
+            return e.Garbage(key=kind + name, revision=at)
+        case keys.END:
             return e.Garbage(key=kind, revision=at)
         case _:
             return None  # a report: its member finds it out, and writes it again
@@ -127,27 +126,27 @@ def _garbage(kind: str, name: str, at: int, detail: str) -> e.OfRoster | e.OfBoa
 
 def gone(root: str, key: str, revision: int) -> e.OfRoster | e.OfBoard | None:
     """Return what it means that a key was deleted or ran out."""
-    kind, name = _split(root, key)
+    kind, name = keys.split(root, key)
     match kind:
-        case "roll/members":
+        case keys.MEMBERS:
             return e.MemberGone(id=name, revision=revision)
-        case "roll/reports":
+        case keys.REPORTS:
             return e.ReportGone(id=name, revision=revision)
-        case "roll/drains":
+        case keys.DRAINS:
             return e.DrainGone(name=name, revision=revision)
-        case "roll/quarantine":
+        case keys.QUARANTINE:
             return e.QuarantineGone(place=name, revision=revision)
-        case "roll/flaps":
+        case keys.FLAPS:
             return e.FlapGone(place=name, revision=revision)
-        case "board/tombs":
+        case keys.TOMBS:
             return e.TombGone(id=name, revision=revision)
-        case "board/doubts":
+        case keys.DOUBTS:
             return e.DoubtGone(id=name, revision=revision)
-        case "board/leader":
+        case keys.LEADER:
             return e.LeaderGone(revision=revision)
-        case "board/generation":
+        case keys.GENERATION:
             return e.GenerationSpoiled(revision=revision, stands=0)
-        case "board/proposal":
+        case keys.PROPOSAL:
             return e.ProposalGone(revision=revision)
         case _:
             return None
@@ -164,12 +163,12 @@ class Reader:
         self._generation: Generation | None = None
 
     def listed(self, items: Sequence[KeyValue]) -> list[e.OfRoster | e.OfBoard | e.Broken]:
-        """Return what a listing of all that begins with `records.LISTED` says."""
-        wholes = {item.key: item.value for item in items if item.key.startswith(self._root + WHOLE)}
+        """Return what a listing of all that begins with `etcd_keys.LISTED` says."""
+        wholes = {item.key: item.value for item in items if item.key.startswith(self._root + keys.WHOLE)}
         self._generation = None
         found = []
         for item in items:
-            said = self._read(self._root, item, whole=wholes.get(whole_key(item.key), b""))
+            said = self._read(self._root, item, whole=wholes.get(keys.whole(item.key), b""))
             if isinstance(said, e.GenerationPut):
                 self._generation = said.generation
             if said is not None:
@@ -187,10 +186,3 @@ class Reader:
         elif isinstance(said, e.GenerationSpoiled):
             self._generation = None
         return said
-
-
-def _split(root: str, key: str) -> tuple[str, str]:
-    """Return ("roll/members", "a@1") for a key of many, ("board/leader", "") for a key that is one."""
-    tier, _, rest = key.removeprefix(root).partition("/")
-    kind, _, name = rest.partition("/")
-    return f"{tier}/{kind}", name

@@ -34,18 +34,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from elastic3d import etcd_keys as keys
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership import changes, encoding
 from elastic3d.values import Cause, Generation, ModelProfile, Node, from_json, to_json
 
 SCHEMA = 2
 """Schema 1 had no changes: every generation and proposal was written as a whole."""
-
-LISTED = "board"
-"""What the keys begin with that a listing of the board reads: those of `board/` and of `board.whole/`."""
-
-WHOLE = "board.whole/"
-"""What the keys of whole generations begin with, by the name of the record on the board."""
 
 T = TypeVar("T")
 
@@ -315,12 +310,6 @@ def decode(kind: type[T], value: bytes, key: str, *, base: Generation | None = N
         raise ConfigurationError(f"etcd key {key} does not fit {kind.__name__}: {error}") from error
 
 
-def whole_key(key: str) -> str:
-    """Return where the whole generation stands of which the record under `key`, of the board, says what changed."""
-    head, _, name = key.rpartition("board/")
-    return f"{head}{WHOLE}{name}"
-
-
 def _pack_proposal(proposal: Proposal, formed: dict[str, Any]) -> bytes:
     return encoding.pack({"generation": formed, "switch": proposal.switch}, SCHEMA)
 
@@ -328,18 +317,18 @@ def _pack_proposal(proposal: Proposal, formed: dict[str, Any]) -> bytes:
 def _changed(data: dict[str, Any], base: Generation | None, key: str) -> Generation:
     unknown = f"etcd key {key} says what changed against a generation that this reader does not know"
     if base is None:
-        raise BaseUnknown(f"{unknown}: it has to read {whole_key(key)}")
+        raise BaseUnknown(f"{unknown}: it has to read {keys.whole(key)}")
     try:
         return changes.apply_change(base, data)
     except (ValueError, TypeError) as error:
-        raise BaseUnknown(f"{unknown} ({error}): it has to read {whole_key(key)}") from error
+        raise BaseUnknown(f"{unknown} ({error}): it has to read {keys.whole(key)}") from error
 
 
 def _whole(data: dict[str, Any], whole: bytes, key: str) -> Generation:
     try:
-        formed = decode(Generation, whole, whole_key(key))
+        formed = decode(Generation, whole, keys.whole(key))
     except BaseUnknown as error:
-        raise ValueError(f"{whole_key(key)} holds no whole generation either") from error
+        raise ValueError(f"{keys.whole(key)} holds no whole generation either") from error
     if changes.digest_of(formed) != data["digest"]:
-        raise ValueError(f"{whole_key(key)} holds another generation than the one that it says changed")
+        raise ValueError(f"{keys.whole(key)} holds another generation than the one that it says changed")
     return formed

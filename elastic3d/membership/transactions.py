@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic3d import etcd_keys as keys
 from elastic3d.etcd import Compare, Delete, Operation, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
-from elastic3d.membership.records import Claim, Proposal, Pulse, encode, encode_change, whole_key
-from elastic3d.trust import secret
+from elastic3d.membership.records import Claim, Proposal, Pulse, encode, encode_change
 from elastic3d.values import Generation, Node
 
 HISTORY = 200
@@ -67,33 +67,33 @@ def own_lease(action: acts.Write) -> bool:
 
 def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brevity: Brevity = BREVITY) -> Transaction:
     """Return what to send to etcd for `action` of member `me`; `lease` is the one `lease_of` asks for."""
-    leader, record, proposal = root + "board/leader", root + "board/generation", root + "board/proposal"
-    withdrawn = Delete(proposal), Delete(whole_key(proposal))
+    leader, record, proposal = root + keys.LEADER, root + keys.GENERATION, root + keys.PROPOSAL
+    withdrawn = Delete(proposal), Delete(keys.whole(proposal))
 
     def leads(token: int) -> tuple[Compare, ...]:
         return (Compare.mod_revision(leader, token),)
 
     match action:
         case acts.PutMember():
-            key = f"{root}roll/members/{me.id}"
+            key = root + keys.member(me.id)
             return _made(_not_buried(root, me), Put(key, encode(action.record), lease))
         case acts.PutReport():
-            key = f"{root}roll/reports/{me.id}"
+            key = root + keys.report(me.id)
             return _made(_not_buried(root, me), Put(key, encode(action.report), lease))
         case acts.Bury():
             # Who is out is out for the first reason: a port that refuses after a clean leave makes no death of it.
-            keys = (f"{root}board/tombs/{action.id}", *((f"{root}roll/members/{action.id}",) * action.missing))
+            absent = (root + keys.tomb(action.id), *((root + keys.member(action.id),) * action.missing))
             return _made(
-                tuple(map(Compare.absent, keys)),
-                Delete(f"{root}roll/members/{action.id}"),
-                Delete(f"{root}roll/reports/{action.id}"),
-                Delete(f"{root}pulses/{action.id}"),
-                Put(f"{root}board/tombs/{action.id}", encode(action.tomb)),
+                tuple(map(Compare.absent, absent)),
+                Delete(root + keys.member(action.id)),
+                Delete(root + keys.report(action.id)),
+                Delete(root + keys.pulse(action.id)),
+                Put(root + keys.tomb(action.id), encode(action.tomb)),
             )
         case acts.PutDoubt():
-            return _made((), Put(f"{root}board/doubts/{action.id}", encode(action.doubt), lease))
+            return _made((), Put(root + keys.doubt(action.id), encode(action.doubt), lease))
         case acts.PutSecret():
-            key = root + secret.KEY
+            key = root + keys.SECRET
             return _made((Compare.mod_revision(key, action.revision),), Put(key, action.secret.encode()))
         case acts.Campaign():
             claim = Claim(name=me.name, incarnation=me.incarnation)
@@ -104,8 +104,8 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
                 (*leads(action.token), Compare.mod_revision(record, action.previous)),
                 *_formed(record, action.generation, action.base, brevity),
                 *withdrawn,
-                Put(history_key(root, number, attempt), encode(action.history)),
-                Delete(f"{root}history/{number - HISTORY:010d}.", prefix=True),
+                Put(root + keys.history(number, attempt), encode(action.history)),
+                Delete(root + keys.history_of(number - HISTORY), prefix=True),
             )
         case acts.Propose():
             fence = (*leads(action.token), Compare.mod_revision(record, action.previous))
@@ -113,12 +113,12 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
         case acts.Withdraw():
             return _made(leads(action.token), *withdrawn)
         case acts.PutEnd():
-            return _made(leads(action.token), Put(root + "board/end", encode(action.end)))
+            return _made(leads(action.token), Put(root + keys.END, encode(action.end)))
         case acts.PutQuarantine():
-            put = Put(f"{root}roll/quarantine/{action.place}", encode(action.quarantine), lease)
+            put = Put(root + keys.quarantine(action.place), encode(action.quarantine), lease)
             return _made(leads(action.token), put)
         case acts.PutFlap():
-            return _made(leads(action.token), Put(f"{root}roll/flaps/{action.place}", encode(action.flap), lease))
+            return _made(leads(action.token), Put(root + keys.flap(action.place), encode(action.flap), lease))
         case acts.Mend():
             fence = (*leads(action.token), Compare.mod_revision(record, action.previous))
             return _made(fence, *_formed(record, action.generation, action.base, brevity))
@@ -126,12 +126,12 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
             fence = (*leads(action.token), Compare.mod_revision(root + action.key, action.revision))
             return _made(fence, Delete(root + action.key))
         case acts.Clear():
-            keys = (
-                *(f"board/tombs/{id}" for id in action.tombs),
-                *(f"board/doubts/{id}" for id in action.doubts),
-                *(f"roll/drains/{name}" for name in action.drains),
+            cleared = (
+                *(keys.tomb(id) for id in action.tombs),
+                *(keys.doubt(id) for id in action.doubts),
+                *(keys.drain(name) for name in action.drains),
             )
-            return _made(leads(action.token), *(Delete(root + key) for key in keys))
+            return _made(leads(action.token), *(Delete(root + key) for key in cleared))
 
 
 def pulse(root: str, me: Node, content: Pulse, registered: int, reported: int, lease: int) -> Transaction:
@@ -139,10 +139,10 @@ def pulse(root: str, me: Node, content: Pulse, registered: int, reported: int, l
 
     reported: 0 where there is no report yet.
     """
-    there = [Compare.mod_revision(f"{root}roll/members/{me.id}", registered)]
+    there = [Compare.mod_revision(root + keys.member(me.id), registered)]
     if reported:
-        there.append(Compare.mod_revision(f"{root}roll/reports/{me.id}", reported))
-    return _made(tuple(there), Put(f"{root}pulses/{me.id}", encode(content), lease))
+        there.append(Compare.mod_revision(root + keys.report(me.id), reported))
+    return _made(tuple(there), Put(root + keys.pulse(me.id), encode(content), lease))
 
 
 def told(me: Node, action: acts.Write, revision: int) -> tuple[e.Event, ...]:
@@ -184,11 +184,6 @@ def told(me: Node, action: acts.Write, revision: int) -> tuple[e.Event, ...]:
             return ()
 
 
-def history_key(root: str, number: int, attempt: int) -> str:
-    """Return where the history of a sealed generation stands; keys sort by number."""
-    return f"{root}history/{number:010d}.{attempt}"
-
-
 def _formed(
     key: str, record: Generation | Proposal, base: Generation | None, brevity: Brevity
 ) -> tuple[Operation, Operation]:
@@ -198,12 +193,12 @@ def _formed(
         change = encode_change(record, base)
         if len(change) <= brevity.share * len(whole):
             formed = encode(record.generation) if isinstance(record, Proposal) else whole
-            return Put(key, change), Put(whole_key(key), formed)
-    return Put(key, whole), Delete(whole_key(key))
+            return Put(key, change), Put(keys.whole(key), formed)
+    return Put(key, whole), Delete(keys.whole(key))
 
 
 def _not_buried(root: str, me: Node) -> tuple[Compare, ...]:
-    return (Compare.absent(f"{root}board/tombs/{me.id}"),)
+    return (Compare.absent(root + keys.tomb(me.id)),)
 
 
 def _made(conditions: tuple[Compare, ...], *operations: Operation) -> Transaction:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-import structlog
 import tenacity
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.log import process_log
 from elastic3d.notices.metadata import Unheard
 from elastic3d.notices.notice import ADVICE, CloudNotice
 from elastic3d.notices.source import Look, NoticeSource
-
-log = structlog.get_logger()
 
 LONGEST_WAIT = 5.0
 """Between two tries while a source is silent; a notice of 30 s must not be over when the source is back."""
@@ -68,7 +66,7 @@ class Watcher:
             try:
                 retry(source.acknowledge, keys)
             except Unheard as error:
-                log.warning("notices.unacknowledged", source=source.name, error=str(error))
+                process_log().emit("notices.unacknowledged", source=source.name, error=str(error))
                 told = False
         return told
 
@@ -97,7 +95,7 @@ class Watcher:
             if not silent_since and not self._closed.is_set():
                 silent_since.append(self._clock.monotonic())
                 error = state.outcome.exception() if state.outcome else None
-                log.warning("notices.lost", source=source.name, error=str(error))
+                process_log().emit("notices.lost", source=source.name, error=str(error))
 
         retry = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Unheard),
@@ -111,13 +109,13 @@ class Watcher:
         except tenacity.RetryError:
             return None
         if silent_since:
-            log.info("notices.back", source=source.name, seconds=self._clock.monotonic() - silent_since[0])
+            process_log().emit("notices.back", source=source.name, seconds=self._clock.monotonic() - silent_since[0])
         return look
 
     def _take(self, look: Look, heard: dict[str, CloudNotice]) -> None:
         for key in heard.keys() - look.notices.keys():
             notice = heard.pop(key)
-            log.info("notice.withdrawn", kind=notice.kind.value, action=notice.action, detail=notice.detail)
+            process_log().emit("notice.withdrawn", kind=notice.kind.value, action=notice.action, detail=notice.detail)
             if notice.action not in self._only_logged and self._withdrawn is not None and not self._closed.is_set():
                 self._withdrawn(notice)
         for key, notice in look.notices.items():
@@ -125,7 +123,7 @@ class Watcher:
                 continue
             heard[key] = notice
             told = notice.action not in self._only_logged
-            log.warning(
+            process_log().emit(
                 "notice.heard",
                 kind=notice.kind.value,
                 action=notice.action,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.log import process_log
 from elastic3d.notices import aws, azure, gcp
 from elastic3d.notices.detect import detect
 from elastic3d.notices.metadata import ADDRESS
@@ -14,8 +13,6 @@ from elastic3d.notices.notice import CloudNotice, NoticeKind
 from elastic3d.notices.options import Choice, NoticeOptions
 from elastic3d.notices.source import NoticeSource
 from elastic3d.notices.watcher import Watcher
-
-log = structlog.get_logger()
 
 
 def watch(
@@ -34,9 +31,9 @@ def watch(
     kind = detect(options.url, clock=clock) if options.choice is Choice.AUTO else NoticeKind(options.choice.value)
     if kind is None:
         if options.url:
-            log.warning("notices.unknown", url=options.url, error="answers as none of aws, gcp, azure: name one")
+            process_log().emit("notices.unknown", url=options.url, error="answers as none of aws, gcp, azure: name one")
         return None
-    log.info("notices.watched", cloud=kind.value, url=options.url or ADDRESS)
+    process_log().emit("notices.watched", cloud=kind.value, url=options.url or ADDRESS)
     return Watcher(
         _sources(kind, options.url or ADDRESS, clock),
         tell,

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore, set_debug_level_from_env
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from elastic3d import environment
 from elastic3d.planner import place_of
 from elastic3d.port import Assignment
 from elastic3d.values import Layout
@@ -114,7 +115,7 @@ def backend_of(device: torch.device) -> str:
 def join_world(assignment: Assignment, device: torch.device) -> Store:
     """Make the default process group in the generation's own part of its store, and return that."""
     if assignment.interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = assignment.interface
+        os.environ[environment.GLOO_INTERFACE.name] = assignment.interface
     # A forked process still has the level that its parent read.
     set_debug_level_from_env()
     server = TCPStore(

@@ -13,8 +13,6 @@ from collections.abc import Callable
 
 from elastic3d import threads
 
-VARIABLE = "ELASTIC3D_AGENT_PROCESS"
-
 
 def identity(pid: int) -> str:
     """Return what names this process for as long as the machine runs; "" where it does not live."""

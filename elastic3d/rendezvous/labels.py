@@ -18,11 +18,12 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from elastic3d import environment
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership.topology import LEVELS
 
-VARIABLE = "ELASTIC3D_LABELS"
-PODINFO = "ELASTIC3D_PODINFO"
+LABELS = environment.LABELS.name
+PODINFO = environment.PODINFO.name
 DEFAULT_PODINFO = "/etc/podinfo/labels"
 _VALUE = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _LINE = re.compile(r'\s*([^=\s"]+)=(".*")\s*')
@@ -31,15 +32,15 @@ Read = Callable[[str], str]
 """Returns a file's text; raises OSError where it cannot."""
 
 
-def labels_of(conf: str, environment: Mapping[str, str], hostname: str, read: Read) -> dict[str, str]:
+def labels_of(conf: str, variables: Mapping[str, str], hostname: str, read: Read) -> dict[str, str]:
     """Return a node's labels, far ones first; ConfigurationError for what a person wrote wrongly.
 
     conf: the text of --rdzv-conf=labels, "" for none. hostname: of this machine.
     """
     found = {"host": _fitting(hostname)}
-    found |= _kubernetes(environment, read)
-    found |= _slurm(environment)
-    found |= _given(environment.get(VARIABLE, ""), VARIABLE, ",", "=", "zone=eu1,rack=r7")
+    found |= _kubernetes(variables, read)
+    found |= _slurm(variables)
+    found |= _given(variables.get(LABELS, ""), LABELS, ",", "=", "zone=eu1,rack=r7")
     found |= _given(conf, "--rdzv-conf=labels", "/", ":", "zone:eu1/rack:r7")
     return {level: found[level] for level in LEVELS if found.get(level)}
 
@@ -64,17 +65,17 @@ def _given(text: str, source: str, between: str, inside: str, example: str) -> d
     return labels
 
 
-def _slurm(environment: Mapping[str, str]) -> dict[str, str]:
+def _slurm(variables: Mapping[str, str]) -> dict[str, str]:
     """Return labels from e.g. "s0.s4.tux1" of pattern "switch.switch.node": the switch next to the node, then farther.
 
     A tree has as many levels as its site likes: the nearest is the switch, the next the rack, all above it the zone.
     """
     labels = {}
-    if name := environment.get("SLURMD_NODENAME"):
+    if name := variables.get(environment.SLURM_NODE.name):
         labels["host"] = _fitting(name)
-    kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    kinds = variables.get(environment.SLURM_LEVELS.name, "").split(".")
     # A node's own name may have dots; only its last part can.
-    names = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".", maxsplit=len(kinds) - 1)
+    names = variables.get(environment.SLURM_PLACE.name, "").split(".", maxsplit=len(kinds) - 1)
     if len(names) != len(kinds) or kinds[-1] != "node":
         return labels
     labels.setdefault("host", _fitting(names.pop()))
@@ -84,11 +85,11 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, str]:
     return labels
 
 
-def _kubernetes(environment: Mapping[str, str], read: Read) -> dict[str, str]:
+def _kubernetes(variables: Mapping[str, str], read: Read) -> dict[str, str]:
     labels = {}
-    if name := environment.get("NODE_NAME"):
+    if name := variables.get(environment.KUBERNETES_NODE.name):
         labels["host"] = _fitting(name)
-    pod = _podinfo(environment, read)
+    pod = _podinfo(variables, read)
     if name := pod.get("kubernetes.io/hostname"):
         labels["host"] = _fitting(name)
     region, zone = pod.get("topology.kubernetes.io/region", ""), pod.get("topology.kubernetes.io/zone", "")
@@ -100,8 +101,8 @@ def _kubernetes(environment: Mapping[str, str], read: Read) -> dict[str, str]:
     return labels
 
 
-def _podinfo(environment: Mapping[str, str], read: Read) -> dict[str, str]:
-    asked = environment.get(PODINFO)
+def _podinfo(variables: Mapping[str, str], read: Read) -> dict[str, str]:
+    asked = variables.get(PODINFO)
     try:
         text = read(asked or DEFAULT_PODINFO)
     except OSError as error:

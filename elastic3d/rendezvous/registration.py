@@ -10,22 +10,21 @@ backend speaks etcd's v2 API, which servers since 3.4 refuse by default and 3.6 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elastic3d import output
+from elastic3d import environment, output
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
 
-SWITCH = "ELASTIC3D_TAKE_OVER_ETCD"
+SWITCH = environment.TAKE_OVER_ETCD.name
 
 
 def register() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """Take over the backend name `etcd` and return the creator torch is to register as `etcd-v3`."""
-    if os.environ.get(SWITCH, "1") != "0":
+    if environment.TAKE_OVER_ETCD.read() != "0":
         try:
             from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
 
@@ -39,9 +38,10 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
     """Return the handler of the chosen mode; errors say what to change on the command line."""
     from elastic3d.rendezvous.settings import from_parameters
 
+    output.checked_verbosity()
     if parameters.backend == "etcd":
-        sys.stderr.write(
-            f"elastic3d speaks for --rdzv-backend=etcd here, in etcd's v3 API; {SWITCH}=0 leaves it to torch's own\n"
+        output.say(
+            f"elastic3d speaks for --rdzv-backend=etcd here, in etcd's v3 API; {SWITCH}=0 leaves it to torch's own"
         )
     settings = from_parameters(parameters)
     if settings.mode == "resident":

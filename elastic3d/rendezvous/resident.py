@@ -13,14 +13,14 @@ from dataclasses import replace
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from elastic3d import environment
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.driver.ended import end_seen
 from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.errors import as_torchs
-from elastic3d.rendezvous.settings import VARIABLE, Settings
+from elastic3d.rendezvous.settings import Settings
 
-TOKEN = "ELASTIC3D_NODE_TOKEN"
 """Names this agent's keepers to each other; new for each start of the worker group."""
 
 
@@ -48,13 +48,13 @@ class ResidentHandler(RendezvousHandler):
                 # for.
                 self._settings = replace(self._settings, end_seen=end_seen(client, self._settings.root))
             client.close()
-        os.environ[VARIABLE] = self._settings.to_environment()
-        os.environ[TOKEN] = secrets.token_hex(16)
-        os.environ[agent.VARIABLE] = agent.identity(os.getpid())
+        os.environ[environment.RENDEZVOUS.name] = self._settings.to_environment()
+        os.environ[environment.NODE_TOKEN.name] = secrets.token_hex(16)
+        os.environ[environment.AGENT_PROCESS.name] = agent.identity(os.getpid())
         # A template is safe to fork only if no thread pool was ever started; trainers set their own thread count.
-        os.environ["OMP_NUM_THREADS"] = "1"
+        os.environ[environment.THREADS.name] = "1"
         # torch.cuda.is_available() would otherwise initialise CUDA, which no fork survives.
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        os.environ[environment.NVML_CHECK.name] = "1"
         store: Store = HashStore()
         info = RendezvousStoreInfo.build(0, store, local_addr=self._settings.address)
         return RendezvousInfo(store, 0, 1, info)

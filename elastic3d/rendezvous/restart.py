@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from elastic3d import output
 from elastic3d.errors import Elastic3dError, EtcdUnavailable, UsageError
 from elastic3d.etcd import EtcdClient
+from elastic3d.log import bind_process, process_log
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
 from elastic3d.membership.driver.links import Links
@@ -232,6 +233,7 @@ class RestartHandler(RendezvousHandler):
     def _join(self) -> None:
         settings = self._settings
         output.unblock()
+        bind_process(run=settings.run_id, node=settings.node)
         token = secrets.token_hex(8)
         os.environ[VARIABLE] = token
         self._guard = subprocess.Popen(
@@ -309,9 +311,9 @@ class RestartHandler(RendezvousHandler):
         """Say what became of the run's secret, and use it; on the member's thread."""
         links, table = self._links, self._table
         if news.what is What.RESTORED:
-            output.say(f"secret.restored was={news.was}")
+            process_log().emit("secret.restored", was=news.was)
             return
-        output.say("secret.adopted")
+        process_log().emit("secret.adopted")
         self._credentials = replace(self._shown(), secret=news.secret)
         if table is not None:
             table.set_credentials(self._credentials)
@@ -397,7 +399,9 @@ class RestartHandler(RendezvousHandler):
 
 def _say(refusal: Refusal) -> None:
     """Say where people look who was shown out; on threads that must not wait for whoever reads it."""
-    output.say(f"peer.refused {refusal}")
+    process_log().emit(
+        "peer.refused", port=refusal.port, peer=refusal.peer, reason=refusal.reason, more=refusal.more or None
+    )
 
 
 def _no_plan(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic3d import output
+from elastic3d import environment, output
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership.policy import Policy
 from elastic3d.notices import options as notice_options
+from elastic3d.quantities import NO_TIME, parse_seconds
 from elastic3d.rendezvous import torch_options
 from elastic3d.rendezvous.labels import labels_of, read_file
 from elastic3d.values import from_json, to_json
@@ -26,7 +27,6 @@ from elastic3d.values import from_json, to_json
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
-VARIABLE = "ELASTIC3D_RENDEZVOUS"
 DEFAULT_PORT = 2379
 _TIMES = {
     "lease": "lease",
@@ -40,7 +40,7 @@ _TIMES = {
     "flap_memory": "flap_memory",
 }
 _DRAIN = "drain"
-_KILLED_AFTER = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_KILLED_AFTER = environment.SHUTDOWN_TIMEOUT.name
 _COUNTS = ("tries", "multiple_of", "budget", "flaps")
 _TEXTS = ("mode", "prefix", "node", "user", "password_file", "ca", "cert", "key", "gate")
 KNOWN = (*_TEXTS, *_TIMES, _DRAIN, *_COUNTS, "counts", "labels", "admission", *notice_options.KEYS)
@@ -101,7 +101,7 @@ class Settings:
 
 def from_environment() -> Settings | None:
     """Return the settings of the agent this process belongs to, None outside `mode=resident`."""
-    text = os.environ.get(VARIABLE)
+    text = environment.RENDEZVOUS.read()
     return from_json(Settings, json.loads(text)) if text else None
 
 
@@ -182,7 +182,7 @@ def _numbers(conf: Mapping[str, str]) -> dict[str, float | int | tuple[int, ...]
 
 def _drain(conf: Mapping[str, str]) -> float:
     """Return the seconds a drain after a signal may take: less than torchrun takes to kill its workers after it."""
-    killed = float(os.environ.get(_KILLED_AFTER, "30"))
+    killed = float(environment.SHUTDOWN_TIMEOUT.read())
     longest = killed - 2.0
     if _DRAIN not in conf:
         return max(0.0, min(25.0, longest))
@@ -196,10 +196,10 @@ def _drain(conf: Mapping[str, str]) -> float:
 
 
 def _seconds(name: str, text: str) -> float:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)?", text)
-    if match is None:
-        raise ConfigurationError(f"--rdzv-conf={name}={text}: give seconds, or a number with ms, s or m")
-    return float(match[1]) * {"ms": 0.001, "m": 60.0}.get(match[2], 1.0)
+    long = parse_seconds(text)
+    if long is None:
+        raise ConfigurationError(f"--rdzv-conf={name}={text}: {NO_TIME}")
+    return long
 
 
 def own_address(endpoint: str) -> str:

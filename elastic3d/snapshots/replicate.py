@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.log import said
+from elastic3d.log import process_log
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots import wire
 from elastic3d.snapshots.holdings import Mark
@@ -25,8 +25,6 @@ _RETRY_SECONDS = 0.25
 
 PATIENCE = 5.0
 """Seconds of failures in a row after which a buddy counts as out of reach: a dead one is replaced by then."""
-
-log = said()
 
 
 class Stale(Exception):
@@ -119,10 +117,10 @@ class Replicator:
         except Stale as problem:
             refused = True
             mark = work.stored.mark
-            log.info("replica.stale", generation=mark.generation, step=mark.step, error=str(problem))
+            process_log().emit("replica.stale", generation=mark.generation, step=mark.step, error=str(problem))
         except (WireError, OSError) as problem:
             error = str(problem) or type(problem).__name__
-            log.info("replica.failed", step=work.stored.mark.step, buddy=buddy, error=error)
+            process_log().emit("replica.failed", step=work.stored.mark.step, buddy=buddy, error=error)
         finally:
             # Whatever happened, it is not being sent any more.
             with self._lock:

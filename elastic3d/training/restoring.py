@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-import structlog
-
 from checkpointing.format.tiles import Box, TensorSpec, uncovered
 from checkpointing.reading.sources import Offered, TileSource
 from elastic3d.data import Order
 from elastic3d.errors import StateError, StateUnfit
+from elastic3d.log import process_log
 from elastic3d.values import StoreAt, from_json
 
 MEMORY, STORE, NONE = "memory", "store", "none"
@@ -24,8 +23,6 @@ MOVING = ("latest", "verified")
 """What `restore=` may name beside checkpoints that stay what they are."""
 BEGUN_FROM = "begun_from"
 """Among the facts of a state: the checkpoint that `restore=` named, to which the run it belongs to went back."""
-
-log = structlog.get_logger()
 
 
 class PeerTile(Protocol):
@@ -177,7 +174,9 @@ def choose(
     found: dict[tuple[int, int], list[PeerInventory]] = {}
     for inventory in inventories:
         if not believed(inventory, known):
-            log.warning("snapshot.unbelieved", step=inventory.step, made_in=inventory.generation, newest=known.newest)
+            process_log().emit(
+                "snapshot.unbelieved", step=inventory.step, made_in=inventory.generation, newest=known.newest
+            )
             continue
         found.setdefault((inventory.step, inventory.generation), []).append(inventory)
     for moment in sorted(found, reverse=True):

@@ -7,19 +7,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
 import torch
 
 from checkpointing.errors import MissingTile
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
+from elastic3d.log import process_log
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.port import Assignment, Go
 from elastic3d.training import identity, loading, restoring, starting
 from elastic3d.training.tiers import announced_read
-
-log = structlog.get_logger()
 
 ASKED = "asked"
 """The fact that says what the script asked for, beside what has become of it."""
@@ -87,7 +85,7 @@ class StateLoader:
             if not found_damaged:
                 changes = tuple(self._changes(decision))
                 return LoadedState(decision=decision, ledger=ledger, scale=scale, changes=changes)
-            log.warning(
+            process_log().emit(
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
             )
             damaged = (*damaged, decision.checkpoint)

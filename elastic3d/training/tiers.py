@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-import structlog
-
 from checkpointing import Checkpoint, Ref, Store, open_checkpoint, read_latest, resolve_name
 from checkpointing.errors import CheckpointError, FormatError, NewerFormat, NoCheckpoint, StoreUnfit
 from checkpointing.format.announcement import Role
@@ -19,6 +17,7 @@ from checkpointing.reading.sources import TileSource
 from checkpointing.reading.tier import DiskTier
 from checkpointing.stores.address import redacted
 from elastic3d.errors import StateError
+from elastic3d.log import process_log
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
 from elastic3d.storage import open_to_read
 from elastic3d.training import restoring
@@ -26,8 +25,6 @@ from elastic3d.trust.credentials import Credentials
 from elastic3d.values import StoreAt
 
 STORE_SOURCE, DISK_SOURCE = "store", "disk"
-
-log = structlog.get_logger()
 
 
 class KeepersAndStore:
@@ -117,7 +114,7 @@ def _stored(at: StoreAt) -> dict[str, TileSource]:
         try:
             return {DISK_SOURCE: DiskTier(at.cache, at.cache_bytes, behind=packs, name=DISK_SOURCE), packs.name: packs}
         except StoreUnfit as error:
-            log.warning("cache.unfit", error=str(error))
+            process_log().emit("cache.unfit", error=str(error))
     return {packs.name: packs}
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 import secrets
 
+from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import Compare, EtcdClient, Get, Put
 from elastic3d.trust.credentials import SECRET_BYTES
-
-KEY = "board/secret"
-"""Below the run's prefix."""
 
 BUDGET = 30.0
 """Seconds for it: where thousands of nodes start at once, etcd has more to do than it can."""
@@ -25,7 +23,6 @@ RESTORING = 15.0
 """Seconds within which the leader of a living job writes it again where something else stands."""
 
 _POLL = 0.2
-_LEADER = "board/leader"
 _FORM = re.compile(rb"[0-9a-f]{64}")
 
 
@@ -39,7 +36,7 @@ def obtain(client: EtcdClient, root: str, *, clock: Clock = SYSTEM) -> str:
 
     ConfigurationError where something else stands there, and no job lives whose leader would put that right.
     """
-    key, patience = root + KEY, clock.monotonic() + RESTORING
+    key, patience = root + keys.SECRET, clock.monotonic() + RESTORING
     while True:
         # Sent twice, the second finds what the first wrote.
         mine = secrets.token_hex(SECRET_BYTES).encode()
@@ -50,7 +47,7 @@ def obtain(client: EtcdClient, root: str, *, clock: Clock = SYSTEM) -> str:
             value = mine if result.succeeded else result.gets[0][0].value
         if readable(value):
             return value.decode()
-        if clock.monotonic() >= patience or not client.exists(root + _LEADER):
+        if clock.monotonic() >= patience or not client.exists(root + keys.LEADER):
             break
         clock.sleep(_POLL)
     raise ConfigurationError(

@@ -7,27 +7,16 @@ from typing import Any
 
 from elastic3d import output, threads
 from elastic3d.clock import SYSTEM
-from elastic3d.log import LIMIT, EventLog
+from elastic3d.log import LIMIT, EventLog, Level
 from elastic3d.membership import events as m
 from elastic3d.values import Generation
 from elastic3d.worker.processes import events as w
-
-SAID = (
-    *("admission.failed", "script.raised", "generation.sealed", "member.fenced"),
-    *("node.draining", "node.leaving", "peer.lost", "peer.refused", "peer.unreachable", "peer.reachable"),
-    *("training.progress", "loss.nonfinite", "step.late", "nodes.awaited"),
-    *("etcd.lost", "etcd.back", "etcd.impaired", "etcd.mended", "etcd.rolled_back"),
-    *("snapshot.stale", "snapshot.fresh", "buddy.changed"),
-    *("store.waiting", "store.limit_exceeded", "checkpoint.failed", "checkpoint.mended", "checkpoint.unverified"),
-    *("checkpoint.behind", "job.ended"),
-)
-"""Events a person reading torchrun's output wants to see."""
 
 WELL = (w.ExitKind.DONE, w.ExitKind.LEFT, w.ExitKind.MEASURED, w.ExitKind.STOPPED)
 
 
 class Journal:
-    """One node's event file, none where `folder` is None; what matters most is said on stderr too."""
+    """One node's event file, none where `folder` is None; what people should know is shown on stderr too."""
 
     def __init__(self, folder: str | None, run_id: str, node: str, *, limit: int = LIMIT) -> None:
         path = Path(folder) / f"{node}-0.jsonl" if folder else None
@@ -38,29 +27,20 @@ class Journal:
         self._unreachable: tuple[str, ...] = ()
 
     def emit(self, name: str, **fields: Any) -> None:
-        """Write an event, and say it where people look; of checkpoints that fail in a row, the first."""
-        self._log.emit(name, **fields)
+        """Write an event; of checkpoints that fail in a row, the first is shown."""
+        self.emit_at(None, name, **fields)
+
+    def emit_at(self, level: Level | None, name: str, **fields: Any) -> None:
+        """Write an event that matters more, or less, than the list says; None for what it says."""
         again = self._failing and name == "checkpoint.failed"
         self._failing = (self._failing or name == "checkpoint.failed") and name != "checkpoint.mended"
-        if name in SAID and not again:
-            words = " ".join(
-                f"{key}={_line(value)}"
-                for key, value in fields.items()
-                if value not in (None, "", []) and key != "traceback"
-            )
-            output.say(f"{name} {words}")
+        if again:
+            level = Level.DEBUG
+        self._log.emit_at(level, name, **fields)
 
     def thread_failed(self, failure: threads.ThreadFailure) -> None:
         """Write what reached the edge of a thread, with its traceback; before the process ends, to the disk."""
-        self._log.emit(
-            "thread.failed",
-            thread=failure.thread,
-            error=failure.error,
-            traceback=failure.traceback,
-            consequence=str(failure.edge),
-            times=failure.times,
-        )
-        output.say(f"{threads.words(failure)}\n{failure.traceback.rstrip()}")
+        self._log.emit("thread.failed", **threads.fields(failure))
         if failure.edge is threads.Edge.PROCESS:
             self._log.flush(1.0)
             output.flush(1.0)
@@ -126,9 +106,8 @@ class Journal:
                 log.emit("trainer.started", pid=event.pid)
             case w.Restored():
                 detail = event.detail or None
-                log.emit("state.restored", source=event.source, step=event.step, detail=detail)
-                if detail and rank == 0:
-                    output.say(f"state.restored source={event.source} step={event.step} {detail}")
+                level = Level.WARNING if detail and rank == 0 else None
+                log.emit_at(level, "state.restored", source=event.source, step=event.step, detail=detail)
             case w.StepFinished() if rank == 0:
                 record = event.record
                 log.emit(
@@ -149,11 +128,6 @@ class Journal:
                 log.emit("trainer.exited", kind=str(event.kind), step=event.step, error=error)
             case _:
                 pass
-
-
-def _line(value: object) -> str:
-    """Return a value's first line: the rest is in the event file, and a traceback is shown once, at the end."""
-    return str(value).partition("\n")[0]
 
 
 def _shown(generation: Generation) -> dict[str, object]:

@@ -17,8 +17,8 @@ from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError
 from elastic3d.log import LIMIT
 from elastic3d.planner.costs import Costs
+from elastic3d.quantities import Every, every, rate, seconds, size
 from elastic3d.values import Layout, StoreAt
-from elastic3d.worker.quantities import Every, every, rate, seconds, size
 from elastic3d.worker.safety import LEAST_SNAPSHOTS, MOST_SECONDS, MOST_SNAPSHOTS
 
 TEN_STEPS = Every(steps=10)

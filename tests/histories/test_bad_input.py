@@ -87,7 +87,19 @@ def test_what_raises_after_a_step_on_every_try_ends_the_job(job_etcd: EtcdServer
     codes, said = start(tmp_path, job_etcd.endpoint, ["evaluate", "9"])
     assert codes == {1}
     assert "the evaluation's own mistake" in said
-    assert "elastic3d: job.ended kind=error" in said
+    assert "elastic3d: error: job.ended kind=error" in said
+
+
+@pytest.mark.long
+def test_what_a_trainer_says_reaches_the_output_of_torchrun_once(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """With its level, and with where it was said."""
+    codes, said = start(tmp_path, job_etcd.endpoint, ["log", "2"])
+    assert codes == {0}
+    lines = [line for line in said.splitlines() if "cache.unfit" in line]
+    assert len(lines) == 1
+    words = "elastic3d: warning: cache.unfit error=said by a trainer node=node0 slot=0 generation=1 rank=0"
+    assert lines[0].endswith(words)
+    assert any("elastic3d: info: generation.sealed number=1" in line for line in said.splitlines())
 
 
 @pytest.mark.long

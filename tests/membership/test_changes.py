@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic3d import etcd_keys as keys
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import KeyValue, Put
 from elastic3d.membership import actions as acts
@@ -23,7 +24,6 @@ from elastic3d.membership.records import (
     decode,
     encode,
     encode_change,
-    whole_key,
 )
 from elastic3d.membership.transactions import Transaction, transaction
 from elastic3d.values import Cause, Generation
@@ -121,8 +121,8 @@ def test_what_is_small_or_all_new_stands_on_the_board() -> None:
     for base, formed in ((small, replace(small, number=8)), (BIG, other)):
         made = seal(base, formed)
         assert decode(Generation, puts(made)[KEY], KEY) == formed
-        assert whole_key(KEY) not in puts(made)
-        assert [one.key for one in made.operations if one.key == whole_key(KEY)]
+        assert keys.whole(KEY) not in puts(made)
+        assert [one.key for one in made.operations if one.key == keys.whole(KEY)]
 
 
 class Board:
@@ -160,7 +160,7 @@ def test_a_reader_follows_and_knows_when_it_cannot() -> None:
 
     assert e.GenerationPut(generation=second, revision=2) in late.listed(list(board.there.values()))
     proposal = Proposal(generation=third)
-    [item] = board.put({PROPOSAL: encode_change(proposal, second), whole_key(PROPOSAL): encode(third)})
+    [item] = board.put({PROPOSAL: encode_change(proposal, second), keys.whole(PROPOSAL): encode(third)})
     for one in (reader, late):
         assert one.changed(item.key, item, item.mod_revision) == e.ProposalPut(proposal=proposal, revision=3)
     assert e.ProposalPut(proposal=proposal, revision=3) in Reader("/job/").listed(list(board.there.values()))
@@ -170,5 +170,5 @@ def test_a_reader_follows_and_knows_when_it_cannot() -> None:
     [item] = board.put(puts(seal(second, third)))
     with pytest.raises(BaseUnknown):
         reader.changed(item.key, item, item.mod_revision)
-    del board.there[whole_key(KEY)]
+    del board.there[keys.whole(KEY)]
     assert e.GenerationSpoiled(revision=5, stands=5) in reader.listed(list(board.there.values()))

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
-import structlog
 
 from chaos.processes import wait_until
 from elastic3d.clock import SYSTEM
 from elastic3d.notices import CloudNotice, Watcher, aws, azure, gcp
 from elastic3d.notices.metadata import Metadata, Unheard
+from tests.logs import recorded
 from tests.notices.clouds import Aws, Azure, Gcp, Reply
 from tests.notices.ear import listening
 
 FAR = "2017-09-18T08:22:00Z"
 ACTION = "/latest/meta-data/spot/instance-action"
-
-
-@contextmanager
-def recorded() -> Iterator[list[Any]]:
-    """Record what is logged."""
-    with structlog.testing.capture_logs() as entries:
-        yield entries
 
 
 def test_a_server_that_goes_away_and_comes_back() -> None:

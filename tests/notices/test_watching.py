@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import structlog
 
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import ConfigurationError
 from elastic3d.notices import Choice, NoticeKind, NoticeOptions, watch
 from elastic3d.notices.detect import by_firmware, detect
 from elastic3d.notices.options import from_conf
+from tests.logs import recorded
 from tests.notices.clouds import Aws, Azure, Cloud, Gcp, Reply, Request
 from tests.notices.ear import Ear
 
@@ -110,7 +110,7 @@ def test_nothing_to_watch() -> None:
     with Aws() as cloud:
         assert watch(NoticeOptions(choice=Choice.NONE, url=cloud.url), Ear().tell) is None
         assert cloud.requests == []
-    with structlog.testing.capture_logs() as entries:
+    with recorded() as entries:
         assert watch(NoticeOptions(url=cloud.url), Ear().tell) is None
     assert [entry["event"] for entry in entries] == ["notices.unknown"]
 

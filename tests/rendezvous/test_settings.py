@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
+from elastic3d import environment
 from elastic3d.errors import ConfigurationError
 from elastic3d.notices import Choice, NoticeOptions
-from elastic3d.rendezvous.settings import VARIABLE, Settings, from_environment, from_parameters, own_address
+from elastic3d.rendezvous.settings import Settings, from_environment, from_parameters, own_address
 
 
 def parameters(run_id: str = "job", endpoint: str = "127.0.0.1:2379", nodes: str = "1:4", **conf: Any) -> Any:
@@ -95,12 +96,12 @@ def test_every_setting_arrives() -> None:
         ({"mode": "fast"}, "mode=fast: choose restart"),
         ({"lease": "soon"}, "lease=soon: give seconds"),
         ({"lease": "-3"}, "lease=-3: give seconds"),
-        ({"lease": "3h"}, "lease=3h: give seconds"),
+        ({"lease": "3d"}, "lease=3d: give seconds"),
         ({"lease": "nan"}, "lease=nan: give seconds"),
         ({"lease": ""}, "lease=: give seconds"),
         ({"lease": "1"}, "cannot keep leases below 2 s"),
         ({"lease": "0"}, "cannot keep leases below 2 s"),
-        ({"grace": "1 s"}, "grace=1 s: give seconds"),
+        ({"grace": "1  s"}, "grace=1  s: give seconds"),
         ({"last_call": "x"}, "last_call=x"),
         ({"gather": "1e3"}, "gather=1e3"),
         ({"timeout": "never"}, "timeout=never"),
@@ -209,9 +210,9 @@ def test_environment_round_trip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     text = settings.to_environment()
     assert "correct horse" not in text
     assert settings.password() == "correct horse"
-    monkeypatch.setenv(VARIABLE, text)
+    monkeypatch.setenv(environment.RENDEZVOUS.name, text)
     assert from_environment() == settings
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(environment.RENDEZVOUS.name)
     assert from_environment() is None
 
 

@@ -19,13 +19,14 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 # An agent starts a worker, through a wrapper or not; the worker "imports" until it is told to go on.
 AGENT = """
 import os, subprocess, sys, time
+from elastic3d import environment
 from elastic3d.rendezvous import agent
 
-environment = os.environ | {agent.VARIABLE: agent.identity(os.getpid())}
+variables = os.environ | {environment.AGENT_PROCESS.name: agent.identity(os.getpid())}
 command = [sys.executable, "-c", sys.argv[1]]
 if sys.argv[2] == "wrapped":
     command = ["sh", "-c", '"$@"; exit $?', "wrapper", *command]
-subprocess.Popen(command, env=environment, stdin=int(sys.argv[3]), start_new_session=True)
+subprocess.Popen(command, env=variables, stdin=int(sys.argv[3]), start_new_session=True)
 time.sleep(600)
 """
 WORKER = """
@@ -33,10 +34,11 @@ import os, sys, time
 print(os.getpid(), flush=True)
 if {importing}:
     sys.stdin.readline()
+from elastic3d import environment
 from elastic3d.rendezvous import agent
 from elastic3d.worker.processes.process import ExitCode, die_with_agent
 
-identity = os.environ[agent.VARIABLE]
+identity = environment.AGENT_PROCESS.read()
 die_with_agent(identity)
 if agent.pid_of(identity) != os.getppid():
     agent.end_with(identity, lambda: os._exit(ExitCode.ORPHANED))

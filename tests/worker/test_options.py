@@ -13,10 +13,10 @@ import pytest
 
 import elastic3d
 from elastic3d.errors import UsageError
+from elastic3d.quantities import Every, every, rate, size
 from elastic3d.values import StoreAt
 from elastic3d.worker import options
 from elastic3d.worker.options import Checkpointing, RunOptions, saving, store_at
-from elastic3d.worker.quantities import Every, every, rate, size
 
 
 def test_how_often_is_steps_a_time_or_continuous() -> None:
@@ -69,7 +69,7 @@ def test_what_is_no_rate_is_refused(value: Any) -> None:
         ({"max_bandwidth": "1"}, "200MB/s"),
         ({"keep_bytes": 0}, "keep_bytes=0"),
         ({"keep_bytes": "lots"}, "keep_bytes='lots'"),
-        ({"grace": "10"}, "grace='10'"),
+        ({"grace": "10d"}, "grace='10d'"),
         ({"grace": "30s"}, "at least 60s"),
         ({"key": 7}, "key=7"),
         ({"cache": b"x"}, "cache=b'x'"),
@@ -105,7 +105,7 @@ def test_a_store_is_a_url_or_any_path() -> None:
         Checkpointing(register="zookeeper")
 
 
-@pytest.mark.parametrize(("given", "meant"), [(0, 0.0), (1.5, 1.5), ("30s", 30.0), ("2m", 120.0)])
+@pytest.mark.parametrize(("given", "meant"), [(0, 0.0), (1.5, 1.5), ("30s", 30.0), ("2m", 120.0), ("2", 2.0)])
 def test_patience_is_a_time(given: float | str, meant: float) -> None:
     """In seconds or in words; it goes with the store to every process that opens it."""
     at = store_at("/tmp/x", Checkpointing(patience=given))
@@ -113,7 +113,7 @@ def test_patience_is_a_time(given: float | str, meant: float) -> None:
     assert at.patience == meant
 
 
-@pytest.mark.parametrize("given", [-1, True, "2", "long", float("inf"), float("nan")])
+@pytest.mark.parametrize("given", [-1, True, "2d", "long", float("inf"), float("nan")])
 def test_what_is_no_time_is_refused(given: Any) -> None:
     """And nothing waits for ever."""
     with pytest.raises(UsageError, match=r"patience.*30s"):

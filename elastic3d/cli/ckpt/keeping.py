@@ -18,9 +18,8 @@ from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import StorePlace, Which
 from elastic3d.cli.ckpt.render import keeping as shown
 from elastic3d.cli.ckpt.telling import bar, tell
-from elastic3d.cli.durations import duration
 from elastic3d.errors import UsageError
-from elastic3d.worker.quantities import size
+from elastic3d.quantities import size, some_seconds
 
 _Tag = Annotated[
     str,
@@ -171,7 +170,7 @@ def gc(
 
         elastic3d ckpt gc /data/run-7 --no-wait      # condemns; the next call deletes
     """
-    seconds = duration(grace, "--grace")
+    seconds = some_seconds(grace, "--grace")
     if keep_every is not None and keep_last is None:
         raise UsageError("--keep-every alone drops nothing; give --keep-last too, such as --keep-last 5")
     limit = size(keep_bytes, "--keep-bytes") if keep_bytes is not None else None

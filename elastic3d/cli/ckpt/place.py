@@ -14,10 +14,11 @@ import typer
 
 from checkpointing import Store, open_store
 from checkpointing.errors import CheckpointError
+from elastic3d import environment
 from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.errors import Elastic3dError
 
-KEY = "ELASTIC3D_STORE_KEY"
+KEY = environment.STORE_KEY.name
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="A directory, or a URL such as s3://bucket/prefix.", show_default=False)
@@ -28,8 +29,8 @@ KeyFile = Annotated[
     typer.Option(
         "--key-file",
         metavar="FILE",
-        envvar="ELASTIC3D_KEY_FILE",
-        help="The key of a store that is encrypted at rest; or in ELASTIC3D_STORE_KEY.",
+        envvar=environment.KEY_FILE.name,
+        help=f"The key of a store that is encrypted at rest; or in {KEY}.",
         show_default=False,
     ),
 ]

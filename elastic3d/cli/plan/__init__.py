@@ -12,7 +12,6 @@ from rich.console import Console
 
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import ask
-from elastic3d.cli.durations import duration
 from elastic3d.cli.plan import shown
 from elastic3d.cli.plan.question import Question, check_size, described, number_for, requested
 from elastic3d.errors import UsageError
@@ -20,6 +19,7 @@ from elastic3d.planner import rank
 from elastic3d.planner.costs import Costs
 from elastic3d.planner.devices import Number, Sheet, device_named
 from elastic3d.planner.results import Candidate, Ranking, RejectedLayout
+from elastic3d.quantities import some_seconds
 from elastic3d.values import ModelProfile, to_json
 
 SCHEMA = 1
@@ -87,7 +87,7 @@ def plan(
     if script:
         if micro_batch is not None or context is not None:
             raise UsageError("--micro-batch and --context are the script's to say: give them to it, after --")
-        profile = ask(script[0], script[1:], limit=duration(timeout, "--timeout")).profile
+        profile = ask(script[0], script[1:], limit=some_seconds(timeout, "--timeout")).profile
         profile = _changed(profile, global_batch, recompute)
         number = _number_of(profile, sheet, precision)
     else:

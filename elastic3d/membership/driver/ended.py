@@ -7,10 +7,11 @@ checkpoints there is. What keeps machines out stays too: it is about the machine
 
 from __future__ import annotations
 
+from elastic3d import etcd_keys as keys
 from elastic3d.clock import Clock
 from elastic3d.etcd import Compare, Delete, EtcdClient, Operation, Put
 from elastic3d.membership.reading import sealed
-from elastic3d.membership.records import LISTED, WHOLE, End, decode, encode
+from elastic3d.membership.records import End, decode, encode
 from elastic3d.values import Generation
 
 POLL = 0.1
@@ -22,7 +23,7 @@ BUDGET = 30.0
 
 def end_seen(client: EtcdClient, root: str) -> int:
     """Return the revision of the end of a job that stands under `root`, 0 for none: any later end is another job's."""
-    found = client.get(root + "board/end", budget=BUDGET)
+    found = client.get(root + keys.END, budget=BUDGET)
     return 0 if found is None else found.mod_revision
 
 
@@ -37,7 +38,7 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
     """
     patience = clock.monotonic() + lease + 1.0
     while True:
-        end = client.get(root + "board/end", budget=BUDGET)
+        end = client.get(root + keys.END, budget=BUDGET)
         if end is None:
             return None
         if seen is not None and end.mod_revision > seen:
@@ -45,18 +46,18 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
             # One that failed may be begun again: that is what torchrun's restarts are for.
             if not over.failed:
                 return over
-        if not client.exists(root + "roll/members/"):
+        if not client.exists(root + keys.MEMBERS):
             break
         if clock.monotonic() >= patience:
             return None
         clock.sleep(POLL)
-    wipe: list[Operation] = [Delete(root + key) for key in ("board/end", "board/proposal")]
-    past = (WHOLE, "board/tombs/", "board/doubts/", "roll/drains/", "history/")
+    wipe: list[Operation] = [Delete(root + key) for key in (keys.END, keys.PROPOSAL)]
+    past = (keys.WHOLE, keys.TOMBS, keys.DOUBTS, keys.DRAINS, keys.HISTORY)
     wipe += [Delete(root + prefix, prefix=True) for prefix in past]
-    last = sealed(root, client.range(root + LISTED)[0])
+    last = sealed(root, client.range(root + keys.LISTED)[0])
     if last is not None:
         # Its nodes are gone and nobody waits for them.
         empty = Generation(number=last.number, attempt=last.attempt, cause=last.cause, nodes=())
-        wipe.append(Put(root + "board/generation", encode(empty)))
+        wipe.append(Put(root + keys.GENERATION, encode(empty)))
     client.txn([Compare.mod_revision(end.key, end.mod_revision)], wipe)
     return None

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from elastic3d import etcd_keys as keys
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.etcd import Delivery, EtcdClient, Watch
@@ -27,9 +28,8 @@ from elastic3d.membership.driver.writer import MemberWriter
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.situation import Planner
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import LISTED, BaseUnknown, MemberRecord, Pulse
+from elastic3d.membership.records import BaseUnknown, MemberRecord, Pulse
 from elastic3d.trust.agreement import Agreement, SecretNews, What
-from elastic3d.trust.secret import KEY
 from elastic3d.values import Node
 
 PULSE = 5.0
@@ -137,7 +137,7 @@ class Member:
             self._decide, name="elastic3d-member", edge=threads.Edge.ALONE, failed=self._broken
         )
         self._writer.start()
-        self._board = self._watch("board/", e.Tier.BOARD, BOARD)
+        self._board = self._watch(keys.BOARD, e.Tier.BOARD, BOARD)
         return True
 
     def tell(self, event: e.Event) -> None:
@@ -263,12 +263,12 @@ class Member:
             self._roster.close(wait=False)
             self._roster = None
         else:
-            self._roster = self._watch("roll/", e.Tier.ROSTER, self._roster_watches)
+            self._roster = self._watch(keys.ROLL, e.Tier.ROSTER, self._roster_watches)
 
     # The watches' threads.
 
     def _watch(self, prefix: str, tier: e.Tier, number: int) -> Watch:
-        listed = self._root + (LISTED if tier is e.Tier.BOARD else prefix)
+        listed = self._root + (keys.LISTED if tier is e.Tier.BOARD else prefix)
         reader = reading.Reader(self._root)
         return Watch(
             self._client, self._root + prefix, lambda news: self._watched(tier, number, reader, news), listed=listed
@@ -282,7 +282,7 @@ class Member:
             case etcd_watch.Snapshot():
                 items: list[e.OfRoster | e.OfBoard] = []
                 if tier is e.Tier.BOARD:
-                    stands = next((kv for kv in news.kvs if kv.key == self._root + KEY), None)
+                    stands = next((kv for kv in news.kvs if kv.key == self._root + keys.SECRET), None)
                     value, at = (None, 0) if stands is None else (stands.value, stands.mod_revision)
                     self._inbox.put(_SecretSeen(value=value, revision=at))
                 for said in reader.listed(news.kvs):
@@ -296,7 +296,7 @@ class Member:
                 put(told)
             case etcd_watch.Changes():
                 for change in news.changes:
-                    if change.key == self._root + KEY:
+                    if change.key == self._root + keys.SECRET:
                         value = None if change.kv is None else change.kv.value
                         self._inbox.put(_SecretSeen(value=value, revision=change.revision))
                     try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import EtcdRefused, JobUnknown, UsageError
 from elastic3d.etcd import EtcdClient
-from elastic3d.membership.inspection.keys import TIERS, find
+from elastic3d.membership.inspection.keys import find
 from elastic3d.membership.inspection.status import Status, status
 
 # What follows "/" in the order of keys: the end of everything below a path.
@@ -33,7 +34,7 @@ def jobs(client: EtcdClient, prefix: str) -> tuple[str, ...]:
             return tuple(sorted(found))
         run_id = key.removeprefix(f"{prefix}/").partition("/")[0]
         root = f"{prefix}/{run_id}/"
-        if run_id and any(key.startswith(root + tier) or client.exists(root + tier) for tier in TIERS):
+        if run_id and any(key.startswith(root + tier) or client.exists(root + tier) for tier in keys.TIERS):
             found.append(run_id)
         start = f"{prefix}/{run_id}{_AFTER_SLASH}"
 
@@ -45,7 +46,7 @@ def job(client: EtcdClient, prefix: str, run_id: str) -> Job:
     """
     if run_id:
         root = f"{prefix}/{run_id}/"
-        if any(client.exists(root + tier) for tier in TIERS):
+        if any(client.exists(root + tier) for tier in keys.TIERS):
             return Job(run_id=run_id, root=root)
         try:
             there = jobs(client, prefix)
@@ -56,7 +57,7 @@ def job(client: EtcdClient, prefix: str, run_id: str) -> Job:
     there = jobs(client, prefix)
     if not there:
         raise JobUnknown(f"there is no job under {prefix}: see --endpoint and --prefix")
-    running = [name for name in there if client.get(f"{prefix}/{name}/board/end") is None]
+    running = [name for name in there if client.get(f"{prefix}/{name}/{keys.END}") is None]
     for only in (running, there):
         if len(only) == 1:
             return Job(run_id=only[0], root=f"{prefix}/{only[0]}/")

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastic3d import etcd_keys as keys
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import KeyValue
 from elastic3d.membership.records import (
-    WHOLE,
     Claim,
     Doubt,
     Drain,
@@ -24,13 +24,8 @@ from elastic3d.membership.records import (
     Report,
     Tomb,
     decode,
-    whole_key,
 )
-from elastic3d.trust import secret
 from elastic3d.values import Generation, to_json
-
-BOARD, ROSTER, PULSES, HISTORY, REFUSED = TIERS = ("board/", "roll/", "pulses/", "history/", "refused/")
-"""What the keys of a run begin with, below its root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,24 +70,24 @@ class RunKeys:
 
 
 _ONE: dict[str, tuple[str, type[Any]]] = {
-    "board/leader": ("leader", Claim),
-    "board/generation": ("generation", Generation),
-    "board/proposal": ("proposal", Proposal),
-    "board/end": ("end", End),
+    keys.LEADER: ("leader", Claim),
+    keys.GENERATION: ("generation", Generation),
+    keys.PROPOSAL: ("proposal", Proposal),
+    keys.END: ("end", End),
 }
 _MANY: dict[str, tuple[str, type[Any]]] = {
-    "roll/members/": ("members", MemberRecord),
-    "roll/reports/": ("reports", Report),
-    "board/tombs/": ("tombs", Tomb),
-    "board/doubts/": ("doubts", Doubt),
-    "roll/drains/": ("drains", Drain),
-    "roll/quarantine/": ("quarantine", Quarantine),
-    "roll/flaps/": ("flaps", Flap),
-    PULSES: ("pulses", Pulse),
-    HISTORY: ("history", GenerationHistory),
-    REFUSED: ("refused", AdmissionFailure),
+    keys.MEMBERS: ("members", MemberRecord),
+    keys.REPORTS: ("reports", Report),
+    keys.TOMBS: ("tombs", Tomb),
+    keys.DOUBTS: ("doubts", Doubt),
+    keys.DRAINS: ("drains", Drain),
+    keys.QUARANTINE: ("quarantine", Quarantine),
+    keys.FLAPS: ("flaps", Flap),
+    keys.PULSES: ("pulses", Pulse),
+    keys.HISTORY: ("history", GenerationHistory),
+    keys.REFUSED: ("refused", AdmissionFailure),
 }
-_WHOLE = (WHOLE + "generation", WHOLE + "proposal")
+_WHOLE = (keys.whole(keys.GENERATION), keys.whole(keys.PROPOSAL))
 # Their few numbers that are no whole ones are never shown, and they are long.
 _UNCHECKED = (Generation, Proposal, MemberRecord)
 
@@ -101,15 +96,15 @@ def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
     """Return what the keys of one listing say."""
     found = RunKeys()
     items = tuple(items)
-    wholes = {item.key: item.value for item in items if item.key.startswith(root + WHOLE)}
+    wholes = {item.key: item.value for item in items if item.key.startswith(root + keys.WHOLE)}
     for item in items:
         below = item.key.removeprefix(root)
-        if below == secret.KEY or below in _WHOLE:
+        if below == keys.SECRET or below in _WHOLE:
             continue
         try:
             if below in _ONE:
                 name, kind = _ONE[below]
-                setattr(found, name, _record(kind, item, wholes.get(whole_key(item.key), b"")))
+                setattr(found, name, _record(kind, item, wholes.get(keys.whole(item.key), b"")))
                 continue
             head = next((head for head in _MANY if below.startswith(head) and below != head), None)
             if head is None:
@@ -118,14 +113,14 @@ def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
             _add(found, name, below.removeprefix(head), _record(kind, item), item)
         except ConfigurationError as error:
             found.problems.append(str(error))
-            if below.startswith("roll/members/"):
-                found.unreadable[below.removeprefix("roll/members/")] = str(error)
+            if below.startswith(keys.MEMBERS):
+                found.unreadable[below.removeprefix(keys.MEMBERS)] = str(error)
     return found
 
 
 def history(root: str, items: Iterable[KeyValue]) -> tuple[list[GenerationHistory], list[str]]:
     """Return the generations that were sealed, oldest first, and what of it cannot be read."""
-    found = find(root, (item for item in items if item.key.startswith(root + HISTORY)))
+    found = find(root, (item for item in items if item.key.startswith(root + keys.HISTORY)))
     told = sorted(found.history.values(), key=lambda history: (history.number, history.attempt))
     return told, found.problems
 

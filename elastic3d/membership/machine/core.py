@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from elastic3d import etcd_keys as keys
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.alarm import Alarm
@@ -349,7 +350,7 @@ class Core:
         if ready and self._registered and not self.leads and self.view.led_by_newcomer:
             self._campaign(actions, self.view.token)
             return
-        tomb = f"board/tombs/{self._id}"
+        tomb = keys.tomb(self._id)
         if ready and self.leads and not self._registered and tomb in self.view.garbage:
             # It is in the way of the own keys.
             self._busy = sweep(self.view, tomb)

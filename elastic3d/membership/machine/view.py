@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastic3d import etcd_keys as keys
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.generation_index import GenerationIndex, Ring, index_of, ring_of
 from elastic3d.membership.machine.roster import Roster
@@ -259,7 +260,7 @@ class View:
         items: list[e.OfRoster | e.OfBoard] = []
         for item in event.items:
             if isinstance(item, e.EndPut):
-                items.append(e.Garbage(key="board/end", revision=item.revision))
+                items.append(e.Garbage(key=keys.END, revision=item.revision))
             elif item is not past:
                 items.append(item)
         return replace(event, items=tuple(items))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastic3d import output
+from elastic3d import environment, output
+from elastic3d import etcd_keys as keys
 from elastic3d.admission import host
 from elastic3d.admission.check import Check, CheckResult, run_checks
 from elastic3d.admission.reach import ReachTarget, neighbours, reach
@@ -16,7 +16,6 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import AdmissionFailed, EtcdError
 from elastic3d.etcd import EtcdClient, parse_endpoints
 from elastic3d.membership.reading import sealed
-from elastic3d.membership.records import LISTED
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.values import ModelProfile, Node
@@ -72,7 +71,7 @@ def _works(settings: Settings, options: RunOptions, profile: ModelProfile) -> li
         works.append(Check(name="memory", run=lambda: _memory(settings, profile), limit=LIMIT))
     # Python would quietly take another folder than TMPDIR; what else runs in a trainer would not.
     works.append(
-        Check(name="disk", run=lambda: host.disk(os.environ.get("TMPDIR") or tempfile.gettempdir()), limit=LIMIT)
+        Check(name="disk", run=lambda: host.disk(environment.TEMPORARY.read() or tempfile.gettempdir()), limit=LIMIT)
     )
     store = _folder(options.store.url if options.store is not None else None)
     if store is not None:
@@ -119,11 +118,11 @@ def _neighbours(client: EtcdClient, settings: Settings, clock: Clock = SYSTEM) -
 
 def _registered(client: EtcdClient, settings: Settings) -> list[Node]:
     """Return the neighbours whose lease lives: the generation may name some that are long gone."""
-    formed = sealed(settings.root, client.range(settings.root + LISTED)[0])
+    formed = sealed(settings.root, client.range(settings.root + keys.LISTED)[0])
     if formed is None:
         return []
     near = neighbours(formed, settings.node)
-    return [node for node in near if client.get(f"{settings.root}roll/members/{node.id}") is not None]
+    return [node for node in near if client.get(settings.root + keys.member(node.id)) is not None]
 
 
 def _refused(settings: Settings, failed: Sequence[CheckResult], journal: Journal) -> AdmissionFailed:

@@ -20,6 +20,7 @@ from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
 from elastic3d.etcd_refs import EtcdRegister
+from elastic3d.log import Level
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
 from elastic3d.membership.driver.links import Links
@@ -261,8 +262,8 @@ class Keeper:
         step, trouble = self._figures.behind()
         if trouble:
             self._journal.emit("checkpoint.behind", step=step, error=trouble)
-        kind = "error" if self._exit.failed else "done"
-        self._journal.emit("job.ended", kind=kind, error=self._exit.detail or None)
+        kind, level = ("error", Level.ERROR) if self._exit.failed else ("done", Level.INFO)
+        self._journal.emit_at(level, "job.ended", kind=kind, error=self._exit.detail or None)
         self._journal.close()
         if self._exit.failed:
             raise JobEnded(ended(self._exit.detail, self._generations.raised))

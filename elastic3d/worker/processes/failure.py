@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from elastic3d import output
+from elastic3d import environment, output
 from elastic3d.errors import Elastic3dError
 from elastic3d.worker.processes.events import TrainerExited
 
@@ -21,7 +21,7 @@ FLUSH_PATIENCE = 2.0
 def record(error: BaseException) -> None:
     """Write the error, with the trainer's traceback, where torchrun looks for it, and say it on stderr."""
     text = str(error)
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    path = environment.TORCH_ERROR_FILE.read()
     # torchrun shows what its file says when it ends: a traceback is read once.
     output.say(text.partition(TRACEBACK)[0].rstrip() if path else text)
     if path:

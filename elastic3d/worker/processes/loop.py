@@ -13,10 +13,11 @@ import os
 import queue
 import selectors
 import socket
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elastic3d.log import said
+from elastic3d.log import process_log
 from elastic3d.port import Assignment, Flags, Go
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.holdings import Mark
@@ -30,8 +31,6 @@ from elastic3d.worker.processes.supervisor import TemplateLost, TemplateSupervis
 
 _CLEAN_SECONDS = 0.02
 _WATCH_SECONDS = 1.0
-
-log = said()
 
 
 @dataclass(slots=True)
@@ -185,7 +184,7 @@ class SlotLoop:
         except TemplateLost as error:
             self._tell(events.SlotLost(slot=self._index, detail=str(error)))
         except Exception as error:
-            log.exception("slot.failed", slot=self._index)
+            process_log().emit("slot.failed", error=repr(error), traceback=traceback.format_exc(), slot=self._index)
             self._tell(events.SlotLost(slot=self._index, detail=f"this is a bug: {error!r}"))
             raise
         finally:
@@ -247,7 +246,7 @@ class SlotLoop:
         for watched in (self._supervisor.control, self._supervisor.pidfd):
             self._unwatch(watched)
         detail = self._supervisor.replace()
-        log.error("template.died", slot=self._index, detail=detail)
+        process_log().emit("template.died", slot=self._index, detail=detail)
         self._tell(events.TemplateDied(slot=self._index, detail=detail))
         self._watch_template()
         for trainer in list(self._trainers.values()):
@@ -294,7 +293,7 @@ class SlotLoop:
         try:
             messages = trainer.end.receive()
         except (ValueError, KeyError, TypeError) as error:
-            log.error("trainer.garbled", slot=self._index, trainer=trainer.number, error=repr(error))
+            process_log().emit("trainer.garbled", slot=self._index, trainer=trainer.number, error=repr(error))
             messages = None
             self.stop(trainer.number)
         if messages is None:

@@ -15,12 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from elastic3d import environment
 from elastic3d.worker.processes import process, template
 from elastic3d.worker.processes.template import TrainerMain
-
-_ROLE = "ELASTIC3D_ROLE"
-_PARENT = "ELASTIC3D_ROLE_PARENT"
-_DESCRIPTORS = "ELASTIC3D_ROLE_DESCRIPTORS"
 
 # Runs in an empty interpreter, before the seconds that imports take: from here on the child dies with its parent.
 # The parent-death signal outlives exec, and setting it in a preexec function would not be safe beside threads.
@@ -69,11 +66,11 @@ def serve_role_from_environment(trainer_main: TrainerMain) -> None:
 
     The first thing `elastic3d.run` does. Does not return, nor raise, in a process started for a role.
     """
-    role = os.environ.pop(_ROLE, None)
+    role = environment.ROLE.take()
     if role is None:
         return
-    parent = int(os.environ.pop(_PARENT))
-    descriptors = [int(number) for number in os.environ.pop(_DESCRIPTORS).split(",")]
+    parent = int(environment.ROLE_PARENT.take() or "")
+    descriptors = [int(number) for number in (environment.ROLE_DESCRIPTORS.take() or "").split(",")]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     if role == "template":
@@ -116,14 +113,14 @@ def start_bare_template(script: Script) -> tuple[subprocess.Popen[bytes], socket
 def _start(script: Script, arguments: Sequence[str], *, role: bool) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = template.socket_pair()
     with theirs:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        variables = {**os.environ, environment.THREADS.name: "1", environment.NVML_CHECK.name: "1"}
         if role:
-            environment |= _role("template", os.getpid(), [theirs.fileno()])
+            variables |= _role("template", os.getpid(), [theirs.fileno()])
         else:
             arguments = (*arguments, str(theirs.fileno()))
         started = subprocess.Popen(
             [script.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), script.executable, *arguments],
-            env=environment,
+            env=variables,
             cwd=script.directory,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
@@ -132,7 +129,11 @@ def _start(script: Script, arguments: Sequence[str], *, role: bool) -> tuple[sub
 
 
 def _role(role: str, parent: int, descriptors: Sequence[int]) -> Mapping[str, str]:
-    return {_ROLE: role, _PARENT: str(parent), _DESCRIPTORS: ",".join(map(str, descriptors))}
+    return {
+        environment.ROLE.name: role,
+        environment.ROLE_PARENT.name: str(parent),
+        environment.ROLE_DESCRIPTORS.name: ",".join(map(str, descriptors)),
+    }
 
 
 def bare_template(command: dict[str, object]) -> NoReturn:
@@ -160,5 +161,5 @@ def _exec_trainer(script: Script, spec: str, descriptors: tuple[int, ...]) -> No
     for descriptor in descriptors:
         os.set_inheritable(descriptor, True)
     os.chdir(script.directory)
-    environment = {**os.environ, **_role("trainer", os.getppid(), [file, *descriptors])}
-    os.execve(script.executable, [script.executable, *script.arguments], environment)
+    variables = {**os.environ, **_role("trainer", os.getppid(), [file, *descriptors])}
+    os.execve(script.executable, [script.executable, *script.arguments], variables)

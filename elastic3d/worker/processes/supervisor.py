@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic3d.clock import SYSTEM
-from elastic3d.log import said
+from elastic3d.log import process_log
 from elastic3d.worker.processes import process, spawn, template
 from elastic3d.worker.processes.spawn import Script
 from elastic3d.worker.processes.template import Packet, TrainerMain
@@ -28,8 +28,6 @@ _STARTS = 3
 
 SPARE_AFTER = 5.0
 """Seconds after a template died, or a second one could not be started, until a second one is: recovery comes first."""
-
-log = said()
 
 
 class TemplateLost(Exception):
@@ -60,7 +58,9 @@ class TemplateSupervisor:
             self._handle = self._fork(trainer_main)
             self._spare: _Handle | None = self._fork(trainer_main, self._handle.control)
         else:
-            log.warning("template.unsafe", reason=self._hazard, consequence="each trainer starts a new interpreter")
+            process_log().emit(
+                "template.unsafe", reason=self._hazard, consequence="each trainer starts a new interpreter"
+            )
             # This one is a bare interpreter, there in a moment.
             self._spare = None
             self._handle = self._start()
@@ -91,7 +91,7 @@ class TemplateSupervisor:
         try:
             template.send(self.control, packet, descriptors)
         except OSError as error:
-            log.debug("template.deaf", error=str(error))
+            process_log().emit("template.deaf", error=str(error))
         if self._answer_by is None:
             self._answer_by = SYSTEM.monotonic() + _ANSWER_SECONDS
 
@@ -125,7 +125,7 @@ class TemplateSupervisor:
         elif self._answer_by is None:
             self._answer_by = SYSTEM.monotonic() + _ANSWER_SECONDS
         elif SYSTEM.monotonic() > self._answer_by:
-            log.error("template.stuck", pid=self.pid)
+            process_log().emit("template.stuck", pid=self.pid)
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             self._answer_by = None
 
@@ -154,7 +154,7 @@ class TemplateSupervisor:
     def _keep_spare(self) -> None:
         """Start a second template, or another in place of one that died, once the first is there to do its work."""
         if self._spare is not None and _dead(self._spare):
-            log.warning("template.spare_died", detail=self._reap(self._spare))
+            process_log().emit("template.spare_died", detail=self._reap(self._spare))
             self._spare, self._spare_at = None, SYSTEM.monotonic() + SPARE_AFTER
             self._spare_deaths += 1
         due = self._hazard is None and self._handle.ready and SYSTEM.monotonic() >= self._spare_at

@@ -12,13 +12,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import structlog
 import torch
 import torch.distributed as dist
 
-from elastic3d import threads
+from elastic3d import environment, threads
 from elastic3d.admission.devices import DEVICE, check_devices
 from elastic3d.errors import Elastic3dError
+from elastic3d.log import bind_process, process_log
 from elastic3d.port import Assignment, Flags, Go, Port, StepRecord
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
@@ -37,8 +37,6 @@ Entry = Callable[[Port], str | None]
 """Runs the user's main as a `Run` on this port; returns the digest of the final state if one was asked for."""
 
 _CREDIT_SECONDS = 30.0
-
-log = structlog.get_logger()
 
 
 class ChannelPort:
@@ -172,7 +170,7 @@ class ChannelPort:
                 self._say(channel.BufferWanted())
             if not self._changed.wait_for(lambda: bool(self._credits), _CREDIT_SECONDS):
                 # The other ranks take this snapshot, and would believe that this one has it.
-                log.error("buffer.withheld", seconds=_CREDIT_SECONDS)
+                process_log().emit("buffer.withheld", seconds=_CREDIT_SECONDS)
                 process.leave(ExitCode.ORPHANED)
             return self._credits.pop(0)
 
@@ -221,11 +219,18 @@ def _fault(error: BaseException) -> TrainerFault:
 def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoReturn:
     """Be a trainer in a fresh child: `descriptors` are the channel and then the home buffers. Ends the process."""
     assignment = from_json(Assignment, json.loads(spec))
+    bind_process(
+        run=assignment.run_id,
+        generation=assignment.generation,
+        node=assignment.node,
+        slot=assignment.slot,
+        rank=assignment.rank,
+    )
     end = socket.socket(fileno=descriptors[0])
     process.children_die_too()
     process.overwrite_environment(os.environ, assignment)
     if assignment.interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = assignment.interface
+        os.environ[environment.GLOO_INTERFACE.name] = assignment.interface
     # Read when torch was imported, in the template's past.
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch exports it from a private module
     if assignment.threads:

@@ -12,6 +12,7 @@ import pytest
 from chaos.simulation.etcd import Etcd
 from chaos.simulation.run import Outcome, play
 from chaos.simulation.schedule import draw
+from elastic3d import etcd_keys as keys
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
@@ -23,7 +24,7 @@ from elastic3d.membership.machine.reports import Reports
 from elastic3d.membership.machine.script_errors import Raising
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
-from elastic3d.membership.records import WHOLE, Report
+from elastic3d.membership.records import Report
 from elastic3d.values import Generation
 from elastic3d.worker.keeper import departure
 
@@ -145,7 +146,7 @@ def leave_the_old_whole(patch: pytest.MonkeyPatch) -> None:
     honest = transactions._formed
 
     def partial(*given: object) -> tuple[object, ...]:
-        return tuple(put for put in honest(*given) if WHOLE not in put.key)  # type: ignore[arg-type]
+        return tuple(put for put in honest(*given) if keys.WHOLE not in put.key)  # type: ignore[arg-type]
 
     patch.setattr(transactions, "_formed", partial)
 

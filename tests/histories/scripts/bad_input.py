@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import elastic3d
+from elastic3d.log import process_log
 
 
 class Chain(nn.Module):
@@ -39,6 +40,8 @@ def main(run: elastic3d.Run) -> None:
     batches = run.batches(data, global_batch=8, micro_batch=3 if kind == "batch" else 2)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     print(f"the trainer of rank {run.rank} speaks")
+    if kind == "log":
+        process_log().emit("cache.unfit", error="said by a trainer")
     if "NEEDED_FILE" in os.environ:
         open(os.environ["NEEDED_FILE"]).close()
     for batch in batches.until(step=int(sys.argv[2]) if len(sys.argv) > 2 else 3):

@@ -1,4 +1,7 @@
-"""How often, how fast, how much: what people write as `"30s"`, `"200MB/s"` or `"100GB"`, checked where it enters."""
+"""How long, how often, how fast, how much: what people write as `"30s"`, `"200MB/s"` or `"100GB"`.
+
+One grammar and the same words wherever it enters: `--rdzv-conf`, the options of `elastic3d.run`, the command line.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,18 @@ _TIMES = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES = {"B": 1, **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", start=1)}} | {
     f"{letter}iB": 1 << (10 * power) for power, letter in enumerate("KMGT", start=1)
 }
-_NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?"
-_TIME = re.compile(_NUMBER + "(ms|s|m|h)")
-_SIZE = re.compile(_NUMBER + f"({'|'.join(_SIZES)})")
+_NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
+_TIME = re.compile(_NUMBER + "(?: ?(ms|s|m|h))?")
+_SIZE = re.compile(_NUMBER + f" ?({'|'.join(_SIZES)})")
 
 CONTINUOUS = "continuous"
+
+LONGEST = 10 * 365 * 86400.0
+"""Seconds that nobody means to wait for: etcd grants no lease as long either."""
+
+NO_TIME = "give seconds, or a number with ms, s, m or h, such as '30s', '10m' or '1h', and at most ten years"
+NO_SIZE = "give bytes, such as '100GB' or '64MiB'"
+NO_RATE = "give bytes a second, such as '200MB/s'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +46,39 @@ def every(value: int | str, name: str) -> Every:
     if value == CONTINUOUS:
         return Every(steps=1)
     match = _TIME.fullmatch(value) if isinstance(value, str) else None
-    if match is None or not float(match[1]):
+    # Without a unit it might be meant as steps.
+    after = parse_seconds(value) if match is not None and match[2] is not None else None
+    if not after:
         raise UsageError(
             f"{name}={value!r}: give a number of steps (0 for never), a time such as '30s' or '5m', or '{CONTINUOUS}'"
         )
-    return Every(seconds=float(match[1]) * _TIMES[match[2]])
+    return Every(seconds=after)
+
+
+def parse_seconds(value: float | str) -> float | None:
+    """Return seconds: a number from 0, or text such as "30s", "1.5 h" or "2"; None for what is neither, or too long."""
+    if isinstance(value, str):
+        match = _TIME.fullmatch(value)
+        long = None if match is None else float(match[1]) * _TIMES[match[2] or "s"]
+    else:
+        long = value if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
+    return float(long) if long is not None and long <= LONGEST else None
 
 
 def seconds(value: float | str, name: str) -> float:
-    """Return seconds: a number from 0, or text such as "30s" or "2m"; UsageError, beginning with `name`."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
-        return float(value)
-    match = _TIME.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise UsageError(f"{name}={value!r}: give a time such as '30s' or '2m'")
-    return float(match[1]) * _TIMES[match[2]]
+    """Return the seconds that `parse_seconds` reads; UsageError, beginning with `name`, where it reads none."""
+    long = parse_seconds(value)
+    if long is None:
+        raise UsageError(f"{name}={value!r}: {NO_TIME}")
+    return long
+
+
+def some_seconds(value: float | str, name: str) -> float:
+    """Return `seconds`, and more than none; UsageError otherwise."""
+    long = seconds(value, name)
+    if not long:
+        raise UsageError(f"{name}={value!r}: give more than 0")
+    return long
 
 
 def size(value: int | str, name: str) -> int:
@@ -59,7 +87,7 @@ def size(value: int | str, name: str) -> int:
         return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None or int(float(match[1]) * _SIZES[match[2]]) < 1:
-        raise UsageError(f"{name}={value!r}: give bytes, such as '100GB' or '64MiB'")
+        raise UsageError(f"{name}={value!r}: {NO_SIZE}")
     return int(float(match[1]) * _SIZES[match[2]])
 
 
@@ -67,8 +95,8 @@ def rate(value: int | str, name: str) -> int:
     """Return bytes a second: a whole number, or text such as "200MB/s"; UsageError, beginning with `name`."""
     text = value.removesuffix("/s") if isinstance(value, str) else value
     if isinstance(value, str) and text == value:
-        raise UsageError(f"{name}={value!r}: give bytes a second, such as '200MB/s'")
+        raise UsageError(f"{name}={value!r}: {NO_RATE}")
     try:
         return size(text, name)
     except UsageError as error:
-        raise UsageError(f"{name}={value!r}: give bytes a second, such as '200MB/s'") from error
+        raise UsageError(f"{name}={value!r}: {NO_RATE}") from error

@@ -1,0 +1,109 @@
+"""The environment variables of elastic3d and those of others that it reads: their names stand here and nowhere else.
+
+Users set few of them, for what belongs to a machine and not to a job. The rest carry what one process of a node has to
+tell another that it starts, and are of no use to anybody else.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class SetBy(StrEnum):
+    """Who sets a variable; the values are words for people."""
+
+    USER = "you"
+    ELASTIC3D = "elastic3d, for processes that it starts"
+    TORCHRUN = "torchrun"
+    MACHINE = "the scheduler or the system"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One environment variable, and what is read where it is not set."""
+
+    name: str
+    """As it is written in the environment."""
+    meaning: str
+    """What it says, in a few words for people."""
+    set_by: SetBy
+    """Who sets it."""
+    default: str = ""
+    """What holds where it is not set; "" for nothing."""
+
+    def read(self) -> str:
+        """Return what this process's environment says, the default where the variable is not set."""
+        return os.environ.get(self.name, self.default)
+
+    def need(self) -> str:
+        """Return what this process's environment says; KeyError where nothing: whoever sets it always does."""
+        return os.environ[self.name]
+
+    def take(self) -> str | None:
+        """Return what the environment says, None where nothing, and remove it: who is started next must not see it."""
+        return os.environ.pop(self.name, None)
+
+
+_list: list[Variable] = []
+
+
+def _variable(name: str, set_by: SetBy, meaning: str, default: str = "") -> Variable:
+    _list.append(Variable(name=name, set_by=set_by, meaning=meaning, default=default))
+    return _list[-1]
+
+
+LOG = _variable(
+    "ELASTIC3D_LOG",
+    SetBy.USER,
+    "what is said on stderr: debug (all events), info (what people should know), json (the same, a JSON object a line)",
+    "info",
+)
+TAKE_OVER_ETCD = _variable(
+    "ELASTIC3D_TAKE_OVER_ETCD", SetBy.USER, "0 leaves --rdzv-backend=etcd to torch's own backend", "1"
+)
+LABELS = _variable("ELASTIC3D_LABELS", SetBy.USER, "where this node stands, as zone=eu1,rack=r7")
+PODINFO = _variable("ELASTIC3D_PODINFO", SetBy.USER, "file of a Kubernetes downward API volume with the pod's labels")
+ENDPOINT = _variable("ELASTIC3D_ENDPOINT", SetBy.USER, "--endpoint of the command line: where etcd is")
+RUN_ID = _variable("ELASTIC3D_RUN_ID", SetBy.USER, "--id of the command line: which job is meant")
+KEY_FILE = _variable("ELASTIC3D_KEY_FILE", SetBy.USER, "--key-file of the command line: the key of an encrypted store")
+STORE_KEY = _variable("ELASTIC3D_STORE_KEY", SetBy.USER, "the key of an encrypted store itself, as text")
+
+RENDEZVOUS = _variable("ELASTIC3D_RENDEZVOUS", SetBy.ELASTIC3D, "torchrun's options, as JSON, from agent to keepers")
+NODE_TOKEN = _variable("ELASTIC3D_NODE_TOKEN", SetBy.ELASTIC3D, "what names the sockets between a node's keepers")
+AGENT_PROCESS = _variable(
+    "ELASTIC3D_AGENT_PROCESS", SetBy.ELASTIC3D, "the agent that keepers end with: its pid and start"
+)
+AGENT = _variable("ELASTIC3D_AGENT", SetBy.ELASTIC3D, "the mark by which a guard finds the processes of its agent")
+ROLE = _variable("ELASTIC3D_ROLE", SetBy.ELASTIC3D, "that a script runs as a template or as a trainer")
+ROLE_PARENT = _variable("ELASTIC3D_ROLE_PARENT", SetBy.ELASTIC3D, "the pid that process ends with")
+ROLE_DESCRIPTORS = _variable("ELASTIC3D_ROLE_DESCRIPTORS", SetBy.ELASTIC3D, "the descriptors it inherits")
+ASKED = _variable("ELASTIC3D_ASKED", SetBy.ELASTIC3D, "what `elastic3d plan` or `calibrate` asks a script, as JSON")
+
+RANK = _variable("RANK", SetBy.TORCHRUN, "rank of this process", "0")
+WORLD_SIZE = _variable("WORLD_SIZE", SetBy.TORCHRUN, "number of processes", "1")
+LOCAL_RANK = _variable("LOCAL_RANK", SetBy.TORCHRUN, "rank of this process on its node", "0")
+LOCAL_WORLD_SIZE = _variable("LOCAL_WORLD_SIZE", SetBy.TORCHRUN, "number of processes on this node", "1")
+MASTER_ADDR = _variable("MASTER_ADDR", SetBy.TORCHRUN, "host of rank 0's store")
+MASTER_PORT = _variable("MASTER_PORT", SetBy.TORCHRUN, "port of rank 0's store")
+TORCH_RUN_ID = _variable("TORCHELASTIC_RUN_ID", SetBy.TORCHRUN, "--rdzv-id; set wherever torchrun started the process")
+TORCH_RESTARTS = _variable("TORCHELASTIC_RESTART_COUNT", SetBy.TORCHRUN, "how often the workers were started anew", "0")
+TORCH_ERROR_FILE = _variable("TORCHELASTIC_ERROR_FILE", SetBy.TORCHRUN, "where torchrun looks for why a worker failed")
+
+SHUTDOWN_TIMEOUT = _variable(
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SetBy.USER, "seconds between torchrun's SIGTERM to its workers and SIGKILL", "30"
+)
+THREADS = _variable("OMP_NUM_THREADS", SetBy.USER, "CPU threads; 1 in keepers, trainers set their own", "1")
+NVML_CHECK = _variable(
+    "PYTORCH_NVML_BASED_CUDA_CHECK", SetBy.ELASTIC3D, "that torch looks for devices without initialising CUDA"
+)
+GLOO_INTERFACE = _variable("GLOO_SOCKET_IFNAME", SetBy.ELASTIC3D, "network interface of a trainer's collectives")
+TEMPORARY = _variable("TMPDIR", SetBy.MACHINE, "folder for temporary files")
+SLURM_NODE = _variable("SLURMD_NODENAME", SetBy.MACHINE, "name of this node in Slurm: its label host")
+SLURM_LEVELS = _variable("SLURM_TOPOLOGY_ADDR_PATTERN", SetBy.MACHINE, "what the parts of SLURM_TOPOLOGY_ADDR are")
+SLURM_PLACE = _variable("SLURM_TOPOLOGY_ADDR", SetBy.MACHINE, "where this node stands in Slurm's topology")
+KUBERNETES_NODE = _variable("NODE_NAME", SetBy.MACHINE, "name of the Kubernetes node, if the pod passes it on")
+
+VARIABLES: tuple[Variable, ...] = tuple(_list)
+"""All of them: first those for users, then those between processes, then those of others."""

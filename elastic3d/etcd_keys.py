@@ -1,0 +1,106 @@
+"""The etcd keys of a run, below its root (membership/records.py says what each holds). Nothing else names one.
+
+A key is its root, which ends with a slash, and one of these. Names of nodes and machines and the ids of incarnations
+have no slash.
+"""
+
+from __future__ import annotations
+
+BOARD = "board/"
+ROLL = "roll/"
+PULSES = "pulses/"
+HISTORY = "history/"
+REFUSED = "refused/"
+WHOLE = "board.whole/"
+"""Below it stand whole generations, where the board has only what changed."""
+
+TIERS = (BOARD, ROLL, PULSES, HISTORY, REFUSED)
+"""What the keys of a run begin with."""
+
+LISTED = "board"
+"""What a listing of the board begins with: the board, and the whole generations beside it."""
+
+LEADER = BOARD + "leader"
+GENERATION = BOARD + "generation"
+PROPOSAL = BOARD + "proposal"
+END = BOARD + "end"
+SECRET = BOARD + "secret"
+
+TOMBS = BOARD + "tombs/"
+DOUBTS = BOARD + "doubts/"
+MEMBERS = ROLL + "members/"
+REPORTS = ROLL + "reports/"
+DRAINS = ROLL + "drains/"
+QUARANTINE = ROLL + "quarantine/"
+FLAPS = ROLL + "flaps/"
+
+
+def member(id: str) -> str:
+    """Return the key of an incarnation's own record."""
+    return MEMBERS + id
+
+
+def report(id: str) -> str:
+    """Return the key of what an incarnation reports."""
+    return REPORTS + id
+
+
+def tomb(id: str) -> str:
+    """Return the key that says that an incarnation is out."""
+    return TOMBS + id
+
+
+def doubt(id: str) -> str:
+    """Return the key by which an incarnation is asked to answer."""
+    return DOUBTS + id
+
+
+def drain(name: str) -> str:
+    """Return the key by which a node is asked to leave."""
+    return DRAINS + name
+
+
+def quarantine(place: str) -> str:
+    """Return the key that keeps a machine out."""
+    return QUARANTINE + place
+
+
+def flap(place: str) -> str:
+    """Return the key of how often a machine was lost."""
+    return FLAPS + place
+
+
+def pulse(id: str) -> str:
+    """Return the key of an incarnation's figures for people."""
+    return PULSES + id
+
+
+def refused(name: str) -> str:
+    """Return the key of why a node did not pass its own checks."""
+    return REFUSED + name
+
+
+def history(number: int, attempt: int) -> str:
+    """Return the key of how a generation came to be."""
+    return f"{history_of(number)}{attempt}"
+
+
+def history_of(number: int) -> str:
+    """Return what the keys of all attempts at a generation begin with."""
+    return f"{HISTORY}{number:010d}."
+
+
+def whole(key: str) -> str:
+    """Return where the whole generation stands of which the record under `key`, of the board, says what changed.
+
+    key: with its root or without.
+    """
+    head, _, name = key.rpartition(BOARD)
+    return f"{head}{WHOLE}{name}"
+
+
+def split(root: str, key: str) -> tuple[str, str]:
+    """Return (MEMBERS, "a@1") for a key of many, (LEADER, "") for a key that is one."""
+    tier, _, rest = key.removeprefix(root).partition("/")
+    kind, slash, name = rest.partition("/")
+    return f"{tier}/{kind}{slash}", name

@@ -1,0 +1,91 @@
+"""Environment variables: one list, which the code and the documents go by."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from checkpointing.stores import keys
+from elastic3d import environment
+from elastic3d.environment import VARIABLES, SetBy
+from elastic3d.rendezvous import guard
+from elastic3d.worker.process import TORCHRUN_VARIABLES
+
+ROOT = Path(__file__).parent.parent
+NAMES = {variable.name for variable in VARIABLES}
+OWN = re.compile(r"ELASTIC3D_[A-Z_]*[A-Z]")
+APART = {"elastic3d/environment.py", "elastic3d/rendezvous/guard.py"}
+"""The list; and a script that runs without elastic3d, whose one name is compared below."""
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((ROOT / "elastic3d").rglob("*.py")):
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def test_no_variable_of_ours_is_named_outside_the_list() -> None:
+    """Other modules have it from there: one that is misspelt cannot be read for ever in silence."""
+    wrong = [
+        f"{path}:{node.lineno} {node.value}"
+        for path, tree in trees()
+        if path not in APART
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and OWN.fullmatch(node.value)
+    ]
+    assert wrong == []
+
+
+def test_nothing_is_read_past_the_list() -> None:
+    """`os.environ` is written, copied and passed on elsewhere, and asked for a name nowhere but in the list."""
+    wrong = []
+    for path, tree in trees():
+        # gRPC reads what is set for it there, for a moment.
+        if path in (*APART, "elastic3d/etcd/transport.py"):
+            continue
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="environ"), attr="get" | "pop")):
+                    wrong.append(f"{path}:{node.lineno}")
+                case ast.Subscript(value=ast.Attribute(attr="environ"), ctx=ast.Load()):
+                    wrong.append(f"{path}:{node.lineno}")
+                case ast.Call(func=ast.Attribute(attr="getenv")):
+                    wrong.append(f"{path}:{node.lineno}")
+                case _:
+                    pass
+    assert wrong == []
+
+
+def test_what_is_listed_is_used() -> None:
+    """By the name of its constant; what others set is there because we read it."""
+    sources = "\n".join(
+        path.read_text() for path in (ROOT / "elastic3d").rglob("*.py") if path.name != "environment.py"
+    )
+    constants = {name for name, value in vars(environment).items() if isinstance(value, environment.Variable)}
+    unused = {name for name in constants if not re.search(rf"environment\.{name}\b", sources)}
+    assert unused == {"AGENT"}  # the guard's
+    assert len(constants) == len(VARIABLES) == len(NAMES)
+
+
+def test_who_cannot_import_the_list_says_the_same() -> None:
+    """The guard runs by itself, and checkpoints know nothing of elastic3d."""
+    assert environment.AGENT.name == guard.VARIABLE
+    assert environment.STORE_KEY.name == keys.VARIABLE
+
+
+def test_what_the_documents_name_is_listed() -> None:
+    """And what a user may set is said in the README, or in the help of the command that takes it."""
+    text = "\n".join((ROOT / name).read_text() for name in ("README.md", "SECURITY.md", "deploy/README.md"))
+    assert set(OWN.findall(text)) <= NAMES
+    shown = text + "\n".join(path.read_text() for path in (ROOT / "elastic3d" / "cli").rglob("*.py"))
+    for variable in VARIABLES:
+        if variable.set_by is SetBy.USER and OWN.fullmatch(variable.name) and variable is not environment.PODINFO:
+            constant = next(name for name, value in vars(environment).items() if value is variable)
+            assert variable.name in shown or f"environment.{constant}" in shown, variable.name
+
+
+def test_a_trainer_is_told_what_torchrun_told_its_keeper_by_listed_names() -> None:
+    """Those of them that we read."""
+    read = {variable.name for variable in VARIABLES if variable.set_by is SetBy.TORCHRUN}
+    assert read - {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= set(TORCHRUN_VARIABLES)
