@@ -376,7 +376,8 @@ class Links:
                 else self._interval
             )
             end.retry_at = now + pause
-            self._refusing.discard(end.peer.id)
+            if not self._trying.takes(end):
+                self._refusing.discard(end.peer.id)
         self._drop(end)
 
     def _drop(self, end: Dial | Guest) -> None:
@@ -409,9 +410,9 @@ class Links:
         self._attend(now)
 
     def _standing(self) -> dict[str, Dial | Guest]:
-        """Return a connection to each neighbour that there is one to."""
-        ends = {id_of(end): end for end in self._ends.values() if end.known}
-        return {id: end for id, end in ends.items() if id in self._neighbours}
+        """Return a connection to each neighbour that there is one to, the one over which it was heard last."""
+        known = sorted((end for end in self._ends.values() if end.known), key=lambda end: end.moved_at)
+        return {id_of(end): end for end in known if id_of(end) in self._neighbours}
 
     def _conclude(self, now: float) -> None:
         for found in self._asking.concluded(now):
@@ -422,7 +423,9 @@ class Links:
                 self._tell(e.PeerRefused(id=found.id, evidence=evidence))
                 continue
             dial.retry_at = now + (self._silence if found.lives else self._interval)
-            if found.id not in self._doubted and self._refused(dial.where, found.doubt):
+            # Where everybody goes at the job's end, nobody can tell for a moment; that is no news.
+            news = found.id not in self._doubted and (found.lives or self._neighbours[found.id].alive is False)
+            if news and self._refused(dial.where, found.doubt):
                 self._doubted.add(found.id)
         for dial in self._trying.overdue(now):
             self._drop(dial)
