@@ -11,7 +11,7 @@ from checkpointing.stores import keys
 from elastic3d import environment
 from elastic3d.environment import VARIABLES, SetBy
 from elastic3d.rendezvous import guard
-from elastic3d.worker.process import TORCHRUN_VARIABLES
+from elastic3d.worker.processes.process import TORCHRUN_VARIABLES
 
 ROOT = Path(__file__).parent.parent
 NAMES = {variable.name for variable in VARIABLES}
@@ -75,9 +75,10 @@ def test_who_cannot_import_the_list_says_the_same() -> None:
 
 
 def test_what_the_documents_name_is_listed() -> None:
-    """And what a user may set is said in the README, or in the help of the command that takes it."""
-    text = "\n".join((ROOT / name).read_text() for name in ("README.md", "SECURITY.md", "deploy/README.md"))
-    assert set(OWN.findall(text)) <= NAMES
+    """And what a user may set is said in the documentation, or in the help of the command that takes it."""
+    text = "\n".join(path.read_text() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+    chaos = {"ELASTIC3D_CHAOS_RUN", "ELASTIC3D_ENVIRONMENT_ROOM"}
+    assert set(OWN.findall(text)) <= NAMES | chaos
     shown = text + "\n".join(path.read_text() for path in (ROOT / "elastic3d" / "cli").rglob("*.py"))
     for variable in VARIABLES:
         if variable.set_by is SetBy.USER and OWN.fullmatch(variable.name) and variable is not environment.PODINFO:

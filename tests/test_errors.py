@@ -27,6 +27,7 @@ CAUGHT_INSIDE = {
     "UnknownTable": "snapshots.server, which asks for the whole table",
     "WireError": "snapshots.client, which goes to the next holder",
     "HandshakeInterrupted": "snapshots.client, as any WireError",
+    "Garbled": "membership.driver.wire, which closes the connection and says so",
     "Forged": "trust.channel and rendezvous, which close the connection and say so",
     "HandshakeRejected": "trust.channel and rendezvous, which close the connection and say so",
     "TemplateLost": "worker.processes.loop, which starts another",

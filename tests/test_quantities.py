@@ -16,7 +16,7 @@ from elastic3d.cli import application
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.quantities import NO_TIME, parse_seconds, rate, seconds, size, some_seconds
 from elastic3d.rendezvous.settings import from_parameters
-from elastic3d.worker.options import store_at
+from elastic3d.worker.options import Checkpointing
 
 UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 NUMBERS = st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,3})?", fullmatch=True)
@@ -69,7 +69,7 @@ def test_nothing_is_refused_where_it_makes_no_sense() -> None:
 
 
 def option(text: str) -> None:
-    store_at("/tmp/x", key="", register="", cache="", cache_limit="1GB", patience=text)
+    Checkpointing(patience=text)
 
 
 def setting(text: str) -> None:

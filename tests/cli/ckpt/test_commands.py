@@ -112,7 +112,7 @@ def test_a_checkpoint_is_named_in_several_ways(history: History) -> None:
         (["cat", "{}", "model/head.weight", "--slice", "0:4,0,0"], "2 dims"),
         (["cat", "{}", "model/head.weight", "--slice", "64"], "outside"),
         (["cat", "{}", "model/head.weight", "--slice", "a:b"], "A:B"),
-        (["gc", "{}", "--grace", "10"], "unit"),
+        (["gc", "{}", "--grace", "10d"], "10d"),
         (["gc", "{}", "--keep-every", "10"], "--keep-last"),
         (["import", "{}", "/nowhere/x.pt"], "/nowhere"),
         (["export", "{}", "/nowhere/x"], "--as"),
