@@ -399,7 +399,8 @@ class Checker(Observer):
 
     def _go(self, member: Member, formed: Generation) -> None:
         sealed = self._sealed.get(formed.key)
-        if sealed is not formed and sealed != formed:
+        # What has become known since, that a step was safe, is written into the same record.
+        if sealed is not formed and (sealed is None or replace(sealed, reached=formed.reached) != formed):
             self.violated(f"{member.name} trains {formed.key}, which was never sealed so")
             return
         rank = self._ranks[formed.key].get(member.id)

@@ -29,6 +29,17 @@ def test_a_hundred_thousand_schedules(first: int) -> None:
 
 
 FOUND = {
+    # The record says by then that a step was safe, which is no other generation.
+    "a member that begins to train after the others have": """
+        job seed=11892 members=5 minimum=2 maximum=8 multiple_of=1 beside=1
+        2.058 isolate n3,n4 for 2.6
+        2.806 mute n3 for 1.29
+        5.925 kill leader
+        5.931 quarantine n3 for 3.31
+        6.146 kill n1
+        6.160 etcd-away for 0.2
+        6.702 revoke n3
+    """,
     # What was written again did not know yet which step was safe, and was held for another generation.
     "an etcd that came back empty to one that slept": """
         job seed=1519 members=6 minimum=2 maximum=6 multiple_of=2 beside=1
