@@ -12,8 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from random import Random
 
 import pytest
@@ -154,11 +154,9 @@ def network() -> Iterator[Network]:
         yield made
 
 
-@pytest.mark.netns
-@pytest.mark.long
-def test_one_of_two_nodes_stands_aside_while_one_does_not_hear_the_other(network: Network) -> None:
-    """What b sends to c is lost, and nothing else: one is a spare until it arrives again, and nobody is put out."""
-    names = NAMES[:3]
+@contextmanager
+def on_hosts(network: Network, names: Sequence[str]) -> Iterator[Nodes]:
+    """These nodes, each on a host of its own, and their etcd beside them."""
     with EtcdServer(also=network.address) as etcd:
         port = etcd.endpoint.rpartition(":")[2]
         nodes = Nodes(etcd)
@@ -170,19 +168,28 @@ def test_one_of_two_nodes_stands_aside_while_one_does_not_hear_the_other(network
                 within=network.within,
                 endpoint=f"{network.address}:{port}",
             )
-            nodes.trains(names, 60)
-            order = nodes.all["a"].went()[-1]["names"]
-            stays, goes = (name for name in order if name != "a")
-            network.unlink("b", "c")
-            nodes.trains(["a", stays], 90)
-            aside = nodes.all["a"].went()[-1]
-            assert aside["cause"] == "quarantine"
-            assert aside["detail"] == f"{goes} stands aside: no connection between it and {stays}"
-            network.link("b", "c")
-            nodes.trains(names, 90)
-            assert not [what for one in nodes.all.values() for what in one.exits()]
+            yield nodes
         finally:
             nodes.close()
+
+
+@pytest.mark.netns
+@pytest.mark.long
+def test_one_of_two_nodes_stands_aside_while_one_does_not_hear_the_other(network: Network) -> None:
+    """What b sends to c is lost, and nothing else: one is a spare until it arrives again, and nobody is put out."""
+    names = NAMES[:3]
+    with on_hosts(network, names) as nodes:
+        nodes.trains(names, 60)
+        order = nodes.all["a"].went()[-1]["names"]
+        stays, goes = (name for name in order if name != "a")
+        network.unlink("b", "c")
+        nodes.trains(["a", stays], 90)
+        aside = nodes.all["a"].went()[-1]
+        assert aside["cause"] == "quarantine"
+        assert aside["detail"] == f"{goes} stands aside: no connection between it and {stays}"
+        network.link("b", "c")
+        nodes.trains(names, 90)
+        assert not [what for one in nodes.all.values() for what in one.exits()]
 
 
 @pytest.mark.netns
@@ -190,36 +197,24 @@ def test_one_of_two_nodes_stands_aside_while_one_does_not_hear_the_other(network
 def test_a_node_that_one_other_alone_is_refused_by_is_not_put_out(network: Network) -> None:
     """Whatever b dials at c is refused before it gets there: c stays. A node that is killed then is out as ever."""
     names = NAMES[:4]
-    with EtcdServer(also=network.address) as etcd:
-        port = etcd.endpoint.rpartition(":")[2]
-        nodes = Nodes(etcd)
-        try:
-            nodes.start(
-                *names,
-                maximum=len(names),
-                address=network.address_of,
-                within=network.within,
-                endpoint=f"{network.address}:{port}",
-            )
-            number = nodes.trains(names, 60)
-            order = nodes.all["a"].went()[-1]["names"]
-            network.refuse(order[1], order[2])
-            # Longer than it takes to call somebody silent and to ask about it through etcd, and the refusal is
-            # repeated; and shorter than it takes trainers that stand still to find a dead link between them.
-            end = time.monotonic() + 5
-            while time.monotonic() < end:
-                assert nodes.trains(names, 1) == number
-                time.sleep(0.1)
-            assert not [what for one in nodes.all.values() for what in one.exits()]
-            nodes.all[order[3]].signal(signal.SIGKILL)
-            killed = time.monotonic()
-            nodes.trains(order[:3], 20)
-            took = max(nodes.all[name].went()[-1]["at"] for name in order[:3]) - killed
-            print(f"out after {took:.2f} s")
-            detail = nodes.all[order[0]].went()[-1]["detail"]
-            assert re.search(f"{order[3]}: .* refuses .*, and . found the same", detail)
-        finally:
-            nodes.close()
+    with on_hosts(network, names) as nodes:
+        number = nodes.trains(names, 60)
+        order = nodes.all["a"].went()[-1]["names"]
+        network.refuse(order[1], order[2])
+        # Longer than it takes to call somebody silent and to ask about it through etcd, and the refusal is
+        # repeated; and shorter than it takes trainers that stand still to find a dead link between them.
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            assert nodes.trains(names, 1) == number
+            time.sleep(0.1)
+        assert not [what for one in nodes.all.values() for what in one.exits()]
+        nodes.all[order[3]].signal(signal.SIGKILL)
+        killed = time.monotonic()
+        nodes.trains(order[:3], 20)
+        took = max(nodes.all[name].went()[-1]["at"] for name in order[:3]) - killed
+        print(f"out after {took:.2f} s")
+        detail = nodes.all[order[0]].went()[-1]["detail"]
+        assert re.search(f"{order[3]}: .* refuses .*, and . found the same", detail)
 
 
 @pytest.mark.netns
@@ -228,33 +223,21 @@ def test_a_node_that_is_cut_off_is_out_and_comes_back(network: Network) -> None:
 
     The same for the leader, whom no other leader can judge. Nobody else is put out, nor is anybody twice.
     """
-    with EtcdServer(also=network.address) as etcd:
-        port = etcd.endpoint.rpartition(":")[2]
-        nodes = Nodes(etcd)
-        try:
-            nodes.start(
-                *NAMES,
-                maximum=len(NAMES),
-                address=network.address_of,
-                within=network.within,
-                endpoint=f"{network.address}:{port}",
-            )
+    with on_hosts(network, NAMES) as nodes:
+        nodes.trains(NAMES, 30)
+        for victim in (NAMES[3], NAMES[0]):
+            others = [name for name in NAMES if name != victim]
+            cut = time.monotonic()
+            network.cut(victim)
+            try:
+                nodes.trains(others, 10)
+                took = max(nodes.all[name].went()[-1]["at"] for name in others) - cut
+                print(f"out after {took:.2f} s")
+                assert took < 4
+                time.sleep(3)
+            finally:
+                network.mend(victim)
             nodes.trains(NAMES, 30)
-            for victim in (NAMES[3], NAMES[0]):
-                others = [name for name in NAMES if name != victim]
-                cut = time.monotonic()
-                network.cut(victim)
-                try:
-                    nodes.trains(others, 10)
-                    took = max(nodes.all[name].went()[-1]["at"] for name in others) - cut
-                    print(f"out after {took:.2f} s")
-                    assert took < 4
-                    time.sleep(3)
-                finally:
-                    network.mend(victim)
-                nodes.trains(NAMES, 30)
-            assert {name: len(one.exits()) for name, one in nodes.all.items()} == {
-                name: int(name in (NAMES[0], NAMES[3])) for name in NAMES
-            }
-        finally:
-            nodes.close()
+        assert {name: len(one.exits()) for name, one in nodes.all.items()} == {
+            name: int(name in (NAMES[0], NAMES[3])) for name in NAMES
+        }
