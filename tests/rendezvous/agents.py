@@ -101,7 +101,7 @@ class Agents:
                     continue
         return found
 
-    def wait_for(self, what: str, condition: Callable[[], object], seconds: float = 60.0) -> None:
+    def wait_for(self, what: str, condition: Callable[[], object], seconds: float = 120.0) -> None:
         """Wait until `condition` holds; fail with what the agents said if it does not."""
         deadline = time.monotonic() + seconds
         while not condition():

@@ -12,7 +12,7 @@ import pytest
 from chaos.etcd import EtcdServer
 from tests.rendezvous.agents import Agent, Agents
 
-pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(600)]
 
 FOREIGN = str(Path(__file__).with_name("foreign_ddp.py"))
 
