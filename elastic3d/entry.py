@@ -59,30 +59,38 @@ def run(
     fresh: bool = False,
     **moved: Never,
 ) -> None:
-    """Train `main` on whatever nodes are there.
+    """Train `main` on whatever nodes are there, and return when the job is over.
 
-    main: entered once per generation, in a fresh process; and once before the first, up to `run.restore`, to measure
-    the model. store: URL (any fsspec one) or path of the checkpoints; None keeps them in memory only. layout: axes to
-    fix, such as Layout(pp=2); free ones are planned. events: folder for one event file per node, and an
-    older one beside it, at most events_limit together. snapshot_every: in steps, 0 for never: what raises after a step
-    is then done again from an older checkpoint. stale_after: age of the newest step that all hold, in seconds or as
-    "30s", beyond which that is an event, in status, and a reason to ask another node to take copies; stale_snapshots:
-    so many snapshots behind count as well, 8 or more. threads: CPU threads per trainer for tensor operations; part of
-    what fixes the bits.
+    A job that failed ends the process with a non-zero code, and the reason where torchrun looks for it.
 
-    every: a checkpoint after so many steps (10; 0 for never), after so long ("30s"), or "continuous": the next begins
-    when the last is committed. checkpointing: how they are written, kept and read; None: as `Checkpointing()`
-    has it. moved: takes nothing, but says of options of checkpoints that were here where they are now.
+    Args:
+        main: Entered once per generation, in a fresh process; and once before the first, up to `run.restore`, to
+            measure the model.
+        store: URL (any fsspec one) or path of the checkpoints. None, the default, keeps them in memory only.
+        every: A checkpoint after so many steps (10 by default; 0 for never), after so long ("30s"), or "continuous":
+            the next begins when the last is committed.
+        checkpointing: How checkpoints are written, kept and read. None, the default: as `Checkpointing()` has it.
+        layout: Axes to fix, such as `Layout(pp=2)`; free ones are planned, and all are by default.
+        events: Folder for one event file per node, and an older one beside it. None, the default, for none.
+        events_limit: What these take on each node, in bytes or as "500MB"; 1 GB by default.
+        snapshot_every: In steps, 1 by default. 0 for never: what raises after a step is then done again from an older
+            checkpoint.
+        stale_after: Age of the newest step that all hold, in seconds or as "30s", the default, beyond which that is an
+            event, in status, and a reason to ask another node to take copies.
+        stale_snapshots: Snapshots that the newest one all hold may be behind before the same happens, 8 or more; 20 by
+            default.
+        threads: CPU threads per trainer for tensor operations, 1 by default; part of what fixes the bits.
+        calibration: File of `elastic3d calibrate`, made on a machine like these: layouts are then chosen by predicted
+            time. None, the default: by shape.
+        restore: The checkpoint to go on from when no node has the state in memory: "latest", the default, "verified",
+            or a tag, step or name. The first two fall back to an older one where theirs is damaged; any other is where
+            this run begins, and is left behind once the run has checkpoints of its own.
+        fresh: Begin at step 0 though steps were made before and nothing is left of them, which is an error without it,
+            and by default.
+        moved: Takes nothing, but says of options of checkpoints that were here where they are now.
 
-    restore: the checkpoint to go on from when no node has the state in memory: "latest", "verified", or a tag, step or
-    name. The first two fall back to an older one where theirs is damaged; any other is where this run begins, and is
-    left behind once the run has checkpoints of its own. fresh: begin at step 0 though steps were made before and
-    nothing is left of them, which is an error without it.
-
-    calibration: file of `elastic3d calibrate`, made on a machine like these: layouts are then chosen by predicted time.
-
-    Returns when the job is over; ends the process with a non-zero code, and the reason where torchrun looks for it,
-    when it failed. UsageError for values that make no sense.
+    Raises:
+        UsageError: A value makes no sense; nothing was started.
     """
 
     def enter(port: Port) -> None:

@@ -43,22 +43,25 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Sizes of the mesh axes and what runs on them. As a request, what is 0, None or empty is the planner's to choose.
-
-    pp: pipeline ranks. dp: data-parallel ranks. tp: tensor-parallel ranks. zero: ZeRO stage, 1 to 3.
-    replicas: groups of dp / replicas ranks each hold one copy of the sharded state (HSDP); 1 shards over all of dp.
-    schedule: of the pipeline, None where pp is 1. virtual: stages on each rank; 1 but for the schedules that have more.
-    cuts: number of the first block of each stage but the first, in order of stages; () for runs of equal length.
-    """
+    """Sizes of the mesh axes and what runs on them. As a request, what is 0, None or empty is the planner's to
+    choose."""
 
     pp: int = 0
+    """Pipeline ranks."""
     dp: int = 0
+    """Data-parallel ranks."""
     tp: int = 1
+    """Tensor-parallel ranks."""
     zero: int = 3
+    """ZeRO stage, 1 to 3."""
     replicas: int = 1
+    """Groups of dp / replicas ranks each hold one copy of the sharded state (HSDP); 1 shards over all of dp."""
     schedule: Schedule | None = None
+    """Of the pipeline, None where pp is 1."""
     virtual: int = 1
+    """Stages on each rank; 1 but for the schedules that have more."""
     cuts: tuple[int, ...] = ()
+    """Number of the first block of each stage but the first, in order of stages; () for runs of equal length."""
 
     def __post_init__(self) -> None:
         for axis in ("pp", "dp", "tp", "replicas"):

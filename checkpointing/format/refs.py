@@ -56,29 +56,36 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
-    """Which checkpoint is the newest, which others are kept, and which generation may move on.
-
-    generation: the newest that has written the ref, the fence. checkpoint: a name, None until one was committed;
-    `record_digest`, `step` and `made_in` belong to it. earlier: checkpoints it pointed to before, newest first, and
-    `older` where those before them are. verified, tags (by name), pins (checkpoint -> reason): what retention keeps.
-    sweeps: how many sweeps were begun. sweeping: the one that is on. quarantined: tombstones of sweeps that ended with
-    deletions that may still be under way.
-    """
+    """Which checkpoint is the newest, which others are kept, and which generation may write."""
 
     generation: int
+    """The newest that has written the ref: the fence."""
     checkpoint: str | None = None
+    """Name of the newest checkpoint, None until one was committed."""
     record_digest: str | None = None
+    """Digest of its record, in hex."""
     step: int | None = None
+    """Its step."""
     made_in: int | None = None
+    """The generation whose training it holds."""
     earlier: tuple[str, ...] = ()
+    """Checkpoints it pointed to before, newest first."""
     older: Older | None = None
+    """Where those before `earlier` are."""
     verified: Target | None = None
+    """The newest checkpoint that was read back."""
     tags: dict[str, Target] = field(default_factory=dict)
+    """Checkpoints that have names, by name."""
     pins: dict[str, str] = field(default_factory=dict)
+    """Reasons for which checkpoints must stay, by checkpoint."""
     sweeps: int = 0
+    """How many sweeps were begun."""
     sweeping: Sweeping | None = None
+    """The sweep that is on."""
     quarantined: tuple[Quarantined, ...] = ()
+    """Tombstones of sweeps that ended with deletions that may still be under way."""
     write_id: str = ""
+    """Made up for each write: tells whose write it was when the answer is lost."""
 
     @property
     def committed(self) -> tuple[str, ...]:

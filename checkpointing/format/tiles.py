@@ -37,11 +37,14 @@ def itemsize(dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A global tensor: its name, torch's name of its dtype without `torch.`, and its whole shape."""
+    """A global tensor."""
 
     key: str
+    """Its name."""
     dtype: str
+    """torch's name of its dtype, without `torch.`."""
     shape: tuple[int, ...]
+    """Its whole shape, in elements."""
 
     @property
     def itemsize(self) -> int:
@@ -59,7 +62,9 @@ class Box:
     """A half-open region in global coordinates; a scalar's box has no dims and one element."""
 
     start: tuple[int, ...]
+    """First index of each dim."""
     stop: tuple[int, ...]
+    """Index behind the last of each dim."""
 
     def __post_init__(self) -> None:
         # Manifests have a great many of these: a loop costs half of what `any` over a generator does.
@@ -104,11 +109,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One box of a tensor as C-contiguous bytes, native little-endian."""
+    """One box of a tensor."""
 
     spec: TensorSpec
+    """The tensor."""
     box: Box
+    """Which part of it."""
     data: memoryview
+    """Its bytes: C-contiguous, native little-endian."""
 
 
 def digest(spec: TensorSpec, box: Box, data: bytes | bytearray | memoryview) -> str:

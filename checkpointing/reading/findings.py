@@ -21,19 +21,24 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong in a store. `rank`, `tensor` and `pack` say where, as far as that is known.
-
-    checkpoints: the committed ones that cannot be restored because of it, unless another copy of the tile is found.
-    """
+    """One thing that is wrong in a store."""
 
     object: str
+    """Key of the object."""
     fault: Fault
+    """What kind of fault."""
     detail: str
+    """What exactly, for people."""
     tensor: str | None = None
+    """Whose bytes are affected, as far as that is known."""
     box: str | None = None
+    """Which part of the tensor."""
     rank: int | None = None
+    """Whose part of the save it is."""
     pack: str | None = None
+    """Id of the pack."""
     checkpoints: tuple[str, ...] = ()
+    """Committed checkpoints that cannot be restored because of it, unless another copy of the tile is found."""
 
 
 def from_error(

@@ -35,23 +35,30 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose record and manifests have been read and checked; its tiles are checked when fetched.
-
-    `tiles` are distinct by tensor and box; `copies` are those of them that other ranks have written too. `packs` maps
-    the ids of all packs they lie in to sizes.
-    """
+    """A checkpoint whose record and manifests have been read and checked; its tiles are checked when fetched."""
 
     store: Store
+    """Where it lies."""
     name: str
+    """Its name."""
     step: int
+    """Its step."""
     made_in: int
+    """The generation whose training it holds."""
     committed_in: int
+    """The generation that committed it."""
     root: str
+    """Digest over all its tiles, in hex."""
     facts: dict[str, Any]
+    """What the saver said beside tensors."""
     specs: dict[str, TensorSpec]
+    """Its tensors, by name."""
     tiles: tuple[StoredTile, ...]
+    """Its tiles, distinct by tensor and box."""
     packs: dict[str, int]
+    """Sizes in bytes of all packs the tiles lie in, by id."""
     copies: tuple[StoredTile, ...] = ()
+    """Tiles that further ranks have written too."""
 
     def source(self, name: str = "store", *, repair: bool = False) -> PackSource:
         """Return the source that the offers of the same name refer to.

@@ -29,15 +29,16 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """Where everything came from, by source, and what failed on the way.
-
-    repaired: how many bad copies were mended; unrepaired: those that a source tried to mend and could not.
-    """
+    """Where everything came from, and what failed on the way."""
 
     sources: Mapping[str, Tally]
+    """Tiles and bytes by source."""
     failures: tuple[Failure, ...] = ()
+    """What could not be read, or was not as it had been written."""
     repaired: int = 0
+    """How many bad copies were repaired."""
     unrepaired: tuple[Failure, ...] = ()
+    """Copies that a source tried to repair and could not."""
 
 
 Destination = Callable[[TensorSpec, Box], memoryview]

@@ -15,16 +15,18 @@ LITTLE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A tile that a source says it has.
-
-    source: key of the source in the mapping given to `resolve`. where: a JSON-able locator only its source reads.
-    """
+    """A tile that a source says it has."""
 
     spec: TensorSpec
+    """The tensor."""
     box: Box
+    """Which part of it."""
     digest: str
+    """BLAKE3 digest of its bytes, in hex."""
     source: str
+    """Key of the source in the mapping given to `resolve`."""
     where: Any
+    """A JSON-able locator that only its source reads."""
 
     @property
     def nbytes(self) -> int:

@@ -34,19 +34,21 @@ _FORGOTTEN = 3600.0  # seconds after which an announcement is deleted that nobod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection has done, or with `dry_run` would do.
-
-    dropped: checkpoints that are committed no more. objects: freed. spared: condemned, but needed after all,
-    or gone already. waiting: seconds until what is condemned may go, 0 when nothing waits; call again then. over: bytes
-    that the kept checkpoints take above `keep_bytes`, as what is protected is larger; None where nobody looked.
-    """
+    """What a collection has done, or with `dry_run` would do."""
 
     dropped: tuple[str, ...] = ()
+    """Checkpoints that are committed no more."""
     objects: tuple[Doomed, ...] = ()
+    """Objects that were freed."""
     spared: int = 0
+    """How many were condemned but needed after all, or gone already."""
     waiting: float = 0.0
+    """Seconds until what is condemned may go, 0 when nothing waits; call again then."""
     over: int | None = None
+    """Bytes that the kept checkpoints take above `keep_bytes`, where what is protected is larger; None where nobody
+    looked."""
     dry_run: bool = False
+    """Nothing was deleted."""
 
     @property
     def bytes(self) -> int:

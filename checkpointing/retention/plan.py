@@ -23,17 +23,18 @@ _READS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionPlan:
-    """What a collection would do. objects: what it would free, in the order of deletion.
-
-    begun: of these, those that an earlier collection has condemned already. over: bytes that the kept checkpoints
-    would take above `keep_bytes`.
-    """
+    """What a collection would do."""
 
     kept: tuple[str, ...]
+    """Names of the checkpoints that stay."""
     dropped: tuple[str, ...]
+    """Names of those that go."""
     objects: tuple[Doomed, ...]
+    """What it would free, in the order of deletion."""
     begun: tuple[Doomed, ...] = ()
+    """Of these, those that an earlier collection has condemned already."""
     over: int = 0
+    """Bytes that the kept checkpoints would take above `keep_bytes`."""
 
     @property
     def bytes(self) -> int:

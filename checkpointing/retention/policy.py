@@ -11,16 +11,15 @@ from checkpointing.format import names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What a collection keeps besides `latest`, `verified`, tags and pins.
-
-    keep_last: that many of the newest, None for all. keep_every: one for each so many steps, the first of its window
-    of steps in the newest history; None for no more. keep_bytes: what all kept checkpoints may take together, objects
-    that several need counted once; None for no bound. The oldest go first, whatever the others say of them.
-    """
+    """What a collection keeps besides `latest`, `verified`, tags and pins."""
 
     keep_last: int | None = None
+    """So many of the newest, None for all."""
     keep_every: int | None = None
+    """One for each so many steps, the first of its window of steps in the newest history; None for no more."""
     keep_bytes: int | None = None
+    """What all kept checkpoints may take together, in bytes, objects that several need counted once; None for no bound.
+    The oldest go first, whatever the other fields say of them."""
 
     def __post_init__(self) -> None:
         for field in ("keep_last", "keep_every", "keep_bytes"):

@@ -46,13 +46,18 @@ _CHECKS = 8  # each one more means that a sweep began meanwhile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A checkpoint that `latest` points to, or has pointed to. moved: whether this call moved it."""
+    """A checkpoint that `latest` points to, or has pointed to."""
 
     checkpoint: str
+    """Its name."""
     root: str
+    """Digest over all its tiles, in hex."""
     totals: Totals
+    """Its tensors, its distinct tiles and the bytes of these."""
     ref: Ref
+    """What `latest` says now."""
     moved: bool
+    """Whether this call moved `latest`."""
 
 
 def fence(store: Store, generation: int) -> Ref:

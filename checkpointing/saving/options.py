@@ -42,25 +42,27 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOptions:
-    """How a rank saves.
-
-    codec: "raw"; "planes"; "xor" (against the parent, where that is worth it); "auto" (by measuring). pack_bytes: the
-    most tile bytes in a pack. transfers: packs under way at once. max_bandwidth: bytes per second of all transfers
-    together. check: read packs back, unless the store compares checksums itself. workers: threads that take digests.
-    rewrite: write packs although objects of their name and size are there, for one of them was found damaged.
-    announce_after: seconds from which on a save tells collections that it is under way. speeds: what an earlier `auto`
-    save measured; the choice then follows from it alone.
-    """
+    """How a rank saves."""
 
     codec: Choice | str = Choice.RAW
+    """How tiles are encoded: "raw"; "planes"; "xor" (against the parent, where that is worth it); "auto" (by
+    measuring)."""
     pack_bytes: int = PACK_BYTES
+    """The most tile bytes in a pack."""
     transfers: int = TRANSFERS
+    """Packs under way at once."""
     max_bandwidth: float | None = None
+    """Bytes per second of all transfers together; None for no bound."""
     check: bool = True
+    """Read packs back, unless the store compares checksums itself."""
     workers: int = 2
+    """Threads that take digests."""
     rewrite: bool = False
+    """Write packs although objects of their name and size are there, because one of them was found damaged."""
     announce_after: float = ANNOUNCED_AFTER
+    """Seconds from which on a save tells collections that it is under way."""
     speeds: Speeds | None = None
+    """What an earlier `auto` save measured; the choice then follows from it alone. None: measure."""
 
     def __post_init__(self) -> None:
         if self.codec not in list(Choice):

@@ -37,22 +37,26 @@ _DEFAULTS = SaveOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRank:
-    """One rank's part of a save.
-
-    packs: those of this save. bytes: of all tiles. written: of the tiles that the parent had not. stored: of the packs
-    they are in. sent: of those packs that this call had to upload. speeds: what `auto` measured, for the next save's
-    options.
-    """
+    """One rank's part of a save."""
 
     manifest: str
+    """Name of its manifest."""
     manifest_digest: str
+    """BLAKE3 digest of the manifest, in hex."""
     packs: tuple[str, ...]
+    """The packs of this save."""
     tiles: int
+    """Tiles of this rank."""
     bytes: int
+    """Bytes of all its tiles."""
     written: int
+    """Bytes of the tiles that the parent did not have."""
     stored: int
+    """Bytes of the packs they are in."""
     sent: int
+    """Bytes of those packs that this call had to upload."""
     speeds: Speeds | None = None
+    """What `auto` measured, for the next save's options."""
 
 
 def save_rank(

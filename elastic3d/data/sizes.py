@@ -21,6 +21,7 @@ class Growing:
     """A global batch that changes with the step: `Growing((0, 256), (1000, 512))` is 512 from step 1000 on."""
 
     parts: Parts
+    """Pairs of first step and global batch, in samples; steps grow, and the first is 0."""
 
     def __repr__(self) -> str:
         """Return the call that makes it."""

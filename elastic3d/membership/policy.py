@@ -9,48 +9,57 @@ from elastic3d.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How memberships are formed. All times in seconds.
-
-    minimum, maximum: active nodes. lease: TTL of member keys; the last resort for noticing a death.
-    grace: how long a lost lease may be cured after the TTL. first_gather: how long the first generation waits for
-    more nodes after the newest came, unless `maximum` are there. gather: the same for joins to a running job.
-    below_minimum: how long to wait with too few nodes before the job fails. orphan: how long a membership without any
-    member of its predecessor waits. tries: generations ended by the user's own error, or by a dying trainer, without
-    progress between them, before the job fails. beside: prepare planned changes beside the running trainers and switch
-    at a step boundary; otherwise planned changes stop the workers at once.
-
-    multiple_of, counts: how many nodes may be active: multiples of the one, and members of the other unless it is
-    empty. doubt: how long an incarnation that one witness does not hear may take to answer through etcd; more than the
-    second after which a call to etcd that got no answer is made again. confirm: how long a silence that two witnesses
-    tell of may still turn out to be a pause. budget: re-formings an hour after which newcomers wait, 0 for no bound;
-    losses always re-form. damping: the longest wait for more losses in a storm of them. flaps: losses of one machine
-    within `flap_memory` after which it is kept out, for `quarantine` at first and twice as long each time after, up to
-    `flap_memory`. 0 flaps: never. reach_again: how long two nodes that could not connect to each other must have
-    been able to before both may be active again.
-    """
+    """How memberships are formed. All times in seconds."""
 
     minimum: int = 1
+    """Fewest active nodes."""
     maximum: int = 1
+    """Most active nodes; more are spares."""
     lease: float = 3.0
+    """TTL of member keys: the last resort for noticing a death."""
     grace: float = 2.0
+    """How long a lost lease may be cured after the TTL."""
     first_gather: float = 3.0
+    """How long the first generation waits for more nodes after the newest came, unless `maximum` are there."""
     gather: float = 0.2
+    """The same for nodes that join a running job."""
     below_minimum: float = 600.0
+    """How long to wait with too few nodes before the job fails."""
     orphan: float = 30.0
+    """How long a membership without any member of its predecessor waits; and how long a node whose lease is lost, but
+    whom its neighbours hear, may take to register again."""
     tries: int = 3
+    """Generations ended by the user's own error, or by a dying trainer, without progress between them, before the job
+    fails."""
     interrupted: float = 5.0
+    """How long trainers that lost a peer wait for somebody to be declared dead before the generation ends anyway."""
     prepare: float = 300.0
+    """How long nodes may take to build their trainers beside the running ones before the change is given up."""
     beside: bool = True
+    """Prepare planned changes beside the running trainers and switch at a step boundary; otherwise planned changes stop
+    the workers at once."""
     multiple_of: int = 1
+    """Only multiples of this many nodes may be active."""
     counts: tuple[int, ...] = ()
+    """Only these numbers of nodes may be active; () for any."""
     doubt: float = 1.1
+    """How long an incarnation that one witness does not hear may take to answer through etcd; more than the second
+    after which a call to etcd that got no answer is made again."""
     confirm: float = 0.2
+    """How long a silence that two witnesses tell of may still turn out to be a pause."""
     budget: int = 60
+    """Re-formings an hour after which newcomers wait, 0 for no bound; losses always re-form."""
     damping: float = 5.0
+    """The longest wait for more losses in a storm of them."""
     flaps: int = 3
+    """Losses of one machine within `flap_memory` after which it is kept out; 0 for never."""
     flap_memory: float = 3600.0
+    """How long a loss is remembered, and the longest `quarantine`."""
     quarantine: float = 60.0
+    """How long such a machine is kept out at first; twice as long each time after, up to `flap_memory`."""
     reach_again: float = 60.0
+    """How long two nodes that could not connect to each other must have been able to before both may be active
+    again."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.maximum:

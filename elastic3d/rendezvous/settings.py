@@ -50,34 +50,48 @@ _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One node's rendezvous settings. `gate`: a file this node waits for before it joins, warm; "" for none.
-
-    home: the machine a scheduler or a label names, where `node` is made up anew at each start: quarantine knows it by
-    that. "": by `node`.
-    labels: where the node stands, by level of membership/topology.py. admission: whether it checks itself first.
-    drain: seconds that the node takes at most to leave after SIGTERM or SIGINT. end_seen: what `end_seen` of
-    membership/driver/ended.py returned when the agent was started, None where it was not asked.
-    """
+    """One node's rendezvous settings."""
 
     endpoints: str
+    """etcd's servers, as `--rdzv-endpoint` has them."""
     run_id: str
+    """torchrun's `--rdzv-id`."""
     mode: str
+    """"restart" or "resident"."""
     node: str
+    """Name of the node."""
     address: str
+    """Where the others reach it."""
     policy: Policy
+    """How memberships are formed."""
     prefix: str = "/elastic3d"
+    """What the job's keys in etcd begin with."""
     user: str = ""
+    """Of etcd, "" for none."""
     password_file: str = ""
+    """File with the user's password."""
     ca: str = ""
+    """File with the certificates that etcd's are checked against; "" for no TLS."""
     cert: str = ""
+    """File with this node's certificate."""
     key: str = ""
+    """File with the key of that certificate."""
     gate: str = ""
+    """A file this node waits for before it joins, warm; "" for none."""
     home: str = ""
+    """The machine that a scheduler or a label names, where `node` is made up anew at each start: quarantine knows it by
+    that. "": by `node`."""
     labels: dict[str, str] = field(default_factory=dict)
+    """Where the node stands, by level of membership/topology.py."""
     admission: bool = True
+    """Whether it checks itself before it joins."""
     drain: float = 25.0
+    """Seconds that the node takes at most to leave after SIGTERM or SIGINT."""
     end_seen: int | None = None
+    """What `end_seen` of membership/driver/ended.py returned when the agent was started, None where it was not
+    asked."""
     notices: notice_options.NoticeOptions = field(default_factory=notice_options.NoticeOptions)
+    """Whom it asks whether the machine is about to be taken away."""
 
     @property
     def root(self) -> str:

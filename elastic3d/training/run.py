@@ -133,18 +133,30 @@ class Run:
     ) -> nn.Module:
         """Build the model and return this rank's part of it.
 
-        blocks: dotted path of the ModuleList of repeated layers, which pipeline stages and ZeRO shards are made of;
-        None for no pipeline stages. tensor: patterns of module names and how tensor parallelism cuts them (see
-        `elastic3d.parallel.tensor.styles`), "auto" for the plan of a Hugging Face model. seed: of initial weights and
-        dropout. reduction: "ordered" gives the same bits for every layout, "fast" leaves the order of sums to the
-        backend. compress, with "fast": "bf16" or "fp16" sends gradients in 16 bits, "powersgd" factors of low rank
-        between replicas. precision: "fp32" trains the model as it is built; "bf16" and "fp16" compute in that dtype
-        over fp32 parameters and optimizer state, and fp16 scales its losses. recompute: what each block computes again
-        in the backward pass: "none", "full" for all of it, "selective" for all but products with weights and fused
-        attention; bits stay the same. experts: path of layers of experts, such as
-        "blocks.*.mlp.experts", that are spread over the data-parallel ranks; outside the promise of equal bits.
-        whole_below: bytes of parameters from which on the model is no longer built whole in each process; such a model
-        cannot be loaded by `build`. ModelError for a model that cannot be taken.
+        Args:
+            build: Returns the model; called in each process, under keyed random numbers.
+            blocks: Dotted path of the ModuleList of repeated layers, which pipeline stages and ZeRO shards are made
+                of. None, the default, for no pipeline stages.
+            tensor: Patterns of module names and how tensor parallelism cuts them (see
+                `elastic3d.parallel.tensor.styles`); "auto" for the plan of a Hugging Face model. None, the default,
+                for tp 1.
+            seed: Of initial weights and dropout; 0 by default.
+            reduction: "ordered", the default, gives the same bits for every layout; "fast" leaves the order of sums to
+                the backend.
+            compress: With "fast": "bf16" or "fp16" sends gradients in 16 bits, "powersgd" factors of low rank between
+                replicas. None, the default, for neither.
+            precision: "fp32", the default, trains the model as it is built; "bf16" and "fp16" compute in that dtype
+                over fp32 parameters and optimizer state, and fp16 scales its losses.
+            recompute: What each block computes again in the backward pass: "none", the default, "full" for all of it,
+                "selective" for all but products with weights and fused attention. Bits stay the same.
+            experts: Path of layers of experts, such as "blocks.*.mlp.experts", that are spread over the data-parallel
+                ranks; outside the promise of equal bits. None, the default, for none.
+            whole_below: Bytes of parameters from which on the model is no longer built whole in each process; such a
+                model cannot be loaded by `build`. 8 GiB by default.
+
+        Raises:
+            ModelError: The model cannot be taken; the words say why.
+            UsageError: A value makes no sense, or there is a model already.
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")

@@ -69,49 +69,64 @@ class NodeRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """One node.
-
-    machine: what quarantine and `release` go by. seconds_left: until a drain's deadline or a quarantine's end, None
-    where there is none. first_rank: of its slots, None unless active. health: what is wrong, () for nothing. pulse: its
-    own newest figures, None where it told none.
-    """
+    """One node."""
 
     name: str
+    """Its name."""
     incarnation: str = ""
+    """Which process of that name; "" for a machine that is only kept out."""
     machine: str
+    """What `quarantine` and `release` go by."""
     state: NodeState
+    """What it is doing."""
     role: NodeRole = NodeRole.NONE
+    """What the sealed generation says of it."""
     leads: bool = False
+    """Whether it leads the membership."""
     detail: str = ""
+    """Why it is in this state, for people."""
     seconds_left: float | None = None
+    """Until a drain's deadline or a quarantine's end, None where there is none."""
     first_rank: int | None = None
+    """Global rank of its first slot, None unless active."""
     slots: int = 0
+    """How many trainers it can run."""
     address: str = ""
+    """Where the others reach it."""
     labels: dict[str, str]
+    """Where it stands, by level."""
     health: tuple[str, ...] = ()
+    """What is wrong, () for nothing."""
     pulse: Pulse | None = None
+    """Its own newest figures, None where it told none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStatus:
-    """A generation, or one that is being prepared.
-
-    mesh: by pipeline stage and replica, the node that stands there; () without a layout. age: seconds since it was
-    sealed, by the leader's wall clock; None where that is not known. switching: the running trainers were asked to
-    leave for it.
-    """
+    """A generation, or one that is being prepared."""
 
     number: int
+    """Grows with each that is sealed."""
     attempt: int
+    """Tells proposals of one number apart."""
     cause: Cause
+    """Why it was formed."""
     detail: str
+    """Why exactly, for people."""
     layout: Layout | None
+    """Of its mesh, None in mode restart."""
     world: int
+    """How many ranks."""
     nodes: tuple[str, ...]
+    """Names of the active nodes, in rank order."""
     spares: tuple[str, ...]
+    """Names of those that wait."""
     mesh: tuple[tuple[str, ...], ...] = ()
+    """By pipeline stage and replica, the node that stands there; () without a layout."""
     age: float | None = None
+    """Seconds since it was sealed, by the leader's wall clock; None where that is not known."""
     switching: bool = False
+    """The running trainers were asked to leave for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,30 +134,49 @@ class StateAge:
     """The newest state that is held. It is from `age` to `age` + `within` seconds old."""
 
     step: int
+    """Its step."""
     age: float
+    """Seconds, at least."""
     within: float
+    """Seconds that it may be older: the age was told so long ago, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How a job stands. step -1: nobody told. minimum 0: not known. problems: keys that cannot be read, and why."""
+    """How a job stands; with a `schema`, what `elastic3d status --json` prints."""
 
     run_id: str
+    """torchrun's `--rdzv-id`."""
     revision: int
+    """Of etcd, at which all of this held."""
     state: JobState
+    """What the job is doing."""
     detail: str
+    """Why, for people."""
     leader: str
+    """Name of the node that leads, "" for none."""
     generation: GenerationStatus | None
+    """The sealed one, None before the first."""
     preparing: GenerationStatus | None
+    """The one that is being prepared, None where none is."""
     nodes: tuple[NodeStatus, ...]
+    """All nodes that are known, active ones first, in rank order."""
     step: int
+    """The newest step, -1 where nobody told."""
     step_seconds: float
+    """How long a step takes, 0 where nobody told."""
     snapshot: StateAge | None
+    """The newest in memory that all hold twice."""
     checkpoint: StateAge | None
+    """The newest committed."""
     verified: StateAge | None
+    """The newest that was read back."""
     minimum: int
+    """Fewest active nodes; 0: not known."""
     maximum: int
+    """Most active nodes; 0: not known."""
     problems: tuple[str, ...]
+    """Keys that cannot be read, and why."""
 
 
 def status(run_id: str, found: RunKeys, *, revision: int, remaining: Mapping[int, float], wall: float) -> Status:
