@@ -22,9 +22,6 @@ Every partial sum is a whole number below 2**24, and every factor fits 8 bits of
 these bytes on a healthy device, TF32 and bfloat16 passes included.
 """
 
-DEVICE = "cpu"
-"""The kind trainers compute on."""
-
 LIMIT = 20.0
 """Seconds for one device: a context on a GPU of a busy machine takes some of them."""
 
@@ -52,7 +49,18 @@ def present(kind: str, places: int) -> str:
             f"{found} {kind} device(s) for {places} slot(s): lower --nproc-per-node, or look at the driver "
             "(nvidia-smi) and at CUDA_VISIBLE_DEVICES"
         )
+    unlike = {_described(index) for index in range(places)}
+    if len(unlike) > 1:
+        raise Unfit(
+            f"the devices of this node differ ({'; '.join(sorted(unlike))}): the smallest and slowest would bound all, "
+            "and bits would differ. Give the node devices of one model, or slices of one size, by CUDA_VISIBLE_DEVICES"
+        )
     return ""
+
+
+def _described(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    return f"{properties.name} of {properties.total_memory / 2**30:.0f} GiB"
 
 
 def product(device: str, multiply: Multiply | None = None) -> str:

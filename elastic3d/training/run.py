@@ -28,6 +28,7 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
+from elastic3d.devices.contract import deterministic
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.parallel import norms, vote
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
@@ -62,7 +63,6 @@ class Run:
         self._tiers = tiers or restoring.Nowhere()
         self._assignment = port.assignment
         self._layout = port.assignment.layout or Layout(pp=1, dp=1)
-        self._device = torch.device("cpu")
         self._mesh: Mesh | None = None
         self._plan: ShardRequest | None = None
         self._model: nn.Module | None = None
@@ -80,7 +80,7 @@ class Run:
         self._ranks: AllRanks | None = None
         self._outside: Outside | None = None
         torch.set_num_threads(self._assignment.threads)
-        torch.use_deterministic_algorithms(True)
+        deterministic()
 
     @property
     def steps(self) -> int:
@@ -178,11 +178,12 @@ class Run:
                 skeleton(build)  # for what it refuses, before anybody joins
             take(self._model, tensor, 1)
             return self._model
+        self._port.device.open()
         with self._peers():
             if self.world > 1:
-                store = join_world(self._assignment, self._device)
+                store = join_world(self._assignment, self._port.device)
                 self._ranks = AllRanks(store, rank=self.rank, world=self.world)
-            self._mesh = Mesh(self._layout, self.rank, self._device)
+            self._mesh = Mesh(self._layout, self.rank, self._port.device)
             if self._mesh.tp is not None:
                 check_node(self._mesh.tp, self._assignment.node)
             self._assembly = Assembly(self._plan, self._mesh)
@@ -223,7 +224,7 @@ class Run:
             seed=seed,
             share=share,
             workers=workers,
-            device=self._device,
+            device=self._port.device.torch_device,
         )
         return self._batches
 

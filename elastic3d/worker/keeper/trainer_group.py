@@ -91,4 +91,5 @@ def assignment(
         restore=options.restore,
         fresh=options.fresh,
         credentials=credentials,
+        device=options.device,
     )

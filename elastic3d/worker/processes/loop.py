@@ -314,7 +314,13 @@ class SlotLoop:
             case channel.Profiled():
                 trainer.last = message
                 self._tell(
-                    events.ProfileMeasured(slot=slot, trainer=number, profile=message.profile, checks=message.checks)
+                    events.ProfileMeasured(
+                        slot=slot,
+                        trainer=number,
+                        profile=message.profile,
+                        checks=message.checks,
+                        device=message.device,
+                    )
                 )
             case channel.StateRestored():
                 self._newest = max(self._newest, message.step)
