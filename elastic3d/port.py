@@ -34,7 +34,8 @@ class Assignment:
     where nobody has planned. places: of a measuring trainer, how many device places of its node to check before it
     ends, 0 for none. restore: which checkpoint to go on from where nothing is in memory. fresh: beginning at step 0
     is meant though steps were made before. credentials: what it shows to the tile servers of the run; None while
-    measuring. device: the kind of device it computes on; which one, its slot says.
+    measuring. device: the kind of device it computes on; which one, its slot says. device_free: bytes of its memory
+    that are free where no trainer holds any, 0 where that was not measured.
     """
 
     run_id: str
@@ -61,6 +62,7 @@ class Assignment:
     fresh: bool = False
     credentials: Credentials | None = None
     device: str = "cpu"
+    device_free: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from elastic3d.devices.device import CopyStream, Move
 from elastic3d.values import DeviceFacts
@@ -32,17 +33,34 @@ class CpuDevice:
 
     kind = "cpu"
     backend = "gloo"
+    exclusive = False
 
     @property
     def torch_device(self) -> torch.device:
         """Return the host."""
         return torch.device("cpu")
 
+    def installed(self) -> int:
+        """Return the number of cores that this process may use."""
+        return len(os.sched_getaffinity(0))
+
+    def described(self) -> str:
+        """Return the processor's name."""
+        return processor()
+
     def open(self) -> None:
         """Do nothing: it is always there."""
 
     def enter_thread(self) -> None:
         """Do nothing: there is one."""
+
+    def place(self, module: nn.Module) -> None:
+        """Move what is elsewhere."""
+        module.to(self.torch_device)
+
+    def free(self) -> int:
+        """Return the bytes of the host's memory that are free."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
     def seed(self, seed: int) -> None:
         """Seed torch's default generator."""
@@ -73,7 +91,7 @@ class CpuDevice:
             kind=self.kind,
             name=processor(),
             memory=host_memory() // max(1, slots),
-            devices=len(os.sched_getaffinity(0)),
+            devices=self.installed(),
             torch=str(torch.__version__),
         )
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from elastic3d.devices.cpu import copy_from_host
 from elastic3d.devices.device import CopyStream, Move
@@ -35,6 +36,7 @@ class CudaDevice:
 
     kind = "cuda"
     backend = "cpu:gloo,cuda:nccl"
+    exclusive = True
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -44,10 +46,19 @@ class CudaDevice:
         """Return the device by its number."""
         return torch.device("cuda", self.index)
 
+    def installed(self) -> int:
+        """Return the number of devices that the driver shows to torch."""
+        return torch.cuda.device_count()
+
+    def described(self) -> str:
+        """Return what the driver calls it, and its memory."""
+        properties = torch.cuda.get_device_properties(self.index)
+        return f"{properties.name} of {properties.total_memory / 2**30:.0f} GiB"
+
     def open(self) -> None:
         """Make the context; ConfigurationError where there is no such device, or the driver does not serve torch."""
         try:
-            count = torch.cuda.device_count()
+            count = self.installed()
             if self.index >= count:
                 raise ConfigurationError(
                     f"slot {self.index} has no device of its own: torch sees {count}. Trying again does not help: "
@@ -67,6 +78,14 @@ class CudaDevice:
     def enter_thread(self) -> None:
         """Make it the calling thread's current device."""
         torch.cuda.set_device(self.index)
+
+    def place(self, module: nn.Module) -> None:
+        """Move its parameters and buffers."""
+        module.to(self.torch_device)
+
+    def free(self) -> int:
+        """Return what the driver calls free."""
+        return int(torch.cuda.mem_get_info(self.index)[0])
 
     def seed(self, seed: int) -> None:
         """Seed torch's default generator and the device's."""
@@ -101,7 +120,7 @@ class CudaDevice:
             name=str(properties.name),
             memory=total,
             reserve=total - free - torch.cuda.memory_reserved(self.index),
-            devices=torch.cuda.device_count(),
+            devices=self.installed(),
             torch=str(torch.__version__),
             runtime=runtime(),
             driver=driver(),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import torch
+    from torch import nn
 
     from elastic3d.values import DeviceFacts
 
@@ -53,12 +54,33 @@ class ComputeDevice(Protocol):
         """The backend of collectives between devices of this kind."""
         ...
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether it has memory of its own, which two trainers of a slot would run out of: one holds it at a time."""
+        ...
+
+    def installed(self) -> int:
+        """Return how many devices of this kind this process sees."""
+        ...
+
+    def described(self) -> str:
+        """Return its model and its memory, as devices of one node have to be alike in."""
+        ...
+
     def open(self) -> None:
         """Take the device into use, on the main thread and once; ConfigurationError where it is not there."""
         ...
 
     def enter_thread(self) -> None:
         """Make this the calling thread's device. A thread's device is 0 otherwise, whichever the main thread uses."""
+        ...
+
+    def place(self, module: nn.Module) -> None:
+        """Move a module's parameters and buffers to the device; torch.OutOfMemoryError where they do not fit."""
+        ...
+
+    def free(self) -> int:
+        """Return the bytes of its memory that nobody holds. The device is open."""
         ...
 
     def seed(self, seed: int) -> None:

@@ -88,7 +88,7 @@ class Assembly:
                 initial.fill(block, name, plan.seed, mesh.computes_on, root=model)
             initial.fill(model, "", plan.seed, mesh.computes_on, root=model)
             tie_again(model, tied)
-        model.to(mesh.device)
+        mesh.computes_on.place(model)
         ignored = self.experts.install()
         self.randomness = Randomness(plan.seed, mesh.computes_on)
         precision = plan.numerics.precision

@@ -117,6 +117,7 @@ class Keeper:
         told = assignment(self._settings, self._options, slot=0, places=places)
         measured = measure(self._slots[0], told, self._inbox)
         self._profile = profile = measured.profile
+        self._generations.device = measured.device
         self._costs = planned_with(self._options.costs, measured.device, profile)
         # What no number of nodes could train is said before anybody waits for more of them.
         self._plan(min(self._settings.policy.maximum, profile.blocks * profile.micro_batches), profile)
