@@ -30,6 +30,7 @@ from typing import Protocol, Self
 
 from chaos.processes import MARK, Found, children, descendants, end_all, leashed, marked, send, wait_until
 from chaos.scenario import Part
+from elastic3d.environment import DEVICE
 
 # torch's launcher and compiler never remove these.
 _TORCHS_OWN = ("torchelastic_", "torchinductor_")
@@ -233,7 +234,9 @@ class Cluster:
             conf["gate"] = str(gate)
         log = folder / "agent.log"
         with log.open("wb") as output:
-            environment = {**os.environ, **self.launch.environment, MARK: self.mark, "TMPDIR": str(temp)}
+            # All nodes share this machine's devices, if it has any: they train on its CPU, unless told.
+            own = {MARK: self.mark, "TMPDIR": str(temp)}
+            environment = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **own}
             process = _starter.get()(self.launch.command(conf, folder / "torchrun"), environment, output)
         node = AgentNode(name=name, process=process, log=log, gate=gate, temp=temp, life=life)
         self._nodes[name] = node

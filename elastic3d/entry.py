@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Never
 
-from elastic3d import environment, output
-from elastic3d.admission.devices import DEVICE
+from elastic3d import devices, environment, output
 from elastic3d.admission.host import available_memory
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import answer_if_asked
@@ -48,6 +47,7 @@ def run(
     every: int | str = 10,
     checkpointing: Checkpointing | None = None,
     layout: Layout | None = None,
+    device: str = devices.AUTO,
     events: str | os.PathLike[str] | None = None,
     events_limit: int | str = "1GB",
     snapshot_every: int = 1,
@@ -71,6 +71,8 @@ def run(
             the next begins when the last is committed.
         checkpointing: How checkpoints are written, kept and read. None, the default: as `Checkpointing()` has it.
         layout: Axes to fix, such as `Layout(pp=2)`; free ones are planned, and all are by default.
+        device: What to train on: "cpu", "cuda" (NVIDIA's devices, or AMD's under ROCm), or "auto", the default: the
+            accelerators of this host, the CPU where it has none. ELASTIC3D_DEVICE says what "auto" means on one host.
         events: Folder for one event file per node, and an older one beside it. None, the default, for none.
         events_limit: What these take on each node, in bytes or as "500MB"; 1 GB by default.
         snapshot_every: In steps, 1 by default. 0 for never: what raises after a step is then done again from an older
@@ -91,6 +93,7 @@ def run(
 
     Raises:
         UsageError: A value makes no sense; nothing was started.
+        ConfigurationError: The device asked for cannot be used here; nothing was started.
     """
 
     def enter(port: Port) -> None:
@@ -108,6 +111,7 @@ def run(
     output.checked_verbosity()
     serve_role(enter)
     answer_if_asked(main)
+    device = devices.choose(device)
     options = RunOptions(
         store=store_at(store, checkpointing),
         saving=saving(checkpointing, every),
@@ -120,7 +124,8 @@ def run(
         threads=threads,
         restore=restore,
         fresh=fresh,
-        costs=load(_path(calibration), device=DEVICE).costs() if calibration is not None else None,
+        device=device,
+        costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
     )
     settings = from_environment()
     if settings is not None:
@@ -134,7 +139,7 @@ def run(
         )
     else:
         output.say(_by_hand(options))
-        run_alone(main)
+        run_alone(main, device=device)
 
 
 def _by_hand(options: RunOptions) -> str:

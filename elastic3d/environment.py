@@ -63,6 +63,9 @@ LOG = _variable(
 TAKE_OVER_ETCD = _variable(
     "ELASTIC3D_TAKE_OVER_ETCD", SetBy.USER, "0 leaves --rdzv-backend=etcd to torch's own backend", "1"
 )
+DEVICE = _variable(
+    "ELASTIC3D_DEVICE", SetBy.USER, 'what device="auto" of elastic3d.run means here: auto, cpu or cuda', "auto"
+)
 LABELS = _variable("ELASTIC3D_LABELS", SetBy.USER, "where this node stands, as zone=eu1,rack=r7")
 PODINFO = _variable("ELASTIC3D_PODINFO", SetBy.USER, "file of a Kubernetes downward API volume with the pod's labels")
 ENDPOINT = _variable("ELASTIC3D_ENDPOINT", SetBy.USER, "--endpoint of the command line: where etcd is")
@@ -99,6 +102,15 @@ NVML_CHECK = _variable(
     "PYTORCH_NVML_BASED_CUDA_CHECK", SetBy.ELASTIC3D, "that torch looks for devices without initialising CUDA"
 )
 GLOO_INTERFACE = _variable("GLOO_SOCKET_IFNAME", SetBy.ELASTIC3D, "network interface of a trainer's collectives")
+NCCL_INTERFACE = _variable("NCCL_SOCKET_IFNAME", SetBy.ELASTIC3D, "the same for NCCL; your own value stays")
+NCCL_ERROR_HANDLING = _variable(
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING", SetBy.ELASTIC3D, "0: torch's watchdog ends no trainer; elastic3d does"
+)
+NCCL_MONITORING = _variable(
+    "TORCH_NCCL_ENABLE_MONITORING", SetBy.ELASTIC3D, "0: nor does what watches over that watchdog"
+)
+NCCL_NVLS = _variable("NCCL_NVLS_ENABLE", SetBy.ELASTIC3D, "0 with tp above 1, where sums in the switch change bits")
+CUBLAS_WORKSPACE = _variable("CUBLAS_WORKSPACE_CONFIG", SetBy.ELASTIC3D, "workspaces with which products repeat")
 TEMPORARY = _variable("TMPDIR", SetBy.MACHINE, "folder for temporary files")
 SLURM_NODE = _variable("SLURMD_NODENAME", SetBy.MACHINE, "name of this node in Slurm: its label host")
 SLURM_LEVELS = _variable("SLURM_TOPOLOGY_ADDR_PATTERN", SetBy.MACHINE, "what the parts of SLURM_TOPOLOGY_ADDR are")

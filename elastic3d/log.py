@@ -182,6 +182,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "trainer.garbled": _error("trainer", "error"),
         # The keeper gave a trainer no buffer for its snapshot for so long; the trainer ends.
         "buffer.withheld": _error("seconds"),
+        # A device's memory did not come back after its last trainer had ended: others hold it.
+        "device.occupied": _warning("free", "expected", "seconds"),
+        # Variables of the user's environment were set otherwise: the run's bits or the end of a hang depend on them.
+        "environment.replaced": _info("variables"),
         # A snapshot could not be copied to the buddy; tried again.
         "replica.failed": _info("step", "buddy", "error"),
         # The buddy did not take it: it is out of date there.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from elastic3d.devices import ComputeDevice
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Layout, ModelProfile, StoreAt
 
@@ -33,7 +34,8 @@ class Assignment:
     where nobody has planned. places: of a measuring trainer, how many device places of its node to check before it
     ends, 0 for none. restore: which checkpoint to go on from where nothing is in memory. fresh: beginning at step 0
     is meant though steps were made before. credentials: what it shows to the tile servers of the run; None while
-    measuring.
+    measuring. device: the kind of device it computes on; which one, its slot says. device_free: bytes of its memory
+    that are free where no trainer holds any, 0 where that was not measured.
     """
 
     run_id: str
@@ -59,6 +61,8 @@ class Assignment:
     restore: str = "latest"
     fresh: bool = False
     credentials: Credentials | None = None
+    device: str = "cpu"
+    device_free: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +120,7 @@ class Port(Protocol):
     """The host process, as a `Run` sees it. Called from the trainer's main thread only."""
 
     assignment: Assignment
+    device: ComputeDevice
 
     def measured(self, profile: ModelProfile) -> NoReturn:
         """Report the profile of a measuring trainer and end it."""

@@ -203,6 +203,41 @@ class ModelProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """What a node's trainers compute on, of one slot."""
+
+    kind: str
+    """"cpu" or "cuda", which is ROCm's as well."""
+    name: str
+    """What its maker calls it."""
+    memory: int
+    """Its bytes; of a CPU, a slot's share of the host's memory."""
+    devices: int
+    """How many of them this node has; of a CPU, cores."""
+    torch: str
+    """Version of torch."""
+    runtime: str = ""
+    """What torch was built for, such as "CUDA 12.8, cuDNN 91002"; "" on a CPU."""
+    driver: str = ""
+    """Version of the kernel's driver, "" where there is none or it does not say."""
+    reserve: int = 0
+    """Bytes that are not the model's: the context's, and what other processes hold; 0 where it was not measured."""
+    products: str = ""
+    """In what products of float32 are computed, "" where there is no choice."""
+
+    def unlike(self, other: DeviceFacts) -> tuple[str, str]:
+        """Return what makes other bits of the same step, here and there; ("", "") where nothing is known to.
+
+        CPUs go by any name: their makers' names differ where results do not, as far as it was tried.
+        """
+        pairs = [(self.kind, other.kind), (f"torch {self.torch}", f"torch {other.torch}")]
+        if self.kind == other.kind != "cpu":
+            pairs.insert(1, (self.name, other.name))
+            pairs += [(self.runtime, other.runtime), (f"products in {self.products}", f"products in {other.products}")]
+        return next(((mine, theirs) for mine, theirs in pairs if mine != theirs), ("", ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """One device place of a node: where its keeper serves tiles, as a TCP port of the node's address."""
 

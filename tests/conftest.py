@@ -23,6 +23,9 @@ from elastic3d.threads import ThreadFailure
 
 GRACE = 5.0
 
+# Many ranks of a test share one machine, whatever devices it has.
+os.environ.setdefault("ELASTIC3D_DEVICE", "cpu")
+
 # Beside a cluster's own mark, which its processes carry too.
 MARK = "ELASTIC3D_TEST"
 

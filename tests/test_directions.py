@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "threads",
         "torch_support",
     ),
+    ("devices",),
     ("planner", "data", "etcd", "notices", "trust", "port"),
     ("storage", "etcd_refs"),
     ("membership",),

@@ -23,6 +23,7 @@ from checkpointing import Box, Piece, TensorSpec, commit, fence, open_checkpoint
 from checkpointing.format.encoding import hexdigest
 from checkpointing.reading.packs import PackSource
 from checkpointing.saving import hashing
+from elastic3d.devices.cpu import CpuDevice
 from elastic3d.snapshots.arena import Arena
 from elastic3d.training import restoring
 from elastic3d.training.restoring import STORE, Decision
@@ -253,7 +254,7 @@ class Snapshots:
     """elastic3d's snapshot: the copy that a trainer makes for its keeper, who saves it."""
 
     def __init__(self, state: State) -> None:
-        self.copier = Copier([Arena.create() for _ in range(3)])
+        self.copier = Copier([Arena.create() for _ in range(3)], CpuDevice())
         self.state, self.number = state, 0
         box = Box(start=(state.first, 0), stop=(state.stop, COLUMNS))
         self.tiles = [
@@ -262,7 +263,8 @@ class Snapshots:
 
     def begin(self, step: int) -> Callable[[], None]:
         """Copy beside the training; nothing of the save is left to wait for in this process."""
-        self.copier.start(prepare(self.tiles, None, acquire=lambda: step % 3, complete=lambda buffer: None))
+        copy = prepare(self.tiles, None, CpuDevice(), acquire=lambda: step % 3, complete=lambda buffer: None)
+        self.copier.start(copy)
         return lambda: None
 
     def hold(self) -> None:

@@ -5,7 +5,6 @@ For a trainer that is about to end: it computes, and may leave a context on ever
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 
@@ -13,6 +12,7 @@ import blake3
 import torch
 
 from elastic3d.admission.check import Check, CheckResult, Unfit, run_checks
+from elastic3d.devices import device_at
 
 ROWS, INNER = 2048, 256
 PRODUCT = "761faad5e0b0623297ef71955a5de2bede5d2ff0c834f757e65f9a125aaa1fd9"
@@ -21,9 +21,6 @@ PRODUCT = "761faad5e0b0623297ef71955a5de2bede5d2ff0c834f757e65f9a125aaa1fd9"
 Every partial sum is a whole number below 2**24, and every factor fits 8 bits of mantissa: any order of summing gives
 these bytes on a healthy device, TF32 and bfloat16 passes included.
 """
-
-DEVICE = "cpu"
-"""The kind trainers compute on."""
 
 LIMIT = 20.0
 """Seconds for one device: a context on a GPU of a busy machine takes some of them."""
@@ -36,21 +33,28 @@ def check_devices(kind: str, places: int) -> tuple[CheckResult, ...]:
     (there,) = run_checks([Check(name="devices", run=lambda: present(kind, places), limit=LIMIT)])
     if not there.ok:
         return (there,)
-    devices = [kind] if kind == "cpu" else [f"{kind}:{index}" for index in range(places)]
-    works = [Check(name=f"product {one}", run=partial(product, one), limit=LIMIT) for one in devices]
+    first = device_at(kind, 0)
+    devices = [str(device_at(kind, index).torch_device) for index in range(places if first.exclusive else 1)]
+    works = [Check(name=f"product {one}", run=partial(product, one), limit=LIMIT) for one in dict.fromkeys(devices)]
     return (there, *run_checks(works))
 
 
 def present(kind: str, places: int) -> str:
-    """Count the devices. For CPUs too few cores is a remark only: they are shared, slowly."""
-    if kind == "cpu":
-        cores = len(os.sched_getaffinity(0))
-        return "" if cores >= places else f"{cores} core(s) for {places} slot(s): trainers will wait for each other"
-    found = torch.cuda.device_count()
-    if found < places:
+    """Count the devices, which are alike. For CPUs too few cores is a remark only: they are shared, slowly."""
+    device = device_at(kind, 0)
+    number = device.installed()
+    if not device.exclusive:
+        return "" if number >= places else f"{number} core(s) for {places} slot(s): trainers will wait for each other"
+    if number < places:
         raise Unfit(
-            f"{found} {kind} device(s) for {places} slot(s): lower --nproc-per-node, or look at the driver "
+            f"{number} {kind} device(s) for {places} slot(s): lower --nproc-per-node, or look at the driver "
             "(nvidia-smi) and at CUDA_VISIBLE_DEVICES"
+        )
+    unlike = {device_at(kind, index).described() for index in range(places)}
+    if len(unlike) > 1:
+        raise Unfit(
+            f"the devices of this node differ ({'; '.join(sorted(unlike))}): the smallest and slowest would bound all, "
+            "and bits would differ. Give the node devices of one model, or slices of one size, by CUDA_VISIBLE_DEVICES"
         )
     return ""
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
 from elastic3d.clock import SYSTEM
+from elastic3d.devices.cpu import host_memory, processor
 from elastic3d.planner.devices import Number
 
 PRODUCTS = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
@@ -49,23 +47,14 @@ def memory(device: torch.device, slots: int) -> int:
     """Return the bytes of memory of one device; of CPU slots, each one's share of the host's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
-        whole = min(whole, int(text))
-    return whole // slots
+    return host_memory() // slots
 
 
 def name(device: torch.device) -> str:
     """Return what the device's maker calls it."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    return processor()
 
 
 def typical(work: Callable[[], object], device: torch.device, seconds: float) -> float:

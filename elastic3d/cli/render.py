@@ -21,6 +21,7 @@ from elastic3d.membership.inspection.status import (
     Status,
 )
 from elastic3d.membership.records import GenerationHistory
+from elastic3d.values import DeviceFacts
 
 # With more nodes than this, those that train and have no trouble are counted, not listed.
 MANY = 48
@@ -95,12 +96,21 @@ def _figures(status: Status) -> Text:
     text = Text(f"  leader {clean(status.leader) or 'none'}")
     if status.minimum:
         text.append(f", wants {status.minimum} to {status.maximum} nodes")
+    devices = [node.device for node in status.nodes if node.device is not None and node.role is NodeRole.ACTIVE]
+    if devices:
+        text.append(f"\n  {_device(devices[0])}")
     if status.step >= 0:
         text.append(f"\n  step {status.step}, {spell(status.step_seconds)} a step")
         text.append(f"\n  snapshot {_kept(status.snapshot)}\n  checkpoint {_kept(status.checkpoint)}")
         if status.checkpoint is not None:
             text.append(f"\n  verified {_kept(status.verified)}")
     return text
+
+
+def _device(device: DeviceFacts) -> str:
+    """Return in words what the job computes on: its nodes are alike, or they would not be in it."""
+    versions = ", ".join(filter(None, (f"torch {device.torch}", device.runtime)))
+    return f"computes on {clean(device.name)} ({device.kind}; {versions}), {device.memory / 2**30:.3g} GiB a slot"
 
 
 def _kept(kept: StateAge | None) -> str:

@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 from elastic3d import etcd_keys as keys
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership import changes, encoding
-from elastic3d.values import Cause, Generation, ModelProfile, Node, from_json, to_json
+from elastic3d.values import Cause, DeviceFacts, Generation, ModelProfile, Node, from_json, to_json
 
 SCHEMA = 2
 """Schema 1 had no changes: every generation and proposal was written as a whole."""
@@ -50,7 +50,7 @@ class MemberRecord:
     """A node that wants to take part. `floor` is the newest generation number its store has seen.
 
     minimum, maximum: how many nodes its policy wants, 0 where it does not say; for people only. encrypted: whether it
-    encrypts connections between nodes, and expects it.
+    encrypts connections between nodes, and expects it. device: what its trainers compute on, None in mode restart.
     """
 
     node: Node
@@ -59,6 +59,7 @@ class MemberRecord:
     minimum: int = 0
     maximum: int = 0
     encrypted: bool = False
+    device: DeviceFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,12 +85,12 @@ class Assembly:
         self.experts = experts.Spread(model, named, mesh.dp)
         if large:
             for name, block in (present for part in self.parts for present in part.present):
-                initial.fill(block, name, plan.seed, mesh.device, root=model)
-            initial.fill(model, "", plan.seed, mesh.device, root=model)
+                initial.fill(block, name, plan.seed, mesh.computes_on, root=model)
+            initial.fill(model, "", plan.seed, mesh.computes_on, root=model)
             tie_again(model, tied)
-        model.to(mesh.device)
+        mesh.computes_on.place(model)
         ignored = self.experts.install()
-        self.randomness = Randomness(plan.seed)
+        self.randomness = Randomness(plan.seed, mesh.computes_on)
         precision = plan.numerics.precision
         sharded = mesh.shard or (mesh.alone() if precision.dtype else None)
         if mesh.tp is not None and self.scheme is not None:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elastic3d.devices import ComputeDevice
 from elastic3d.errors import ModelError
 from elastic3d.parallel.randomness import keyed_seed
 
@@ -73,7 +74,7 @@ def nbytes(model: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
-def fill(module: nn.Module, prefix: str, seed: int, device: torch.device, *, root: nn.Module | None = None) -> None:
+def fill(module: nn.Module, prefix: str, seed: int, device: ComputeDevice, *, root: nn.Module | None = None) -> None:
     """Give the parameters on meta below `module` storage, and values keyed by (seed, global name of their module).
 
     root: the whole model, `module` itself where it is left out. ModelError, naming the module, for parameters that
@@ -92,10 +93,9 @@ def fill(module: nn.Module, prefix: str, seed: int, device: torch.device, *, roo
             )
         for key, parameter in own.items():
             unknown = torch.nan if parameter.is_floating_point() else 0
-            blank = torch.full_like(parameter, unknown, device=device)
+            blank = torch.full_like(parameter, unknown, device=device.torch_device)
             setattr(inner, key, nn.Parameter(blank, requires_grad=parameter.requires_grad))
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.default_generator.manual_seed(keyed_seed(seed, place))
+        with device.keyed(keyed_seed(seed, place)), torch.no_grad():
             for way in ways:
                 way()
         for key, parameter in inner.named_parameters(recurse=False):

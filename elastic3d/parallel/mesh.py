@@ -6,7 +6,6 @@ axes: dp index = replica * shards + shard.
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
 import torch
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore, set_debug_level_from_env
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from elastic3d import environment
+from elastic3d.devices import ComputeDevice
 from elastic3d.planner import place_of
 from elastic3d.port import Assignment
 from elastic3d.values import Layout
@@ -28,10 +27,13 @@ class Mesh:
     pp: group of one pipeline. dp: all data-parallel ranks of one place on pp and tp. shard: what fully_shard takes:
     `dp` itself, or with replicas the two axes (replica, shard). tp: the ranks that compute one layer together. All are
     cut from one mesh, as FSDP over tensor-parallel parameters needs.
+
+    What ranks tell each other besides (votes, numbers, bytes) is on the CPU: it waits for no device, and none for it.
     """
 
-    def __init__(self, layout: Layout, rank: int, device: torch.device) -> None:
-        self.layout, self.rank, self.device = layout, rank, device
+    def __init__(self, layout: Layout, rank: int, device: ComputeDevice) -> None:
+        self.layout, self.rank, self.computes_on = layout, rank, device
+        self.device = device.torch_device
         self.place = place_of(rank, layout)
         self.pp: dist.ProcessGroup | None = None
         self.dp: DeviceMesh | None = None
@@ -43,7 +45,7 @@ class Mesh:
         axes = {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp}
         if layout.replicas > 1:
             axes = {"pp": layout.pp, "replica": layout.replicas, "shard": layout.shards, "tp": layout.tp}
-        self._axes = mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        self._axes = mesh = init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
         if layout.pp > 1:
             self.pp = mesh["pp"].get_group()
         if layout.replicas > 1:
@@ -59,23 +61,21 @@ class Mesh:
         assert self.layout.dp == 1
         if self._axes is None:
             if not dist.is_initialized():
-                dist.init_process_group(backend_of(self.device), store=HashStore(), rank=0, world_size=1)
+                dist.init_process_group(self.computes_on.backend, store=HashStore(), rank=0, world_size=1)
             self._axes = init_device_mesh(self.device.type, (1,), mesh_dim_names=("dp",))
         return self._axes["dp"]
 
     def sum(self, votes: torch.Tensor) -> torch.Tensor:
         """Return the sum of a CPU vector over the world."""
-        if self.layout.world == 1:
-            return votes
-        votes = votes.to(self.device)
-        dist.all_reduce(votes)
-        return votes.cpu()
+        if self.layout.world > 1:
+            dist.all_reduce(votes)
+        return votes
 
     def highest(self, number: int) -> int:
         """Return the highest of all ranks' numbers, on every rank."""
         if self.layout.world == 1:
             return number
-        numbers = torch.tensor([number], dtype=torch.int64, device=self.device)
+        numbers = torch.tensor([number], dtype=torch.int64)
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
         return int(numbers)
 
@@ -83,39 +83,32 @@ class Mesh:
         """Return every rank's bytes, in order of ranks, on every rank. Never torch's own, which unpickles them."""
         if self.layout.world == 1:
             return [data]
-        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.layout.world)]
-        dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64, device=self.device))
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.layout.world)]
+        dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64))
         longest = max(int(size) for size in sizes)
-        mine = torch.zeros(longest, dtype=torch.uint8, device=self.device)
+        mine = torch.zeros(longest, dtype=torch.uint8)
         if data:
-            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         parts = [torch.empty_like(mine) for _ in sizes]
         dist.all_gather(parts, mine)
-        return [part[: int(size)].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+        return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def broadcast(self, data: bytes | None) -> bytes:
         """Return rank 0's bytes on every rank; the others give None."""
         if self.layout.world == 1:
             assert data is not None
             return data
-        size = torch.tensor([len(data) if data is not None else 0], dtype=torch.int64, device=self.device)
+        size = torch.tensor([len(data) if data is not None else 0], dtype=torch.int64)
         dist.broadcast(size, src=0)
-        content = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        content = torch.empty(int(size), dtype=torch.uint8)
         if data is not None:
             content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         dist.broadcast(content, src=0)
-        return content.cpu().numpy().tobytes()
+        return content.numpy().tobytes()
 
 
-def backend_of(device: torch.device) -> str:
-    """Return the backend of collectives between devices of this kind."""
-    return "nccl" if device.type == "cuda" else "gloo"
-
-
-def join_world(assignment: Assignment, device: torch.device) -> Store:
+def join_world(assignment: Assignment, device: ComputeDevice) -> Store:
     """Make the default process group in the generation's own part of its store, and return that."""
-    if assignment.interface:
-        os.environ[environment.GLOO_INTERFACE.name] = assignment.interface
     # A forked process still has the level that its parent read.
     set_debug_level_from_env()
     server = TCPStore(
@@ -123,7 +116,7 @@ def join_world(assignment: Assignment, device: torch.device) -> Store:
     )
     store = PrefixStore(assignment.store_prefix, server)
     dist.init_process_group(
-        backend_of(device),
+        device.backend,
         store=store,
         rank=assignment.rank,
         world_size=assignment.world,

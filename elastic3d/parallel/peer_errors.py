@@ -9,6 +9,9 @@ import torch.distributed as dist
 from elastic3d.errors import Elastic3dError
 
 # gloo's errors are plain RuntimeErrors, to be known by their words, and by where they come from: C++.
+NOT_A_PEER = ("ncclUnhandledCudaError", "ncclInternalError", "ncclInvalidArgument", "ncclInvalidUsage")
+"""What NCCL calls failures of this rank's own device, of its configuration, or of how it was called."""
+
 WORDS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Socket Timeout")
 
 
@@ -20,7 +23,7 @@ def is_lost_peer(error: BaseException) -> bool:
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, Elastic3dError):
         if isinstance(seen, dist.DistError):
-            return True
+            return not any(word in str(seen) for word in NOT_A_PEER)
         if isinstance(seen, RuntimeError) and seen.__cause__ is None and any(word in str(seen) for word in WORDS):
             return not raised_in_python(seen)
         seen = seen.__cause__

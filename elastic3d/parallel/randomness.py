@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from blake3 import blake3
 from torch import nn
+
+from elastic3d.devices import ComputeDevice
 
 
 def keyed_seed(*parts: object) -> int:
@@ -27,8 +28,8 @@ def keyed_seed(*parts: object) -> int:
 class Randomness:
     """Seed torch's default generators by place. `at` says where the pass that follows is."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, device: ComputeDevice) -> None:
+        self.seed, self._device = seed, device
         self.part: int | None = None  # the tensor-parallel rank
         self.parts_between = False  # whether activations between layers are parts
         self._where = (0, 0)
@@ -40,10 +41,7 @@ class Randomness:
     def enter(self, place: str, *, parts: bool = False) -> None:
         """Seed the default generators for what comes at `place`. parts: it computes on parts of activations."""
         key = (place, self.part) if parts else (place,)
-        seed = keyed_seed(self.seed, *self._where, *key)
-        torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.manual_seed(seed)
+        self._device.seed(keyed_seed(self.seed, *self._where, *key))
 
     def install(self, model: nn.Module, blocks: Iterable[tuple[str, nn.Module]]) -> None:
         """Seed at the model's start, and around each block, whose names are global; stand-ins count as blocks."""

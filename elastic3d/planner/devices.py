@@ -11,12 +11,13 @@ eight where there is none. `achieved` is what large runs report of the peak: 52 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
 from elastic3d.errors import UsageError
 from elastic3d.planner.costs import Costs, Device, Link
+from elastic3d.values import DeviceFacts
 
 
 class Number(StrEnum):
@@ -131,6 +132,35 @@ _ALL = (
     ),
 )
 DEVICES: dict[str, Sheet] = {device.name: device for device in _ALL}
+
+
+CLOSE = 0.2
+"""By how much the memory that is there may differ from the sheet's: drivers count GiB, sheets GB, and keep some."""
+
+
+def sheet_of(facts: DeviceFacts) -> Sheet | None:
+    """Return the sheet of the device that is there, None where there is none, as for slices of one (MIG) and CPUs."""
+    words = facts.name.lower().replace("-", " ").split()
+    if facts.kind == "cpu" or "mig" in words:
+        return None
+    likely = [sheet for name, sheet in DEVICES.items() if name.partition("-")[0] in words]
+    best = min(likely, key=lambda sheet: abs(sheet.memory - facts.memory), default=None)
+    return best if best is not None and abs(best.memory - facts.memory) <= CLOSE * best.memory else None
+
+
+def costs_of(facts: DeviceFacts, compute_bytes: int) -> Costs | None:
+    """Return what to predict with where nothing was calibrated: the sheet's speeds, and the memory that is there.
+
+    compute_bytes: of a number in products. None where the device has no sheet.
+    """
+    sheet = sheet_of(facts)
+    if sheet is None:
+        return None
+    halves = (Number.BF16, Number.FP16, Number.FP32)
+    wanted = halves if compute_bytes == 2 else (Number.TF32, Number.FP32) if facts.products == "tf32" else halves[2:]
+    costs = sheet.costs(next(number for number in wanted if number in sheet.peak))
+    device = replace(costs.device, name=facts.name, memory=facts.memory, reserve=max(sheet.reserve, facts.reserve))
+    return replace(costs, device=device)
 
 
 def device_named(name: str) -> Sheet:

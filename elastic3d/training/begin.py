@@ -44,11 +44,11 @@ def _cause(run: Run | None, error: Exception) -> Exception:
     return error
 
 
-def run_alone(main: Main, *, threads: int | None = None) -> Run:
+def run_alone(main: Main, *, threads: int | None = None, device: str = "cpu") -> Run:
     """Go through `main` in this very process, as the only rank; return the run as `main` left it.
 
-    No snapshots and no checkpoints. threads: for tensor operations, torch's own choice by default.
+    No snapshots and no checkpoints. threads: for tensor operations, torch's own choice by default. device: its kind.
     """
-    run = Run(StandalonePort(threads=threads or torch.get_num_threads()))
+    run = Run(StandalonePort(threads=threads or torch.get_num_threads(), device=device))
     main(run)
     return run

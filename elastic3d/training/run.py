@@ -28,6 +28,8 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
+from elastic3d.devices.contract import deterministic
+from elastic3d.devices.turn import await_memory
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.parallel import norms, vote
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
@@ -47,7 +49,7 @@ from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters
 from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.planner.schedules import stages_of_rank
-from elastic3d.port import Flags, Port, StepRecord
+from elastic3d.port import Flags, Go, Port, StepRecord
 from elastic3d.training import identity, loading, restoring
 from elastic3d.training.loss import Loss
 from elastic3d.training.state_loading import ASKED, StateLoader
@@ -62,7 +64,6 @@ class Run:
         self._tiers = tiers or restoring.Nowhere()
         self._assignment = port.assignment
         self._layout = port.assignment.layout or Layout(pp=1, dp=1)
-        self._device = torch.device("cpu")
         self._mesh: Mesh | None = None
         self._plan: ShardRequest | None = None
         self._model: nn.Module | None = None
@@ -77,10 +78,11 @@ class Run:
         self._stored_step = 0
         self._save_asked = False
         self._asked: dict[str, Any] = {}
+        self._go: Go | None = None
         self._ranks: AllRanks | None = None
         self._outside: Outside | None = None
         torch.set_num_threads(self._assignment.threads)
-        torch.use_deterministic_algorithms(True)
+        deterministic()
 
     @property
     def steps(self) -> int:
@@ -178,11 +180,12 @@ class Run:
                 skeleton(build)  # for what it refuses, before anybody joins
             take(self._model, tensor, 1)
             return self._model
+        self._open_device()
         with self._peers():
             if self.world > 1:
-                store = join_world(self._assignment, self._device)
+                store = join_world(self._assignment, self._port.device)
                 self._ranks = AllRanks(store, rank=self.rank, world=self.world)
-            self._mesh = Mesh(self._layout, self.rank, self._device)
+            self._mesh = Mesh(self._layout, self.rank, self._port.device)
             if self._mesh.tp is not None:
                 check_node(self._mesh.tp, self._assignment.node)
             self._assembly = Assembly(self._plan, self._mesh)
@@ -223,7 +226,7 @@ class Run:
             seed=seed,
             share=share,
             workers=workers,
-            device=self._device,
+            device=self._port.device.torch_device,
         )
         return self._batches
 
@@ -253,7 +256,7 @@ class Run:
         self._check_profile(assembly, batches)
         with self._peers():
             assembly.prepare(batches)
-            go = self._port.await_go()
+            go = self._go or self._port.await_go()
         loader = StateLoader(
             assignment=self._assignment,
             tiers=self._tiers,
@@ -388,6 +391,18 @@ class Run:
         if returned is not None:
             raise unmatched(self.rank, returned) from error
         self._port.peer_lost(error)
+
+    def _open_device(self) -> None:
+        """Take the device into use. Where one trainer holds it at a time, this one waits for its turn first.
+
+        All that is prepared beside the trainers of the generation before is then what the host alone can do.
+        """
+        device = self._port.device
+        if device.exclusive:
+            self._go = self._port.await_go()
+        device.open()
+        if device.exclusive:
+            await_memory(device, self._assignment.device_free, clock=self._clock)
 
     def _made(self) -> Assembly:
         if self._assembly is None:

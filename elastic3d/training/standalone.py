@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from elastic3d.devices import device_at
 from elastic3d.errors import Elastic3dError
 from elastic3d.port import Assignment, Flags, Go, StepRecord
 from elastic3d.values import Layout, ModelProfile
@@ -22,10 +23,16 @@ class StandalonePort:
     """
 
     def __init__(
-        self, *, run_id: str = "alone", threads: int = 1, measured: Callable[[ModelProfile], NoReturn] | None = None
+        self,
+        *,
+        run_id: str = "alone",
+        threads: int = 1,
+        measured: Callable[[ModelProfile], NoReturn] | None = None,
+        device: str = "cpu",
     ) -> None:
         self.records: list[StepRecord] = []
         self._measured = measured
+        self.device = device_at(device, 0)
         self.assignment = Assignment(
             run_id=run_id,
             generation=1,
@@ -44,6 +51,7 @@ class StandalonePort:
             threads=threads,
             snapshot_every=0,
             checkpoint_every=0,
+            device=device,
         )
 
     def measured(self, profile: ModelProfile) -> NoReturn:

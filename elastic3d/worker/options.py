@@ -117,7 +117,7 @@ class RunOptions:
     may be behind before that is said, and acted upon. threads: CPU threads per trainer for tensor operations. costs:
     what the planner predicts with when this node leads, None to choose layouts by shape alone. restore: the checkpoint
     to go on from where no state is in memory. fresh: beginning at step 0 is meant, though steps were made before and
-    are lost.
+    are lost. device: the kind that trainers compute on.
     """
 
     store: StoreAt | None = None
@@ -132,6 +132,7 @@ class RunOptions:
     costs: Costs | None = None
     restore: str = "latest"
     fresh: bool = False
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for name, least in (("snapshot_every", 0), ("threads", 1), ("stale_snapshots", LEAST_SNAPSHOTS)):

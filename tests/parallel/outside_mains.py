@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elastic3d.parallel import mesh, outside
+from elastic3d.devices.cpu import CpuDevice
+from elastic3d.parallel import outside
 from elastic3d.training import Run
 from elastic3d.values import StoreAt
 from tests.parallel.models import Model, Sentences, loss_fn
@@ -49,7 +50,7 @@ def evaluate_alone(run: Run) -> float:
 def evaluate_alone_elsewhere(run: Run) -> float:
     """Evaluate under `if run.rank == 0` over a backend of another name, which has nothing that only gloo has."""
     dist.Backend.register_backend("another", another_backend, devices=["cpu"])
-    mesh.backend_of = lambda device: "another"
+    CpuDevice.backend = "another"
     return evaluate(run, alone=True)
 
 

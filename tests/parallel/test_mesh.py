@@ -15,8 +15,8 @@ pytestmark = pytest.mark.gloo
 
 def axes(run: Run) -> dict[str, list[list[int]]]:
     """Return the ranks that this rank meets on each axis."""
-    join_world(run._assignment, run._device)
-    mesh = Mesh(run.layout, run.rank, run._device)
+    join_world(run._assignment, run._port.device)
+    mesh = Mesh(run.layout, run.rank, run._port.device)
     found = {name: _ranks(getattr(mesh, name)) for name in ("dp", "shard", "tp")}
     dist.barrier()
     return found | {"pp": [dist.get_process_group_ranks(mesh.pp)] if mesh.pp else []}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from elastic3d.devices.cpu import CpuDevice
 from elastic3d.errors import LayoutError, ModelError, UsageError
 from elastic3d.parallel import initial
 from elastic3d.parallel.pipeline import chain, stages
@@ -297,7 +298,7 @@ def test_random_numbers_depend_on_the_place_alone() -> None:
         blocks = [(f"blocks.{i}", b) for i, b in enumerate(model.blocks)]
         if stage is not None:
             blocks = list(stages.cut(model, "blocks", Layout(pp=2, dp=1), stage)[0].blocks)
-        randomness = Randomness(5)
+        randomness = Randomness(5, CpuDevice())
         randomness.install(model, blocks)
         for _, block in blocks:
             block.register_forward_hook(lambda *_: seen.append(float(torch.rand(()))))
@@ -359,6 +360,6 @@ def test_a_large_model_without_a_way_to_begin_is_refused_by_name() -> None:
 
     bare = initial.skeleton(lambda: nn.Sequential(nn.Linear(2, 2), Bare()))
     with pytest.raises(ModelError, match=r"module '1' \(Bare\) has parameters but no reset_parameters"):
-        initial.fill(bare, "", 0, torch.device("cpu"))
+        initial.fill(bare, "", 0, CpuDevice())
     with pytest.raises(ModelError, match="needs a function that builds the model"):
         initial.whole(lambda: 3, 0)  # type: ignore[arg-type, return-value]

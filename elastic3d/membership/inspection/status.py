@@ -13,7 +13,7 @@ from enum import StrEnum
 from elastic3d.membership.inspection.keys import RunKeys
 from elastic3d.membership.records import Out, Pulse
 from elastic3d.planner import place_of
-from elastic3d.values import Cause, Generation, Layout, Node
+from elastic3d.values import Cause, DeviceFacts, Generation, Layout, Node
 
 
 class JobState(StrEnum):
@@ -95,6 +95,8 @@ class NodeStatus:
     """Where the others reach it."""
     labels: dict[str, str]
     """Where it stands, by level."""
+    device: DeviceFacts | None = None
+    """What its trainers compute on, None where it did not say."""
     health: tuple[str, ...] = ()
     """What is wrong, () for nothing."""
     pulse: Pulse | None = None
@@ -364,6 +366,7 @@ class _Rows:
             slots=len(node.slots),
             address=node.address,
             labels=dict(sorted(node.labels.items())),
+            device=found.members[id].device if id in found.members else None,
             health=self._health(node),
             pulse=found.pulses.get(id),
         )

@@ -386,6 +386,13 @@ def refusal(theirs: MemberRecord, mine: MemberRecord) -> str:
         if mine.encrypted:
             which = "does not encrypt its connections to other nodes, and the job's nodes do"
         return f"this node {which}: give cert= and key= to every node of the run, or to none"
+    if mine.device is not None and theirs.device is not None:
+        here, there = theirs.device.unlike(mine.device)
+        if here:
+            return (
+                f"this node computes on {here}, the job's nodes on {there}: the same step would give other bits. Give "
+                "the job nodes of one kind, or this one a run id of its own"
+            )
     if (mine.profile.digest if mine.profile else "") != (theirs.profile.digest if theirs.profile else ""):
         return (
             "this node's model, batch sizes or seed differ from those of the job that runs under this run id: "

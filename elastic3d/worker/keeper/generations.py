@@ -13,7 +13,7 @@ from elastic3d.membership import topology
 from elastic3d.port import Go
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.trust.credentials import Credentials
-from elastic3d.values import Cause, Generation, Node
+from elastic3d.values import Cause, DeviceFacts, Generation, Node
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.keeper.trainer_group import TrainerGroup, assignment
 from elastic3d.worker.options import RunOptions
@@ -65,6 +65,7 @@ class Generations:
         self.finished = False
         self.raised = ""
         self.credentials: Credentials | None = None
+        self.device: DeviceFacts | None = None
         self._out_of_reach: dict[str, float] = {}
         self._safe_step: SafeStep | None = None
         self._stale_told: float | None = None
@@ -99,6 +100,7 @@ class Generations:
                 rank=rank,
                 generation=generation,
                 credentials=self.credentials,
+                device=self.device,
             )
             trainers[slot.index] = slot.prepare(told)
         self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)

@@ -45,7 +45,7 @@ from elastic3d.worker.keeper.generations import Generations
 from elastic3d.worker.keeper.meeting import Meeting
 from elastic3d.worker.keeper.progress import ProgressReporter
 from elastic3d.worker.keeper.trainer_group import assignment
-from elastic3d.worker.keeper.warming import Inbox, Signalled, measure, wait_at_gate
+from elastic3d.worker.keeper.warming import Inbox, Measured, Signalled, measure, planned_with, wait_at_gate
 from elastic3d.worker.options import RunOptions
 from elastic3d.worker.processes import events as w
 from elastic3d.worker.processes.failure import ended
@@ -82,6 +82,7 @@ class Keeper:
 
     def __init__(self, settings: Settings, options: RunOptions, slots: Sequence[SlotPort], inbox: Inbox) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
+        self._costs = options.costs
         self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
         threads.report_to(self._journal.thread_failed)
         self._figures = Figures()
@@ -114,15 +115,17 @@ class Keeper:
     def _warm_up(self, store: Store | None, floor: int) -> None:
         places = len(self._slots) if self._settings.admission else 0
         told = assignment(self._settings, self._options, slot=0, places=places)
-        profile, computed = measure(self._slots[0], told, self._inbox)
-        self._profile = profile
+        measured = measure(self._slots[0], told, self._inbox)
+        self._profile = profile = measured.profile
+        self._generations.device = measured.device
+        self._costs = planned_with(self._options.costs, measured.device, profile)
         # What no number of nodes could train is said before anybody waits for more of them.
         self._plan(min(self._settings.policy.maximum, profile.blocks * profile.micro_batches), profile)
         if not wait_at_gate(self._settings.gate, self._inbox):
             return
         if self._settings.admission:
-            admit(self._settings, self._options, profile, computed, self._journal)
-        self._take_part(profile, store, floor)
+            admit(self._settings, self._options, profile, measured.checks, self._journal)
+        self._take_part(measured, store, floor)
 
     def _plan(self, nodes: int, profile: ModelProfile, present: Layout | None = None) -> Plan:
         return plan(
@@ -131,12 +134,12 @@ class Keeper:
             profile,
             self._options.layout or Layout(),
             previous=present,
-            costs=self._options.costs,
+            costs=self._costs,
         )
 
     # Taking part.
 
-    def _take_part(self, profile: ModelProfile, store: Store | None, floor: int) -> None:
+    def _take_part(self, measured: Measured, store: Store | None, floor: int) -> None:
         client = connect(self._settings)
         secret = obtain(client, self._settings.root)
         links = Links(
@@ -160,7 +163,8 @@ class Keeper:
         policy = self._settings.policy
         record = MemberRecord(
             node=node,
-            profile=profile,
+            profile=measured.profile,
+            device=measured.device,
             floor=floor,
             minimum=policy.minimum,
             maximum=policy.maximum,

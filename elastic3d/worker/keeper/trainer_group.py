@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from elastic3d.port import Assignment
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.trust.credentials import Credentials
-from elastic3d.values import Generation
+from elastic3d.values import DeviceFacts, Generation
 from elastic3d.worker.keeper.network import interface_of
 from elastic3d.worker.options import RunOptions
 
@@ -61,10 +61,11 @@ def assignment(
     generation: Generation | None = None,
     places: int = 0,
     credentials: Credentials | None = None,
+    device: DeviceFacts | None = None,
 ) -> Assignment:
     """Return what the trainer of a slot is to be; without a generation it only measures the model.
 
-    places: how many device places a measuring trainer also checks.
+    places: how many device places a measuring trainer also checks. device: what those are, None while measuring.
     """
     first = generation.nodes[0] if generation is not None else None
     return Assignment(
@@ -91,4 +92,6 @@ def assignment(
         restore=options.restore,
         fresh=options.fresh,
         credentials=credentials,
+        device=options.device,
+        device_free=device.memory - device.reserve if device is not None else 0,
     )

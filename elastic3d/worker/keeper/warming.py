@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic3d.admission.check import CheckResult
-from elastic3d.errors import MembershipError, TrainingFailed
+from elastic3d.errors import ConfigurationError, MembershipError, TrainingFailed
+from elastic3d.planner.costs import Costs
+from elastic3d.planner.devices import costs_of
 from elastic3d.port import Assignment
-from elastic3d.values import ModelProfile
+from elastic3d.values import DeviceFacts, ModelProfile
 from elastic3d.worker.processes import events as w
 from elastic3d.worker.processes.failure import words
 from elastic3d.worker.processes.slot import SlotPort
@@ -29,8 +31,17 @@ class Signalled:
     number: int
 
 
-def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> tuple[ModelProfile, tuple[CheckResult, ...]]:
-    """Run `main` up to `run.restore` with the model on meta; return its profile, and how the devices are.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a measuring trainer found: the model's profile, how the devices are, and what; None where a check failed."""
+
+    profile: ModelProfile
+    checks: tuple[CheckResult, ...] = ()
+    device: DeviceFacts | None = None
+
+
+def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> Measured:
+    """Run `main` up to `run.restore` with the model on meta; return what the trainer found.
 
     What is wrong with the script shows here: TrainingFailed, MembershipError. A trainer whose template dies is no word
     about the script, and another one measures.
@@ -43,7 +54,7 @@ def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> tuple[Model
             case w.ProfileMeasured() as event:
                 measured = event
             case w.TrainerExited(kind=w.ExitKind.MEASURED) if measured is not None:
-                return measured.profile, measured.checks
+                return Measured(profile=measured.profile, checks=measured.checks, device=measured.device)
             case w.TrainerExited(kind=w.ExitKind.TEMPLATE) if tries < TRIES:
                 tries, measured = tries + 1, None
                 slot.measure(assignment)
@@ -57,6 +68,23 @@ def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> tuple[Model
                 raise MembershipError(f"ended by {signal.Signals(event.number).name} before it joined")
             case _:
                 pass
+
+
+def planned_with(calibrated: Costs | None, device: DeviceFacts | None, profile: ModelProfile) -> Costs | None:
+    """Return what layouts are chosen by: the calibration, else the data sheet of the device, None for neither.
+
+    ConfigurationError for a calibration of another device than the one that is there.
+    """
+    if device is None or device.kind == "cpu":
+        return calibrated
+    if calibrated is None:
+        return costs_of(device, profile.compute_bytes)
+    if calibrated.device.name != device.name:
+        raise ConfigurationError(
+            f"the calibration is of {calibrated.device.name}, and this node computes on {device.name}: make one here "
+            "with elastic3d calibrate, or leave calibration= out"
+        )
+    return calibrated
 
 
 def wait_at_gate(gate: str, inbox: Inbox) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from elastic3d.admission.check import CheckResult
 from elastic3d.port import Flags, Go, StepRecord
-from elastic3d.values import ModelProfile, from_json, to_json
+from elastic3d.values import DeviceFacts, ModelProfile, from_json, to_json
 from elastic3d.worker.processes.events import TrainerFault
 
 _LENGTH = struct.Struct("<I")
@@ -31,10 +31,14 @@ class MainReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """Trainer: the model's profile, from a measuring trainer, and what it found of the node's devices."""
+    """Trainer: the model's profile, from a measuring trainer, and how and what the node's devices are.
+
+    device: None where a check of them failed.
+    """
 
     profile: ModelProfile
     checks: tuple[CheckResult, ...] = ()
+    device: DeviceFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,39 +1,39 @@
 """Copies a trainer's state into shared memory at the speed of memory, beside the next forward and backward.
 
-A snapshot is a list of addresses: each tensor's bytes are moved by one memmove, which leaves the interpreter to the
-training. No tensor operation runs on the copying thread for CPU tensors: on a second thread it would bring up a
-second pool of workers, and the number of threads is part of what makes bits come out the same.
+One thread copies, on one stream of the trainer's device for as long as the trainer lives. What it copies are contiguous
+tensors as they were at a mark in the device's queue of work: the mark is made after the last of them was, for making
+one contiguous is work that is queued too.
 """
 
 from __future__ import annotations
 
-import ctypes
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from elastic3d import threads
+from elastic3d.devices import ComputeDevice, CopyStream, Move
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.table import SnapshotTable
 
 if TYPE_CHECKING:
+    import torch
+
     from checkpointing.format.tiles import Box, TensorSpec
 
-Tiles = Sequence[tuple["TensorSpec", "Box", torch.Tensor]]
+Tiles = Sequence[tuple["TensorSpec", "Box", "torch.Tensor"]]
 
 
 @dataclass(slots=True)
 class Copy:
-    """One snapshot to copy. The tensors are held so that their memory is."""
+    """One snapshot to copy. The tensors are held so that their memory is; after: the mark at which they are whole."""
 
     table: SnapshotTable
     tensors: list[torch.Tensor]
-    ready: torch.cuda.Event | None
+    after: object
     acquire: Callable[[], int]
     complete: Callable[[int], None]
     done: threading.Event = field(default_factory=threading.Event)
@@ -42,8 +42,8 @@ class Copy:
 class Copier:
     """One thread that copies one snapshot at a time into the arenas the trainer inherited."""
 
-    def __init__(self, arenas: Sequence[Arena]) -> None:
-        self._arenas = arenas
+    def __init__(self, arenas: Sequence[Arena], device: ComputeDevice) -> None:
+        self._arenas, self._device = arenas, device
         self._copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         self._running: Copy | None = None
         self._error: BaseException | None = None
@@ -66,46 +66,38 @@ class Copier:
             raise self._error
 
     def _run(self) -> None:
+        stream: CopyStream | None = None
         while True:
             copy = self._copies.get()
             try:
+                if stream is None:
+                    self._device.enter_thread()
+                    stream = self._device.copy_stream()
                 buffer = copy.acquire()
-                self._copy(copy, self._arenas[buffer])
+                _copy(copy, self._arenas[buffer], stream)
                 copy.complete(buffer)
             except BaseException as error:  # noqa: BLE001 - raised again where the trainer waits for the copy
                 self._error = error
             finally:
                 copy.done.set()
 
-    def _copy(self, copy: Copy, arena: Arena) -> None:
-        table = copy.table
-        arena.reserve(table.nbytes)
-        if not table.nbytes:
-            return
-        target = arena.view(table.nbytes)
-        base = ctypes.addressof(ctypes.c_char.from_buffer(target))
-        if copy.ready is not None:
-            _from_device(copy, target)
-            return
-        for entry, tensor in zip(table.entries, copy.tensors, strict=True):
-            ctypes.memmove(base + entry.offset, tensor.data_ptr(), entry.nbytes)
 
-
-def _from_device(copy: Copy, target: memoryview) -> None:
-    """Copy from a device on a stream of its own, after what the training had queued when the snapshot was asked for."""
-    assert copy.ready is not None
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        stream.wait_event(copy.ready)
-        for entry, tensor in zip(copy.table.entries, copy.tensors, strict=True):
-            if entry.nbytes:
-                bytes_ = torch.frombuffer(target, dtype=torch.uint8, offset=entry.offset, count=entry.nbytes)
-                bytes_.copy_(tensor.reshape(-1).view(torch.uint8))
-    stream.synchronize()
+def _copy(copy: Copy, arena: Arena, stream: CopyStream) -> None:
+    table = copy.table
+    arena.reserve(table.nbytes)
+    if table.nbytes:
+        entries = zip(table.entries, copy.tensors, strict=True)
+        moves = [Move(tensor=tensor, offset=entry.offset) for entry, tensor in entries]
+        stream.copy(moves, arena.view(table.nbytes), copy.after)
 
 
 def prepare(
-    tiles: Tiles, known: SnapshotTable | None, *, acquire: Callable[[], int], complete: Callable[[int], None]
+    tiles: Tiles,
+    known: SnapshotTable | None,
+    device: ComputeDevice,
+    *,
+    acquire: Callable[[], int],
+    complete: Callable[[int], None],
 ) -> Copy:
     """Return the copy of these tiles, under the table `known` if it still fits. ValueError where a tensor does not.
 
@@ -115,16 +107,13 @@ def prepare(
     if known is None or [(entry.spec, entry.box) for entry in known.entries] != boxes:
         known = tables.lay_out(boxes)
     tensors = []
-    ready: torch.cuda.Event | None = None
     for entry, (spec, box, tensor) in zip(known.entries, tiles, strict=True):
         if tuple(tensor.shape) != box.shape or str(tensor.dtype).removeprefix("torch.") != spec.dtype:
             raise ValueError(
                 f"{spec.key} {box}: the tensor has shape {tuple(tensor.shape)} and {tensor.dtype},"
                 f" its box has {box.shape} and {spec.dtype}"
             )
-        tensor = tensor.detach().contiguous()
+        tensor = device.contiguous(tensor.detach())
         assert tensor.nbytes == entry.nbytes
         tensors.append(tensor)
-        if tensor.is_cuda and ready is None:
-            ready = torch.cuda.current_stream().record_event()
-    return Copy(table=known, tensors=tensors, ready=ready, acquire=acquire, complete=complete)
+    return Copy(table=known, tensors=tensors, after=device.mark(), acquire=acquire, complete=complete)

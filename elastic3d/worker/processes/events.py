@@ -11,7 +11,7 @@ from enum import StrEnum
 from elastic3d.admission.check import CheckResult
 from elastic3d.port import StepRecord
 from elastic3d.trust.listening import Refusal
-from elastic3d.values import ModelProfile
+from elastic3d.values import DeviceFacts, ModelProfile
 
 
 class ExitKind(StrEnum):
@@ -42,7 +42,7 @@ class TrainerFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileMeasured:
-    """A measuring trainer reported the model's profile, and how the devices it was asked to check are.
+    """A measuring trainer reported the model's profile, and how and what the devices are; None where a check failed.
 
     Its `TrainerExited(kind=measured)` follows.
     """
@@ -51,6 +51,7 @@ class ProfileMeasured:
     trainer: int
     profile: ModelProfile
     checks: tuple[CheckResult, ...] = ()
+    device: DeviceFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

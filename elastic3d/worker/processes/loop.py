@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from elastic3d.devices import device_at
 from elastic3d.log import process_log
 from elastic3d.port import Assignment, Flags, Go
 from elastic3d.snapshots import table as tables
@@ -41,6 +42,8 @@ class _Trainer:
     theirs: socket.socket | None  # until the template has it
     pid: int | None = None
     leave: bool = False
+    go: Go | None = None  # its leave to start, until it is sent
+    gone: bool = False  # it was sent
     stopped: bool = False
     saves: int = 0  # checkpoints it asked for
     step: int = -1
@@ -95,8 +98,21 @@ class SlotLoop:
         self._fork(trainer)
 
     def go(self, number: int, go: Go) -> None:
-        """Let a trainer start."""
-        self._say(number, channel.Start(go=dataclasses.replace(go, newest=self._newest)))
+        """Let a trainer start, once nobody else holds the slot's device where that has one trainer at a time."""
+        trainer = self._trainers.get(number)
+        if trainer is not None:
+            trainer.go = go
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for trainer in self._trainers.values():
+            if trainer.go is None:
+                continue
+            exclusive = device_at(trainer.assignment.device, self._index).exclusive
+            if exclusive and any(other.gone for other in self._trainers.values()):
+                continue
+            self._send(trainer, channel.Start(go=dataclasses.replace(trainer.go, newest=self._newest)))
+            trainer.go, trainer.gone = None, True
 
     def ask_leave(self, number: int) -> None:
         """Raise a trainer's leave flag."""
@@ -314,7 +330,13 @@ class SlotLoop:
             case channel.Profiled():
                 trainer.last = message
                 self._tell(
-                    events.ProfileMeasured(slot=slot, trainer=number, profile=message.profile, checks=message.checks)
+                    events.ProfileMeasured(
+                        slot=slot,
+                        trainer=number,
+                        profile=message.profile,
+                        checks=message.checks,
+                        device=message.device,
+                    )
                 )
             case channel.StateRestored():
                 self._newest = max(self._newest, message.step)
@@ -382,6 +404,7 @@ class SlotLoop:
         trainer.end.close()
         self._close_theirs(trainer)
         del self._trainers[trainer.number]
+        self._let_go()
         if self._writer == trainer.number:
             self._writer = None
             self._memory.trainer_gone()

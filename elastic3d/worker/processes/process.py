@@ -23,6 +23,8 @@ from elastic3d.rendezvous import agent
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PROBE_SECONDS = 2.0
+_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")
+"""Open in every process that has a context: CUDA's and ROCm's."""
 
 
 class ExitCode(IntEnum):
@@ -187,12 +189,27 @@ def fork_hazard() -> str | None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "CUDA is initialised in this process"
+    driver = _open_driver()
+    if driver:
+        return f"something opened the driver of a device ({driver}) in this process"
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if others:
         return f"the script has started threads: {', '.join(sorted(others))}"
     if len(os.listdir("/proc/self/task")) > 1 and torch is not None and not _child_can_compute():
         return "tensor maths has run on several threads"
     return None
+
+
+def _open_driver(descriptors: str = "/proc/self/fd") -> str:
+    """Return the device driver's file that is open, "" for none: what opened it need not have been torch."""
+    for name in os.listdir(descriptors):
+        try:
+            path = os.readlink(os.path.join(descriptors, name))
+        except OSError:  # the descriptor of the listing itself
+            continue
+        if path in _DRIVERS:
+            return path
+    return ""
 
 
 def _child_can_compute() -> bool:

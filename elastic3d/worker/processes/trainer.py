@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 from elastic3d import environment, threads
-from elastic3d.admission.devices import DEVICE, check_devices
+from elastic3d.admission.check import CheckResult
+from elastic3d.admission.devices import check_devices
+from elastic3d.devices import contract, device_at
 from elastic3d.errors import Elastic3dError
 from elastic3d.log import bind_process, process_log
 from elastic3d.port import Assignment, Flags, Go, Port, StepRecord
@@ -24,7 +26,7 @@ from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import Cadence
 from elastic3d.snapshots.table import SnapshotTable
-from elastic3d.values import ModelProfile, from_json
+from elastic3d.values import DeviceFacts, ModelProfile, from_json
 from elastic3d.worker.processes import channel, copying, process
 from elastic3d.worker.processes.channel import FromKeeper, TrainerEnd
 from elastic3d.worker.processes.events import TrainerFault
@@ -44,8 +46,10 @@ class ChannelPort:
 
     def __init__(self, assignment: Assignment, end: socket.socket, buffers: Sequence[int]) -> None:
         self.assignment = assignment
+        # A trainer that measures has its model on meta.
+        self.device = device_at("cpu" if assignment.measuring else assignment.device, assignment.slot)
         self._end = TrainerEnd(end)
-        self._copier = copying.Copier([Arena(descriptor) for descriptor in buffers])
+        self._copier = copying.Copier([Arena(descriptor) for descriptor in buffers], self.device)
         self._cadence = Cadence()
         self._table: SnapshotTable | None = None
         self._last_taken = -1
@@ -61,10 +65,18 @@ class ChannelPort:
     def measured(self, profile: ModelProfile) -> NoReturn:
         """Report the profile of a measuring trainer, and the node's devices if they are to be checked, and end it."""
         # Here, for this process computes and ends: whatever a device keeps of it is gone with it.
-        places = self.assignment.places
-        checks = check_devices(DEVICE, places) if places else ()
-        self._say(channel.Profiled(profile=profile, checks=checks))
+        kind, places = self.assignment.device, self.assignment.places
+        checks = check_devices(kind, places) if places else ()
+        self._say(channel.Profiled(profile=profile, checks=checks, device=self._facts(checks)))
         process.leave(ExitCode.MEASURED)
+
+    def _facts(self, checks: Sequence[CheckResult]) -> DeviceFacts | None:
+        """Return what this node's devices are, None where the checks found them wanting."""
+        if not all(check.ok for check in checks):
+            return None
+        device = device_at(self.assignment.device, 0)
+        device.open()
+        return device.facts(int(environment.LOCAL_WORLD_SIZE.read()))
 
     def await_go(self) -> Go:
         """Say "prepared" to the keeper and block until told to go."""
@@ -109,7 +121,9 @@ class ChannelPort:
             def complete(buffer: int) -> None:
                 self._say(channel.SnapshotWritten(buffer=buffer, step=step, checkpoint=checkpoint, facts=facts))
 
-            job = copying.prepare(tiles, self._table, acquire=lambda: self._acquire(wait), complete=complete)
+            job = copying.prepare(
+                tiles, self._table, self.device, acquire=lambda: self._acquire(wait), complete=complete
+            )
             if job.table is not self._table:
                 self._table = job.table
                 self._say(channel.Tabled(table=tables.to_wire(job.table)))
@@ -229,8 +243,10 @@ def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoRetu
     end = socket.socket(fileno=descriptors[0])
     process.children_die_too()
     process.overwrite_environment(os.environ, assignment)
-    if assignment.interface:
-        os.environ[environment.GLOO_INTERFACE.name] = assignment.interface
+    tp = assignment.layout.tp if assignment.layout is not None else 1
+    replaced = contract.apply(contract.settings(assignment.device, interface=assignment.interface, tp=tp))
+    if replaced:
+        process_log().emit("environment.replaced", variables=replaced)
     # Read when torch was imported, in the template's past.
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch exports it from a private module
     if assignment.threads:

@@ -25,10 +25,20 @@ from elastic3d.membership.records import (
     encode,
 )
 from elastic3d.membership.transactions import lease_of, transaction
-from elastic3d.values import Cause, Generation, Layout, Node, Slot
+from elastic3d.values import Cause, DeviceFacts, Generation, Layout, Node, Slot
 
 ROOT = "/elastic3d/gpt-1b/"
 WALL = 1_790_000_000.0
+H200 = DeviceFacts(
+    kind="cuda",
+    name="NVIDIA H200",
+    memory=143_771 << 20,
+    devices=1,
+    torch="2.13.0",
+    runtime="CUDA 12.8, cuDNN 91002",
+    driver="570.133.20",
+    products="float32",
+)
 
 
 @dataclass(slots=True)
@@ -127,7 +137,7 @@ def registered(*nodes: Node, minimum: int = 2, maximum: int = 8) -> Scene:
     """Return a job in which these nodes are registered, and the first leads."""
     scene = Scene()
     for each in nodes:
-        record = MemberRecord(node=each, minimum=minimum, maximum=maximum)
+        record = MemberRecord(node=each, minimum=minimum, maximum=maximum, device=H200 if each.slots else None)
         scene.write(each, acts.PutMember(record=record), acts.PutReport(report=Report(incarnation=each.incarnation)))
     return scene.write(nodes[0], acts.Campaign(expected=0))
 

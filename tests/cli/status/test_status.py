@@ -238,7 +238,7 @@ def test_the_form_of_json_is_kept() -> None:
         == {field.name for field in fields(NodeStatus)}
         == {
             *("name", "incarnation", "machine", "state", "role", "leads", "detail", "seconds_left", "first_rank"),
-            *("slots", "address", "labels", "health", "pulse"),
+            *("slots", "address", "labels", "device", "health", "pulse"),
         }
     )
     assert data["nodes"][0]["pulse"].keys() == {field.name for field in fields(Pulse)}

@@ -20,7 +20,7 @@ from elastic3d.values import ModelProfile
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.keeper.departure import LeaveRequest
 from elastic3d.worker.keeper.generations import Generations
-from elastic3d.worker.keeper.warming import TRIES, Inbox, measure
+from elastic3d.worker.keeper.warming import TRIES, Inbox, Measured, measure
 from elastic3d.worker.processes import events as w
 from elastic3d.worker.processes.slot import SlotPort
 from tests.paths import ROOT
@@ -48,7 +48,7 @@ def test_a_joiner_measures_again_when_its_template_dies() -> None:
     """That is no word about its script; but it does not go on for ever."""
     inbox: Inbox = queue.SimpleQueue()
     slot = Measuring(inbox, TRIES - 1)
-    assert measure(cast(SlotPort, slot), assignment(measuring=True), inbox) == (PROFILE, ())
+    assert measure(cast(SlotPort, slot), assignment(measuring=True), inbox) == Measured(profile=PROFILE)
     assert slot.asked == TRIES
     with pytest.raises(TrainingFailed, match="ended without a profile"):
         measure(cast(SlotPort, Measuring(inbox, TRIES)), assignment(measuring=True), inbox)

@@ -1,0 +1,189 @@
+"""A device for tests on machines without one: CPU tensors, but with a device's ways of going wrong.
+
+- Work on it is done later, on a thread of its own, and what is not done yet shows as poison: a copy that does not wait
+  for the mark it was given writes poison into the snapshot.
+- The current device belongs to a thread: one that does not enter its device is refused.
+- It has room for one trainer's model, and a killed trainer's memory comes back some time after its process is gone: a
+  second trainer on one device runs out of memory, and so does one that does not wait.
+
+A script calls `install` before `elastic3d.run(..., device="emulated")`; where ELASTIC3D_DEVICE says so, `device="auto"`
+will do.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic3d.devices import CopyStream, Move, register
+from elastic3d.devices.cpu import CpuDevice, copy_from_host
+from elastic3d.values import DeviceFacts
+
+KIND = "emulated"
+FOLDER = "EMULATED_DEVICES"
+"""Environment variable: the folder in which processes account for what they hold of this machine's devices."""
+
+CAPACITY, HELD = 150 << 20, 100 << 20
+"""Bytes of a device, and those that any model takes."""
+
+POISON = 0xFF
+_current = threading.local()
+
+
+class WrongThread(AssertionError):
+    """A thread used a device that it has not entered."""
+
+
+class EmulatedDevice(CpuDevice):
+    """One slot's device. late: seconds by which its work is done after it was queued."""
+
+    kind = KIND
+    exclusive = True
+
+    def __init__(self, index: int, *, late: float = 0.02, freed_after: float = 0.3) -> None:
+        self.index, self._late = index, late
+        self._memory = _Memory(index, freed_after) if os.environ.get(FOLDER) else None
+        self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._queued = self._done = 0
+        self._changed = threading.Condition()
+        self._worker: threading.Thread | None = None
+
+    def enter_thread(self) -> None:
+        """Make it the calling thread's device."""
+        _current.index = self.index
+
+    def open(self) -> None:
+        """Take it into use on the calling thread."""
+        self.enter_thread()
+
+    def installed(self) -> int:
+        """Return that each slot has one."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+    def described(self) -> str:
+        """Return what they all are."""
+        return "emulated device"
+
+    def place(self, module: nn.Module) -> None:
+        """Take memory for a model, whatever its size."""
+        if self._memory is not None:
+            self._memory.take(HELD)
+
+    def free(self) -> int:
+        """Return what no other process holds, or has held until a moment ago."""
+        return self._memory.free() if self._memory is not None else CAPACITY
+
+    def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return it, or room for a copy that holds poison until the device gets there."""
+        if tensor.is_contiguous():
+            return tensor
+        room = torch.empty(tensor.shape, dtype=tensor.dtype)
+        room.reshape(-1).view(torch.uint8).fill_(POISON)
+        self._queue(lambda: room.copy_(tensor))
+        return room
+
+    def mark(self) -> object:
+        """Return how much work was queued so far."""
+        return self._queued
+
+    def copy_stream(self) -> CopyStream:
+        """Return a stream for a thread that has entered this device."""
+        return _EmulatedStream(self)
+
+    def reach(self, mark: int) -> None:
+        """Block until so much work is done, on a thread that has entered this device."""
+        self.check_thread()
+        with self._changed:
+            self._changed.wait_for(lambda: self._done >= mark)
+
+    def check_thread(self) -> None:
+        """Refuse a thread whose current device is another: it would be device 0."""
+        current = getattr(_current, "index", 0)
+        if current != self.index:
+            raise WrongThread(f"this thread is on device {current}, and its work is for device {self.index}")
+
+    def facts(self, slots: int) -> DeviceFacts:
+        """Return the host's facts, by this kind."""
+        host = super().facts(slots)
+        return DeviceFacts(kind=self.kind, name="emulated device", memory=CAPACITY, devices=slots, torch=host.torch)
+
+    def _queue(self, work: Callable[[], Any]) -> None:
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._run, daemon=True, name=f"emulated-device-{self.index}")
+            self._worker.start()
+        self._queued += 1
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            time.sleep(self._late)
+            work()
+            with self._changed:
+                self._done += 1
+                self._changed.notify_all()
+
+
+class _Memory:
+    """What processes hold of one device: a file each, named by its process, which counts for a while after its end."""
+
+    def __init__(self, index: int, freed_after: float) -> None:
+        node = os.environ.get("ELASTIC3D_NODE_TOKEN", "node")
+        self._folder = Path(os.environ[FOLDER], f"{node}-{index}")
+        self._freed_after = freed_after
+
+    def free(self) -> int:
+        return CAPACITY - sum(self._held())
+
+    def take(self, nbytes: int) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        free = self.free()
+        if nbytes > free:
+            raise torch.OutOfMemoryError(f"emulated device out of memory: {nbytes} bytes wanted, {free} free")
+        Path(self._folder, str(os.getpid())).write_text(str(nbytes))
+
+    def _held(self) -> Iterator[int]:
+        """Yield the bytes that each other process holds: until it is dead, and some time more."""
+        for file in self._folder.glob("*[0-9]"):
+            if file.name == str(os.getpid()):
+                continue
+            ended = file.with_suffix(".ended")
+            if not _lives(file.name) and not ended.exists():
+                ended.touch()
+            if not ended.exists() or time.time() - ended.stat().st_mtime < self._freed_after:
+                yield int(file.read_text() or 0)
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+class _EmulatedStream:
+    """Copies what is there when the mark is reached."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        device.check_thread()
+        self._device = device
+
+    def copy(self, moves: Iterable[Move], target: memoryview, after: object) -> None:
+        """Wait for the mark and copy."""
+        assert isinstance(after, int)
+        self._device.reach(after)
+        copy_from_host(moves, target)
+
+
+def install(*, late: float = 0.02) -> str:
+    """Add the kind for this process and those forked from it; return its name."""
+    register(KIND, lambda index: EmulatedDevice(index, late=late))
+    return KIND

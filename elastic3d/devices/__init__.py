@@ -1,0 +1,10 @@
+"""The seam between training and what it computes on: everything that is specific to a kind of device is behind it.
+
+A trainer has one `ComputeDevice`, opened once, and every thread of it that touches tensors enters the device first.
+Kinds: "cpu", and "cuda" for NVIDIA's devices and, in torch's builds for ROCm, AMD's.
+"""
+
+from elastic3d.devices.device import ComputeDevice, CopyStream, Move
+from elastic3d.devices.selection import AUTO, available, choose, device_at, register
+
+__all__ = ["AUTO", "ComputeDevice", "CopyStream", "Move", "available", "choose", "device_at", "register"]

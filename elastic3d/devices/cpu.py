@@ -1,0 +1,122 @@
+"""The host's own processors. Nothing is queued: what a call computes is there when it returns."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from elastic3d.devices.device import CopyStream, Move
+from elastic3d.values import DeviceFacts
+
+
+class CpuCopyStream:
+    """Moves each tensor by one memmove, which leaves the interpreter to the training.
+
+    No tensor operation runs here: on a second thread it would bring up a second pool of workers, and the number of
+    threads is part of what makes bits come out the same.
+    """
+
+    def copy(self, moves: Iterable[Move], target: memoryview, after: object) -> None:
+        """Copy at once; `after` has always been reached."""
+        copy_from_host(moves, target)
+
+
+class CpuDevice:
+    """The host's processors, which all slots of a node share."""
+
+    kind = "cpu"
+    backend = "gloo"
+    exclusive = False
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Return the host."""
+        return torch.device("cpu")
+
+    def installed(self) -> int:
+        """Return the number of cores that this process may use."""
+        return len(os.sched_getaffinity(0))
+
+    def described(self) -> str:
+        """Return the processor's name."""
+        return processor()
+
+    def open(self) -> None:
+        """Do nothing: it is always there."""
+
+    def enter_thread(self) -> None:
+        """Do nothing: there is one."""
+
+    def place(self, module: nn.Module) -> None:
+        """Move what is elsewhere."""
+        module.to(self.torch_device)
+
+    def free(self) -> int:
+        """Return the bytes of the host's memory that are free."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+    def seed(self, seed: int) -> None:
+        """Seed torch's default generator."""
+        torch.default_generator.manual_seed(seed)
+
+    @contextmanager
+    def keyed(self, seed: int) -> Iterator[None]:
+        """Seed torch's default generator for a while."""
+        with torch.random.fork_rng(devices=[]):
+            self.seed(seed)
+            yield
+
+    def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return it, or a contiguous copy."""
+        return tensor.contiguous()
+
+    def mark(self) -> object:
+        """Return None: nothing is queued."""
+        return None
+
+    def copy_stream(self) -> CopyStream:
+        """Return what copies by memmove."""
+        return CpuCopyStream()
+
+    def facts(self, slots: int) -> DeviceFacts:
+        """Return the processor's name and a slot's share of the host's memory."""
+        return DeviceFacts(
+            kind=self.kind,
+            name=processor(),
+            memory=host_memory() // max(1, slots),
+            devices=self.installed(),
+            torch=str(torch.__version__),
+        )
+
+
+def copy_from_host(moves: Iterable[Move], target: memoryview) -> None:
+    """Copy tensors in the host's memory, each by one memmove."""
+    base = ctypes.addressof(ctypes.c_char.from_buffer(target))
+    for move in moves:
+        ctypes.memmove(base + move.offset, move.tensor.data_ptr(), move.tensor.nbytes)
+
+
+def processor() -> str:
+    """Return what the processor's maker calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def host_memory() -> int:
+    """Return the bytes of the host's memory, or what this container may use of it."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
+        whole = min(whole, int(text))
+    return whole

@@ -1,0 +1,111 @@
+"""What training asks of a device, whatever kind it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import torch
+    from torch import nn
+
+    from elastic3d.values import DeviceFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One contiguous tensor whose bytes are to be copied to an offset of a target."""
+
+    tensor: torch.Tensor
+    """What is copied: on the device or on the host."""
+    offset: int
+    """Where its first byte goes, in bytes from the target's start."""
+
+
+class CopyStream(Protocol):
+    """Copies to the host that run beside training. Made and used on one thread, which has entered the device."""
+
+    def copy(self, moves: Iterable[Move], target: memoryview, after: object) -> None:
+        """Copy each tensor's bytes into `target` and return when all are there.
+
+        after: the `mark` at which the tensors had the values that are to be copied.
+        """
+        ...
+
+
+class ComputeDevice(Protocol):
+    """One device as one trainer uses it. Making it costs nothing and touches nothing; `open` does."""
+
+    @property
+    def kind(self) -> str:
+        """What `elastic3d.run(device=...)` calls it."""
+        ...
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where its tensors are."""
+        ...
+
+    @property
+    def backend(self) -> str:
+        """The backend of collectives between devices of this kind."""
+        ...
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether it has memory of its own, which two trainers of a slot would run out of: one holds it at a time."""
+        ...
+
+    def installed(self) -> int:
+        """Return how many devices of this kind this process sees."""
+        ...
+
+    def described(self) -> str:
+        """Return its model and its memory, as devices of one node have to be alike in."""
+        ...
+
+    def open(self) -> None:
+        """Take the device into use, on the main thread and once; ConfigurationError where it is not there."""
+        ...
+
+    def enter_thread(self) -> None:
+        """Make this the calling thread's device. A thread's device is 0 otherwise, whichever the main thread uses."""
+        ...
+
+    def place(self, module: nn.Module) -> None:
+        """Move a module's parameters and buffers to the device; torch.OutOfMemoryError where they do not fit."""
+        ...
+
+    def free(self) -> int:
+        """Return the bytes of its memory that nobody holds. The device is open."""
+        ...
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators that modules draw from on this device: its own, and torch's default one."""
+        ...
+
+    def keyed(self, seed: int) -> AbstractContextManager[None]:
+        """Return what seeds those generators, and gives them back as they were."""
+        ...
+
+    def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, or a contiguous copy of one that is not, made in the order of the device's work."""
+        ...
+
+    def mark(self) -> object:
+        """Return the point that the calling thread's work on the device has been queued up to; None for now."""
+        ...
+
+    def copy_stream(self) -> CopyStream:
+        """Return a stream of copies for the calling thread, which keeps it for as long as it copies."""
+        ...
+
+    def facts(self, slots: int) -> DeviceFacts:
+        """Return what this device is. slots: trainers of the node, which share a host's memory.
+
+        May open the device: for a process that is about to end.
+        """
+        ...

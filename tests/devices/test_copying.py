@@ -1,0 +1,112 @@
+"""Snapshots of a device's state: what is copied is what the training had queued, and on the device's own terms."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from chaos.emulated_device import POISON, EmulatedDevice, WrongThread
+from checkpointing.format.tiles import Box, TensorSpec
+from elastic3d.devices import ComputeDevice, Move, device_at
+from elastic3d.snapshots.arena import Arena
+from elastic3d.worker.processes.copying import Copier, prepare
+
+Tiles = list[tuple[TensorSpec, Box, torch.Tensor]]
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena.create()
+    yield made
+    made.close()
+
+
+def tiles(device: str = "cpu") -> Tiles:
+    """Return a tensor that is contiguous, several that are not, and a number, whose values are all different."""
+    first = torch.arange(600, dtype=torch.float32, device=device).reshape(20, 30)
+    made = [first, *((first + 1000 * n).reshape(30, 20).T for n in (1, 2, 3)), torch.tensor(7.0)]
+    return [
+        (
+            TensorSpec(key=f"t{n}", dtype="float32", shape=tuple(one.shape)),
+            Box(start=(0,) * one.dim(), stop=tuple(one.shape)),
+            one,
+        )
+        for n, one in enumerate(made)
+    ]
+
+
+def copied(device: ComputeDevice, arena: Arena, given: Tiles) -> list[bytes]:
+    """Return each tensor's bytes as they are in the arena when the copy is done."""
+    copier = Copier([arena], device)
+    copy = prepare(given, None, device, acquire=lambda: 0, complete=lambda buffer: None)
+    copier.start(copy)
+    copier.finish()
+    view = arena.view(copy.table.nbytes)
+    return [bytes(view[entry.offset : entry.offset + entry.nbytes]) for entry in copy.table.entries]
+
+
+def expected(given: Tiles) -> list[bytes]:
+    return [one.cpu().contiguous().numpy().tobytes() for _, _, one in given]
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_a_snapshot_waits_for_the_last_of_what_it_copies(arena: Arena, index: int) -> None:
+    """Made contiguous on the device, later than the snapshot was asked for. A mark that is made before the last of them
+    lets the copy take what is not there yet."""
+    given = tiles()
+    assert copied(EmulatedDevice(index), arena, given) == expected(given)
+
+
+def test_a_mark_made_too_early_shows_as_poison(arena: Arena) -> None:
+    """The emulated device is a witness: this is what the copy would take."""
+
+    class Early(EmulatedDevice):
+        def mark(self) -> object:
+            return 1
+
+    given = tiles()
+    assert bytes([POISON]) * 2400 in copied(Early(0, late=0.2), arena, given)
+
+
+def test_a_thread_that_has_not_entered_its_device_is_refused() -> None:
+    """Its work would go to device 0."""
+    device = EmulatedDevice(1)
+    errors: list[BaseException] = []
+
+    def copies() -> None:
+        try:
+            device.copy_stream()
+        except WrongThread as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=copies)
+    thread.start()
+    thread.join()
+    assert [str(error) for error in errors] == ["this thread is on device 0, and its work is for device 1"]
+
+
+def test_the_hosts_state_is_copied_at_once(arena: Arena) -> None:
+    given = tiles()
+    assert copied(device_at("cpu", 0), arena, given) == expected(given)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
+@pytest.mark.parametrize("nbytes", [64, 1000, 1 << 20])
+def test_a_gpus_state_goes_through_the_pinned_buffers(nbytes: int) -> None:
+    """Whole and in place, whether a tensor fits a buffer or takes several rounds of both."""
+    from elastic3d.devices.cuda import CudaCopyStream, CudaDevice
+
+    device = CudaDevice(0)
+    device.open()
+    given = [one for _, _, one in tiles("cuda")]
+    moves, offset = [], 0
+    for one in given:
+        moves.append(Move(tensor=device.contiguous(one), offset=offset))
+        offset += one.nbytes
+    target = memoryview(bytearray(offset))
+    CudaCopyStream(device.torch_device, nbytes=nbytes).copy(moves, target, device.mark())
+    assert bytes(target) == b"".join(one.cpu().contiguous().numpy().tobytes() for one in given)
