@@ -52,7 +52,7 @@ def job(client: EtcdClient, prefix: str, run_id: str) -> Job:
             there = jobs(client, prefix)
             others = f"those that are there: {_listed(there)}" if there else "there is none at all"
         except EtcdRefused:
-            others = "which are there, this etcd user may not read"
+            others = "this etcd user may not read which there are"
         raise JobUnknown(f"there is no job {run_id!r} under {prefix}; {others}")
     there = jobs(client, prefix)
     if not there:
