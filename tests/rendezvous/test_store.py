@@ -412,5 +412,5 @@ def test_who_uses_it_beyond_its_generation_is_told(meeting: Meeting) -> None:
     with pytest.raises(UsageError, match="have at most"):
         store.set("long", bytes(9 * 2**20))
     meeting.end_in(0.0)
-    with pytest.raises(dist.DistNetworkError, match="generation that this store is of is over"):
+    with pytest.raises(dist.DistNetworkError, match="this store's generation is over"):
         store.get("none")
