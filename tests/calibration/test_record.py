@@ -62,7 +62,7 @@ def changed(**fields: object) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no JSON"),
+        ("", "not JSON"),
         ("[1]", "no calibration"),
         ('{"flops": 1}', "no schema"),
         (changed(schema=2), "schema 2.*reads 1"),
