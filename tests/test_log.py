@@ -165,7 +165,7 @@ def test_a_bug_is_shown_with_its_traceback(capfd: pytest.CaptureFixture[str]) ->
     process_log().emit("slot.failed", error="KeyError(1)", traceback="Traceback\n  here\n", slot=2)
     process_log().emit("script.raised", error="rank 0: KeyError: 1", traceback="Traceback\n  there\n", final=False)
     assert capfd.readouterr().err.splitlines() == [
-        "elastic3d: error: slot.failed error=KeyError(1) slot=2; this is a bug of elastic3d, please report it",
+        "elastic3d: error: slot.failed error=KeyError(1) slot=2; this is a bug in elastic3d, please report it",
         *("Traceback", "  here"),
         "elastic3d: error: script.raised error=rank 0: KeyError: 1 final=False",
     ]
