@@ -69,7 +69,7 @@ def show(
         elastic3d ckpt show s3://bucket/gpt-1b verified --json | jq .summary.root
     """
     store = place.open()
-    found = _found(store, checkpoint)
+    found = _documents(store, checkpoint)
     summary = summarise(found, labels(store).get(found.name, ()), lineage(store, found, ANCESTORS))
     tell(
         store,
@@ -101,7 +101,7 @@ def tree(
         elastic3d ckpt tree s3://bucket/gpt-1b --match 'model/*bias' --all
     """
     store = place.open()
-    found = _found(store, checkpoint)
+    found = _documents(store, checkpoint)
     specs = matching(found, match)
     nodes = grouped(specs, fold=not each)
     data = {"checkpoint": found.name, "tree": nodes}
@@ -134,7 +134,7 @@ def stats(
         elastic3d ckpt stats s3://bucket/gpt-1b verified --bad && echo sound
     """
     store = place.open()
-    found = _found(store, checkpoint)
+    found = _documents(store, checkpoint)
     tiles = by_key(found.tiles)
     rows = [statistics(spec, tiles.get(spec.key, [])) for spec in matching(found, match, dtype)]
     if bad:
@@ -169,7 +169,7 @@ def fits(key: str, match: str) -> bool:
     return match in key
 
 
-def _found(store: Store, text: str) -> CheckpointDocuments:
+def _documents(store: Store, text: str) -> CheckpointDocuments:
     chosen = choose(store, text)
     return find(store, chosen.name, expected=chosen.expected, modified=times(store).get(chosen.name, 0.0))
 
