@@ -63,7 +63,7 @@ def changed(**fields: object) -> str:
     ("text", "words"),
     [
         ("", "not JSON"),
-        ("[1]", "no calibration"),
+        ("[1]", "not a calibration"),
         ('{"flops": 1}', "no schema"),
         (changed(schema=2), "schema 2.*reads 1"),
         (changed(flops="fast"), "damaged"),

@@ -100,5 +100,5 @@ def test_files_that_are_not_as_they_should_be_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="says that it has 50 tokens"):
         TokenFile(tmp_path / "cut.npy", length=1)
     (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY\x01\x00\xff\xff{")
-    with pytest.raises(UsageError, match="no header"):
+    with pytest.raises(UsageError, match="no valid header"):
         TokenFile(tmp_path / "torn.npy", length=1)
