@@ -67,7 +67,7 @@ def run(
         main: Entered once per generation, in a fresh process; and once before the first, up to `run.restore`, to
             measure the model.
         store: URL (any fsspec one) or path of the checkpoints. None, the default, keeps them in memory only.
-        every: A checkpoint after so many steps (10 by default; 0 for never), after so long ("30s"), or "continuous":
+        every: Steps from one checkpoint to the next (10 by default; 0 for never), or a time ("30s"), or "continuous":
             the next begins when the last is committed.
         checkpointing: How checkpoints are written, kept and read. None, the default: as in `Checkpointing()`.
         layout: Axes to fix, such as `Layout(pp=2)`; free ones are planned, and all are by default.

@@ -79,7 +79,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "admission.failed": _error("check", "detail", "seconds"),
         # An exception ended a background thread, or one turn of it; `consequence` says what follows.
         "thread.failed": _error("thread", "error", "traceback", "consequence", "times"),
-        # The disk was too slow for so many events, which are lost.
+        # The disk was too slow for `count` events, which are lost.
         "events.dropped": _debug("count"),
         "generation.proposed": _debug("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
         # `layout` is {"pp", "dp", "tp", "zero"}; `leader` is the node that leads the membership now.

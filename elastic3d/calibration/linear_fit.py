@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from elastic3d.calibration.record import Sample
 
 SLOWEST = 1.0
-"""Bytes a second of a link whose samples show no growth at all."""
+"""Bytes per second of a link whose samples show no growth at all."""
 
 
 def fit(samples: Sequence[Sample]) -> tuple[float, float, float]:
-    """Return latency in seconds, bandwidth in bytes a second, and the largest relative error of the line.
+    """Return latency in seconds, bandwidth in bytes per second, and the largest relative error of the line.
 
     By least squares over relative errors, so that small messages count as much as large ones; neither is ever negative.
     Needs at least two sizes.

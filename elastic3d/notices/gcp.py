@@ -76,7 +76,7 @@ class MetadataEntry:
         if answer.headers.get(_FLAVOR) != "Google":
             raise Unheard(f"{answer.asked} was answered by another server than Google's")
         notices = _read(self._path, answer)
-        # Without an ETag the server would not wait for a change; the value is polled then.
+        # Without an ETag changes in between can be missed: the value is polled then.
         self._etag = answer.headers.get("ETag", "")
         return Look(notices=notices, pause=max(0.0, self._pause - (self._clock.monotonic() - began)))
 

@@ -138,7 +138,7 @@ def gc(
     ] = None,
     keep_every: Annotated[
         int | None,
-        typer.Option("--keep-every", metavar="STEPS", min=1, help="Also keep one for every so many steps."),
+        typer.Option("--keep-every", metavar="STEPS", min=1, help="Also keep one per this many steps."),
     ] = None,
     keep_bytes: Annotated[
         str | None,

@@ -170,7 +170,7 @@ def _reasons(rejected: Sequence[RejectedLayout]) -> list[RenderableType]:
     parts.append(table)
     if len(largest) > GROUPS:
         parts.append(Text(f"  and {sum(map(len, largest[GROUPS:]))} for other reasons"))
-    parts.append(Text("  each for as many of its kind; --rejected tells all", style="dim"))
+    parts.append(Text("  each stands for that many of its kind; --rejected shows all", style="dim"))
     return parts
 
 

@@ -41,6 +41,6 @@ class Neighbour:
         self.silent_at = now + min(max(silence, TIMES * self.worst), max(silence, LONGEST))
 
     def forgive(self, lost: float) -> None:
-        """Take so many seconds off its silence."""
+        """Take `lost` seconds off its silence."""
         self.silent_at += lost
         self.heard_at += lost if self.heard_at else 0.0

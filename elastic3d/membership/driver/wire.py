@@ -1,4 +1,4 @@
-"""The two ends of one heartbeat connection: the peer's identity, and its messages, whoever ought to be heard.
+"""The two ends of one heartbeat connection: the peer's identity and its messages. Others decide which peers to hear.
 
 It opens with the handshake of the run (`trust/handshake.py`): the end that dials says who it is and whom it means, the
 other answers who it is, and each proves that it is of the run. After that both send messages: a beat from time to time,

@@ -42,7 +42,7 @@ def jobs(client: EtcdClient, prefix: str) -> tuple[str, ...]:
 def job(client: EtcdClient, prefix: str, run_id: str) -> Job:
     """Return the job of this run id, or with "" the only one that is not over, or the only one there is.
 
-    JobUnknown where there is none. UsageError where there is more than one to choose from: it names them.
+    JobUnknown if there is none. UsageError if there is more than one to choose from: it names them.
     """
     if run_id:
         root = f"{prefix}/{run_id}/"
