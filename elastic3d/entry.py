@@ -1,7 +1,7 @@
-"""`elastic3d.run`: what a script calls, and which of the processes of a job it then is.
+"""`elastic3d.run`: the call of a script, which decides which of a job's processes it is.
 
 Started by torchrun with `mode=resident`, the process becomes a keeper: the first of its node speaks for the node, the
-others serve it. A process a keeper started anew becomes its template. Started by hand, the script trains alone.
+others serve it. A process that a keeper started becomes its template. Started by hand, the script trains alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from elastic3d.worker.processes.slot import LocalSlot, SlotPort, serve_role
 from elastic3d.worker.safety import MOST_SECONDS, MOST_SNAPSHOTS
 
 COMPANION_PATIENCE = 120.0
-"""Seconds the keepers of one node wait for each other: the slowest has to import everything first."""
+"""Seconds that the keepers of one node wait for each other: the slowest has to import everything first."""
 
 
 def run(
@@ -61,35 +61,35 @@ def run(
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
 
-    A job that failed ends the process with a non-zero code, and the reason where torchrun looks for it.
+    A failed job ends the process with a non-zero code, and leaves the reason where torchrun looks for it.
 
     Args:
         main: Entered once per generation, in a fresh process; and once before the first, up to `run.restore`, to
             measure the model.
         store: URL (any fsspec one) or path of the checkpoints. None, the default, keeps them in memory only.
-        every: A checkpoint after so many steps (10 by default; 0 for never), after so long ("30s"), or "continuous":
+        every: Steps from one checkpoint to the next (10 by default; 0 for never), or a time ("30s"), or "continuous":
             the next begins when the last is committed.
-        checkpointing: How checkpoints are written, kept and read. None, the default: as `Checkpointing()` has it.
+        checkpointing: How checkpoints are written, kept and read. None, the default: as in `Checkpointing()`.
         layout: Axes to fix, such as `Layout(pp=2)`; free ones are planned, and all are by default.
         device: What to train on: "cpu", "cuda" (NVIDIA's devices, or AMD's under ROCm), or "auto", the default: the
             accelerators of this host, the CPU where it has none. ELASTIC3D_DEVICE says what "auto" means on one host.
         events: Folder for one event file per node, and an older one beside it. None, the default, for none.
-        events_limit: What these take on each node, in bytes or as "500MB"; 1 GB by default.
-        snapshot_every: In steps, 1 by default. 0 for never: what raises after a step is then done again from an older
+        events_limit: Most that these take on each node, in bytes or as "500MB"; 1 GB by default.
+        snapshot_every: In steps, 1 by default. 0 for never: after a failure, training then goes on from an older
             checkpoint.
-        stale_after: Age of the newest step that all hold, in seconds or as "30s", the default, beyond which that is an
-            event, in status, and a reason to ask another node to take copies.
-        stale_snapshots: Snapshots that the newest one all hold may be behind before the same happens, 8 or more; 20 by
-            default.
+        stale_after: Age of the newest step that all hold, in seconds or as "30s", the default, beyond which an event
+            and status say so, and another node may be asked to take copies.
+        stale_snapshots: How many snapshots behind the newest step that all hold may be before the same happens, 8 or
+            more; 20 by default.
         threads: CPU threads per trainer for tensor operations, 1 by default; part of what fixes the bits.
         calibration: File of `elastic3d calibrate`, made on a machine like these: layouts are then chosen by predicted
             time. None, the default: by shape.
         restore: The checkpoint to go on from when no node has the state in memory: "latest", the default, "verified",
-            or a tag, step or name. The first two fall back to an older one where theirs is damaged; any other is where
-            this run begins, and is left behind once the run has checkpoints of its own.
-        fresh: Begin at step 0 though steps were made before and nothing is left of them, which is an error without it,
-            and by default.
-        moved: Takes nothing, but says of options of checkpoints that were here where they are now.
+            or a tag, step or name. The first two fall back to an older one if theirs is damaged; any other is where
+            this run begins, and no longer matters once the run has its own checkpoints.
+        fresh: Begin at step 0 even if steps were made before and nothing is left of them, which is an error by
+            default.
+        moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
         UsageError: A value makes no sense; nothing was started.
@@ -107,7 +107,7 @@ def run(
             f"elastic3d.run(checkpointing={checkpointing!r}): give an elastic3d.Checkpointing, such as "
             "Checkpointing(keep=3)"
         )
-    script_digest()  # of what runs: whoever is forked from here has it
+    script_digest()  # of the running script: processes forked from here have it
     output.checked_verbosity()
     serve_role(enter)
     answer_if_asked(main)
@@ -143,7 +143,7 @@ def run(
 
 
 def _by_hand(options: RunOptions) -> str:
-    """Say what a script that was started by hand does without."""
+    """Say what a script that was started by hand lacks."""
     without = f"no checkpoints are written to or read from {options.store.url}, and " if options.store else ""
     return (
         f"started by hand, so this process trains alone: {without}nothing is kept when it ends. For a job, on one node "

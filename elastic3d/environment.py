@@ -1,7 +1,7 @@
-"""The environment variables of elastic3d and those of others that it reads: their names stand here and nowhere else.
+"""The environment variables of elastic3d and those of others that it reads: their names are here and nowhere else.
 
-Users set few of them, for what belongs to a machine and not to a job. The rest carry what one process of a node has to
-tell another that it starts, and are of no use to anybody else.
+Users set few of them, for settings of a machine rather than of a job. The rest pass information from one process of a
+node to another that it starts, and are of no use to anybody else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class SetBy(StrEnum):
-    """Who sets a variable; the values are words for people."""
+    """The one that sets a variable; the values are words for people."""
 
     USER = "you"
     ELASTIC3D = "elastic3d, for processes that it starts"
@@ -22,27 +22,27 @@ class SetBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """One environment variable, and what is read where it is not set."""
+    """One environment variable, and its default."""
 
     name: str
     """As it is written in the environment."""
     meaning: str
-    """What it says, in a few words for people."""
+    """Its meaning, in a few words for people."""
     set_by: SetBy
     """Who sets it."""
     default: str = ""
-    """What holds where it is not set; "" for nothing."""
+    """Its value if it is not set; "" for none."""
 
     def read(self) -> str:
-        """Return what this process's environment says, the default where the variable is not set."""
+        """Return the variable's value in this process's environment, the default if it is not set."""
         return os.environ.get(self.name, self.default)
 
     def need(self) -> str:
-        """Return what this process's environment says; KeyError where nothing: whoever sets it always does."""
+        """Return the variable's value in this process's environment, where it is always set; KeyError otherwise."""
         return os.environ[self.name]
 
     def take(self) -> str | None:
-        """Return what the environment says, None where nothing, and remove it: who is started next must not see it."""
+        """Return the variable's value, None if not set, and remove it: processes started next must not see it."""
         return os.environ.pop(self.name, None)
 
 
@@ -57,7 +57,7 @@ def _variable(name: str, set_by: SetBy, meaning: str, default: str = "") -> Vari
 LOG = _variable(
     "ELASTIC3D_LOG",
     SetBy.USER,
-    "what is said on stderr: debug (all events), info (what people should know), json (the same, a JSON object a line)",
+    "what to show on stderr: debug (all events), info (what people should know), json (the same, one object per line)",
     "info",
 )
 TAKE_OVER_ETCD = _variable(
@@ -74,7 +74,7 @@ KEY_FILE = _variable("ELASTIC3D_KEY_FILE", SetBy.USER, "--key-file of the comman
 STORE_KEY = _variable("ELASTIC3D_STORE_KEY", SetBy.USER, "the key of an encrypted store itself, as text")
 
 RENDEZVOUS = _variable("ELASTIC3D_RENDEZVOUS", SetBy.ELASTIC3D, "torchrun's options, as JSON, from agent to keepers")
-NODE_TOKEN = _variable("ELASTIC3D_NODE_TOKEN", SetBy.ELASTIC3D, "what names the sockets between a node's keepers")
+NODE_TOKEN = _variable("ELASTIC3D_NODE_TOKEN", SetBy.ELASTIC3D, "names the sockets between a node's keepers")
 AGENT_PROCESS = _variable(
     "ELASTIC3D_AGENT_PROCESS", SetBy.ELASTIC3D, "the agent that keepers end with: its pid and start"
 )
@@ -113,7 +113,7 @@ NCCL_NVLS = _variable("NCCL_NVLS_ENABLE", SetBy.ELASTIC3D, "0 with tp above 1, w
 CUBLAS_WORKSPACE = _variable("CUBLAS_WORKSPACE_CONFIG", SetBy.ELASTIC3D, "workspaces with which products repeat")
 TEMPORARY = _variable("TMPDIR", SetBy.MACHINE, "folder for temporary files")
 SLURM_NODE = _variable("SLURMD_NODENAME", SetBy.MACHINE, "name of this node in Slurm: its label host")
-SLURM_LEVELS = _variable("SLURM_TOPOLOGY_ADDR_PATTERN", SetBy.MACHINE, "what the parts of SLURM_TOPOLOGY_ADDR are")
+SLURM_LEVELS = _variable("SLURM_TOPOLOGY_ADDR_PATTERN", SetBy.MACHINE, "kinds of the parts of SLURM_TOPOLOGY_ADDR")
 SLURM_PLACE = _variable("SLURM_TOPOLOGY_ADDR", SetBy.MACHINE, "where this node stands in Slurm's topology")
 KUBERNETES_NODE = _variable("NODE_NAME", SetBy.MACHINE, "name of the Kubernetes node, if the pod passes it on")
 

@@ -8,7 +8,7 @@ Every error says what happened, whether trying again helps, and what the person 
         LayoutError         no layout fits the nodes, or the one asked for cannot be used
         ConfigurationError  rendezvous, etcd or store settings contradict each other or the job that runs
           NewerSchema       a record in etcd was written by a newer elastic3d
-          BaseUnknown       a record in etcd says what changed against one that its reader does not have
+          BaseUnknown       a record in etcd holds changes against one that its reader does not have
       UnsupportedTorch      the installed torch is not one that elastic3d works with; the message says what to install
       EtcdError             etcd did not do what was asked
         EtcdUnavailable     no endpoint answered in time; trying again may help
@@ -24,7 +24,7 @@ Every error says what happened, whether trying again helps, and what the person 
         JobEnded            the job under this run id is over; the message says why
           RendezvousEnded   the same, for torchrun
         AdmissionFailed     this node did not pass its own checks; mend what the message names
-        JobUnknown          there is no job under this run id; the message names those that are there (exit 3)
+        JobUnknown          there is no job under this run id; the message names the jobs there are (exit 3)
       StateError            state that was asked for is nowhere, or does not fit the model
         StateUnfit          it does not fit the script; trying again does not help
       UnmatchedCollective   some ranks made a collective call, and others had ended
@@ -41,7 +41,7 @@ class Elastic3dError(Exception):
 
     exit_code = 1
     final = False
-    """Whether the same code on the same input is bound to raise it again: then nothing is tried again."""
+    """Whether the same code on the same input is bound to raise it again: then it is not tried again."""
 
 
 class UsageError(Elastic3dError, ValueError):
@@ -88,7 +88,7 @@ class AdmissionFailed(MembershipError):
 
 
 class JobUnknown(MembershipError):
-    """There is no job under this run id, or none at all; the message names those that are there."""
+    """There is no job under this run id, or none at all; the message names the jobs there are."""
 
     exit_code = 3
 
@@ -104,7 +104,7 @@ class StateUnfit(StateError):
 
 
 class UnmatchedCollective(Elastic3dError):
-    """Some ranks made a collective call when `main` had returned on others; make it on every rank alike."""
+    """Some ranks made a collective call when `main` had returned on others; make it on every rank."""
 
 
 class TrainingFailed(Elastic3dError):

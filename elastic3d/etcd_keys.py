@@ -1,7 +1,7 @@
-"""The etcd keys of a run, below its root (membership/records.py says what each holds). Nothing else names one.
+"""The etcd keys of a run, below its root (membership/records.py says what each holds). No other module names one.
 
-A key is its root, which ends with a slash, and one of these. Names of nodes and machines and the ids of incarnations
-have no slash.
+A key is the root, which ends with a slash, followed by one of these. Names of nodes and machines and the ids of
+incarnations have no slash.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ PULSES = "pulses/"
 HISTORY = "history/"
 REFUSED = "refused/"
 WHOLE = "board.whole/"
-"""Below it stand whole generations, where the board has only what changed."""
+"""Prefix of whole generations of which the board has only the changes."""
 
 TIERS = (BOARD, ROLL, PULSES, HISTORY, REFUSED)
-"""What the keys of a run begin with."""
+"""Prefixes of a run's keys."""
 
 LISTED = "board"
-"""What a listing of the board begins with: the board, and the whole generations beside it."""
+"""Prefix of a listing of the board: of the board itself, and of the whole generations beside it."""
 
 LEADER = BOARD + "leader"
 GENERATION = BOARD + "generation"
@@ -41,7 +41,7 @@ def member(id: str) -> str:
 
 
 def report(id: str) -> str:
-    """Return the key of what an incarnation reports."""
+    """Return the key of an incarnation's report."""
     return REPORTS + id
 
 
@@ -86,12 +86,12 @@ def history(number: int, attempt: int) -> str:
 
 
 def history_of(number: int) -> str:
-    """Return what the keys of all attempts at a generation begin with."""
+    """Return the prefix of the keys of all attempts at a generation."""
     return f"{HISTORY}{number:010d}."
 
 
 def whole(key: str) -> str:
-    """Return where the whole generation stands of which the record under `key`, of the board, says what changed.
+    """Return the key of the whole generation whose changes are in the record under `key`, of the board.
 
     key: with its root or without.
     """
@@ -100,7 +100,7 @@ def whole(key: str) -> str:
 
 
 def split(root: str, key: str) -> tuple[str, str]:
-    """Return (MEMBERS, "a@1") for a key of many, (LEADER, "") for a key that is one."""
+    """Return (MEMBERS, "a@1") for a key of many, (LEADER, "") for a single key."""
     tier, _, rest = key.removeprefix(root).partition("/")
     kind, slash, name = rest.partition("/")
     return f"{tier}/{kind}{slash}", name

@@ -2,7 +2,7 @@
 
 `checkpointing` asks for a register: a few small values under names, decided in one place. Here they are keys of the
 cluster that decides the job's membership, and each change is one transaction on a key's revision. They stay when the
-job is over, for the store stays too; collection deletes those of what it deletes.
+job is over, as the store does; collection deletes those of the checkpoints that it deletes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class EtcdRegister:
     """See checkpointing/stores/register.py. Safe to use from several threads; owns its client."""
 
     def __init__(self, client: EtcdClient, prefix: str, url: str) -> None:
-        """Keep the values of the store at `url` below `prefix`: every run that writes there has the same."""
+        """Keep the values of the store at `url` below `prefix`: all runs that write there share them."""
         self._client = client
         self._root = f"{prefix}/stores/{hexdigest(url.rstrip('/').encode())[:32]}/"
 

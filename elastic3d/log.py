@@ -1,16 +1,16 @@
 """The events of elastic3d: one list of names, one file of JSON lines per keeper, and lines for people on stderr.
 
 Every event has a level. `ELASTIC3D_LOG` says which are shown on stderr: `debug` shows all, `info` those that people
-should know, and `json` the same as `info`, one JSON object a line. stdout belongs to the user's own code.
+should know, and `json` the same as `info`, one JSON object per line. stdout belongs to the user's own code.
 
-Every line has `event` (a name of `EVENTS`), `at` (wall clock, for people and for order within one machine) and what
-the log was bound with: `run`, `generation`, `node`, `slot`, `rank`, each where it is known. Fields that are None were
-not known and mean nothing. Floats that must survive bit for bit (losses) travel as `float.hex()` text.
+Every line has `event` (a name of `EVENTS`), `at` (wall clock, for people and for order within one machine) and the
+fields that the log was bound with: `run`, `generation`, `node`, `slot`, `rank`, each if it is known. Fields that are
+None were not known and mean nothing. Floats that must survive bit for bit (losses) are written as `float.hex()` text.
 
-The log is an interface: who reads it (the demo, a dashboard, a test) needs nothing else of the runtime.
+The log is an interface: its readers (the demo, a dashboard, a test) need nothing else of the runtime.
 
-Whoever emits an event never waits for the disk: a thread of its own writes (output.py). Where it cannot keep up, events
-are dropped, and `events.dropped` says how many.
+Emitting an event never waits for the disk: a separate thread writes (output.py). If it cannot keep up, events are
+dropped, and `events.dropped` says how many.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Level(IntEnum):
     """How much an event matters to people."""
 
     DEBUG = 10
-    """Only to who looks for something: not shown unless asked for."""
+    """Only to people who look for something: not shown unless asked for."""
     INFO = 20
     """The job's life."""
     WARNING = 30
@@ -45,12 +45,12 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventKind:
-    """What the list says of one event."""
+    """One event in the list."""
 
     level: Level
-    """How much it matters, unless whoever emits it knows better."""
+    """How much it matters, unless the emitter knows better."""
     fields: tuple[str, ...]
-    """Names of its fields, beside those that a log is bound with."""
+    """Names of its fields, besides those that a log is bound with."""
 
 
 def _debug(*fields: str) -> EventKind:
@@ -72,14 +72,14 @@ def _error(*fields: str) -> EventKind:
 EVENTS: Mapping[str, EventKind] = MappingProxyType(
     {
         # Membership, as one keeper sees it. `nodes` and `spares` are lists of node names in rank order.
-        # A keeper joins again, as a newcomer, after the others put it out: `member.fenced` says why they did.
+        # A keeper joins again, as a newcomer, after the others put it out: `member.fenced` says why.
         "member.joined": _debug("incarnation"),
         "member.fenced": _warning("incarnation", "detail"),
         # One for each check that this node did not pass; it then ends without joining.
         "admission.failed": _error("check", "detail", "seconds"),
         # An exception ended a background thread, or one turn of it; `consequence` says what follows.
         "thread.failed": _error("thread", "error", "traceback", "consequence", "times"),
-        # The disk was too slow for so many events, which are lost.
+        # The disk was too slow for `count` events, which are lost.
         "events.dropped": _debug("count"),
         "generation.proposed": _debug("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
         # `layout` is {"pp", "dp", "tp", "zero"}; `leader` is the node that leads the membership now.
@@ -87,100 +87,100 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # `peer` is a node name, `evidence` says how its end was noticed.
         "peer.lost": _warning("peer", "evidence"),
         # The trainers stand still, and this node cannot connect to `peer`. While two nodes cannot, one of them stands
-        # aside (a spare, see the detail of `generation.sealed`), until `peer.reachable`: they can, or one of them went.
+        # aside (a spare, see the detail of `generation.sealed`), until `peer.reachable`: they can, or one of them left.
         "peer.unreachable": _warning("peer", "detail"),
         "peer.reachable": _info("peer"),
-        # Somebody was shown out at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` where
-        # it came from, `more` how many others were since the last time this was told. Or, with `port` "links": a
-        # neighbour's port at `peer` refuses this node, and that is no death, since no second one finds the same.
+        # A caller was turned away at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` its
+        # address, `more` how many others were since the last such event. Or, with `port` "links": a neighbour's port at
+        # `peer` refuses this node, and that is not a death, since no second node finds the same.
         "peer.refused": _warning("port", "peer", "reason", "more"),
         # The key of the run's secret was "missing" or held "garbage": this node, which leads, writes it again.
         "secret.restored": _warning("was"),
-        # Another one than this node's stands there by now, and is used from now on: etcd had lost it.
+        # Another secret than this node's is there now, and is used from now on: etcd had lost this node's.
         "secret.adopted": _info(),
-        # This node is to leave in `seconds`, at leisure where that is None.
+        # This node has to leave in `seconds`, without a deadline if that is None.
         "node.draining": _info("seconds", "detail"),
         "node.leaving": _info("detail"),
         "etcd.lost": _warning("error"),
         "etcd.back": _info("seconds"),
-        # etcd answers, but takes no writes of ours until somebody has mended what `error` says.
+        # etcd answers, but takes no writes from us until somebody has mended what `error` says.
         "etcd.impaired": _warning("error"),
         "etcd.mended": _info(),
-        # etcd does not compact its past for the leader: it fills up unless somebody does what `error` says.
+        # etcd does not compact old versions for the leader: it fills up unless somebody does what `error` says.
         "compaction.refused": _warning("error"),
         "compaction.resumed": _info(),
-        # etcd came back empty or from a backup, at `revision`: what the members know is written there again.
+        # etcd came back empty or from a backup, at `revision`: the members write there again what they know.
         "etcd.rolled_back": _warning("revision"),
         # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "user_error",
-        # "stopped" (by its keeper), "signal" or "template" (it fell).
+        # "stopped" (by its keeper), "signal" or "template" (that died).
         "trainer.started": _debug("pid"),
         # The script raised `error`. `final`: trying again cannot mend it.
         "script.raised": _error("error", "traceback", "final"),
         "trainer.exited": _debug("kind", "step", "error"),
-        # `source` is "none", "memory" or "store"; `step` is the number of steps the state has behind it. Events under
-        # `generation` g are about the state that generation starts from. `detail` is there where a person should know
-        # more: steps that are lost or done again beyond what a death costs, checkpoints that are damaged.
+        # `source` is "none", "memory" or "store"; `step` is the number of steps that led to the state. Events under
+        # `generation` g are about the state from which that generation starts. `detail` is there if a person should
+        # know more: steps that are lost or repeated beyond the cost of a death, checkpoints that are damaged.
         "state.restored": _debug("source", "step", "detail"),
-        # Written by the slot that holds rank 0 only. `step` counts the updates made, this one included. `samples` is
+        # Written only by the slot that holds rank 0. `step` counts the updates made, this one included. `samples` is
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
         "step.committed": _debug("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
-        # From the node that holds rank 0, every ten seconds: `left` is the time to step `until`, for people.
+        # From the node that holds rank 0, every ten seconds: `left` is the time until step `until`, for people.
         "training.progress": _info("step", "until", "loss", "steps_per_second", "left"),
-        # The first loss of a row that is no number; training goes on unless the script says `skip_nonfinite`.
+        # The first non-finite loss in a row; training goes on unless the script says `skip_nonfinite`.
         "loss.nonfinite": _warning("step", "loss"),
-        # The node that holds rank 0 has seen no step for so long; said again each minute.
+        # The node that holds rank 0 has seen no step for `seconds`; repeated each minute.
         "step.late": _warning("seconds", "detail"),
-        # From who leads, while fewer nodes are there than the job may train with.
+        # From the leader, while fewer nodes are there than the job may train with.
         "nodes.awaited": _warning("count", "detail"),
         "snapshot.held": _debug("step"),
-        # A death would cost more than it should: no step was safe for long. `slots` of this node are the reason.
+        # A death would cost more than it should: no step has been safe for long. `slots` of this node are the reason.
         "snapshot.stale": _warning("step", "safe_step", "age", "slots"),
         "snapshot.fresh": _info("step", "safe_step"),
-        # Snapshots are copied to another node, for the one before does not take them; None: to nobody for now, so that
+        # Snapshots are copied to another node because the one before does not take them; None: to none for now, so that
         # checkpoints go on.
         "buddy.changed": _warning("buddy", "former", "detail"),
-        # A slot's tiles are in the store: `bytes` of them in all, `new` were written, the rest was there already.
+        # A slot's tiles are in the store: `bytes` in all, of which `new` were written and the rest was there already.
         "checkpoint.written": _debug("step", "bytes", "new"),
         "checkpoint.committed": _debug("step"),
         # Training goes on. `age` is that of the newest checkpoint this node has committed, in seconds.
         "checkpoint.failed": _warning("step", "error", "age"),
-        # The store is busy or away: an operation was tried `tries` times in `seconds`, and is tried on, for as long as
-        # `patience=` says. At most one each half minute.
+        # The store is busy or away: an operation was tried `tries` times in `seconds`, and is tried on for the time
+        # that `patience=` gives. At most one each half minute.
         "store.waiting": _warning("error", "tries", "seconds"),
-        # At the end: what failed has not worked again, and `step` is the newest checkpoint this node knows of.
+        # At the end: saving has not worked again since it failed; `step` is the newest checkpoint this node knows of.
         "checkpoint.behind": _warning("step", "error"),
-        # What failed before works again.
+        # Saving, which failed before, works again.
         "checkpoint.mended": _info("step"),
-        # It was read back: `kind` is how much of it, "sample" or "all".
+        # A checkpoint was read back: `kind` is how much of it, "sample" or "all".
         "checkpoint.verified": _debug("step", "kind", "seconds"),
-        # What retention lets go is gone: so many checkpoints, and `bytes` of objects that nothing needs any more.
+        # Retention deleted `checkpoints` of them, and `bytes` of objects that nothing needs any more.
         "checkpoint.collected": _debug("checkpoints", "bytes"),
-        # What is protected (latest, verified, tags, pins, what is being read) takes `over` bytes more than `limit`,
-        # that is `keep_bytes`; and then no more.
+        # Protected checkpoints (latest, verified, tags, pins, those being read) take `over` bytes more than `limit`,
+        # that is `keep_bytes`; `store.limit_kept`: they no longer do.
         "store.limit_exceeded": _warning("over", "limit"),
         "store.limit_kept": _debug("limit"),
-        # It could not be read back as it was written, or what is not kept could not be deleted; tried again later.
+        # It could not be read back as it was written, or others could not be deleted; tried again later.
         "checkpoint.unverified": _warning("step", "error"),
         "checkpoint.uncollected": _debug("error"),
         # `kind` is "done" or "error"; the last event of a keeper.
         "job.ended": _info("kind", "error"),
-        # What follows is said on stderr only, by whichever process of a node it happens in.
+        # The events below are shown on stderr only, by the process of a node in which they happen.
         #
         # A slot's template died, and with it its trainers; another takes its place.
         "template.died": _error("detail"),
         # The one kept in reserve died; another is started.
         "template.spare_died": _warning("detail"),
-        # It did not do what it was told in time, and is killed.
+        # It did not carry out an order in time, and is killed.
         "template.stuck": _error("pid"),
         # It takes no commands; its death follows, or it is killed as stuck.
         "template.deaf": _debug("error"),
         # The script's own imports make forks unsafe, for `reason`.
         "template.unsafe": _warning("reason", "consequence"),
-        # The slot's thread ended by a bug of elastic3d, and with it the node.
+        # The slot's thread ended because of a bug in elastic3d, and with it the node.
         "slot.failed": _error("error", "traceback"),
-        # A trainer sent what its keeper cannot read, and is stopped.
+        # A trainer sent something that its keeper cannot read, and is stopped.
         "trainer.garbled": _error("trainer", "error"),
-        # The keeper gave a trainer no buffer for its snapshot for so long; the trainer ends.
+        # The keeper gave a trainer no buffer for its snapshot for `seconds`; the trainer ends.
         "buffer.withheld": _error("seconds"),
         # A device's memory did not come back after its last trainer had ended: others hold it.
         "device.occupied": _warning("free", "expected", "seconds"),
@@ -188,11 +188,11 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "environment.replaced": _info("variables"),
         # A snapshot could not be copied to the buddy; tried again.
         "replica.failed": _info("step", "buddy", "error"),
-        # The buddy did not take it: it is out of date there.
+        # The buddy did not take it: its copy is out of date.
         "replica.stale": _info("step", "error"),
         # `cache=` cannot be used: tiles are read from the store each time.
         "cache.unfit": _warning("error"),
-        # A snapshot that a node offers for the start of a generation is left alone: its history is another one.
+        # A snapshot that a node offers for the start of a generation is ignored: it belongs to another history.
         "snapshot.unbelieved": _warning("step", "made_in", "newest"),
         # A tile of it is damaged: state is restored from an older one.
         "checkpoint.damaged": _warning("checkpoint", "error"),
@@ -209,13 +209,13 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
 )
 
 LIMIT = 1 << 30
-"""Bytes of events that one keeper keeps where nobody says otherwise."""
+"""Bytes of events that one keeper keeps by default."""
 
 PATIENCE = 5.0
 """Seconds that events have to be written when their log is closed."""
 
 BOUND = ("run", "generation", "node", "slot", "rank")
-"""What a log may be bound with: fields that any event may carry."""
+"""Fields with which a log may be bound: any event may carry them."""
 
 _LATER = ("script.raised",)
 """Events whose traceback is not shown with them: torchrun shows it at the end."""
@@ -224,29 +224,29 @@ _process: dict[str, Any] = {}
 
 
 def bind_process(**fields: Any) -> None:
-    """Have what `process_log` says carry `fields`, beside what it carries already; for whoever begins a process.
+    """Have the events of `process_log` carry `fields` too; for the code that begins a process.
 
-    A forked child inherits them. ValueError for fields that a log is not bound with.
+    A forked child inherits them. ValueError for fields with which a log cannot be bound.
     """
     for name in fields:
         if name not in BOUND:
-            raise ValueError(f"{name!r} is none of {', '.join(BOUND)}")
+            raise ValueError(f"{name!r} is not one of {', '.join(BOUND)}")
     _process.update(fields)
 
 
 def process_log() -> EventLog:
-    """Return the log of whatever runs in this process and has no event file: its events are shown on stderr only."""
+    """Return the log for code in this process without an event file: its events are shown on stderr only."""
     return EventLog(None, **_process)
 
 
 class EventLog:
-    """Append events to one file as JSON lines, none where the path is None, and show them on stderr by their level.
+    """Append events to one file as JSON lines, to none if the path is None, and show them on stderr by their level.
 
     Each line is written soon and whole, so that a reader may follow the file while it grows. May be called from
     several threads, and never blocks. `bind` gives a log with more fields on the same file. limit: bytes that the
-    events of one keeper may take; past half of them the file is renamed to `<name>.1`, in place of what that was.
+    events of one keeper may take; past half of them the file is renamed to `<name>.1`, replacing an older one.
 
-    Raises OSError where the file cannot be made.
+    Raises OSError if the file cannot be made.
     """
 
     __slots__ = ("_clock", "_lines", "_logger")
@@ -275,14 +275,14 @@ class EventLog:
         return other
 
     def emit(self, name: str, **fields: Any) -> None:
-        """Write event `name` with `fields`; ValueError where the list of events does not know one of them."""
+        """Write event `name` with `fields`; ValueError if the list of events lacks one of them."""
         self.emit_at(None, name, **fields)
 
     def emit_at(self, level: Level | None, name: str, **fields: Any) -> None:
-        """Write an event that matters more, or less, than the list says; None for what it says."""
+        """Write an event that matters more, or less, than the list says; None for the list's level."""
         known = EVENTS.get(name)
         if known is None:
-            raise ValueError(f"{name!r} is no event of elastic3d; add it to elastic3d/log.py")
+            raise ValueError(f"{name!r} is not an event of elastic3d; add it to elastic3d/log.py")
         for field in fields:
             if field not in known.fields and field not in BOUND:
                 raise ValueError(f"event {name!r} has no field {field!r}; add it to elastic3d/log.py")
@@ -300,7 +300,7 @@ class EventLog:
         return self._lines is None or self._lines.flush(patience)
 
     def close(self, patience: float = PATIENCE) -> None:
-        """Close the file, for every log bound from this one too; what waits has `patience` seconds to be written."""
+        """Close the file, also for every log bound from this one, after at most `patience` seconds for what waits."""
         if self._lines is not None:
             self._lines.close(patience)
 
@@ -316,8 +316,8 @@ class EventLog:
 class _Lines:
     """A structlog logger whose every message is one write of one line: O_APPEND keeps whole lines apart.
 
-    A disk that is full costs events, not the training: that is said on stderr, once each time it begins. What got half
-    into the file is ended as a line of its own, which readers pass over.
+    A full disk costs events, not the training: stderr says so, once each time it begins. A line that was only partly
+    written is ended there, and readers pass over it.
     """
 
     def __init__(self, path: str | os.PathLike[str], limit: int, missed: Callable[[int], None]) -> None:
@@ -382,13 +382,13 @@ def _as_json(name: str, level: Level, at: float, fields: Mapping[str, Any]) -> s
 
 
 def _as_text(name: str, level: Level, fields: Mapping[str, Any]) -> str:
-    """Return one line, and the traceback of a bug below it: fields that are not known, and the run, are left out."""
+    """Return one line, and below it the traceback of a bug: fields that are not known, and the run, are left out."""
     own = {key: value for key, value in fields.items() if key not in (*BOUND, "traceback")}
     own |= {key: fields[key] for key in ("node", "slot", "generation", "rank") if key in fields}
     words = [f"{key}={_first_line(value)}" for key, value in own.items() if value not in (None, "", [])]
     traceback = str(fields.get("traceback") or "").rstrip() if name not in _LATER else ""
     line = " ".join([f"elastic3d: {level.name.lower()}: {name}", *words])
-    return f"{line}; this is a bug of elastic3d, please report it\n{traceback}" if traceback else line
+    return f"{line}; this is a bug in elastic3d, please report it\n{traceback}" if traceback else line
 
 
 def _first_line(value: object) -> str:

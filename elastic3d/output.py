@@ -1,9 +1,9 @@
-"""Words for people and lines for files, written so that whoever has something to say never waits for a reader.
+"""Text for people and lines for files, written so that the writer never waits for a reader.
 
 A log reader that is stopped fills its pipe, one that died breaks it, a disk fills up, a file server hangs: none of this
-may hold up a thread that decides something. So lines go through a bounded queue to a thread that does nothing but
-write; what does not fit is dropped and counted. Until `unblock` a process writes its words itself: a keeper may have no
-thread before it has forked its template.
+may hold up a thread that decides something. So lines go through a bounded queue to a thread that only writes; lines
+that do not fit are dropped and counted. Until `unblock` a process writes directly: a keeper may have no thread before
+it has forked its template.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from elastic3d import environment, threads
 from elastic3d.errors import ConfigurationError
 
 MOST_BYTES = 8 << 20
-"""Bytes that may wait to be written."""
+"""Most bytes that may wait to be written."""
 
 MOST_LINES = 20_000
-"""Lines that may wait to be written."""
+"""Most lines that may wait to be written."""
 
 
 class LineWriter:
-    """Hands lines to `write` from a thread of its own, in order; `put` may be called from any thread and never blocks.
+    """Passes lines to `write` on its own thread, in order; `put` may be called from any thread and never blocks.
 
-    write: takes one line, may block for as long as it likes, and must not raise. missed: called before the next line,
-    on the same thread, with the number of lines dropped since the last one. The thread begins with the first line.
+    write: takes one line, may block for any time, and must not raise. missed: called before the next line, on the same
+    thread, with the number of lines dropped since the last one. The thread begins with the first line.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class LineWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, line: bytes) -> bool:
-        """Have a line written; return False where it was dropped, for too much is waiting or the writer is closed.
+        """Have a line written; return False if it was dropped because too much is waiting or the writer is closed.
 
-        From the writer's own thread, as out of `missed`, it is written at once: there is no room to wait in.
+        From the writer's own thread, as in `missed`, it is written at once.
         """
         if threading.current_thread() is self._thread:
             self._write(line)
@@ -104,24 +104,24 @@ class LineWriter:
                     self._changed.notify_all()
 
 
-# What is said on stderr. One per process, as stderr is.
+# Output on stderr. One writer per process, like stderr.
 
 _said: LineWriter | None = None
 
 
 class Verbosity(StrEnum):
-    """What `ELASTIC3D_LOG` may say."""
+    """The values of `ELASTIC3D_LOG`."""
 
     DEBUG = "debug"
     """All events, a readable line each."""
     INFO = "info"
     """What people should know, a readable line each."""
     JSON = "json"
-    """What people should know, a JSON object a line."""
+    """What people should know, one JSON object per line."""
 
 
 def checked_verbosity() -> Verbosity:
-    """Return what `ELASTIC3D_LOG` says; ConfigurationError for what it may not say. For where a process begins."""
+    """Return the value of `ELASTIC3D_LOG`; ConfigurationError if it is invalid. For the beginning of a process."""
     text = environment.LOG.read()
     try:
         return Verbosity(text)
@@ -132,13 +132,13 @@ def checked_verbosity() -> Verbosity:
 
 
 def verbosity() -> Verbosity:
-    """Return what `ELASTIC3D_LOG` says, INFO where that is nothing we know: who has something to say, says it."""
+    """Return the value of `ELASTIC3D_LOG`, INFO if it is invalid: messages are shown then."""
     text = environment.LOG.read()
     return Verbosity(text) if text in tuple(Verbosity) else Verbosity.INFO
 
 
 def say(text: str) -> None:
-    """Write `elastic3d: ` and the text on stderr, as lines of their own: words that belong to no event.
+    """Write `elastic3d: ` and the text on stderr, as separate lines: text that belongs to no event.
 
     Never raises; never blocks after `unblock`. Under `ELASTIC3D_LOG=json` they are the `text` of an object.
     """
@@ -147,7 +147,7 @@ def say(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Write the text on stderr as it is, as lines of their own. Never raises; never blocks after `unblock`."""
+    """Write the text on stderr as it is, as separate lines. Never raises; never blocks after `unblock`."""
     line = f"{text}\n".encode(errors="replace")
     if _said is not None:
         _said.put(line)
@@ -156,23 +156,23 @@ def show(text: str) -> None:
 
 
 def unblock() -> None:
-    """Say things from a thread from now on. Idempotent; after a fork the child says them itself again."""
+    """Write from a thread from now on. Idempotent; after a fork the child writes directly again."""
     global _said
     if _said is None:
         _said = LineWriter(_to_stderr, name="elastic3d-said", missed=_missed, most_lines=2000)
 
 
 def flush(patience: float) -> bool:
-    """Wait until all that was said is written, at most `patience` seconds; return whether it is."""
+    """Wait until all output is written, at most `patience` seconds; return whether it is."""
     return _said is None or _said.flush(patience)
 
 
 def _missed(count: int) -> None:
-    say(f"{count} lines were dropped: whoever reads this output was too slow")  # on the writer's thread: at once
+    say(f"{count} lines were dropped: the reader of this output was too slow")  # on the writer's thread: at once
 
 
 def _to_stderr(line: bytes) -> None:
-    """Write past Python's buffers: a thread that blocks in one of them would block whoever uses it, and the exit."""
+    """Write past Python's buffers: a thread that blocks in one of them would block its other users, and the exit."""
     try:
         descriptor = sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):
@@ -195,14 +195,14 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-# What the user's code prints.
+# Output of the user's code.
 
 
 class _Surviving(io.RawIOBase):
-    """A descriptor whose writes never fail: what cannot be written, for nobody reads it or a disk is full, is lost."""
+    """A descriptor whose writes never fail: if nobody reads it or a disk is full, the output is lost."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream  # which would close the descriptor when nobody held it any more
+        self._stream = stream  # kept, since it would close the descriptor when collected
         self._descriptor = stream.fileno()
 
     def writable(self) -> bool:
@@ -225,9 +225,9 @@ class _Surviving(io.RawIOBase):
 
 
 def survive_readers() -> None:
-    """Make `print` outlive whoever reads it: a broken pipe or a full disk is no error of the user's code. Idempotent.
+    """Make `print` outlive its readers: a broken pipe or a full disk is not the user code's error. Idempotent.
 
-    Streams that were replaced by somebody else, or that are closed, stay as they are.
+    Streams that somebody else replaced, or that are closed, stay as they are.
     """
     sys.stdout = _surviving(sys.stdout)
     sys.stderr = _surviving(sys.stderr)

@@ -1,9 +1,9 @@
 """The seam between a `Run` and the process that hosts it.
 
-A trainer's `Run` knows nothing of keepers, sockets or shared memory: all it may ask of the world outside its process
-group is a `Port`. In a trainer the port talks to the node's keeper; in a script started on its own it is a
+A trainer's `Run` knows nothing of keepers, sockets or shared memory: its only access to the world outside its process
+group is a `Port`. In a trainer the port talks to the node's keeper; in a script started by hand it is a
 `StandalonePort` of `training.standalone`. Values that cross are frozen. A method that returns `NoReturn` ends the
-trainer's process, or raises where the host is the user's own script.
+trainer's process, or raises if the host is the user's own script.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What one trainer is to be: its rank in one attempt at one generation, and where that generation meets.
+    """The assignment of one trainer: its rank in one attempt at one generation, and where that generation meets.
 
     measuring: build the model on meta, report its profile at `restore`, train nothing.
     layout: None while measuring. interface: network interface for gloo, "" to leave the choice to gloo.
-    store_host, store_port, store_prefix: the TCPStore this generation's process groups meet in, and their own part of
+    store_host, store_port, store_prefix: the TCPStore in which this generation's process groups meet, and their part of
     it. store: where checkpoints are, None for nowhere. threads: CPU threads for tensor operations.
-    snapshot_every, checkpoint_every: in steps, 0 for never. checkpoint_seconds: at least so long between the beginnings
-    of two checkpoints, 0.0 where steps decide. seed_digest: the profile digest the leader planned from, ""
-    where nobody has planned. places: of a measuring trainer, how many device places of its node to check before it
-    ends, 0 for none. restore: which checkpoint to go on from where nothing is in memory. fresh: beginning at step 0
-    is meant though steps were made before. credentials: what it shows to the tile servers of the run; None while
-    measuring. device: the kind of device it computes on; which one, its slot says. device_free: bytes of its memory
-    that are free where no trainer holds any, 0 where that was not measured.
+    snapshot_every, checkpoint_every: in steps, 0 for never. checkpoint_seconds: least time between the beginnings of
+    two checkpoints, 0.0 if steps decide. seed_digest: the profile digest from which the leader planned, "" if nobody
+    has planned. places: for a measuring trainer, how many device places of its node to check before it ends, 0 for
+    none. restore: the checkpoint to go on from if nothing is in memory. fresh: beginning at step 0 is intended even if
+    steps were made before. credentials: for the tile servers of the run; None while measuring. device: the kind of
+    device it computes on; its slot says which one. device_free: bytes of the device's memory that are free while no
+    trainer holds any, 0 if that was not measured.
     """
 
     run_id: str
@@ -67,12 +67,12 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """Leave to start: the "host:port" of every keeper's tile server, of active nodes and spares.
+    """Permission to start: the "host:port" of every keeper's tile server, of active nodes and spares.
 
     newest: the newest step this slot has heard of from its trainers of any generation, -1 for none. reached: a step
     that was safe in memory, as the sealed record says, 0 for none. failed_after: the step after which the user's code
-    raised, which is what this generation is for; -1 where it is for something else, or where that step was made before
-    the generation which failed, so that nothing would be skipped. failure: what it raised.
+    raised, if that is why this generation was formed; -1 if it was formed for another reason, or if that step was made
+    before the generation that failed, so that nothing would be skipped. failure: what it raised.
     """
 
     servers: tuple[str, ...]
@@ -84,9 +84,9 @@ class Go:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What this rank's host wants the next step vote to hear.
+    """What this rank's host contributes to the next step vote.
 
-    ready: it is done with the checkpoint before, and would take another.
+    ready: it is done with the last checkpoint, and could take another.
     """
 
     leave: bool
@@ -96,12 +96,12 @@ class Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step, the same on every rank but for `seconds`.
+    """One step, the same on every rank except for `seconds`.
 
-    step: the number of optimizer updates made, this one included. gradient_norm: before clipping, None where no clip
-    was asked for. safe_step: the newest step that every rank holds at home and at its buddy, -1 for none.
-    samples: positions of the run this step consumed, half-open. sample_sum: keyed sum of the consumed sample ids.
-    until: the step up to which the script trains, 0 where it did not say.
+    step: the number of optimizer updates made, this one included. gradient_norm: before clipping, None if no clip was
+    asked for. safe_step: the newest step that every rank holds at home and at its buddy, -1 for none.
+    samples: positions of the run that this step consumed, half-open. sample_sum: keyed sum of the consumed sample ids.
+    until: the step up to which the script trains, 0 if it did not say.
     """
 
     generation: int
@@ -117,7 +117,7 @@ class StepRecord:
 
 
 class Port(Protocol):
-    """The host process, as a `Run` sees it. Called from the trainer's main thread only."""
+    """The host process, as a `Run` sees it. Called only from the trainer's main thread."""
 
     assignment: Assignment
     device: ComputeDevice
@@ -166,7 +166,7 @@ class Port(Protocol):
     ) -> None:
         """Take note of where the state came from: "none", "memory" or "store", and which step and generation.
 
-        detail: what a person should know of it. damaged: checkpoints that were passed over.
+        detail: what a person should know about it. damaged: checkpoints that were passed over.
         """
         ...
 
@@ -179,9 +179,9 @@ class Port(Protocol):
         ...
 
     def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
-        """End this trainer because `main` returned; digest: of the final state, None where it was not asked for.
+        """End this trainer because `main` returned; digest: of the final state, None if it was not asked for.
 
-        unsaved: the step of the last snapshot, which goes to the store before the run is over; -1 where it need not.
+        unsaved: the step of the last snapshot, which goes to the store before the run is over; -1 if it need not.
         """
         ...
 

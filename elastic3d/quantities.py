@@ -1,6 +1,6 @@
-"""How long, how often, how fast, how much: what people write as `"30s"`, `"200MB/s"` or `"100GB"`.
+"""Durations, intervals, rates and sizes, which people write as `"30s"`, `"200MB/s"` or `"100GB"`.
 
-One grammar and the same words wherever it enters: `--rdzv-conf`, the options of `elastic3d.run`, the command line.
+One grammar and the same words wherever they enter: `--rdzv-conf`, the options of `elastic3d.run`, the command line.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _SIZE = re.compile(_NUMBER + f" ?({'|'.join(_SIZES)})")
 CONTINUOUS = "continuous"
 
 LONGEST = 10 * 365 * 86400.0
-"""Seconds that nobody means to wait for: etcd grants no lease as long either."""
+"""Most seconds: nobody means to wait longer, and etcd grants no longer lease either."""
 
 NO_TIME = "give seconds, or a number with ms, s, m or h, such as '30s', '10m' or '1h', and at most ten years"
 NO_SIZE = "give bytes, such as '100GB' or '64MiB'"
-NO_RATE = "give bytes a second, such as '200MB/s'"
+NO_RATE = "give bytes per second, such as '200MB/s'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """When a checkpoint is due: so many steps, or so many seconds, after the one before; both 0 for never."""
+    """When a checkpoint is due: this many steps, or seconds, after the one before; both 0 for never."""
 
     steps: int = 0
     seconds: float = 0.0
 
 
 def every(value: int | str, name: str) -> Every:
-    """Return how often `value` means: a number of steps, "30s", or "continuous"; UsageError, beginning with `name`.
+    """Return the interval of a value: a number of steps, "30s", or "continuous"; UsageError, beginning with `name`.
 
-    Continuous is every step of which the one before has been committed: a checkpoint is never due earlier than that.
+    Continuous is every step: a checkpoint is never due before the last one is committed.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return Every(steps=value)
@@ -56,7 +56,7 @@ def every(value: int | str, name: str) -> Every:
 
 
 def parse_seconds(value: float | str) -> float | None:
-    """Return seconds: a number from 0, or text such as "30s", "1.5 h" or "2"; None for what is neither, or too long."""
+    """Return seconds: a number from 0, or text such as "30s", "1.5 h" or "2"; None for anything else, or too long."""
     if isinstance(value, str):
         match = _TIME.fullmatch(value)
         long = None if match is None else float(match[1]) * _TIMES[match[2] or "s"]
@@ -66,7 +66,7 @@ def parse_seconds(value: float | str) -> float | None:
 
 
 def seconds(value: float | str, name: str) -> float:
-    """Return the seconds that `parse_seconds` reads; UsageError, beginning with `name`, where it reads none."""
+    """Return the seconds that `parse_seconds` reads; UsageError, beginning with `name`, if it reads none."""
     long = parse_seconds(value)
     if long is None:
         raise UsageError(f"{name}={value!r}: {NO_TIME}")
@@ -74,7 +74,7 @@ def seconds(value: float | str, name: str) -> float:
 
 
 def some_seconds(value: float | str, name: str) -> float:
-    """Return `seconds`, and more than none; UsageError otherwise."""
+    """Return `seconds`, more than 0; UsageError otherwise."""
     long = seconds(value, name)
     if not long:
         raise UsageError(f"{name}={value!r}: give more than 0")
@@ -92,7 +92,7 @@ def size(value: int | str, name: str) -> int:
 
 
 def rate(value: int | str, name: str) -> int:
-    """Return bytes a second: a whole number, or text such as "200MB/s"; UsageError, beginning with `name`."""
+    """Return bytes per second: a whole number, or text such as "200MB/s"; UsageError, beginning with `name`."""
     text = value.removesuffix("/s") if isinstance(value, str) else value
     if isinstance(value, str) and text == value:
         raise UsageError(f"{name}={value!r}: {NO_RATE}")

@@ -1,4 +1,4 @@
-"""How the store of a run is opened, by its keepers and by its trainers."""
+"""Opens the store of a run, for its keepers and for its trainers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from elastic3d.values import StoreAt
 def open_to_read(at: StoreAt) -> Store:
     """Return the store as a trainer needs it; CheckpointError.
 
-    Where refs are decided in a register, it reads those that were published beside them: they are some moments old at
-    most, and whatever they name is whole.
+    If refs are decided in a register, it reads the copies published in the store: they are at most some moments old,
+    and whatever they name is complete.
     """
     return open_store(at.url, write=False, key=_key(at), patience=at.patience)
 
@@ -26,10 +26,9 @@ def open_to_read(at: StoreAt) -> Store:
 def open_checked(
     at: StoreAt, register: Register | None, told: Callable[[Trouble], None] | None = None
 ) -> tuple[Store, int]:
-    """Return the store and the newest generation it knows; ConfigurationError where it cannot be used,
-    which names it without its secrets.
+    """Return the store and the newest generation it knows; ConfigurationError, without secrets, if it cannot be used.
 
-    `told` hears, on whatever thread, when the store is waited for.
+    The callback is called, on any thread, when an operation has to wait for the store.
     """
     try:
         store = open_store(at.url, key=_key(at), register=register, patience=at.patience, told=told)
@@ -38,7 +37,7 @@ def open_checked(
         hint = (
             ""
             if at.register
-            else ". Where a store cannot write on conditions, elastic3d.Checkpointing(register='etcd') lets etcd decide"
+            else ". If a store has no conditional writes, elastic3d.Checkpointing(register='etcd') lets etcd decide"
         )
         raise ConfigurationError(f"store={redacted(at.url)!r} cannot be used: {error}{hint}") from error
     except (CheckpointError, OSError) as error:

@@ -1,8 +1,8 @@
-"""The edge of every background thread: what gets there is told, and then the thread goes on, ends, or ends the process.
+"""The edge of every background thread: exceptions are reported there, with the consequence that its starter chose.
 
-A thread that dies of an exception nobody expected takes along what it did for the others - checkpoints, heartbeats,
-deliveries - while the process looks alive. So no thread of elastic3d is started but by `start`, which says at that one
-place what its end would mean.
+A thread that dies of an unexpected exception no longer does its work for the others - checkpoints, heartbeats,
+deliveries - while the process looks alive. So every thread of elastic3d is started by `start`, where the caller says
+what its end would mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from elastic3d.clock import SYSTEM
 
 EXIT_CODE = 70
-"""How a process ends that cannot go on without one of its threads: EX_SOFTWARE of sysexits."""
+"""Exit code of a process that cannot go on without one of its threads: EX_SOFTWARE of sysexits."""
 
 SHORTEST, LONGEST = 0.1, 5.0
 """Seconds between a failure and the next try: doubled with each failure in a row, up to the longer one."""
@@ -28,10 +28,10 @@ CALM = 60.0
 
 
 class Edge(StrEnum):
-    """What follows an exception that reaches the edge of a thread; the values are words for people.
+    """The consequence of an exception that reaches the edge of a thread; the values are words for people.
 
     AGAIN: the work is called again, after a pause. ALONE: the thread ends, and only what it served with it. PROCESS:
-    the process ends at once, for others can see that, and not that it does less than it should.
+    the process ends at once, because others can see that, but not that it does less than it should.
     """
 
     AGAIN = "it goes on"
@@ -57,7 +57,7 @@ Report = Callable[[ThreadFailure], None]
 
 
 def _report_on_stderr(failure: ThreadFailure) -> None:
-    from elastic3d import log, output  # which have threads themselves
+    from elastic3d import log, output  # they have threads themselves
 
     log.process_log().emit("thread.failed", **fields(failure))
     if failure.edge is Edge.PROCESS:
@@ -80,11 +80,11 @@ def fields(failure: ThreadFailure) -> dict[str, object]:
 
 
 def report_to(report: Report | None, *, end: Callable[[int], Any] = os._exit) -> None:
-    """Have failures of this process's threads reported to `report`, None for stderr alone.
+    """Have failures of this process's threads reported to `report`, None for stderr only.
 
-    Like `threading.excepthook` there is one, for threads outlive and outnumber what started them. `report` is called
-    on the thread that failed; before the process ends it must have written what it is to write when it returns. end:
-    ends the process.
+    Like `threading.excepthook` there is only one, since threads outlive and outnumber the code that started them.
+    `report` is called on the thread that failed, and must have written everything when it returns: the process may end
+    then. end: ends the process.
     """
     global _report, _end
     _report, _end = report or _report_on_stderr, end
@@ -99,8 +99,8 @@ def start(
 ) -> threading.Thread:
     """Call `work` on a daemon thread of this name and return it.
 
-    failed: called on the thread after a failure was reported, to tell whoever waits for it or to make its state whole
-    before the work is called again; where it raises itself, the process ends.
+    failed: called on the thread after a failure was reported, to tell those that wait for it or to repair its state
+    before the work is called again; if it raises itself, the process ends.
     """
     thread = threading.Thread(target=_run, args=(work, args, name, edge, failed), name=name, daemon=True)
     thread.start()
@@ -123,15 +123,15 @@ def _run(
             now = SYSTEM.monotonic()
             times = times + 1 if now - failed_at < CALM else 1
             failed_at = now
-            if _told(error, name, edge, times) and failed is not None:
+            if _reported(error, name, edge, times) and failed is not None:
                 _recovered(failed, error, name)
         if edge is not Edge.AGAIN:
             return
         SYSTEM.sleep(min(LONGEST, SHORTEST * 2 ** min(times - 1, 16)))
 
 
-def _told(error: BaseException, name: str, edge: Edge, times: int) -> bool:
-    """Report a failure, of many in a row the 1st, 2nd, 4th, 8th...; return False where the process was to end."""
+def _reported(error: BaseException, name: str, edge: Edge, times: int) -> bool:
+    """Report a failure, of many in a row the 1st, 2nd, 4th, 8th...; return False if the process was to end."""
     text = "".join(traceback.format_exception(error))
     failure = ThreadFailure(
         thread=name, error=f"{type(error).__name__}: {error}", traceback=text, edge=edge, times=times
@@ -139,7 +139,7 @@ def _told(error: BaseException, name: str, edge: Edge, times: int) -> bool:
     if times & (times - 1) == 0:
         try:
             _report(failure)
-        except BaseException:  # noqa: BLE001  # whatever the report fails of, the failure itself is not to be lost
+        except BaseException:  # noqa: BLE001  # however the report fails, the failure itself must not be lost
             _report_on_stderr(failure)
     if edge is Edge.PROCESS:
         _end(EXIT_CODE)
@@ -151,4 +151,4 @@ def _recovered(failed: Callable[[BaseException], None], error: BaseException, na
     try:
         failed(error)
     except BaseException as another:  # noqa: BLE001  # nobody would hear that the thread is gone
-        _told(another, name, Edge.PROCESS, 1)
+        _reported(another, name, Edge.PROCESS, 1)

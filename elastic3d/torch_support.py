@@ -1,8 +1,8 @@
-"""Which versions of torch are supported, and every private name of torch's that is imported here.
+"""The supported versions of torch, and every private name of torch that is imported here.
 
-torch promises nothing for private names, so that the bound is as high as what was tested, and is looked at when
-elastic3d is imported: from the installed package's metadata, for torch itself takes seconds to import. The names are
-looked at before the first of them is used.
+torch promises nothing about private names, so the upper bound is the newest version that was tested. It is checked when
+elastic3d is imported, against the installed package's metadata, since torch itself takes seconds to import. The names
+are checked before the first of them is used.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ PRIVATE = {
     "torch.utils._python_dispatch": ("TorchDispatchMode",),
     "torch.utils._pytree": ("TreeSpec", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"),
 }  # fmt: skip
-"""What the runtime imports, by module; a test holds that it is complete."""
+"""The private names that the runtime imports, by module; a test checks that none is missing."""
 
 PRIVATE_TO_INTERCHANGE = {
     "torch._subclasses.fake_tensor": ("FakeTensorMode",),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
 }
-"""What `checkpointing.interchange` imports beside it, where somebody moves checkpoints of other tools."""
+"""The names that `checkpointing.interchange` imports besides, to import and export other tools' checkpoints."""
 
 
 class UnsupportedTorch(Elastic3dError, ImportError):
-    """The installed torch is older or newer than what elastic3d works with; the message says what to install."""
+    """The installed torch is older or newer than elastic3d supports; the message says what to install."""
 
 
 def check_version(version: str | None = None) -> None:
@@ -44,11 +44,11 @@ def check_version(version: str | None = None) -> None:
         try:
             version = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError:
-            return  # whoever imports torch is told; commands that only look at etcd or a store do without
+            return  # an import of torch will fail; commands that only read etcd or a store do without
     try:
         major, minor = (int(part) for part in version.split(".")[:2])
     except ValueError:
-        return  # a build of one's own with a name of its own: the names decide
+        return  # a custom build with a custom version: the private names decide
     if not OLDEST <= (major, minor) < BEYOND:
         raise UnsupportedTorch(f"elastic3d was tested with {_bounds()}, and torch {version} is installed: {_advice()}")
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Schedule(StrEnum):
-    """In which order a pipeline's stages run their micro-batches; names as in torch.distributed.pipelining."""
+    """The order in which a pipeline's stages run their micro-batches; names as in torch.distributed.pipelining."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -32,7 +32,7 @@ class Schedule(StrEnum):
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of inputs and of weights are computed apart, which ZeRO-3 cannot follow."""
+        """Whether gradients of inputs and of weights are computed separately, which ZeRO-3 cannot follow."""
         return self in (Schedule.ZERO_BUBBLE, Schedule.ZBV, Schedule.DUALPIPE_V)
 
     @property
@@ -43,8 +43,7 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Sizes of the mesh axes and what runs on them. As a request, what is 0, None or empty is the planner's to
-    choose."""
+    """Sizes of the mesh axes and what runs on them. In a request, the planner chooses whatever is 0, None or empty."""
 
     pp: int = 0
     """Pipeline ranks."""
@@ -57,9 +56,9 @@ class Layout:
     replicas: int = 1
     """Groups of dp / replicas ranks each hold one copy of the sharded state (HSDP); 1 shards over all of dp."""
     schedule: Schedule | None = None
-    """Of the pipeline, None where pp is 1."""
+    """Schedule of the pipeline, None if pp is 1."""
     virtual: int = 1
-    """Stages on each rank; 1 but for the schedules that have more."""
+    """Stages on each rank; 1 except for the schedules that have more."""
     cuts: tuple[int, ...] = ()
     """Number of the first block of each stage but the first, in order of stages; () for runs of equal length."""
 
@@ -98,7 +97,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Return the layout that `pp=2,zero=3,schedule=zbv` asks for; what is left out is as in `Layout()`.
+        """Return the layout that `pp=2,zero=3,schedule=zbv` asks for; fields left out are as in `Layout()`.
 
         cuts are joined by `/`, as in cuts=3/5. LayoutError for anything else.
         """
@@ -107,7 +106,7 @@ class Layout:
             name, equals, value = (word.strip() for word in part.partition("="))
             if not equals or name not in cls.__slots__ or name in fields:
                 names = ", ".join(cls.__slots__)
-                raise LayoutError(f"layout {text!r}: {part!r} is none of {names}, each once, as in pp=2,zero=3")
+                raise LayoutError(f"layout {text!r}: {part!r} is not one of {names}, each once, as in pp=2,zero=3")
             try:
                 if name == "schedule":
                     fields[name] = Schedule(value)
@@ -130,9 +129,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptActivations:
-    """What a part keeps of one micro-batch between its forward and its backward, under one kind of recomputation.
+    """What a part keeps of one micro-batch between its forward and its backward, with one kind of recomputation.
 
-    whole: bytes that each tensor-parallel rank keeps. cut: bytes that they share. again: forward FLOPs done once more.
+    whole: bytes that each tensor-parallel rank keeps. cut: bytes that they share. again: forward FLOPs done again.
     """
 
     whole: int = 0
@@ -142,7 +141,7 @@ class KeptActivations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
-    """What a part of the model costs: what comes before the blocks, one block, what comes after them.
+    """The costs of a part of the model: the one before the blocks, one block, or the one after them.
 
     cut: how many of the parameters tp divides. flops: of the forward of one micro-batch; a backward is twice that.
     kept: by kind of recomputation, "none", "selective" or "full". workspace: bytes needed only while the part computes.
@@ -157,19 +156,19 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """What the planner needs of a model and its batches, measured before the first generation.
+    """What the planner needs to know about a model and its batches, measured before the first generation.
 
-    digest names names, shapes, dtypes, the batch sizes and the seed: nodes whose digests differ run different jobs.
-    What follows it may be unknown: without FLOPs no time is predicted, and layouts are chosen by shape alone.
+    digest: of names, shapes, dtypes, the batch sizes and the seed: nodes whose digests differ run different jobs. The
+    fields after it may be unknown: without FLOPs no time is predicted, and layouts are chosen by shape alone.
 
     first, block, last: costs before the blocks, of one of them (their mean), after them. boundary: bytes that a stage
-    hands to the next for one micro-batch. logits: bytes of the model's output for one micro-batch. heads: what tp must
-    divide; 0 for a model without a tensor-parallel plan. tied: the first and the last part share a parameter.
-    held_bytes, compute_bytes, gradient_bytes, optimizer_bytes: per parameter, as it is held sharded, as forward and
-    backward use it, of the gradients' sum, of the optimizer's state. recompute: the kind the run uses.
-    counts: all numbers of micro-batches a step may have, the smallest of which is micro_batches; () for that one.
-    experts: what dp must divide where experts are spread over it; 0 where none are. compress: as in `run.shard`.
-    script, schedule: digests of the script's own file, and of its optimizer and schedule; "" where nobody said.
+    passes to the next for one micro-batch. logits: bytes of the model's output for one micro-batch. heads: a number
+    that tp must divide; 0 for a model without a tensor-parallel plan. tied: the first and the last part share a
+    parameter. held_bytes, compute_bytes, gradient_bytes, optimizer_bytes: per parameter, as it is held sharded, as
+    forward and backward use it, of the gradients' sum, of the optimizer's state. recompute: the kind the run uses.
+    counts: all numbers of micro-batches that a step may have, the smallest of which is micro_batches; () for that one.
+    experts: a number that dp must divide if experts are spread over it; 0 if none are. compress: as in `run.shard`.
+    script, schedule: digests of the script's own file, and of its optimizer and schedule; "" if not known.
     """
 
     blocks: int
@@ -239,7 +238,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One device place of a node: where its keeper serves tiles, as a TCP port of the node's address."""
+    """One device place of a node: the TCP port, at the node's address, where its keeper serves tiles."""
 
     tile_port: int
 
@@ -248,7 +247,7 @@ class Slot:
 class Node:
     """One machine as a member: identity is (name, incarnation); ports belong to `address`.
 
-    home: what stays the same when its processes are started anew, so that quarantine can keep it out; "" for `name`.
+    home: a name that stays the same when its processes are restarted, by which quarantine keeps it out; "" for `name`.
     """
 
     name: str
@@ -262,7 +261,7 @@ class Node:
 
     @property
     def id(self) -> str:
-        """One text for the identity, as keys and reports use it: no two processes ever share it."""
+        """The identity as one text, for keys and reports: no two processes ever share it."""
         return f"{self.name}@{self.incarnation}"
 
     @property
@@ -288,8 +287,8 @@ class Cause(StrEnum):
 class StoreAt:
     """Where checkpoints are.
 
-    url: path or URL. key: file with the key that encrypts them, "" for none. register: "etcd" where refs are decided in
-    etcd, for a store that has no conditional writes; "" where the store decides. cache: folder on local disk that keeps
+    url: path or URL. key: file with the key that encrypts them, "" for none. register: "etcd" if refs are decided in
+    etcd, for a store that has no conditional writes; "" if the store decides. cache: folder on local disk that keeps
     tiles read from the store for all processes of the node, "" for none; cache_bytes: its limit. patience: seconds for
     which an operation is tried again while a store over a network is busy or away.
     """
@@ -307,11 +306,11 @@ class Generation:
     """One sealed (or, with attempt > 0 and under `proposal`, still proposed) membership.
 
     Rank r of the world is slot r % slots of active node r // slots. `attempt` tells proposals of one number apart.
-    `job` is what all nodes must share: `ModelProfile.job`. `tries` counts generations in a row that ended by
-    the user's error or a dying trainer without a step of progress beyond `tried_at`; `raised` are the ids of the nodes
-    whose code raised in them. `spent` is the level of the budget of re-formings, which drains with time. `storm` counts
-    generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while none was: not the
-    newest one, but never below the first.
+    `job` must be the same on all nodes: `ModelProfile.job`. `tries` counts generations in a row that ended with the
+    user's error or a dying trainer without a step of progress beyond `tried_at`; `raised` are the ids of the nodes
+    whose code raised in them. `spent` is how much of the budget of re-formings is used, which decreases with time.
+    `storm` counts generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while
+    none was: not the newest one, but never below the first.
     """
 
     number: int
@@ -375,13 +374,13 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 def from_json(kind: type[T], data: Any) -> T:
-    """Return the `kind` that `to_json` wrote as `data`; ValueError or TypeError where it does not fit."""
+    """Return the `kind` that `to_json` wrote as `data`; ValueError or TypeError if it does not fit."""
     return typing.cast(T, _reader(typing.cast(Any, kind))(data))
 
 
 @functools.cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Return what reads a `kind`, made once: a generation's record is read by all its agents at the same moment."""
+    """Return the reader of a `kind`, made once: all agents read a generation's record at the same moment."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         inner = _reader(next(a for a in arguments if a is not type(None)))

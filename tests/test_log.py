@@ -34,7 +34,7 @@ def test_an_event_carries_what_the_log_is_bound_with(tmp_path: Path) -> None:
 def test_an_unknown_event_or_field_is_refused(tmp_path: Path) -> None:
     """Names come from the list; a misspelt one is an error where it is written, not where it is missed."""
     with EventLog(tmp_path / "log.jsonl") as log:
-        with pytest.raises(ValueError, match="no event"):
+        with pytest.raises(ValueError, match="not an event"):
             log.emit("member.joind")
         with pytest.raises(ValueError, match="no field 'colour'"):
             log.emit("member.joined", colour="red")
@@ -94,7 +94,7 @@ def test_a_log_without_a_file_drops_events_and_still_checks_them() -> None:
     """Who does not ask for events pays nothing for them, and cannot misspell them either."""
     log = EventLog(None)
     log.emit("member.joined", incarnation="a")
-    with pytest.raises(ValueError, match="no event"):
+    with pytest.raises(ValueError, match="not an event"):
         log.emit("nothing")
 
 
@@ -165,7 +165,7 @@ def test_a_bug_is_shown_with_its_traceback(capfd: pytest.CaptureFixture[str]) ->
     process_log().emit("slot.failed", error="KeyError(1)", traceback="Traceback\n  here\n", slot=2)
     process_log().emit("script.raised", error="rank 0: KeyError: 1", traceback="Traceback\n  there\n", final=False)
     assert capfd.readouterr().err.splitlines() == [
-        "elastic3d: error: slot.failed error=KeyError(1) slot=2; this is a bug of elastic3d, please report it",
+        "elastic3d: error: slot.failed error=KeyError(1) slot=2; this is a bug in elastic3d, please report it",
         *("Traceback", "  here"),
         "elastic3d: error: script.raised error=rank 0: KeyError: 1 final=False",
     ]

@@ -338,7 +338,7 @@ class Member:
         over = transactions.own_lease(write) and (self._lease is None or self._lease.id != lease)
         if ok and not over:
             assert answer is not None
-            for event in transactions.told(self.record.node, write, answer[1]):
+            for event in transactions.events_of(self.record.node, write, answer[1]):
                 self.tell(event)
         if fenced or isinstance(write, acts.Bury | acts.PutDoubt):
             self.tell(e.WriteDone(write=write, ok=ok))

@@ -1,8 +1,8 @@
-"""Admission: a node looks at itself in a second or two before it takes part, and is kept out where it should be.
+"""Admission: a node checks itself in a second or two before it takes part, and is kept out if it should be.
 
-check     what a check found, and how checks run: together, each bounded in time
-devices   device places, and a product whose digest is known; in a trainer, for a keeper must not compute
+check     results of checks, and how they run: together, each within a time limit
+devices   device places, and a product with a known digest; in a trainer, because a keeper must not compute
 host      memory, clock and disks of this machine
 reach     other nodes and etcd, over the network
-record    what a refused node leaves in etcd, for `status` to show
+record    the record of a refused node in etcd, for `status` to show
 """

@@ -1,4 +1,4 @@
-"""What a check found, and how checks run: side by side, each for a bounded time, none able to take the node along."""
+"""Results of checks, and how checks run: side by side, each within a time limit, none able to bring the node down."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from elastic3d.clock import SYSTEM, Clock
 
 
 class Unfit(Exception):
-    """What a check raises: what is wrong with this node, and what to do about it."""
+    """Raised by a check: what is wrong with this node, and what to do about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """One thing looked at. detail: what is wrong; where `ok`, what is worth a remark all the same, "" for nothing."""
+    """The result of one check. detail: what is wrong; if `ok`, a remark, "" for none."""
 
     name: str
     ok: bool
@@ -37,11 +37,11 @@ class Check:
 class _Running:
     work: Check
     thread: threading.Thread
-    found: list[CheckResult] = field(default_factory=list)
+    results: list[CheckResult] = field(default_factory=list)
 
 
 def run_checks(works: Sequence[Check], *, clock: Clock = SYSTEM) -> tuple[CheckResult, ...]:
-    """Make all checks at the same time and return what they found, in order.
+    """Make all checks at the same time and return their results, in order.
 
     One that does not return in time is left behind on its thread, which may hang in the kernel for ever, and reported.
     """
@@ -52,8 +52,8 @@ def run_checks(works: Sequence[Check], *, clock: Clock = SYSTEM) -> tuple[CheckR
         one.thread.join(max(0.0, begun + one.work.limit - clock.monotonic()))
         late = f"no answer within {one.work.limit:g} s"
         checks.append(
-            one.found[0]
-            if one.found
+            one.results[0]
+            if one.results
             else CheckResult(name=one.work.name, ok=False, detail=late, seconds=clock.monotonic() - begun)
         )
     return tuple(checks)
@@ -70,7 +70,7 @@ def _start(work: Check, clock: Clock) -> _Running:
             ok = True
         except Unfit as error:
             detail = str(error)
-        except Exception as error:  # noqa: BLE001  # drivers raise what they like; whatever it is, it is the finding
+        except Exception as error:  # noqa: BLE001  # drivers raise anything; whatever it is, it is the result
             detail = f"{type(error).__name__}: {error}"
         found.append(CheckResult(name=work.name, ok=ok, detail=detail, seconds=clock.monotonic() - begun))
 

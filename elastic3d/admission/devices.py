@@ -1,4 +1,4 @@
-"""Are the devices there, and do they multiply rightly?
+"""Check that the devices are there, and that they multiply correctly.
 
 For a trainer that is about to end: it computes, and may leave a context on every device. A keeper must do neither.
 """
@@ -23,13 +23,13 @@ these bytes on a healthy device, TF32 and bfloat16 passes included.
 """
 
 LIMIT = 20.0
-"""Seconds for one device: a context on a GPU of a busy machine takes some of them."""
+"""Seconds for one device: to create a context on a GPU of a busy machine takes a few."""
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def check_devices(kind: str, places: int) -> tuple[CheckResult, ...]:
-    """Check that a node has a device of this kind ("cpu", "cuda") for each place, and that each computes rightly."""
+    """Check that a node has a device of this kind ("cpu", "cuda") for each place, and that each computes correctly."""
     (there,) = run_checks([Check(name="devices", run=lambda: present(kind, places), limit=LIMIT)])
     if not there.ok:
         return (there,)
@@ -40,7 +40,7 @@ def check_devices(kind: str, places: int) -> tuple[CheckResult, ...]:
 
 
 def present(kind: str, places: int) -> str:
-    """Count the devices, which are alike. For CPUs too few cores is a remark only: they are shared, slowly."""
+    """Count the devices, which must be alike. Too few CPU cores are only a remark: they are shared, slowly."""
     device = device_at(kind, 0)
     number = device.installed()
     if not device.exclusive:
@@ -60,7 +60,7 @@ def present(kind: str, places: int) -> str:
 
 
 def product(device: str, multiply: Multiply | None = None) -> str:
-    """Multiply two matrices of whole numbers on a device and compare the digest; Unfit if it is another."""
+    """Multiply two matrices of whole numbers on a device and compare the digest; Unfit if it differs."""
     one, other = _factors()
     found = (multiply or _multiply)(one.to(device), other.to(device)).cpu().contiguous()
     digest = blake3.blake3(found.numpy().tobytes()).hexdigest()
@@ -84,7 +84,7 @@ def _factors() -> tuple[torch.Tensor, torch.Tensor]:
 def _multiply(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if not torch.are_deterministic_algorithms_enabled():
         return one @ other
-    # Exact in any order; cuBLAS would refuse determinism without a workspace of its own.
+    # Exact in any order; cuBLAS would refuse determinism without a configured workspace.
     torch.use_deterministic_algorithms(False)
     try:
         return one @ other

@@ -1,4 +1,4 @@
-"""This machine: is there memory for the snapshots, does its clock go, do its disks keep what is written?"""
+"""Check this machine: memory for the snapshots, a clock that runs, and disks that keep what is written."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from elastic3d.clock import Clock
 from elastic3d.values import ModelProfile
 
 BUILT = datetime(2026, 1, 1, tzinfo=UTC)
-"""No true clock shows an earlier time than the year this was written in."""
+"""No correct clock shows a time before the year in which this was written."""
 
 STEP = 0.05
-"""Seconds by which the wall clock may leave the monotonic one while it is watched."""
+"""Seconds by which the wall clock may drift from the monotonic one while it is checked."""
 
 _STATE_BYTES = 3 * 4
 """A parameter and two moments of its optimizer, fp32."""
 
 _COPIES = 3
-"""Snapshots at home: the safe step and two on their way to be safe. The buddy's are as many."""
+"""Snapshots at home: the safe step and two on their way to being safe. As many are held for the buddy."""
 
 _SAMPLE = 64 * 1024
 
@@ -30,8 +30,8 @@ _SAMPLE = 64 * 1024
 def room(profile: ModelProfile, *, least: int, most: int, available: int) -> str:
     """Check that the snapshots of a node fit `available` bytes, from the parameters: state is spread over all nodes.
 
-    least, most: nodes of the job. Unfit only where not even a world of `most` nodes leaves room; where a world of
-    `least` would not, a remark.
+    least, most: nodes of the job. Unfit only if not even a world of `most` nodes leaves room; a remark if a world of
+    `least` would not.
     """
     needed = {nodes: _snapshot_bytes(profile, nodes) for nodes in (least, most)}
     words = (
@@ -59,7 +59,7 @@ def _gib(size: int) -> str:
 def available_memory(read: Callable[[str], str]) -> int:
     """Return the bytes this process may still use: what the kernel calls available, within the control group's limit.
 
-    read: returns a file's text, raises OSError where there is none.
+    read: returns a file's text, raises OSError if there is none.
     """
     available = next(
         int(line.split()[1]) * 1024 for line in read("/proc/meminfo").splitlines() if line.startswith("MemAvailable:")
@@ -68,7 +68,7 @@ def available_memory(read: Callable[[str], str]) -> int:
 
 
 def _limits(read: Callable[[str], str]) -> Iterator[int]:
-    """Yield the limits of this process's control groups and of those above, version 2 and 1; a container is a root."""
+    """Yield the limits of this process's control groups and their parents, versions 2 and 1; a container is a root."""
     try:
         lines = read("/proc/self/cgroup").splitlines()
     except OSError:
@@ -92,7 +92,7 @@ def _limits(read: Callable[[str], str]) -> Iterator[int]:
 
 
 def clock_goes(clock: Clock, *, rounds: int = 5, pause: float = 0.02) -> str:
-    """Check that both clocks move alike, and that the wall clock shows a time that can be."""
+    """Check that both clocks advance alike, and that the wall clock shows a plausible time."""
     first = _both(clock)
     if first[1] < BUILT.timestamp():
         shown = datetime.fromtimestamp(first[1], UTC)
@@ -105,7 +105,7 @@ def clock_goes(clock: Clock, *, rounds: int = 5, pause: float = 0.02) -> str:
         now = _both(clock)
         if now[0] <= first[0]:
             raise Unfit("the monotonic clock stands still: deadlines would never come; restart this machine")
-        # The wall is read between two readings of the other: a pause of this process is no step of the clock.
+        # The wall clock is read between two readings of the other: a pause of this process is not a step of the clock.
         moved = now[1] - first[1]
         if not now[0] - first[2] - STEP <= moved <= now[2] - first[0] + STEP:
             raise Unfit(
@@ -132,7 +132,7 @@ def disk(folder: str) -> str:
             while left:
                 left = left[os.write(file, left) :]
             os.fsync(file)
-            # So that it comes from the disk, where it is one, and not out of the cache.
+            # So that it is read from the disk, if there is one, and not from the cache.
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             back = os.pread(file, _SAMPLE + 1, 0)
         finally:

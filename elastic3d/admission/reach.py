@@ -1,4 +1,4 @@
-"""Can this node reach the others, and etcd?"""
+"""Check that this node can reach others, and etcd."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from elastic3d.admission.check import Check, CheckResult, Unfit, run_checks
 from elastic3d.values import Generation, Node
 
 SECONDS = 1.0
-"""For one connection."""
+"""Seconds for one connection."""
 
 LIMIT = 5.0
-"""Seconds for a name that is not resolved, and for a machine that is too busy to connect in time."""
+"""Seconds for one check: a name may not resolve, and a machine may be too busy to connect in time."""
 
 NEIGHBOURS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachTarget:
-    """Somebody who listens."""
+    """A port to connect to."""
 
     name: str
     address: str
@@ -30,14 +30,14 @@ class ReachTarget:
 
 
 def neighbours(generation: Generation, me: str) -> tuple[Node, ...]:
-    """Return up to three nodes of a generation to try: others for each node that asks, the same for each asking."""
+    """Return up to three nodes of a generation to try: different ones for each node `me`, the same in each call."""
     others = [node for node in generation.nodes if node.name != me and node.heartbeat_port]
     first = zlib.crc32(me.encode()) % len(others) if others else 0
     return tuple((others + others)[first : first + min(NEIGHBOURS, len(others))])
 
 
 def reach(name: str, targets: Sequence[ReachTarget], *, need: int) -> CheckResult:
-    """Connect to all targets at once; ok if `need` of them answer. Who does not is named either way."""
+    """Connect to all targets at once; ok if `need` of them answer. Those that do not are named either way."""
     results = run_checks([Check(name=one.name, run=partial(_connect, one), limit=LIMIT) for one in targets])
     missed = [f"{check.name}: {check.detail}" for check in results if not check.ok]
     ok = len(results) - len(missed) >= need

@@ -1,6 +1,6 @@
-"""What a refused node leaves in etcd: `refused/<node>` under the run's root, gone by itself after an hour.
+"""The record that a refused node leaves in etcd: `refused/<node>` under the run's root, which expires after an hour.
 
-It is no member: nobody who decides reads it, `status` shows it.
+The node is not a member: no decision depends on the record, `status` shows it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.membership.records import encode
 
 KEPT = 3600.0
-"""Seconds a refusal can be read."""
+"""Seconds for which a refusal can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,12 @@ class FailedAdmission:
 
 
 def leave_word(client: EtcdClient, root: str, refusal: FailedAdmission) -> None:
-    """Write why this node is kept out. An earlier word of this node is replaced."""
+    """Write why this node is kept out, in place of an earlier record of this node."""
     lease, _ = client.grant(KEPT)
     client.put(root + keys.refused(refusal.node), encode(refusal), lease, idempotent=True)
 
 
 def take_back(client: EtcdClient, root: str, node: str) -> None:
-    """Delete what an earlier start of this node left: it has passed now."""
+    """Delete the record of an earlier start of this node: it has passed now."""
     if client.get(root + keys.refused(node)) is not None:
         client.delete(root + keys.refused(node), idempotent=True)

@@ -1,1 +1,1 @@
-"""What this machine can do, measured: products, memory, links, and a model's own blocks, for the planner to use."""
+"""Measurements of this machine for the planner: products, memory, links, and a model's own blocks."""

@@ -1,6 +1,6 @@
-"""One block of a user's model, with real weights on a real device: how long it takes and what it keeps.
+"""One block of a user's model, with real weights on a real device: how long it takes and how many bytes it keeps.
 
-What the block is called with is seen in a pass over the outline of the model on meta, and made up in the same shapes.
+The block's arguments are observed in a pass over the outline of the model on meta, and made up in the same shapes.
 Weights are made up too: small normal numbers, whose values do not change how long products take.
 """
 
@@ -34,9 +34,9 @@ class _Seen(Exception):
 
 
 def time_block(plan: ShardRequest, profile: ModelProfile, example: Any, *, device: str, seconds: float) -> BlockTimes:
-    """Run a model's first block forward and back for about `seconds`, and say how long it takes.
+    """Run a model's first block forward and back for about `seconds`, and return how long it takes.
 
-    A model without blocks is timed whole. ModelError where it does not run with made-up values.
+    A model without blocks is timed whole. ModelError if it does not run with made-up values.
     """
     place = torch.device(device)
     dtype = plan.numerics.precision.dtype
@@ -83,7 +83,7 @@ def _block(model: nn.Module, path: str | None) -> nn.Module:
 
 
 def _calls(plan: ShardRequest, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what the first block is called with, on meta."""
+    """Return the arguments of the first block, on meta."""
     model = initial.outline(plan.build)
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
@@ -105,7 +105,7 @@ def _calls(plan: ShardRequest, example: Any) -> tuple[tuple[Any, ...], dict[str,
 
 
 class _Maker:
-    """Makes up weights and inputs on a device, in the dtype that the run computes in; None for the model's own."""
+    """Makes up weights and inputs on a device, in the dtype in which the run computes; None for the model's own."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype | None) -> None:
         self._device, self._dtype = device, dtype

@@ -1,4 +1,4 @@
-"""A straight line through measurements of a link: what a message costs at all, and what each byte of it costs."""
+"""A straight line through measurements of a link: the fixed cost of a message, and the cost of each byte."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from elastic3d.calibration.record import Sample
 
 SLOWEST = 1.0
-"""Bytes a second of a link whose samples show no growth at all."""
+"""Bytes per second of a link whose samples show no growth at all."""
 
 
 def fit(samples: Sequence[Sample]) -> tuple[float, float, float]:
-    """Return latency in seconds, bandwidth in bytes a second, and the largest relative error of the line.
+    """Return latency in seconds, bandwidth in bytes per second, and the largest relative error of the line.
 
     By least squares over relative errors, so that small messages count as much as large ones; neither is ever negative.
-    Two sizes at least.
+    Needs at least two sizes.
     """
     assert len({sample.bytes for sample in samples}) > 1
     # Minimises the sum of ((latency + bytes * slope) / seconds - 1)^2.

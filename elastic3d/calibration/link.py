@@ -1,6 +1,6 @@
-"""The link between two processes: both send as many bytes to the other at the same time, in several sizes.
+"""The link between two processes: both send the same number of bytes to the other at the same time, in several sizes.
 
-Inside a node they are started by `inside` and meet in a file. Between nodes two processes that were started by hand, or
+Inside a node `inside` starts them, and they meet in a file. Between nodes two processes that were started by hand, or
 by torchrun, meet in a TCP store.
 """
 
@@ -33,7 +33,7 @@ SIZES = tuple(1 << power for power in (10, 14, 17, 20, 22, 24))
 PATIENCE = 120.0
 LEAST, MOST = 5, 200
 
-# Before the seconds that imports take: a child must not outlive a parent that was interrupted while it started it.
+# Runs before the imports, which take seconds: a child must not outlive a parent that is interrupted during them.
 _ONE = """\
 import ctypes, json, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
@@ -45,7 +45,7 @@ one_of_two(json.loads(sys.argv[2]))
 
 
 def inside(device: str, *, seconds: float, sizes: Sequence[int] = SIZES, patience: float = PATIENCE) -> MeasuredLink:
-    """Measure the link between two slots of this node, each a process of its own, for about `seconds`."""
+    """Measure the link between two slots of this node, each a separate process, for about `seconds`."""
     with tempfile.TemporaryDirectory(prefix="elastic3d-") as folder:
         answer = Path(folder, "answer.json")
         asked = {"device": device, "seconds": seconds, "sizes": list(sizes), "meet": str(Path(folder, "meet"))}
@@ -84,7 +84,7 @@ def meet(
 ) -> MeasuredLink:
     """Measure the link to another node's process, which calls this with the other rank; both meet at host:port.
 
-    master: keep the store there. Elastic3dError where nobody comes.
+    master: serve the store there. Elastic3dError if nobody comes.
     """
     try:
         store = TCPStore(host, port, None, master, timedelta(seconds=PATIENCE), wait_for_workers=False)
@@ -128,7 +128,7 @@ def _sample(rank: int, device: torch.device, size: int, seconds: float) -> Sampl
         return SYSTEM.monotonic() - start
 
     once()
-    # Rank 0 says how often, so that both do it as often.
+    # Rank 0 says how often, so that both do it the same number of times.
     count[0] = max(LEAST, min(MOST, int(seconds / max(once(), 1e-6))))
     dist.broadcast(count, src=0)
     return Sample(bytes=size, seconds=statistics.median(once() for _ in range(int(count))))

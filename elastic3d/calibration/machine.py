@@ -1,4 +1,4 @@
-"""What one device can do: products of matrices, and moving its own memory."""
+"""Measurements of one device: products of matrices, and copies within its memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST, MOST = 3, 100
 
 
 def products(device: torch.device, number: Number, *, seconds: float, sizes: Sequence[int] = ()) -> float:
-    """Return the FLOP/s of the best of some square products in `number`, looked at for `seconds` in all."""
+    """Return the FLOP/s of the best of some square products in `number`, measured for `seconds` in all."""
     tried = sizes or PRODUCTS[device.type]
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = number is Number.TF32
@@ -36,7 +36,7 @@ def _product(device: torch.device, number: Number, size: int, seconds: float) ->
 
 
 def memory_bandwidth(device: torch.device, *, seconds: float, count: int = 0) -> float:
-    """Return the bytes a second that are read and written in copying `count` bytes from one place to another."""
+    """Return the bytes per second that are read and written when `count` bytes are copied from one place to another."""
     count = count or COPIED[device.type]
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.zeros(count, dtype=torch.uint8, device=device)
@@ -51,14 +51,14 @@ def memory(device: torch.device, slots: int) -> int:
 
 
 def name(device: torch.device) -> str:
-    """Return what the device's maker calls it."""
+    """Return the device's name from its maker."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return processor()
 
 
 def typical(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Return the median time of `work`, done again and again for about `seconds`."""
+    """Return the median time of `work`, repeated for about `seconds`."""
     times: list[float] = []
     work()
     _wait(device)

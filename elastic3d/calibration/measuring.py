@@ -1,4 +1,4 @@
-"""Measure a machine, part by part, saying what comes next."""
+"""Measure a machine, part by part, announcing each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from elastic3d.errors import UsageError
 from elastic3d.planner.devices import Number
 
 SHARES = {"products": 0.25, "memory": 0.05, "link inside": 0.25, "block": 0.25}
-"""Of the time that all of it may take; the rest goes into starting processes."""
+"""Shares of the total time; the rest goes into starting processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is to be measured. script: with its arguments, () for none. seconds: in all, about.
+    """What to measure. script: with its arguments, () for none. seconds: about how long all of it may take.
 
     device: "cpu" or "cuda". slots: of the node, which share a CPU host's memory. sizes: of square products, () for the
-    usual ones; messages: of the link, in bytes. limit: seconds a script may take to show its model.
+    usual ones; messages: sizes of the link's, in bytes. limit: seconds a script may take to show its model.
     """
 
     device: str
@@ -39,7 +39,7 @@ class Wish:
 
 
 def measure(wish: Wish, *, made: str, between: MeasuredLink | None, say: Callable[[str], None]) -> Calibration:
-    """Measure what `wish` names. made: when, for the record. say: hears what is being measured."""
+    """Measure what `wish` names. made: the time, for the record. say: called with what is being measured."""
     device = torch.device(wish.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no CUDA device here; give --device cpu, or look at the driver")

@@ -1,7 +1,7 @@
-"""The record of a calibration: what was measured on one machine, as a file that a person can read.
+"""The record of a calibration: the measurements of one machine, as a file that a person can read.
 
-One JSON object. `schema` is the version of this form; a file of another version, or of another kind of device than it
-is to be used for, is refused with what to do. Units are seconds, bytes, and FLOPs.
+One JSON object. `schema` is the version of this format; a file of another version, or for another kind of device than
+it is to be used for, is refused with what to do. Units are seconds, bytes, and FLOPs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastic3d.values import from_json, to_json
 
 SCHEMA = 1
 LAUNCH = 1e-4
-"""Seconds of a stage's forward beside its FLOPs, where no block of the model was timed."""
+"""Seconds of a stage's forward besides its FLOPs, if no block of the model was timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Sample:
 class MeasuredLink:
     """A link as a straight line through its samples: seconds = latency + bytes / bandwidth. error: relative, at worst.
 
-    ranks: between how many processes. backend: gloo or nccl.
+    ranks: number of processes. backend: gloo or nccl.
     """
 
     backend: str
@@ -46,8 +46,8 @@ class MeasuredLink:
 class BlockTimes:
     """One block of a model with real weights, on one micro-batch. flops: of its forward, as counted on meta.
 
-    forward, backward: median seconds. peak_bytes: that a forward and backward take above the weights, 0 where the
-    device does not tell. kept_bytes: that the forward leaves for the backward. model: digest of its profile.
+    forward, backward: median seconds. peak_bytes: taken by a forward and backward beyond the weights, 0 if the device
+    does not tell. kept_bytes: left by the forward for the backward. model: digest of its profile.
     """
 
     model: str
@@ -63,9 +63,9 @@ class BlockTimes:
 class Calibration:
     """Everything measured on one machine.
 
-    device: its kind ("cpu", "cuda"). name: what its maker calls it. cores: that CPU slots share; 0 for devices that
-    each slot has to itself. number: what products were computed in. flops: of the best product. inside, between: links
-    of one node and of several, None where not measured. block: of the script's own model, None without one.
+    device: its kind ("cpu", "cuda"). name: its maker's. cores: shared by CPU slots; 0 for devices that each slot has to
+    itself. number: the format of the products. flops: of the best product. inside, between: links within a node and
+    between nodes, None if not measured. block: of the script's own model, None without one.
     """
 
     schema: int = SCHEMA
@@ -85,10 +85,10 @@ class Calibration:
     block: BlockTimes | None = None
 
     def costs(self) -> Costs:
-        """Return what the planner predicts with. A link that was not measured is taken to be like the other."""
+        """Return the costs for the planner. A link that was not measured is assumed to be like the other."""
         flops, launch = self.flops, LAUNCH
         if self.block is not None and self.block.flops:
-            # Three forwards' worth of FLOPs in a forward and a backward, with everything that a block does besides.
+            # Three forwards' worth of FLOPs in a forward and a backward, everything else in a block included.
             flops, launch = 3.0 * self.block.flops / (self.block.forward + self.block.backward), 0.0
         inside, between = self.inside or self.between, self.between or self.inside
         if inside is None or between is None:
@@ -122,12 +122,12 @@ def load(path: str | Path, *, device: str = "") -> Calibration:
     except OSError as error:
         raise ConfigurationError(f"calibration {str(path)!r} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise ConfigurationError(f"calibration {str(path)!r} is no JSON ({error}); {again}") from error
+        raise ConfigurationError(f"calibration {str(path)!r} is not JSON ({error}); {again}") from error
     if not isinstance(data, dict) or "schema" not in data:
-        raise ConfigurationError(f"{str(path)!r} is no calibration: it has no schema; {again}")
+        raise ConfigurationError(f"{str(path)!r} is not a calibration: it has no schema; {again}")
     if data["schema"] != SCHEMA:
         raise ConfigurationError(
-            f"calibration {str(path)!r} is of schema {data['schema']!r}, and this elastic3d reads {SCHEMA}; {again}"
+            f"calibration {str(path)!r} has schema {data['schema']!r}, and this elastic3d reads {SCHEMA}; {again}"
         )
     try:
         calibration = from_json(Calibration, data)
@@ -151,4 +151,4 @@ def _check(calibration: Calibration, path: str, again: str) -> None:
         figures |= {"block.forward": calibration.block.forward, "block.backward": calibration.block.backward}
     for name, value in figures.items():
         if not 0 < value < float("inf"):
-            raise ConfigurationError(f"calibration {path!r}: {name} is {value}, which cannot be; {again}")
+            raise ConfigurationError(f"calibration {path!r}: {name} is {value}, which is impossible; {again}")

@@ -1,8 +1,8 @@
 """A script that is asked about its model instead of being trained.
 
-The command line (`ask`) runs the user's script with a question in its environment, in a process group of its own, which
-is gone when the answer is there, whatever happened. When the script calls `elastic3d.run` (`answer_if_asked`), its
-`main` is gone through on meta up to `run.restore`, the answer is written where the question says, and the process ends.
+The command line (`ask`) runs the user's script with a question in its environment, in its own process group, which is
+gone when the answer is there, whatever happened. When the script calls `elastic3d.run` (`answer_if_asked`), its `main`
+runs on meta up to `run.restore`, the answer is written where the question says, and the process ends.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from elastic3d.training.run import Run
 
 LINES = 12
-"""Lines of the script's output that an error quotes."""
+"""Most lines of the script's output that an error quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptQuestion:
-    """What a script is asked."""
+    """The question to a script."""
 
     answer: str
     """File for the answer."""
@@ -44,12 +44,12 @@ class ScriptQuestion:
     device: str = "cpu"
     """Where the block runs."""
     seconds: float = 10.0
-    """The longest time that is spent on the block."""
+    """Most time spent on the block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptAnswer:
-    """What a script says of its model: the profile, and the times of one block where they were asked for."""
+    """A script's answer about its model: the profile, and the times of one block if they were asked for."""
 
     profile: ModelProfile
     block: BlockTimes | None = None
@@ -64,13 +64,13 @@ def ask(
     device: str = "cpu",
     seconds: float = 10.0,
 ) -> ScriptAnswer:
-    """Run a script up to `run.restore` and return what it says; nothing is trained, and no cluster is needed.
+    """Run a script up to `run.restore` and return its answer; nothing is trained, and no cluster is needed.
 
     limit: seconds the script may take. blocks: also time one block, for at most `seconds`, on `device`.
     UsageError for a script that is not there, fails, or never calls `elastic3d.run`.
     """
     if not Path(script).is_file():
-        raise UsageError(f"{script!r} is no script: give a Python file that calls elastic3d.run, or --model NAME")
+        raise UsageError(f"{script!r} is not a script: give a Python file that calls elastic3d.run, or --model NAME")
     with tempfile.TemporaryDirectory(prefix="elastic3d-") as folder:
         answer, said = Path(folder, "answer.json"), Path(folder, "said")
         question = ScriptQuestion(answer=str(answer), parent=os.getpid(), blocks=blocks, device=device, seconds=seconds)
@@ -109,14 +109,14 @@ def ask(
 
 
 class _ProfileMade(BaseException):
-    """Carries the profile out of the user's `main`, past what it catches."""
+    """Carries the profile out of the user's `main`, past its except clauses."""
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
 
 
 def answer_if_asked(main: Callable[[Run], None]) -> None:
-    """Answer the question in this process's environment and end it; return where there is none."""
+    """Answer the question in this process's environment and end the process; return if there is none."""
     text = environment.ASKED.take()
     if text is None:
         return

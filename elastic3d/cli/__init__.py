@@ -1,8 +1,7 @@
 """The `elastic3d` command.
 
-Commands of packages that stand above this one (the demo) come through the entry point group `elastic3d.commands`, so
-that nothing here imports them: a value is a `typer.Typer`, mounted as a group of commands, or a function, mounted as
-one command.
+Commands of packages above this one (the demo) come through the entry point group `elastic3d.commands`, so that nothing
+here imports them: each is a `typer.Typer`, mounted as a group of commands, or a function, mounted as one command.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def _print_version() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error of ours is told in words, with its own exit code."""
+    """Run the command line; an error of elastic3d's is printed in one line, with its own exit code."""
     try:
         application()()
     except Elastic3dError as error:

@@ -1,4 +1,4 @@
-"""`elastic3d calibrate`: measure this machine, so that plans rest on what it does and not on data sheets."""
+"""`elastic3d calibrate`: measure this machine, so that plans rest on its real speed and not on data sheets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elastic3d.calibration.measuring import Wish
 
 BUSY = 0.3
-"""Part of the cores that others may use before what is measured is doubted."""
+"""Share of the cores that others may use before measurements are doubted."""
 
 
 def calibrate(
@@ -36,14 +36,14 @@ def calibrate(
         list[str] | None,
         typer.Argument(metavar="[SCRIPT [-- ARGUMENTS...]]", help="Also time a block of this script's model."),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where it is saved.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to save it.")] = Path(
         "profile.json"
     ),
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.", show_default="cuda if there is one")] = "",
     precision: Annotated[
-        str, typer.Option("--precision", help="What products are measured in.", show_default="bf16, on CPUs fp32")
+        str, typer.Option("--precision", help="Number format of the products.", show_default="bf16, on CPUs fp32")
     ] = "",
-    seconds: Annotated[str, typer.Option("--for", metavar="TIME", help="How long it may take, about.")] = "1m",
+    seconds: Annotated[str, typer.Option("--for", metavar="TIME", help="About how long it may take.")] = "1m",
     slots: Annotated[
         int | None, typer.Option("--slots", min=1, help="Slots of a node.", show_default="devices, or cores")
     ] = None,
@@ -52,16 +52,16 @@ def calibrate(
         int | None, typer.Option("--listen", metavar="PORT", help="Wait here for the other node's --peer.")
     ] = None,
     peer: Annotated[
-        str, typer.Option("--peer", metavar="HOST:PORT", help="Another node that listens: also measure between.")
+        str, typer.Option("--peer", metavar="HOST:PORT", help="Another node that listens: measure the link to it.")
     ] = "",
     timeout: Annotated[str, typer.Option("--timeout", help="How long a script may take to show its model.")] = "2m",
-    show: Annotated[bool, typer.Option("--show", help="Only show what the file says.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Only show what is in the file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the calibration as JSON too.")] = False,
 ) -> None:
     """Measure products, memory, links and a model's own block on this machine, and save it for plans and runs.
 
-    Takes about a minute on a quiet machine, which it should be. Between nodes is measured with --listen on one node and
-    --peer on the other, or by torchrun with one such command on each of several nodes. Ctrl-C leaves nothing behind.
+    Takes about a minute; the machine should be idle. To measure the link between nodes, give --listen on one node and
+    --peer on the other, or have torchrun start this command on each of several nodes. Ctrl-C leaves nothing behind.
     Exit codes: 0; 1 if something could not be measured; 2 for a wrong call.
 
     Examples:
@@ -84,12 +84,12 @@ def calibrate(
     if not output.absolute().parent.is_dir():
         raise UsageError(f"--output {str(output)!r}: there is no such folder")
     limit, patience = some_seconds(seconds, "--for"), some_seconds(timeout, "--timeout")
-    # Importing torch takes seconds: whatever is wrong with the call is told before.
+    # Importing torch takes seconds: whatever is wrong with the call is reported before that.
     number = choose(Number, "--precision", precision) if precision else None
     if number is Number.FP8:
         raise UsageError("--precision fp8: products in fp8 cannot be measured; choose bf16, fp16, tf32 or fp32")
     if device not in ("", "cpu", "cuda"):
-        raise UsageError(f"--device {device!r}: what is here can be cpu or cuda")
+        raise UsageError(f"--device {device!r}: choose cpu or cuda")
     if listen is not None and peer:
         raise UsageError("--listen and --peer: one node listens, the other is given its address")
     host, port = _address(peer) if peer else ("", 0)
@@ -134,12 +134,12 @@ def calibrate(
 
 
 def busy(load: float, cores: int) -> str:
-    """Return a warning if `load`, the processes that ran at a time in the last minute, leaves too few of the cores."""
+    """Return a warning if `load`, the mean number of running processes in the last minute, leaves too few cores."""
     if load <= cores * BUSY:
         return ""
     return (
-        f"elastic3d: this machine is busy (load {load:.1f} on {cores} cores), so that what is measured will be too "
-        "slow; measure again when it is idle"
+        f"elastic3d: this machine is busy (load {load:.1f} on {cores} cores), so everything will measure too slow; "
+        "measure again when it is idle"
     )
 
 

@@ -1,4 +1,4 @@
-"""How a person names the job that a command is about: options shared by all commands that look at a live job."""
+"""The options by which a person names a live job, shared by all commands about one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _PasswordFile = Annotated[
 _Ca = Annotated[
     str,
     typer.Option(
-        "--ca", metavar="FILE", help="Who signed etcd's certificates.", rich_help_panel=PANEL, show_default=False
+        "--ca", metavar="FILE", help="The CA of etcd's certificates.", rich_help_panel=PANEL, show_default=False
     ),
 ]
 _Cert = Annotated[
@@ -68,7 +68,7 @@ _Key = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """Where etcd is, how to be let in, and which job. UsageError for what can be seen to be wrong from here."""
+    """Where etcd is, how to log in, and which job. UsageError for what is wrong without asking etcd."""
 
     endpoint: str = "127.0.0.1:2379"
     id: str = ""
@@ -100,11 +100,11 @@ class JobOptions:
         return "/" + self.prefix.strip("/")
 
     def tls(self) -> Tls | None:
-        """Return the files of an encrypted connection; ConfigurationError where one is not there."""
+        """Return the files of an encrypted connection; ConfigurationError if one is missing."""
         return Tls.of(self.ca, self.cert, self.key)
 
     def password(self) -> str | None:
-        """Return the password; UsageError where its file cannot be read."""
+        """Return the password; UsageError if its file cannot be read."""
         if not self.password_file:
             return None
         try:
@@ -114,7 +114,7 @@ class JobOptions:
 
     @contextmanager
     def connect(self) -> Iterator[tuple[EtcdClient, Job]]:
-        """Give a client that has proved it may read, and the job; errors say what to do."""
+        """Yield a client that was tested to have read access, and the job; errors say what to do."""
         password = self.password()
         if password is not None:
             endpoints = parse_endpoints(self.endpoint, tls=self.tls() is not None)
@@ -142,7 +142,7 @@ _OPTIONS: dict[str, Any] = {
 def about_a_job(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command(options, ...)` as typer takes it: with options that name the job in place of its first parameter.
 
-    An error of ours is told in one line, with its own exit code.
+    An error of elastic3d's is printed in one line, with its own exit code.
     """
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     shared = [

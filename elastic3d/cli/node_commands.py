@@ -1,4 +1,4 @@
-"""`elastic3d drain`, `quarantine` and `release`: what a person orders of a live job's nodes."""
+"""`elastic3d drain`, `quarantine` and `release`: a person's orders about a live job's nodes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def drain(
 ) -> None:
     """Let a node leave at a step boundary, with no step repeated.
 
-    The next generation is prepared beside the running one; a spare fills the hole if there is one. When time runs
-    short the node leaves before that is done. Its place is free again at once: a process started anew joins.
+    The next generation is prepared beside the running one; a spare fills the hole if there is one. If time runs short
+    the node leaves before that is done. Its place is free again at once: a newly started process joins.
 
     Examples:
 
@@ -47,7 +47,7 @@ def drain(
 
         elastic3d drain node-17 --deadline 10m --reason "new kernel" --wait
 
-        elastic3d release node-17      # takes it back, until it is carried out
+        elastic3d release node-17      # takes the order back, until it is carried out
     """
     seconds = some_seconds(deadline, "--deadline")
     with options.connect() as (client, job):
@@ -67,7 +67,7 @@ def quarantine(
     """Keep a node's machine out of the job for a time.
 
     If it trains, a planned change takes it out, with no step repeated. It stays registered, and is a candidate again
-    when the time is over, or at `elastic3d release`. The order holds for whatever process the machine starts.
+    when the time is over, or after `elastic3d release`. The order holds for every process that the machine starts.
 
     Examples:
 
@@ -80,7 +80,7 @@ def quarantine(
         before = read_status(client, job)
         machine = order_quarantine(client, job.root, node, seconds=seconds, by=_me(), reason=reason)
         rows = [row for row in before.nodes if row.machine == machine and row.role is not NodeRole.NONE]
-        print(f"machine {machine} is kept out for {spell(seconds)}; `elastic3d release {node}` lets it back before")
+        print(f"machine {machine} is kept out for {spell(seconds)}; `elastic3d release {node}` lets it back earlier")
         for row in rows:
             if row.role is NodeRole.ACTIVE and before.generation is not None:
                 print(f"node {row.name} leaves generation {before.generation.number} in a planned change")
@@ -88,9 +88,9 @@ def quarantine(
 
 
 def release(options: JobOptions, node: _Node) -> None:
-    """Take back what keeps a node out: its quarantine, a drain that is not carried out yet, and its count of losses.
+    """Take back what keeps a node out: its quarantine, a drain not carried out yet, and its count of losses.
 
-    A notice of the cloud or of the scheduler cannot be taken back: the machine goes.
+    A notice from the cloud or the scheduler cannot be taken back: the machine will go.
 
     Examples:
 
@@ -118,7 +118,7 @@ def _leaving(before: Status, node: str, seconds: float) -> str:
 
 
 def _shortage(before: Status, leaving: int) -> str:
-    """Return a line that says so where the job will have too few nodes, else nothing."""
+    """Return a line that says so if the job will have too few nodes, else ""."""
     usable = (NodeState.ACTIVE, NodeState.SPARE, NodeState.JOINING, NodeState.PREPARING, NodeState.PREPARED)
     able = sum(row.state in usable for row in before.nodes) - leaving
     if leaving and able < before.minimum:
@@ -127,7 +127,7 @@ def _shortage(before: Status, leaving: int) -> str:
 
 
 def _until_gone(client: EtcdClient, job: Job, node: str, incarnation: str, seconds: float) -> str:
-    """Return what became of the drain; MembershipError where it was taken back, or nobody carries it out."""
+    """Return what became of the drain; MembershipError if it was taken back, or nobody carries it out."""
     begun = SYSTEM.monotonic()
     with Console(stderr=True).status(f"node {node} is leaving") as shown:
         while True:

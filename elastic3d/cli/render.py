@@ -23,11 +23,11 @@ from elastic3d.membership.inspection.status import (
 from elastic3d.membership.records import GenerationHistory
 from elastic3d.values import DeviceFacts
 
-# With more nodes than this, those that train and have no trouble are counted, not listed.
+# Beyond this many nodes, those that train without trouble are counted, not listed.
 MANY = 48
 STAGES = 16
 DOMAINS = ("zone", "rack", "switch", "host")
-# Below these widths columns that say less give room to those that say more.
+# Below these widths less important columns make room for others.
 NARROW = 72
 TINY = 48
 
@@ -118,7 +118,7 @@ def _kept(kept: StateAge | None) -> str:
 
 
 def _mesh(mesh: tuple[tuple[str, ...], ...], width: int) -> RenderableType:
-    """Draw which node holds which place: a row for each stage, a column for each replica, or for each that differ."""
+    """Draw the place of each node: a row for each stage, a column for each replica or run of equal ones."""
     starts = [0, *(c for c in range(1, len(mesh[0])) if any(row[c] != row[c - 1] for row in mesh))]
     spans = list(zip(starts, [*starts[1:], len(mesh[0])], strict=True))
     heads = [f"dp {first}" if end - first == 1 else f"dp {first}-{end - 1}" for first, end in spans]
@@ -147,7 +147,7 @@ def _nodes(status: Status, width: int) -> list[RenderableType]:
         said = ", ".join(f"{count} {state}" for state, count in counts.items())
         note = [Text(f"Nodes without trouble: {said or 'none'} (--json lists them all).", style="dim")]
         if len(listed) > MANY:
-            note.append(Text(f"{_count(len(listed) - MANY, 'node')} more with something to tell.", style="dim"))
+            note.append(Text(f"{_count(len(listed) - MANY, 'node')} more with something to report.", style="dim"))
             listed = listed[:MANY]
     if not listed:
         return note
@@ -256,7 +256,7 @@ def _changes(history: GenerationHistory) -> Text:
 
 
 def when(at: float, now: float) -> str:
-    """Return a wall clock's time in this machine's zone, with the date where it is not of these 12 hours."""
+    """Return a wall clock's time in this machine's zone, with the date if it is 12 hours or more away."""
     if not at:
         return "?"
     try:
@@ -268,7 +268,7 @@ def when(at: float, now: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Return text that others wrote, without what a terminal would obey, on one line."""
+    """Return text from others on one line, without control characters that a terminal would obey."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

@@ -1,4 +1,4 @@
-"""`elastic3d samples check`: prove from what a run left behind that it consumed every sample once."""
+"""`elastic3d samples check`: prove, from what a run left behind, that it consumed every sample once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_samples(
     ] = "",
     checkpoint: Annotated[
         str,
-        typer.Option("--of", metavar="CHECKPOINT", help="Of this one.", autocompletion=complete_checkpoints),
+        typer.Option("--of", metavar="CHECKPOINT", help="Which one.", autocompletion=complete_checkpoints),
     ] = "latest",
     events: Annotated[
         Path | None,
@@ -57,12 +57,12 @@ def check_samples(
     as_json: Json = False,
     key_file: KeyFile = "",
 ) -> None:
-    """Prove that every sample up to a checkpoint was consumed once; exit 1 where it was not.
+    """Prove that every sample up to a checkpoint was consumed once; exit 1 if not.
 
     Each checkpoint carries the account of all steps before it: how many samples its ranks really loaded, and a keyed
     sum of their numbers, by generation. Both are computed again here from the run's own order, so that a gap, a
     repetition or a wrong sample shows. A stream is counted by positions. Only the checkpoint's record is read; adding
-    up a very long run takes a while. With `--events` the steps in event files are checked instead, by positions alone.
+    up a very long run takes a while. With `--events` the steps in event files are checked instead, by positions only.
 
     Examples:
 
@@ -87,7 +87,7 @@ def check_samples(
 
 
 def _store(url: str, key_file: str, checkpoint: str, as_json: bool) -> bool:
-    from elastic3d.data import Order, check  # brings torch along, for which no other command should wait
+    from elastic3d.data import Order, check  # imports torch, for which no other command should wait
     from elastic3d.data.ledger import Line
 
     store = StorePlace(url=url, key_file=key_file).open()
@@ -130,9 +130,9 @@ def _events(folder: Path, as_json: bool) -> bool:
                 advance(read)
                 found = _step(line)
                 if found is not None and (found.step not in steps or steps[found.step].generation <= found.generation):
-                    steps[found.step] = found  # what a later generation made again is what counts
+                    steps[found.step] = found  # a step that a later generation made again replaces the earlier one
     if not steps:
-        raise UsageError(f"--events {folder}: no step.committed stands in {len(files)} event file(s) there")
+        raise UsageError(f"--events {folder}: no step.committed in the {len(files)} event file(s) there")
     account = count((steps[step].first, steps[step].stop) for step in sorted(steps))
     if as_json:
         _print({"events": str(folder), "steps": len(steps)}, account)
@@ -142,7 +142,7 @@ def _events(folder: Path, as_json: bool) -> bool:
 
 
 def _step(line: bytes) -> _Step | None:
-    """Return the step that a line tells of; None for any other line, and for one that was torn."""
+    """Return the step of a line; None for any other line, and for one that was torn."""
     if b"step.committed" not in line:
         return None
     try:

@@ -32,14 +32,14 @@ SCHEMA = 1
 EVERY = "2"
 FASTEST = 0.1
 
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON: one document, or with a running display one a line.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON: one document, or one per line while following.")]
 
 
 class OptionalWatch(TyperCommand):
-    """A command whose `--watch` may stand without its value."""
+    """A command whose `--watch` may be given without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give `--watch` its default where no value follows it."""
+        """Give `--watch` its default if no value follows it."""
         given: list[str] = []
         for position, argument in enumerate(args):
             given.append(argument)
@@ -56,10 +56,10 @@ def status(
         typer.Option(metavar="[SECONDS]", help=f"Show it again every so often ({EVERY} s) until Ctrl-C."),
     ] = "",
 ) -> None:
-    """Show how a live job stands: its generation, nodes, spares, who is kept out and why.
+    """Show the state of a live job: its generation, nodes and spares, and which nodes are kept out and why.
 
-    All is read from etcd at one revision; nothing is asked of the nodes. Step, snapshot and checkpoint are as each
-    node last told, every 5 s or more. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 for the rest.
+    Everything is read from etcd at one revision; the nodes are not asked. Step, snapshot and checkpoint are as each
+    node last reported, every 5 s or more. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 for the rest.
 
     Examples:
 
@@ -85,11 +85,11 @@ def events(
     options: JobOptions,
     number: Annotated[int, typer.Option("-n", min=1, help="At most this many, the newest.")] = 20,
     as_json: _Json = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones, until Ctrl-C.")] = False,
 ) -> None:
     """Show why each generation of a job came to be, newest last.
 
-    Times are of the leader's clock. etcd keeps the last 200 generations, after the job's end too.
+    Times are by the leader's clock. etcd keeps the last 200 generations, even after the job's end.
 
     Examples:
 
@@ -119,7 +119,7 @@ def events(
 
 
 def document(status: Status) -> dict[str, Any]:
-    """Return a status as `--json` prints it: the fields of `Status`, with the version of this form."""
+    """Return a status as `--json` prints it: the fields of `Status`, with the version of this format."""
     data: dict[str, Any] = {"schema": SCHEMA, **to_json(status)}
     return data
 
@@ -156,7 +156,7 @@ def _watch(options: JobOptions, every: float, as_json: bool) -> None:
                     seen = render.picture(read_status(client, job), console.width)
                     live.update(seen, refresh=True)
                 except EtcdUnavailable as error:
-                    away = Text(f"\netcd does not answer; this is the last that it said\n{error}", style="red")
+                    away = Text(f"\netcd does not answer; this is the last that it showed\n{error}", style="red")
                     live.update(Group(seen, away), refresh=True)
 
             _again(look, every)

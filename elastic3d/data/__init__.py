@@ -1,4 +1,4 @@
-"""Which samples a run consumes, in which order, and the proof that it consumed each of them once."""
+"""The samples that a run consumes, their order, and the proof that it consumed each of them once."""
 
 from elastic3d.data.batches import Batch, Batches, MicroBatch
 from elastic3d.data.ledger import Account, Line, check

@@ -19,10 +19,10 @@ class _End:
 
 
 class Ahead(Generic[T]):
-    """An iterator whose next item is made in a thread after the one before was taken: one waits, no more.
+    """An iterator whose next item is made in a thread once the one before was taken: at most one waits.
 
-    What making an item raises is raised where that item is asked for. `close` stops the thread; a thread that hangs in
-    foreign code is left behind after `PATIENCE` seconds, as a daemon that ends with the process.
+    An exception in making an item is raised where that item is asked for. `close` stops the thread; a thread that hangs
+    in foreign code is left behind after `PATIENCE` seconds, as a daemon that ends with the process.
     """
 
     def __init__(self, items: Iterator[T], finish: Callable[[T], T]) -> None:
@@ -36,7 +36,7 @@ class Ahead(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        """Return the next item, or raise what making it raised."""
+        """Return the next item, or raise the exception of making it."""
         item = self._made.get()
         if isinstance(item, _End):
             self._made.put(item)
@@ -48,7 +48,7 @@ class Ahead(Generic[T]):
         return item
 
     def close(self) -> None:
-        """Stop the thread once it is done with the item it is at."""
+        """Stop the thread once it has finished its present item."""
         self._stopped.set()
         self._free.release()
         self._thread.join(PATIENCE)
@@ -64,7 +64,7 @@ class Ahead(Generic[T]):
                 except StopIteration:
                     break
                 self._made.put(self._finish(item))
-        except BaseException as error:  # noqa: BLE001  # the edge of the thread: the one who asks gets it
+        except BaseException as error:  # noqa: BLE001  # the edge of the thread: the consumer gets it
             self._made.put(error)
             return
         self._made.put(_End())

@@ -1,9 +1,8 @@
 """The batches of a run: every rank's micro-batches of each step, as tensors.
 
-The state of the data is the step alone, and of a stream where it stands. Micro-batch j of a step belongs to dp rank
-j % dp, in round j // dp; where dp does not divide M the last round has places without a micro-batch. Their ranks run
-some other micro-batch for the sake of the collectives, marked `counts=False`, and whatever comes of it is dropped by
-its receiver.
+The state of the data is only the step and, for a stream, its cursor. Micro-batch j of a step belongs to dp rank j % dp,
+in round j // dp; if dp does not divide M the last round has places without a micro-batch. Their ranks run some other
+micro-batch for the sake of the collectives, marked `counts=False`, and the receiver drops its results.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Dataset(Protocol):
         ...
 
     def __getitem__(self, index: int) -> Any:
-        """Return sample `index`, the same whenever and wherever it is asked for."""
+        """Return sample `index`, always the same on every node."""
         ...
 
 
@@ -43,9 +42,9 @@ class Dataset(Protocol):
 class MicroBatch:
     """One micro-batch on one rank; input and target are None on stages that need neither.
 
-    index: its number j within the step. counts: False for one that is run for its collectives only. like: the number of
-    the micro-batch whose samples it has, and whose random numbers it is to draw: its own where it counts. One that does
-    not count then uses the very parameters that another rank's uses, and adds none to those that have a gradient.
+    index: its number j within the step. counts: False for one that is run only for its collectives. like: the number of
+    the micro-batch whose samples it has and whose random numbers it draws: its own if it counts. One that does not
+    count then uses the same parameters as another rank's, and no others get a gradient.
     """
 
     index: int
@@ -57,7 +56,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One rank's part of one step. samples, sample_sum: what its micro-batches that count really loaded.
+    """One rank's part of one step. samples, sample_sum: really loaded by those of its micro-batches that count.
 
     count: number M of the step's micro-batches over all ranks.
     """
@@ -70,12 +69,12 @@ class Batch:
 
 
 WORDS = 200
-"""Characters up to which a data set's fingerprint is kept as it is: it goes into every snapshot."""
+"""Most characters of a fingerprint that is kept unhashed: it goes into every snapshot."""
 
 
 class Batches:
-    """Iterate the steps of a run over a data set, map-style or a stream; `step` is the number of steps made,
-    `goal` that up to which they are iterated, 0 before that is known.
+    """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
+    one up to which to iterate, 0 before that is known.
 
     The next step is loaded while the present one trains: in a thread, or by `workers` DataLoader processes (one, for a
     stream). They are forked from the trainer when the iteration starts and belong to its process group, so whatever
@@ -112,7 +111,7 @@ class Batches:
         self.device = device or torch.device("cpu")
         self.step = 0
         self.goal = 0
-        # What nodes, and runs over one state, must have alike beyond the length, where the data set can tell it.
+        # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
         said = str(getattr(dataset, "fingerprint", ""))
         self.fingerprint = said if len(said) <= WORDS else blake3(said.encode()).hexdigest()
         self._source: SampleSource = (Numbered if numbered else Streamed)(dataset, self.order, self.share)
@@ -122,16 +121,16 @@ class Batches:
 
     @property
     def cursor(self) -> Cursor | None:
-        """Where the stream stands after `step` steps; None for a map-style data set, and before the first step."""
+        """The stream's position after `step` steps; None for a map-style data set, and before the first step."""
         return self._cursors.get(self.step)
 
     def go_on(self, step: int, cursor: Cursor | None) -> None:
-        """Continue after `step` steps, of which the run's state tells."""
+        """Continue after `step` steps, as in the run's state."""
         self.step = step
         self._cursors = {step: cursor} if cursor is not None else {}
 
     def until(self, step: int) -> Iterator[Batch]:
-        """Yield this rank's part of each step from the present one to `step`, which is not made any more."""
+        """Yield this rank's part of each step from the present one up to, but not including, `step`."""
         self.goal = step
         loaded = self._loaded(self.step, step)
         try:
@@ -169,7 +168,7 @@ class Batches:
                 yield from source.steps(first, stop, cursor, self._keyed)
 
     def _ahead(self, first: int, stop: int, cursor: Cursor | None, *, pin: bool) -> Iterator[Loaded]:
-        """Load in a thread, up to where the data set draws random numbers that belong to the model."""
+        """Load in a thread, until the data set draws random numbers that belong to the model."""
         draws, finish = Undrawn(), _pinned if pin else _as_it_is
         steps = self._source.steps(first, stop, cursor, draws)
         ahead = None
@@ -184,7 +183,7 @@ class Batches:
             warnings.warn(
                 "the data set draws from the global random numbers of torch, numpy or Python: its samples are made "
                 "between the steps from here on, under seeds by position; run.batches(..., workers=1) makes them "
-                "meanwhile, and so does a data set with a generator of its own",
+                "meanwhile, and so does a data set with its own generator",
                 stacklevel=2,
             )
         finally:

@@ -1,8 +1,8 @@
 """The account of which steps consumed which samples, carried in the state and so exactly as old as the state.
 
-A run of steps under one generation is one line. Each step adds the number of samples its ranks really loaded and the
-keyed sum of their ids, both measured by the step vote, so that `check` proves by counting that every position of the
-run was consumed once: a gap or an overlap of positions shows in the lines' bounds, a wrong sample in the sums.
+Consecutive steps under one generation are one line. Each step adds the number of samples that its ranks really loaded
+and the keyed sum of their ids, both gathered by the step vote, so that `check` proves by counting that every position
+of the run was consumed once: a gap or an overlap of positions shows in the lines' bounds, a wrong sample in the sums.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What a ledger proves. consumed, repeated, missing: positions. wrong: lines whose counts or sums do not fit."""
+    """The result of checking a ledger. consumed, repeated, missing: positions. wrong: lines of wrong counts or sums."""
 
     consumed: int
     repeated: int
@@ -78,7 +78,7 @@ def check(
 ) -> Account:
     """Return what the ledger proves about steps [first_step, stop_step); by default up to its last step.
 
-    progress: hears how many samples were added up.
+    progress: called with how many samples were added up.
     """
     stop = max((line.stop_step for line in ledger), default=first_step) if stop_step is None else stop_step
     lines = sorted(ledger, key=lambda line: (line.first_step, line.stop_step))

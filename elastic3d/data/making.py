@@ -1,9 +1,8 @@
 """Samples made into micro-batches: whatever a data set raises or draws belongs to one sample, which is named.
 
 A data set that draws from the global random numbers of torch, numpy or Python (an augmentation, say) gets them seeded
-by the position of the sample in the run, so that it draws the same in every layout; and what it draws is taken from
-nobody else. That cannot be done in a thread beside the model, which draws from the same generators: there it is
-noticed.
+by the position of the sample in the run, so that it draws the same in every layout, and its draws do not affect others.
+That cannot be done in a thread beside the model, which draws from the same generators: there a draw is detected.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class Drawn(Exception):
 
 
 class Draws(Protocol):
-    """What becomes of the global random numbers while samples are made."""
+    """How global random numbers are treated while samples are made."""
 
     def around(self) -> AbstractContextManager[None]:
-        """Return what holds while one micro-batch is made."""
+        """Return the context in which one micro-batch is made."""
         ...
 
     def before(self, position: int) -> None:
@@ -40,13 +39,13 @@ class Draws(Protocol):
 
 
 class Keyed:
-    """Seed the generators by position; lent: give them back as they were after each micro-batch."""
+    """Seed the generators by position; lent: restore them after each micro-batch."""
 
     def __init__(self, seed: int, *, lent: bool) -> None:
         self._seed, self._lent = seed, lent
 
     def around(self) -> AbstractContextManager[None]:
-        """Return what gives the generators back, where they are lent."""
+        """Return the context that restores the generators, if they are lent."""
         return _lent() if self._lent else nullcontext()
 
     def before(self, position: int) -> None:
@@ -68,7 +67,7 @@ class Undrawn:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Watch torch's operations in this thread, and look at the other generators before and after."""
+        """Watch torch's operations in this thread, and compare the other generators before and after."""
         with nullcontext() if self.beside else _lent():
             before = self._states()
             with _Watch():  # type: ignore[no-untyped-call]
@@ -105,7 +104,7 @@ def _lent() -> Iterator[None]:
 
 @contextmanager
 def naming(what: Callable[[], str]) -> Iterator[None]:
-    """Add to whatever is raised which sample it was raised for."""
+    """Add to an exception the sample for which it was raised."""
     try:
         yield
     except Drawn:

@@ -1,9 +1,9 @@
 """Documents of several lengths packed into rows of one length, before anything is cut for ranks.
 
-Which documents are in which row is a function of (lengths, length, seed) alone: the documents are taken in the order of
-a keyed permutation, each into the fullest of at most `OPEN` open rows that has room for it (best fit), else into a row
-of its own. Rows are then a map-style data set, shuffled and dealt out like any other, so every document comes once an
-epoch, in the same company, whatever the layout.
+The rows depend only on (lengths, length, seed): documents are taken in the order of a keyed permutation, each into the
+fullest of at most `OPEN` open rows that has room for it (best fit), else into a new row. Rows are then a map-style data
+set, shuffled and dealt out like any other, so every document comes once per epoch, together with the same others,
+whatever the layout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Table = NDArray[np.int64]
 
 
 class TooLong(StrEnum):
-    """What becomes of a document that is longer than a row."""
+    """How to treat a document that is longer than a row."""
 
     REFUSE = "refuse"
     SPLIT = "split"
@@ -40,15 +40,15 @@ class TooLong(StrEnum):
 class Packed:
     """Documents as rows of `length` tokens: sample k is (input, target) of row k.
 
-    documents: a map-style data set of 1-D sequences of token numbers. lengths: of each document, in tokens; found at
-    `documents.lengths` where it has that, else by reading every document once in each process, so give them for more
-    than a few thousand. too_long: "refuse", "split" into parts that are packed as documents are, or "cut" off what is
-    beyond `length`, counted in `left_out`. seed: of the packing.
+    documents: a map-style data set of 1-D sequences of token numbers. lengths: of each document, in tokens; taken from
+    `documents.lengths` if that exists, else found by reading every document once in each process, so give them for more
+    than a few thousand. too_long: "refuse", "split" into parts that are packed like documents, or "cut" off whatever is
+    beyond `length`, which is counted in `left_out`. seed: of the packing.
 
     input: int64 of shape (2, length): token numbers, and each token's position in its document, which begins at 0 for
-    every document; `document_ids`, `attention_mask` and `cumulative_lengths` are read from it. With positions=False it
-    is the token numbers alone, of shape (length,). target: the next token of the same document, and -100, which
-    cross_entropy leaves out, at a document's last token and in what fills a row up, whose tokens are `pad`.
+    every document; `document_ids`, `attention_mask` and `cumulative_lengths` are computed from it. With positions=False
+    it is only the token numbers, of shape (length,). target: the next token of the same document, and -100, which
+    cross_entropy leaves out, at a document's last token and at the fillers of a row, whose tokens are `pad`.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Packed:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of which documents are in which row."""
+        """A digest of the documents in each row."""
         return blake3(self._pieces.tobytes() + self._rows.tobytes()).hexdigest()
 
     @property
     def filled(self) -> float:
-        """Share of the rows' tokens that are a document's."""
+        """Share of the rows' tokens that belong to a document."""
         return float((self._pieces[:, 2] - self._pieces[:, 1]).sum() / (len(self) * self._length))
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class Packed:
         return len(self._rows) - 1
 
     def row(self, index: int) -> list[tuple[int, int, int]]:
-        """Return what is in a row, in order: (document, first token, token after the last)."""
+        """Return the contents of a row, in order: (document, first token, token after the last)."""
         first, stop = self._rows[index : index + 2]
         return [(int(document), int(start), int(end)) for document, start, end in self._pieces[first:stop]]
 
@@ -118,7 +118,7 @@ class Packed:
             size = stop - start
             tokens[at : at + size] = words[start:stop]
             positions[at : at + size] = np.arange(size)
-            # A part that was split off still knows the token that comes next.
+            # The last token of a part has a target too: the next part's first.
             following = words[start + 1 : stop + 1 if self._split else stop]
             targets[at : at + len(following)] = following
             at += size
@@ -127,19 +127,19 @@ class Packed:
 
     @staticmethod
     def document_ids(positions: torch.Tensor) -> torch.Tensor:
-        """Return which document of its row each token is of, from positions (..., length); fillers are one each."""
+        """Return the number of each token's document in its row, from positions (..., length); each filler is one."""
         return (positions == 0).cumsum(-1) - 1
 
     @staticmethod
     def attention_mask(positions: torch.Tensor) -> torch.Tensor:
-        """Return whether token q may look at token k, (..., length, length): the same document, and not after it."""
+        """Return whether token q may attend to token k, (..., length, length): in one document, and not after q."""
         ids = Packed.document_ids(positions)
         same = ids.unsqueeze(-1) == ids.unsqueeze(-2)
         return same & torch.ones_like(same).tril()
 
     @staticmethod
     def cumulative_lengths(positions: torch.Tensor) -> torch.Tensor:
-        """Return where documents begin in all rows laid end to end, and the end: int32, for variable-length kernels."""
+        """Return where documents begin in all rows end to end, and the end: int32, for variable-length kernels."""
         flat = positions.reshape(-1)
         begins = torch.nonzero(flat == 0).flatten()
         return torch.cat([begins, begins.new_tensor([flat.numel()])]).to(torch.int32)

@@ -1,9 +1,9 @@
-"""A keyed permutation: which sample comes at which place of an epoch, without a table and without state.
+"""A keyed permutation: the sample at each place of an epoch, without a table and without state.
 
-A balanced Feistel network of four rounds permutes the smallest power of four that holds the data set; places that fall
-outside are walked on along their cycle until they fall inside (Black and Rogaway, "Ciphers with arbitrary finite
-domains", 2002). At most four times too large a domain makes fewer than four walks on average. The round function is
-the finaliser of splitmix64 under a key taken by BLAKE3 from (seed, epoch, round): good mixing, not secrecy, is wanted.
+A balanced Feistel network of four rounds permutes the smallest power of four that holds the data set; results that fall
+outside are permuted again until they fall inside (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite
+domains", 2002). A domain at most four times too large takes fewer than four walks on average. The round function is the
+finaliser of splitmix64 under a key derived by BLAKE3 from (seed, epoch, round): good mixing, not secrecy, is wanted.
 """
 
 from __future__ import annotations

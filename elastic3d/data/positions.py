@@ -1,8 +1,8 @@
-"""Which samples a step consumes: pure functions of (data set length, global batches, seed, step).
+"""The samples that a step consumes: pure functions of (data set length, global batches, seed, step).
 
-Position k of the run is sample pi(k mod n) of the epoch k // n; of a stream, whose length nobody knows, it is the k-th
+Position k of the run is sample pi(k mod n) of the epoch k // n; for a stream, whose length nobody knows, it is the k-th
 sample that comes. Step s consumes the B(s) positions after those of all steps before it, and its micro-batch j the
-positions [j*b, (j+1)*b) among them. Nothing here knows of ranks, so no change of layout can lose or repeat a sample.
+positions [j*b, (j+1)*b) among them. Nothing here depends on ranks, so no change of layout can lose or repeat a sample.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Order:
         return tuple(sorted({batch // self.micro_batch for _, batch in self.parts}))
 
     def taken(self, step: int) -> int | sizes.Growing:
-        """Return the global batch of the steps before `step`; what comes later may still be changed."""
+        """Return the global batch of the steps before `step`; that of later ones may still be changed."""
         parts = [part for part in self.parts if part[0] < max(step, 1)]
         return sizes.Growing(*parts) if len(parts) > 1 else parts[0][1]
 
@@ -114,7 +114,7 @@ class Order:
     def keyed_sum(self, samples: Indices) -> int:
         """Return a sum over sample ids below 2**40 that does not depend on their order.
 
-        Each id counts with a keyed hash of it, so that swapped ids do not cancel out. Sums of up to 8,192 ranks stay
+        Each id counts by its keyed hash, so that swapped ids do not cancel out. Sums of up to 8,192 ranks stay
         exact in float64 before they are reduced again by `fold_sums`.
         """
         hashed = mix(samples ^ key("samples", self.seed)) & np.uint64((1 << SUM_BITS) - 1)

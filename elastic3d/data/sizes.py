@@ -1,7 +1,7 @@
-"""How many samples each step takes: a function of the step's number alone, written down as a value.
+"""How many samples each step takes: a function of the step's number alone, as a value.
 
-A value and not a callable: it stands in the facts of every checkpoint, in the digest by which nodes tell that they run
-one job, and in the account of the samples, none of which could be done with a function.
+It is a value and not a callable because it goes into the facts of every checkpoint, into the digest by which nodes know
+that they run one job, and into the account of the samples, none of which would be possible with a function.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Growing:
 
 
 def check_parts(parts: Parts) -> None:
-    """Refuse parts that are no function of the step; UsageError."""
+    """Refuse parts that do not define a size for every step; UsageError."""
     wrong = [item for part in parts for item in part if not _whole(item)]
     if wrong:
-        raise UsageError(f"Growing takes pairs of whole numbers (from step, global batch); {wrong[0]!r} is none")
+        raise UsageError(f"Growing takes pairs of whole numbers (from step, global batch); {wrong[0]!r} is not one")
     steps = [step for step, _ in parts]
     if not parts or steps[0] != 0 or any(later <= earlier for earlier, later in pairwise(steps)):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A data set as steps of micro-batches: by number from one that has numbers, in turn from one that is a stream."""
+"""A data set as steps of micro-batches: by number from a map-style one, in turn from a stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Which part of each step's micro-batches one rank computes.
+    """The part of each step's micro-batches that one rank computes.
 
     dp, index: of the data-parallel axis. inputs, targets: whether this rank's pipeline stage needs them at all.
     """
@@ -43,7 +43,7 @@ class Share:
         return [round_ * self.dp + self.index for round_ in range(self.rounds(micro_batches))]
 
     def wanted(self, micro_batches: int) -> list[int]:
-        """Return which micro-batch's samples each round loads; one that does not count takes another's."""
+        """Return the micro-batch whose samples each round loads; one that does not count takes another's."""
         return [index % micro_batches for index in self.micro_batches(micro_batches)] if self.loads else []
 
 
@@ -56,12 +56,12 @@ class Loaded:
 
 
 class SampleSource(Protocol):
-    """What `Batches` needs of a data set."""
+    """The access to a data set that `Batches` needs."""
 
     reads_always: bool
 
     def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:
-        """Load this rank's part of each step, one after the other, in the thread that asks."""
+        """Load this rank's part of each step, one after the other, in the calling thread."""
         ...
 
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
@@ -88,7 +88,7 @@ class Numbered:
             yield Loaded(pairs=[self._pair(step, index, draws) for index in wanted])
 
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
-        """Load in processes, forked from the trainer; they load at least a step ahead between them."""
+        """Load in processes forked from the trainer; together they load at least a step ahead."""
         counts = [self._order.micro_batches_at(step) for step in range(first, stop)]
         rounds = max((self._share.rounds(count) for count in counts), default=1)
         loader: DataLoader[Any] = DataLoader(
@@ -98,7 +98,7 @@ class Numbered:
             prefetch_factor=max(2, -(-rounds // workers)),
             collate_fn=_collated,
             pin_memory=pin,
-            # A generator of its own: the loader draws a seed, and must not draw it from the model's random numbers.
+            # A separate generator: the loader draws a seed, and must not draw it from the model's random numbers.
             generator=torch.Generator(),
             multiprocessing_context="fork",
         )
@@ -122,7 +122,7 @@ class Numbered:
 
 
 class Streamed:
-    """An iterable data set: every rank reads all of it, and keeps what is its own."""
+    """An iterable data set: every rank reads all of it, and keeps its own part."""
 
     reads_always = True
 
@@ -130,7 +130,7 @@ class Streamed:
         self._dataset, self._order, self._share = dataset, order, share
 
     def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:
-        """Load this rank's part of each step, from where the cursor stands."""
+        """Load this rank's part of each step, beginning at the cursor."""
         order, size = self._order, self._order.micro_batch
         reader = StreamReader(self._dataset, cursor, position=order.positions(first)[0], draws=draws)
         for step in range(first, stop):
@@ -149,7 +149,7 @@ class Streamed:
             yield Loaded(pairs=[pairs[index] for index in wanted], cursor=reader.cursor())
 
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
-        """Load in one process, since a stream is read in one place, two steps ahead."""
+        """Load two steps ahead in one process, since a stream is read in one place."""
         loader: DataLoader[Any] = DataLoader(
             _Steps(self, first, stop, cursor, Keyed(self._order.seed, lent=False)),
             batch_size=None,
@@ -194,7 +194,7 @@ class _Sampled(torch.utils.data.Dataset[Any]):
 
 @contextmanager
 def _working(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
-    """End a loader's processes with its use; by itself it waits for the collector, or for a traceback that holds it."""
+    """End a loader's processes after its use; else they live until it is collected, or a traceback that holds it is."""
     items: Any = iter(loader)
     try:
         yield items
@@ -207,7 +207,7 @@ def _collated(named: list[tuple[str, Any]]) -> Pair:
 
 
 class _Given(Sampler[list[tuple[int, int]]]):
-    """Hand the places of one micro-batch after the other to a DataLoader."""
+    """Passes the places of one micro-batch after the other to a DataLoader."""
 
     def __init__(self, places: Iterator[list[tuple[int, int]]]) -> None:
         self._places = places

@@ -1,8 +1,8 @@
-"""A stream of samples, read by every rank from one cursor that knows of no rank.
+"""A stream of samples, read by every rank from one cursor that does not depend on ranks.
 
-Sample k of the run is the k-th that the stream gives; a stream that ends is begun again. The cursor after a step is
-where all ranks stand in the stream, whichever samples each of them has kept, so any world can go on from it. Where the
-data set has `state_dict` and `load_state_dict`, the cursor holds its own state too, and nothing has to be passed over.
+Sample k of the run is the k-th that the stream gives; a stream that ends is begun again. The cursor after a step is the
+position of all ranks in the stream, whichever samples each of them has kept, so any world can go on from it. If the
+data set has `state_dict` and `load_state_dict`, the cursor holds its state too, and no samples have to be passed over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elastic3d.errors import StateError, UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Where a stream stands: samples taken `within` the present epoch, epochs before it, the data set's own state."""
+    """A stream's position: samples taken `within` the present epoch, epochs before it, the data set's own state."""
 
     epoch: int = 0
     within: int = 0
@@ -26,7 +26,7 @@ class Cursor:
 
 
 def check_stream(dataset: Any) -> None:
-    """Refuse what is no data set, and what could be read only once; UsageError."""
+    """Refuse objects that are not data sets, or that can be read only once; UsageError."""
     kind = type(dataset).__name__
     if not hasattr(dataset, "__iter__"):
         raise UsageError(
@@ -40,7 +40,7 @@ def check_stream(dataset: Any) -> None:
 
 
 class StreamReader:
-    """Read a stream on from a cursor, over the ends of its epochs. position: of the next sample in the run."""
+    """Reads a stream from a cursor on, across the ends of its epochs. position: of the next sample in the run."""
 
     def __init__(self, dataset: Any, cursor: Cursor | None, *, position: int, draws: Draws) -> None:
         self._dataset, self._draws = dataset, draws
@@ -50,19 +50,19 @@ class StreamReader:
         if cursor.state is not None:
             if not hasattr(dataset, "load_state_dict"):
                 raise StateError(
-                    f"the saved state has one of the data set's own, but {type(dataset).__name__} has no "
+                    f"the saved state includes one of the data set itself, but {type(dataset).__name__} has no "
                     "load_state_dict; give run.batches the data set that was saved"
                 )
             self._within = cursor.within
         with draws.around():
             self._samples = self._begin(cursor.state)
-            # Without any cursor, as where an older state had none, the way there leads over all samples before.
+            # Without a cursor, as with an older state that had none, all samples before have to be passed over.
             behind = cursor.within - self._within if (cursor.epoch or cursor.within) else position
             self.position -= behind
             self.pass_over(behind)
 
     def cursor(self) -> Cursor:
-        """Return where the stream stands now."""
+        """Return the stream's present position."""
         state = copy.deepcopy(self._dataset.state_dict()) if hasattr(self._dataset, "state_dict") else None
         return Cursor(epoch=self._epoch, within=self._within, state=state)
 
@@ -71,7 +71,7 @@ class StreamReader:
         return [self._next() for _ in range(count)]
 
     def pass_over(self, count: int) -> None:
-        """Leave the next samples out: by the iterator's `skip(n)`, which returns how many it did, where it has one."""
+        """Pass over the next samples: by the iterator's `skip(n)`, if it has one, which returns how many it skipped."""
         skip = getattr(self._samples, "skip", None)
         while count:
             if skip is None:
@@ -110,7 +110,7 @@ class StreamReader:
     def _turn(self) -> None:
         if not self._within:
             raise UsageError(
-                f"the stream gave no sample in epoch {self._epoch}: it must hold one at least, and its __iter__ must "
+                f"the stream gave no sample in epoch {self._epoch}: it must hold at least one, and its __iter__ must "
                 "begin it anew each time"
             )
         self._epoch += 1

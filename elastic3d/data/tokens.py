@@ -33,13 +33,13 @@ class _File:
 class TokenFile:
     """A map-style data set of windows over token files: sample i is (input, target), each `length` tokens as int64.
 
-    Window i of a file is its tokens [i * length, (i + 1) * length + 1): targets are the inputs one further, and each
-    token but the first of a file is the target of one window. Windows do not go over the ends of files; what is left at
-    an end is too short for one, and counted in `left_out`.
+    Window i of a file is its tokens [i * length, (i + 1) * length + 1): targets are the inputs shifted by one, and each
+    token but the first of a file is the target in one window. Windows do not cross the ends of files; the rest at an
+    end, too short for a window, is counted in `left_out`.
 
     path: a file, a glob, or several of either; files of a glob are taken in the order of their names. dtype: of flat
-    files; a .npy file says its own. Only the sizes are read at first; a file is mapped where and when it is first used,
-    so that the data set is small to pickle and safe to fork.
+    files; a .npy file names its own. Only the sizes are read at first; a file is mapped where and when it is first
+    used, so that the data set is small to pickle and safe to fork.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TokenFile:
     ) -> None:
         if not isinstance(length, int) or length < 1:
             raise UsageError(f"TokenFile: length must be the number of tokens of a sample, 1 or more; it is {length!r}")
-        self._files = [_look(found, _dtype(dtype)) for found in _found(path)]
+        self._files = [_look(found, _dtype(dtype)) for found in _paths(path)]
         self._length = length
         windows = [max(0, file.tokens - 1) // length for file in self._files]
         self._starts = [0, *accumulate(windows)]
@@ -63,7 +63,7 @@ class TokenFile:
 
     @property
     def fingerprint(self) -> str:
-        """What the files are, but for their folders and their contents."""
+        """The names, types and sizes of the files, without their folders and contents."""
         files = [(os.path.basename(file.path), file.dtype, file.tokens) for file in self._files]
         return repr((self._length, files))
 
@@ -86,7 +86,7 @@ class TokenFile:
         return window[:-1], window[1:]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the maps behind."""
+        """Leave out the maps."""
         return {**self.__dict__, "_maps": {}}
 
     def _map(self, number: int) -> Any:
@@ -98,7 +98,7 @@ class TokenFile:
         return self._maps[number]
 
 
-def _found(path: Any) -> list[str]:
+def _paths(path: Any) -> list[str]:
     given = [path] if isinstance(path, str | os.PathLike) else list(path)
     files: list[str] = []
     for each in (os.fspath(one) for one in given):
@@ -115,7 +115,7 @@ def _dtype(given: Any) -> np.dtype[Any]:
     try:
         dtype: np.dtype[Any] = np.dtype(given)
     except TypeError as error:
-        raise UsageError(f"TokenFile: dtype {given!r} is none; use {WORDS}") from error
+        raise UsageError(f"TokenFile: {given!r} is not a dtype; use {WORDS}") from error
     if dtype.kind not in "iu" or dtype == np.uint64:
         raise UsageError(f"TokenFile: tokens are whole numbers that fit int64, not {dtype}; use {WORDS}")
     return dtype
@@ -130,7 +130,7 @@ def _look(path: str, dtype: np.dtype[Any]) -> _File:
                 shape, _, dtype = _header(stream)
             except ValueError as error:
                 raise UsageError(
-                    f"TokenFile: {path} begins like a .npy file but has no header of one: {error}"
+                    f"TokenFile: {path} begins like a .npy file but has no valid header: {error}"
                 ) from error
             if len(shape) != 1:
                 raise UsageError(f"TokenFile: {path} holds an array of shape {list(shape)}; save it flattened")
@@ -142,8 +142,8 @@ def _look(path: str, dtype: np.dtype[Any]) -> _File:
                 )
     if (size - offset) % dtype.itemsize:
         raise UsageError(
-            f"TokenFile: {path} has {size:,} bytes, which is no whole number of {dtype} tokens: it was cut off, or its "
-            "dtype is another"
+            f"TokenFile: {path} has {size:,} bytes, which is not a whole number of {dtype} tokens: it was cut off, or "
+            "has another dtype"
         )
     return _File(path=path, dtype=dtype.str, offset=offset, tokens=(size - offset) // dtype.itemsize)
 

@@ -1,11 +1,11 @@
 """A thin etcd v3 client over gRPC: keys, transactions, leases that are kept, watches that resume.
 
     EtcdClient    calls that block
-    LeaseKeeper   keeps leases alive and says when one is lost
+    LeaseKeeper   keeps leases alive and reports when one is lost
     Watch         a prefix as a snapshot and all its changes after it, whichever member serves it
 
-The child of a fork may go on with a client, over connections and a login of its own, whatever the parent's threads were
-at; watches and lease keepers are the process's that made them. How gRPC is brought to that: `transport`.
+The child of a fork may go on with a client, over its own connections and login, whatever the parent's threads were
+doing; watches and lease keepers belong to the process that made them. `transport` says how gRPC is made to allow that.
 """
 
 from elastic3d.etcd.client import EtcdClient

@@ -2,8 +2,8 @@
 
 Blind round robin pays one deadline for every turn of a stopped member. Here a member that failed is set aside for a
 while (twice as long after each failure in a row); the one that answered last is asked first. The breaker only orders:
-with every member set aside they are all still tried, the one that has rested longest first, for somebody has to find
-out when etcd is back.
+even with every member set aside all are still tried, the one that has rested longest first, to find out when etcd is
+back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ FIRST_REST = 0.5
 LONGEST_REST = 8.0
 
 ELECTION = 1.5
-"""Seconds that an election is given: a member without a leader is asked before those that do not answer, and nobody
-is told yet that etcd serves no more."""
+"""Seconds allowed for an election: a member without a leader is asked before those that do not answer, and it is not
+reported yet that etcd no longer serves."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Breaker:
         elif member.electing is None:
             member.electing = now
         rest = min(FIRST_REST * 2**member.failures, LONGEST_REST)
-        # Many threads may fail on the same outage: only what fails after a rest counts as another failure.
+        # Many threads may fail on the same outage: only a failure after a rest counts as another one.
         if member.failures == 0 or now >= member.rested:
             member.failures = min(member.failures + 1, 8)
             member.rested = now + rest

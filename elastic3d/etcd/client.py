@@ -1,8 +1,9 @@
 """The client: keys, transactions and leases of an etcd v3 cluster, in calls that block.
 
-Sends again what is safe to send again, at another member if need be, within a budget. A write that got no answer is
-surfaced as OutcomeUnknown, since etcd may have applied it: the caller reads it back, or says `idempotent=True` where
-applying it twice is the same as once. Everything is thread-safe and belongs to the process that made it.
+Requests that are safe to send again are sent again, to another member if need be, within a budget. A write that got no
+answer is surfaced as OutcomeUnknown, since etcd may have applied it: the caller reads it back, or says
+`idempotent=True` if applying it twice is the same as once. Everything is thread-safe and belongs to the process that
+made it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ OLDEST = (3, 4)
 class EtcdClient:
     """Talk to the cluster behind `endpoints`.
 
-    endpoints: "h1:2379,h2:2379", with or without http(s)://, or a sequence of such. user, password: where etcd asks
-    for them; a function is asked for the password each time etcd asks us. tls: files, see Tls; they are read for each
+    endpoints: "h1:2379,h2:2379", with or without http(s)://, or a sequence of such. user, password: if etcd asks for
+    them; a function is called for the password each time etcd asks. tls: files, see Tls; they are read for each
     connection. timeout: seconds for one try at one member. budget: seconds for a call with all its tries, by default;
     each call can have its own. namespace: put before every key and taken off again.
 
     Makes no connection until first used. Every method raises EtcdUnavailable (trying again may help), EtcdRefused (it
-    does not), UsageError after close. May be used on in a forked child.
+    does not), UsageError after close. A forked child may go on using it.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class EtcdClient:
         """Return the server's version, such as "3.5.1", after proving that we may read `prefix`.
 
         EtcdRefused names what is wrong: not etcd, older than 3.4, TLS on one side only, wrong credentials, no
-        permission. A user with rights on less than the namespace needs to say on which prefix.
+        permission. A user with rights on only a part of the namespace has to give that prefix.
         """
         try:
             status = self.session.call(transport.STATUS, messages.new("StatusRequest"), safe=True, budget=budget)
@@ -96,9 +97,9 @@ class EtcdClient:
         return self.codec.key_value(answer.kvs[0]) if answer.kvs else None
 
     def range(self, prefix: str, revision: int = 0, *, budget: float | None = None) -> tuple[tuple[KeyValue, ...], int]:
-        """Return all keys that begin with `prefix`, in key order, and the store's revision they are of.
+        """Return all keys that begin with `prefix`, in key order, and the store's revision at which they were read.
 
-        revision: as of then instead of now; Compacted if etcd has forgotten it.
+        revision: read as of then instead of now; Compacted if etcd has discarded it.
         """
         request = messages.new("RangeRequest", revision=revision, **self.codec.span(prefix, prefix=True))
         answer = self.session.call(transport.RANGE, request, safe=True, budget=budget)
@@ -119,7 +120,7 @@ class EtcdClient:
     def put(
         self, key: str, value: bytes, lease: int = 0, *, idempotent: bool = False, budget: float | None = None
     ) -> int:
-        """Write `value` under `key` and return the revision of it. LeaseGone if the lease is over.
+        """Write `value` under `key` and return its revision. LeaseGone if the lease is over.
 
         idempotent: nobody else writes this key, so that a write without an answer may be sent again.
         """
@@ -163,11 +164,11 @@ class EtcdClient:
         return TxnResult(succeeded=bool(answer.succeeded), revision=int(answer.header.revision), gets=gets)
 
     def database_size(self, *, budget: float | None = None) -> int:
-        """Return the bytes that the database of the member which answers has allocated."""
+        """Return the bytes allocated by the database of the member that answers."""
         return int(self.session.call(transport.STATUS, messages.new("StatusRequest"), safe=True, budget=budget).dbSize)
 
     def compact(self, revision: int) -> None:
-        """Let etcd forget how all keys, also others', were before `revision`; what is current stays."""
+        """Have etcd discard the states of all keys, others' too, before `revision`; current values stay."""
         self.session.call(transport.COMPACT, messages.new("CompactionRequest", revision=revision), safe=True)
 
     def grant(self, ttl: float, *, budget: float | None = None) -> tuple[int, float]:

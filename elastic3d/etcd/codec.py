@@ -1,4 +1,4 @@
-"""Between our values and etcd's messages: keys get the namespace on the way out and lose it on the way back."""
+"""Converts our values to etcd's messages and back: keys get the namespace on the way out and lose it on the way in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Codec:
         self.namespace = namespace
 
     def key(self, key: str) -> bytes:
-        """Return `key` as etcd has it. Keys that others wrote may be any bytes: these come and go as surrogates."""
+        """Return `key` as etcd has it. Keys that others wrote may be any bytes: undecodable ones become surrogates."""
         return (self.namespace + key).encode("utf-8", "surrogateescape")
 
     def span(self, key: str, *, prefix: bool) -> dict[str, bytes]:

@@ -1,7 +1,8 @@
-"""Find out why nobody who speaks etcd's gRPC answers at an endpoint, by asking it a plain HTTP question.
+"""Find out why nothing answers etcd's gRPC at an endpoint, by sending it a plain HTTP request.
 
 gRPC says UNAVAILABLE for a closed port, a web server, an etcd that wants TLS and an etcd 2 alike. `GET /version` tells
-them apart, for every etcd since 2.1 answers it with JSON; what says nothing to that is offered a TLS handshake.
+them apart, since every etcd from 2.1 on answers it with JSON; an endpoint that does not answer is offered a TLS
+handshake.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from elastic3d.errors import EtcdError, EtcdRefused
 from elastic3d.etcd.endpoints import Endpoint
 from elastic3d.etcd.tls import Tls
 
-# What gRPC says of it. A client certificate that is missing shows only after the handshake: TLS 1.3 asks for it late.
+# gRPC's words for it. A missing client certificate shows only after the handshake: TLS 1.3 asks for it late.
 HANDSHAKE = ("handshake failed", "CERTIFICATE", "TSI_")
 
 
 def explain(endpoints: Iterable[Endpoint], timeout: float, error: EtcdError) -> None:
-    """Raise EtcdRefused, caused by `error`, if what is wrong at some endpoint can be told; return if it cannot."""
+    """Raise EtcdRefused, caused by `error`, if it can be found out what is wrong at some endpoint; else return."""
     for endpoint in endpoints:
         reason = _reason(endpoint, timeout)
         if reason is not None:
@@ -34,7 +35,7 @@ def explain(endpoints: Iterable[Endpoint], timeout: float, error: EtcdError) -> 
 
 
 def handshake(endpoint: Endpoint, tls: Tls | None, timeout: float) -> str:
-    """Return why a TLS handshake with `endpoint` fails, "" if that cannot be told."""
+    """Return why a TLS handshake with `endpoint` fails, "" if that cannot be found out."""
     try:
         context = ssl.create_default_context(cafile=tls.ca if tls is not None else None)
         name = (tls.server_name if tls is not None else None) or endpoint.host
@@ -79,7 +80,7 @@ def _speaks_tls(endpoint: Endpoint, timeout: float) -> bool:
             with context.wrap_socket(connection):
                 return True
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")  # it speaks TLS, and wants a certificate of ours
+        return "ALERT" in (error.reason or "")  # it speaks TLS, and wants a client certificate
     except OSError:
         return False
 

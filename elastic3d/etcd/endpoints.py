@@ -42,7 +42,7 @@ def parse_endpoints(endpoints: str | Sequence[str], *, tls: bool = False) -> tup
 
 
 def readable_on_the_way(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """Return those that are on other hosts and not encrypted: a password sent there can be read by others."""
+    """Return the endpoints on other hosts that are not encrypted: a password sent there can be read by others."""
     return tuple(endpoint for endpoint in endpoints if not endpoint.tls and not _here(endpoint.host))
 
 

@@ -1,6 +1,6 @@
-"""What a failed call means: which of our errors, and whether the request can have been applied.
+"""What a failed call means: which of our errors it is, and whether the request can have been applied.
 
-The texts are etcd's (`api/v3rpc/rpctypes/error.go`, the same in 3.4 and 3.5), since its status codes alone do not tell.
+The texts are etcd's (`api/v3rpc/rpctypes/error.go`, the same in 3.4 and 3.5): its status codes alone do not tell.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class FailureKind(StrEnum):
 
     NOT_APPLIED = "not_applied"  # the request never got in: any request may be sent again, elsewhere
     UNKNOWN = "unknown"  # no answer: only a safe request may be sent again
-    LATER = "later"  # etcd answered no, and will until somebody has mended it: nothing was applied
-    TOKEN = "token"  # the token is not good any more: authenticate and send again
+    LATER = "later"  # etcd answered no, and will until somebody has mended something: nothing was applied
+    TOKEN = "token"  # the token is no longer valid: authenticate and send again
     FINAL = "final"  # etcd answered no: the same request gets the same answer
 
 
@@ -56,7 +56,7 @@ _NOT_APPLIED = (
 _FULL = "database space exceeded"
 _NO_NAME = "user name is empty"
 _WRONG = ("invalid user ID or password", "user name not found")
-# The last two say the same: the token is from before some change of users or roles. A write is not applied either way.
+# The last two mean the same: the token is older than some change of users or roles. A write is not applied either way.
 _TOKEN = (
     "etcdserver: invalid auth token",
     "etcdserver: revision of auth store is old",
@@ -84,7 +84,7 @@ def about_us(failure: RpcFailure) -> bool:
 
 
 def electing(failure: RpcFailure) -> bool:
-    """Return whether the member is there and has no leader to follow: for a second or two, unless a quorum is lost."""
+    """Return whether the member is up but has no leader to follow: for a second or two, unless a quorum is lost."""
     return _NO_LEADER in failure.detail
 
 
@@ -113,7 +113,7 @@ def final(failure: RpcFailure) -> EtcdError:
     if any(text in detail for text in _WRONG):
         return EtcdRefused("etcd: wrong user name or password; trying again does not help")
     if _NO_NAME in detail or code == "UNAUTHENTICATED":
-        return EtcdRefused("etcd: this cluster asks who we are; give user and password (or a client certificate)")
+        return EtcdRefused("etcd: this cluster requires a login; give user and password (or a client certificate)")
     if code == "PERMISSION_DENIED":
         return EtcdRefused(
             "etcd: permission denied; grant the user's role readwrite on the prefix in use "

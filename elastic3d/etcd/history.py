@@ -1,10 +1,10 @@
 """Whether etcd still has the history that a watch has delivered.
 
 An etcd that comes back with empty data, or from a backup, counts its revisions on from there. A watch that resumes
-after revision 105 at a server that has 12 would hear nothing until there are 106, and then a part of another history.
-The cluster's id alone does not show it, since it is made of names, addresses and a token that may all be the same; nor
-does the revision alone, since others may have written beyond it again. So whoever resumes asks for the newest change it
-knows, as of its own revision.
+after revision 105 at a server that is at 12 would hear nothing until 106, and then a part of another history. The
+cluster's id alone does not show that, since it is made of names, addresses and a token that may all be the same; nor
+does the revision alone, since others may have written beyond it again. So a watch that resumes asks for the newest
+change it knows, as of that change's revision.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class DeliveredRevisions:
         """Take note of changes that were delivered, in their order."""
         for change in changes:
             self._revision = max(self._revision, change.revision)
-            # A key that is there says more than one that is not: it is not there in an empty store either.
+            # A key that is there proves more than a deleted one, which is not in an empty store either.
             if change.kv is not None or self._newest is None or self._newest.key == change.key:
                 self._newest = change
 
     def continues(self, header: Any) -> bool:
-        """Return whether an answer with this header is of the same cluster and not older; a lagging member's may be."""
+        """Return whether this header is from the same cluster and not older, as a lagging member's may be."""
         return bool(header.cluster_id == self._cluster and header.revision >= self._revision)
 
     def contradicts(self, cluster: int, kvs: Sequence[KeyValue], revision: int) -> bool:
@@ -66,9 +66,9 @@ class DeliveredRevisions:
         return newest is not None and any(kv.key == newest.key and kv.mod_revision < newest.revision for kv in kvs)
 
     def kept_by(self, session: Session, codec: Codec, *, budget: float) -> bool:
-        """Ask etcd, by a linearizable read, whether the newest change stands in its history as it was delivered.
+        """Ask etcd, by a linearizable read, whether the newest change is in its history as it was delivered.
 
-        True where etcd has compacted it away: making the watch will say so, and then `contradicts` judges the listing.
+        True if etcd has compacted it away: making the watch will say so, and then `contradicts` judges the listing.
         EtcdUnavailable after `budget` seconds without an answer.
         """
         newest = self._newest

@@ -1,9 +1,9 @@
-"""Leases that are kept alive, and a clear word when one is lost.
+"""Leases that are kept alive, and a clear report when one is lost.
 
 One stream carries the keepalives of all leases. A lease counts as ours until `Lease.deadline` on the monotonic clock:
 the time we *sent* the newest keepalive that was answered, plus its time to live, less a margin for clocks that run at
-different rates. The server cannot have ended it before then, so whoever owns something by a lease gives it up in time,
-without an answer from anybody. When the process itself was stopped past the deadline nothing can run in time: the
+different rates. The server cannot have ended it before then, so the owner of something held by a lease gives it up in
+time, without an answer from anybody. If the process itself was stopped past the deadline nothing can run in time: the
 first thing that happens on waking is the loss, and a write under the dead lease fails with LeaseGone.
 """
 
@@ -26,9 +26,9 @@ from elastic3d.etcd.client import EtcdClient
 from elastic3d.etcd.session import Session
 from elastic3d.etcd.transport import RpcFailure
 
-# Of the time to live: what a server's clock may run faster than ours, and the time it takes to act on a loss.
+# Fraction of the time to live: for a server's clock that runs faster than ours, and for the time to act on a loss.
 MARGIN = 0.05
-# Keepalives in a time to live.
+# Keepalives per time to live.
 BEATS = 4.0
 
 
@@ -36,12 +36,12 @@ class LeaseLoss(StrEnum):
     """How a lease was lost."""
 
     EXPIRED = "expired"  # given up by our own clock: etcd did not answer in time, or we were stopped
-    GONE = "gone"  # etcd says that it is over: revoked by somebody, or ended while we were not heard
+    GONE = "gone"  # etcd says that it is over: revoked by somebody, or expired while etcd did not hear us
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease that its keeper keeps alive. To be read from any thread, written by the keeper only."""
+    """A lease that its keeper keeps alive. Any thread may read it, only the keeper writes it."""
 
     id: int
     ttl: float  # seconds, as granted
@@ -49,7 +49,7 @@ class Lease:
     lost: LeaseLoss | None = None
     on_lost: Callable[[Lease, LeaseLoss], None] | None = field(default=None, repr=False)
     due: float = field(default=0.0, repr=False)  # when the next keepalive is to be sent
-    unanswered: deque[float] = field(default_factory=deque, repr=False)  # when those without an answer were sent
+    unanswered: deque[float] = field(default_factory=deque, repr=False)  # when the unanswered ones were sent
 
     def held(self, now: float) -> bool:
         """Return whether it is surely still ours at monotonic time `now`."""
@@ -57,7 +57,7 @@ class Lease:
 
 
 class _Beats:
-    """One keepalive stream: requests from a queue, answers handed to `heard` on its own thread, None at the end."""
+    """One keepalive stream: requests from a queue, answers passed to `heard` on its own thread, None at the end."""
 
     def __init__(self, session: Session, index: int, heard: Callable[[_Beats, Any], None]) -> None:
         self.index = index
@@ -118,9 +118,9 @@ class LeaseKeeper:
     def grant(
         self, ttl: float, on_lost: Callable[[Lease, LeaseLoss], None] | None = None, *, budget: float | None = None
     ) -> Lease:
-        """Return a new lease, kept alive from now on. `on_lost` is told at most once, never after `revoke`.
+        """Return a new lease, kept alive from now on. `on_lost` is called at most once, never after `revoke`.
 
-        ttl: seconds; etcd raises what is below its least, about 2 s: see `Lease.ttl`.
+        ttl: seconds; etcd raises values below its minimum, about 2 s: see `Lease.ttl`.
         """
         self._ensure_own()
         began = self._clock.monotonic()
@@ -137,12 +137,12 @@ class LeaseKeeper:
         return lease
 
     def revoke(self, lease: Lease, *, budget: float | None = None) -> None:
-        """End a lease and delete its keys now. If etcd cannot be asked it runs out by itself, no longer kept alive."""
+        """End a lease and delete its keys now. If etcd cannot be reached the lease runs out by itself."""
         self.forget(lease)
         self._client.revoke(lease.id, budget=budget)
 
     def forget(self, lease: Lease) -> None:
-        """Keep a lease alive no longer: it runs out by itself, and nobody is told."""
+        """Stop keeping a lease alive: it runs out by itself, and its loss is not reported."""
         self._ensure_own()
         with self._changed:
             self._leases.pop(lease.id, None)
@@ -166,7 +166,7 @@ class LeaseKeeper:
         if os.getpid() != self._pid:
             raise UsageError(
                 f"etcd: this lease keeper belongs to process {self._pid}, from which this one was forked, and the "
-                "leases are that one's to keep; make a new LeaseKeeper in the child"
+                "leases are that process's to keep; make a new LeaseKeeper in the child"
             )
 
     def _run(self) -> None:

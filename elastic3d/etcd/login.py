@@ -1,8 +1,7 @@
-"""Who we are to etcd: the token our calls carry, and the password that gets the next one.
+"""Our login at etcd: the token that calls carry, and the password that gets the next one.
 
-The password is asked for each time: where it comes from a file, that file may be replaced while the job runs. etcd
-spends much work on checking a password, so one that was refused is tried again only after a pause that grows; another
-one at once.
+The password is asked for each time: if it comes from a file, that file may be replaced while the job runs. Checking a
+password is costly for etcd, so one that was refused is tried again only after a growing pause; another one at once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class _Refusal:
 
 
 class Login:
-    """The token of the user `name`, whom `password` tells the password. Thread-safe."""
+    """The token of the user `name`; `password` returns the password. Thread-safe."""
 
     def __init__(self, name: str, password: Callable[[], str], timeout: float, clock: Clock) -> None:
         self._name, self._password, self._timeout, self._clock = name, password, timeout, clock

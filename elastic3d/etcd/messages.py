@@ -1,8 +1,8 @@
 """etcd's messages as classes, built at import from the table below.
 
 The published clients ship generated modules, which pin old protobuf and clash with every other package that registers
-`etcdserverpb` in the process-wide pool. Here the descriptors live in a pool of their own under a package name of our
-own: nothing clashes, and protobuf 3.20 and everything after it will do. Names and numbers are those of
+`etcdserverpb` in the process-wide pool. Here the descriptors live in a separate pool under our own package name:
+nothing clashes, and protobuf 3.20 and everything after it will do. Names and numbers are those of
 `etcdserverpb/rpc.proto`, `mvccpb/kv.proto` (etcd 3.4; later versions only add). Enumerations are int32, which has the
 same bytes on the wire; fields after `|` are the members of the message's one `oneof`, so that a zero is sent too.
 """

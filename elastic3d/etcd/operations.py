@@ -1,4 +1,4 @@
-"""What one can ask of etcd's store, and what comes back: frozen values. Keys are text, values bytes."""
+"""Requests to etcd's store, and their results, as frozen values. Keys are text, values bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KeyValue:
 
 
 class CompareTarget(StrEnum):
-    """What of a key a condition looks at."""
+    """The property of a key that a condition looks at."""
 
     VERSION = "version"
     CREATE_REVISION = "create_revision"
@@ -91,10 +91,10 @@ Operation = Put | Delete | Get
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxnResult:
-    """What a transaction did.
+    """The result of a transaction.
 
     succeeded: whether the conditions held, so that the success operations ran, else the failure ones. revision: the
-    store's after it; keys put by it have this `mod_revision`. gets: for each `Get` that ran, in order, what it found.
+    store's after it; keys put by it have this `mod_revision`. gets: for each `Get` that ran, in order, its keys.
     """
 
     succeeded: bool

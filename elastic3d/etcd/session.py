@@ -1,16 +1,16 @@
 """A conversation with one etcd cluster through whichever member answers.
 
-Owns the channels, the breaker that orders them, and the rules of sending again. A call is a row of rounds:
-in each round every endpoint is tried once, best first; between rounds there is a growing random wait; all within one
-budget. What may be sent again is decided by `failures`: a request that can have been applied is surfaced as
-OutcomeUnknown, unless the caller says that applying it twice is the same as once.
+Owns the channels, the breaker that orders them, and the rules for sending again. A call is a sequence of rounds: in
+each round every endpoint is tried once, best first; between rounds there is a growing random wait; all within one
+budget. `failures` decides what may be sent again: a request that can have been applied is surfaced as OutcomeUnknown,
+unless the caller says that applying it twice is the same as once.
 
-Where a try's time passes and no other member is known to work, tries get twice as long each time, until answers come
-promptly again. Without that a thousand clients of an etcd that is slow for a moment, each of them dialling anew every
-second, keep it slow for good.
+If a try times out and no other member is known to work, tries get twice as long each time, until answers come promptly
+again. Without that a thousand clients of an etcd that is slow for a moment, each of them dialling anew every second,
+would keep it slow for good.
 
-A password that is refused is an error for good at first. Once etcd has let us in, it means that somebody changed it:
-then etcd is away for us, until the new one is where we are told the password.
+A refused password is a final error at first. Once etcd has let us in, it means that somebody changed the password: then
+etcd counts as away, until the new one is where we read the password.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from elastic3d.etcd.transport import EndpointChannel, Method, RpcFailure, RpcStr
 # Consecutive deadlines on one connection before it is thrown away: after a partition a fresh one is up at once, while
 # TCP would send again only after a minute.
 STALE_AFTER = 2
-# Seconds between rounds, at most.
+# Most seconds between rounds.
 LONGEST_WAIT = 0.5
-# How many times the time for one try it may become.
+# How many times longer a try may become.
 LONGEST_PATIENCE = 8.0
 
 
@@ -93,14 +93,14 @@ class Session:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        # Clients spread over the members by chance, here by their process id.
+        # Clients spread over the members at random, here by their process ids.
         self._breaker = Breaker(len(self.endpoints), preferred=os.getpid() % len(self.endpoints))
         self._channels: dict[int, EndpointChannel] = {}
         self._streams: set[RpcStream] = set()
         self._attached: list[Closable] = []
 
     def after_fork(self) -> None:
-        """Begin anew in the child. What the parent's threads use, and may have locked, is left as it is."""
+        """Begin anew in the child. Whatever the parent's threads use, and may have locked, is left as it is."""
         transport.leak((self._lock, self._channels, self._streams, self._attached))
         self._begin()
         if self._login is not None:
@@ -115,14 +115,14 @@ class Session:
         """Return the answer to `request`.
 
         safe: applying it twice is the same as applying it once. budget: seconds for all tries, the session's by
-        default. EtcdUnavailable (OutcomeUnknown if an unsafe request may be applied) or what `failures.final` says.
+        default. EtcdUnavailable (OutcomeUnknown if an unsafe request may be applied), or the error of `failures.final`.
         """
         self.ensure_usable()
         deadline = self.clock.monotonic() + (self.budget if budget is None else budget)
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_send_again),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=LONGEST_WAIT),
-            # No round begins that had no time left after its wait.
+            # No round begins that would have no time left after its wait.
             stop=lambda state: self.clock.monotonic() + LONGEST_WAIT >= deadline,
             sleep=self.clock.sleep,
             reraise=True,
@@ -138,7 +138,7 @@ class Session:
             ) from error
 
     def kind(self, failure: RpcFailure) -> FailureKind:
-        """Return what to do about `failure`, as `failures.kind`, knowing whether we were let in before."""
+        """Return what to do about `failure`, like `failures.kind`, but knowing whether we were let in before."""
         kind = failures.kind(failure)
         if kind is FailureKind.TOKEN and self._login is None:
             kind = FailureKind.FINAL
@@ -150,7 +150,7 @@ class Session:
         return handshake or self.kind(failure) is FailureKind.LATER
 
     def reason(self, index: int, failure: RpcFailure) -> str:
-        """Return in words for people why endpoint `index` did not answer; may ask it, for a second or two."""
+        """Return, for people, why endpoint `index` did not answer; may ask it, for a second or two."""
         if self.kind(failure) is FailureKind.LATER:
             return str(failures.later(failure))
         if not any(text in failure.detail for text in diagnosis.HANDSHAKE):
@@ -160,7 +160,7 @@ class Session:
         return f"TLS handshake failed: {said}" if said else _short(failure)
 
     def open(self, method: Method, requests: Iterable[Any], index: int) -> RpcStream:
-        """Open a stream to endpoint `index` over a connection of its own; RpcFailure if no token can be had."""
+        """Open a stream to endpoint `index` over its own connection; RpcFailure if no token can be had."""
         self.ensure_usable()
         metadata = transport.HAS_LEADER + self._token(self._channel(index))
         stream = EndpointChannel(self.endpoints[index], self._tls).stream(method, requests, metadata=metadata)
@@ -184,7 +184,7 @@ class Session:
 
     @property
     def patience(self) -> float:
-        """Seconds for one try at one member, as things are."""
+        """Seconds for one try at one member, at present."""
         return self.timeout * self._slowness
 
     def succeeded(self, index: int) -> None:
@@ -194,7 +194,7 @@ class Session:
             self._deadlines[index] = 0
 
     def heard(self, index: int, asked: float = -math.inf) -> None:
-        """Take note that endpoint `index` is alive, whatever else is wrong with it, and answers what we asked then."""
+        """Take note that endpoint `index` is alive, whatever else is wrong, and answered what was asked at `asked`."""
         with self._lock:
             self._heard_at[index] = now = self.clock.monotonic()
             if now - asked < self.patience / 4:
@@ -216,7 +216,7 @@ class Session:
             now = self.clock.monotonic()
             self._breaker.failed(index, now, electing=failure is not None and failures.electing(failure))
             if failure is not None and failure.code == "DEADLINE_EXCEEDED":
-                # Several threads that waited for the same slow member are one reason.
+                # Several threads that waited for the same slow member count once.
                 if self._breaker.alone(index) and now - self._slowed_at >= self.patience:
                     self._slowed_at = now
                     self._slowness = min(2 * self._slowness, LONGEST_PATIENCE)
@@ -248,7 +248,7 @@ class Session:
             self._attached.append(part)
 
     def detach(self, part: Closable) -> None:
-        """Forget a part that was closed by itself."""
+        """Forget a part that was closed separately."""
         with self._lock:
             if part in self._attached:
                 self._attached.remove(part)

@@ -1,4 +1,4 @@
-"""The files of an encrypted connection: read anew for each one, so that certificates can be replaced under a job."""
+"""The files of an encrypted connection: read anew for each one, so that certificates can be replaced during a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMES = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pem:
-    """What the files held when they were read."""
+    """The contents of the files when they were read."""
 
     ca: bytes | None = None
     certificate: bytes | None = None
@@ -28,12 +28,12 @@ class Pem:
 class Tls:
     """Files for an encrypted connection, all PEM.
 
-    ca: who signed the servers' certificates; None trusts the system's authorities. certificate, key: the client's own,
-    where the servers ask for one (`--client-cert-auth`). etcd takes the user from the certificate's common name when no
-    token is sent: with `CN=root` neither user nor password is needed. server_name: the name to expect in the servers'
-    certificates, where it is not the endpoint's host.
+    ca: the authority that signed the servers' certificates; None trusts the system's. certificate, key: the client's
+    own, if the servers ask for one (`--client-cert-auth`). etcd takes the user from the certificate's common name when
+    no token is sent: with `CN=root` neither user nor password is needed. server_name: the name to expect in the
+    servers' certificates, if it is not the endpoint's host.
 
-    ConfigurationError for files that are not there, are no PEM, or do not belong together.
+    ConfigurationError for files that are missing, are not PEM, or do not belong together.
     """
 
     ca: Path | None = None
@@ -43,7 +43,7 @@ class Tls:
 
     @classmethod
     def of(cls, ca: str, certificate: str, key: str) -> Tls | None:
-        """Return what options name by path, "" for none; None where they name no file: then nothing is encrypted."""
+        """Return the files of three paths, "" for none; None if all are "": then nothing is encrypted."""
         files = [Path(name) if name else None for name in (ca, certificate, key)]
         return cls(ca=files[0], certificate=files[1], key=files[2]) if any(files) else None
 
@@ -56,9 +56,9 @@ class Tls:
         self.read()
 
     def read(self) -> Pem:
-        """Return what the files hold now; ConfigurationError for what gRPC would not take.
+        """Return what the files hold now; ConfigurationError for contents that gRPC would not take.
 
-        It would kill the process over an empty file, as one is for a moment while it is replaced.
+        gRPC would kill the process over an empty file, which a file is for a moment while it is replaced.
         """
         pem = Pem(ca=_read(self.ca), certificate=_read(self.certificate), key=_read(self.key))
         if self.certificate is not None and self.key is not None:
@@ -72,7 +72,7 @@ class Tls:
         return pem
 
     def expired(self, now: float) -> str:
-        """Return which of the files are over at wall time `now` and what to do about it, "" for none."""
+        """Return which of the files has expired at wall time `now` and what to do about it, "" for none."""
         for path in (self.certificate, self.ca):
             end = None if path is None else _end(path)
             if end is not None and end <= now:
@@ -89,12 +89,12 @@ def _read(path: Path | None) -> bytes | None:
     except OSError as error:
         raise ConfigurationError(f"etcd: a TLS file cannot be read: {error}") from error
     if not _PEM.search(content):
-        raise ConfigurationError(f"etcd: {path} is no PEM file; TLS files are paths of PEM files")
+        raise ConfigurationError(f"etcd: {path} is not a PEM file; TLS files are paths of PEM files")
     return content
 
 
 def _end(path: Path) -> float | None:
-    """Return the wall time at which the first certificate of a PEM file ends; None for what is none.
+    """Return the wall time at which the first certificate of a PEM file expires; None if there is no certificate.
 
     X.509 (RFC 5280): a certificate is a sequence whose first part is a sequence of, among others, an optional version,
     a serial number, an algorithm, the issuer, and the validity: a sequence of two times.
@@ -111,7 +111,7 @@ def _end(path: Path) -> float | None:
 
 
 def _parts(der: bytes) -> list[tuple[int, bytes]]:
-    """Return tag and content of each of the values that follow each other in `der`."""
+    """Return tag and content of each of the consecutive values in `der`."""
     parts = []
     while der:
         tag, length, start = der[0], der[1], 2

@@ -1,15 +1,15 @@
 """The one place that touches gRPC, which has no types: channels, calls and streams, and failures as values.
 
 gRPC does not survive a fork: in the child of a process that has used it nothing is ever answered, and no timeout ever
-fires, on a new channel either (5 of 5 forks hung). Its own support of forks mends that only most of the time, and now
-and then hangs parent or child, as tried with 1.85 and a watch open; so it stays off. Instead such a child loads gRPC a
-second time when it first needs it: another instance of the library, with threads and locks of its own, that knows
-nothing of the parent's (0 of 200 forks hung beside a busy parent; 0.3 s). The first instance, and what was made of it,
-is neither used nor freed there.
+fires, not even on a new channel (5 of 5 forks hung). Its own support for forks helps only most of the time, and now and
+then hangs parent or child, as tried with 1.85 and a watch open; so it stays off. Instead such a child loads gRPC a
+second time when it first needs it: another instance of the library, with its own threads and locks, that knows nothing
+of the parent's (0 of 200 forks hung beside a busy parent; 0.3 s). The first instance, and everything made by it, is
+neither used nor freed there.
 
 `GRPC_VERBOSITY=NONE` keeps each failed connection off the user's terminal, where our own errors say it better. gRPC
-reads its settings from the environment, once when it is imported and once when it is first used. They are there for
-those two moments only, since workers inherit the environment.
+reads its settings from the environment, once when it is imported and once when it is first used. They are set for those
+two moments only, since workers inherit the environment.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from elastic3d.etcd.endpoints import Endpoint
 from elastic3d.etcd.tls import Pem, Tls
 
 SETTINGS = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
-"""What gRPC is told by environment variables, unless the user has set them."""
+"""gRPC's settings in environment variables, unless the user has set them."""
 
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Have our settings in the environment for as long as gRPC reads them."""
+    """Have our settings in the environment while gRPC reads them."""
     ours = {name: value for name, value in SETTINGS.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -55,8 +55,8 @@ def _load() -> Any:
     with _environment():
         module = importlib.import_module("grpc")
         common = importlib.import_module("grpc._common")
-    # Who waits for a stream's next answer is woken by it, yet looks ten times a second whether it was: the greater part
-    # of what an idle stream costs. The look was for signals, which Python 3 lets through anyway.
+    # A thread that waits for a stream's next answer is woken by it, yet looks ten times a second whether it was: the
+    # greater part of an idle stream's cost. That was meant for signals, which Python 3 lets through anyway.
     if hasattr(common, "MAXIMUM_WAIT_TIMEOUT"):
         vars(common)["MAXIMUM_WAIT_TIMEOUT"] = 2.0
     return module
@@ -69,9 +69,9 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class _Process:
-    """What this process has done with gRPC. used: it has begun, here or before a fork. forked: before a fork.
+    """The state of gRPC in this process. used: it has begun, here or before a fork. forked: before a fork.
 
-    library: where the library is that the first instance was loaded from.
+    library: the file from which the first instance was loaded.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ os.register_at_fork(after_in_child=_process.after_fork)
 
 
 def _begin() -> None:
-    """Let gRPC begin, if it has not; another instance in a child of a process in which it had. UsageError without."""
+    """Let gRPC begin, if it has not; load another instance in a child of a process in which it had, or UsageError."""
     global grpc
     with _process.lock:
         if _process.forked:
@@ -111,9 +111,9 @@ def _begin() -> None:
 
 
 def _load_again() -> Any:
-    """Return a new instance of gRPC, which `import grpc` gives from now on as well.
+    """Return a new instance of gRPC, which `import grpc` also returns from now on.
 
-    The loader takes files of one inode for one library, so that the second instance is of a copy.
+    The loader takes one inode for one library, so the second instance is loaded from a copy.
     """
     old = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "grpc"}
     leak(old)
@@ -134,7 +134,7 @@ def _load_again() -> Any:
 
 
 class _Copy(MetaPathFinder):
-    """Finds gRPC's library in a file of its own."""
+    """Finds gRPC's library in the file at `path`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -149,7 +149,7 @@ class _Copy(MetaPathFinder):
 
 
 def leak(value: object) -> None:
-    """Keep a value for as long as the process lives, its end included: freeing it could wait for a lock for ever."""
+    """Keep a value until the process has ended: freeing it could wait for a lock for ever."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
@@ -159,12 +159,12 @@ HAS_LEADER: Metadata = (("hasleader", "true"),)
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A listing of thousands of members is larger than gRPC's 4 MB.
     ("grpc.max_receive_message_length", -1),
-    # By default a member that was away is dialled again only after up to two minutes. `min` is in truth the time that a
-    # dial has: room for one lost packet, and for a busy machine.
+    # By default a member that was away is dialled again only after up to two minutes. `min` is really the time limit of
+    # a dial: room for one lost packet, and for a busy machine.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2500),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # A channel of ours is ended with us, and a member's address is not asked of a web proxy.
+    # A channel of ours ends with us, and no web proxy is used for a member's address.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
@@ -283,7 +283,7 @@ class EndpointChannel:
         return RpcStream(multi(iter(requests), metadata=metadata), self)
 
     def outdated(self) -> bool:
-        """Return whether the TLS files hold something else by now: it dials with those it was made of."""
+        """Return whether the TLS files have changed: the channel dials with those it was made from."""
         try:
             return self._tls is not None and self._tls.read() != self._pem
         except ConfigurationError:

@@ -1,11 +1,11 @@
 """A prefix as a snapshot and all its changes after it, whichever member serves it.
 
 A watch on a stopped member is silent for ever, and gRPC's own keepalive does not notice. So we ask for progress once we
-have heard nothing of the member for a while, take one that gives no answer for dead, and go on at the next one from the
-revision after the last one seen: no change is lost, none comes twice. Answers to others' calls and keepalives of this
-session are signs of life too, which spares an idle process most of its traffic; only a connection that is broken by
-itself is found out more slowly for it. Progress answers never move that revision: before etcd 3.4.25 and 3.5.8
-they may overtake changes (etcd#15220). If etcd has compacted away what we have not seen, the prefix is listed again and
+have heard nothing from the member for a while, consider one that gives no answer dead, and go on at the next one from
+the revision after the last one seen: no change is lost, none comes twice. Answers to other calls and keepalives of this
+session are signs of life too, which spares an idle process most of its traffic; only a connection that breaks alone is
+noticed more slowly because of that. Progress answers never move that revision: before etcd 3.4.25 and 3.5.8 they may
+overtake changes (etcd#15220). If etcd has compacted away what we have not seen, the prefix is listed again and
 delivered as a snapshot that is marked as a gap. The same happens when etcd comes back with another history than the one
 that was delivered, empty or from a backup; `history` finds that out whenever the watch is made anew.
 """
@@ -31,28 +31,28 @@ from elastic3d.etcd.session import Session
 from elastic3d.etcd.transport import RpcFailure
 
 QUIET = 0.8
-"""Seconds without a word from the member, to anybody in this session, until the watch asks it for progress."""
+"""Seconds without an answer from the member, to anything in this session, until the watch asks it for progress."""
 
 OWN_QUIET = 5.0
-"""Seconds without a word on the watch's own connection until it asks all the same."""
+"""Seconds without an answer on the watch's own connection until it asks all the same."""
 
 LISTING = 2.0
-"""Seconds a listing may take, at most: closing waits for it."""
+"""Most seconds a listing may take: closing waits for it."""
 
 UNSERVED = 3.0
-"""Seconds that finding another member may take before it is told that there is none."""
+"""Seconds that finding another member may take before a Disconnected says that there is none."""
 
 EXPLAIN = 5.0
-"""Seconds between two looks at what people have to mend."""
+"""Seconds between two attempts to find out what people have to mend."""
 
 DELETE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that is under the prefix, or is listed in its place, at `revision`.
+    """All keys under the prefix, or the one listed in its place, at `revision`.
 
-    gap: changes between the last delivery and this are not known. rolled_back: etcd has lost changes that were
+    gap: changes between the last delivery and this one are not known. rolled_back: etcd has lost changes that were
     delivered, and counts revisions anew from before them; always a gap.
     """
 
@@ -64,7 +64,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What changed up to `revision`, in the order in which it did. Changes of one revision come together."""
+    """The changes up to `revision`, in order. Changes of one revision come together."""
 
     changes: tuple[Change, ...]
     revision: int
@@ -79,10 +79,10 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
-    """No member serves us: none answers, or none has served for 3 s. since: monotonic time of the last word of one.
+    """No member serves us: none answers, or none has served for 3 s. since: monotonic time of the last answer of one.
 
-    Told again, without a Connected between, when it turns out that somebody must mend what `reason` says. Moving from
-    one member to the next without delay is not told.
+    Delivered again, without a Connected between, when it turns out that somebody must mend what `reason` says. Moving
+    from one member to the next without delay is not reported.
     """
 
     since: float
@@ -97,7 +97,7 @@ class Ended:
 
 
 class ListAgain(Exception):
-    """Raised by who is delivered changes: they do not fit what it knows, and the prefix has to be listed again."""
+    """Raised by `deliver`: the changes do not fit what it knows, and the prefix has to be listed again."""
 
 
 Delivery = Snapshot | Changes | Connected | Disconnected | Ended
@@ -154,11 +154,11 @@ class Watch:
     """Deliver a snapshot of `prefix` and then all its changes to `deliver`, from now until `close`.
 
     `deliver` runs on the watch's own thread, one delivery at a time, in order; it may use the client, may take its
-    time, and must not raise, but for ListAgain by Changes: a Snapshot follows, marked as a gap. The first delivery is a
+    time, and must not raise, except ListAgain for Changes: a Snapshot follows, marked as a gap. The first delivery is a
     Snapshot (or Disconnected, until there is one), the next Connected.
 
-    listed: what the keys of a snapshot begin with, `prefix` by default, which has to begin with it: a snapshot may hold
-    more than what is watched, as of the same revision.
+    listed: the prefix of a snapshot's keys, `prefix` by default, which has to begin with it: a snapshot may hold more
+    than is watched, as of the same revision.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Watch:
                 raise
 
     def _broken(self, error: BaseException) -> None:
-        """Tell that nothing will be delivered any more: a watch that is silent for ever must not look alive."""
+        """Report that nothing will be delivered any more: a watch that is silent for ever must not look alive."""
         self._tell(Ended(error=EtcdError(f"the watch of {self._prefix} failed; start this node again: {error!r}")))
 
     def _tell(self, delivery: Delivery) -> None:
@@ -294,7 +294,7 @@ class Watch:
             feed.close()
 
     def _take(self, index: int, answer: Any) -> bool:
-        """Deliver what an answer says; return whether something was delivered."""
+        """Deliver the changes of an answer; return whether anything was delivered."""
         if answer.canceled:
             if answer.compact_revision:
                 self._revision = None
@@ -349,13 +349,13 @@ class Watch:
             self._electing = None
         elif self._electing is None:
             self._electing = now
-        # A token from before and an election are over in a moment, or show as something else.
+        # An outdated token and an election are over in a moment, or turn out to be something else.
         passing = kind is failures.FailureKind.TOKEN or (self._electing is not None and now < self._electing + ELECTION)
-        # A read that nobody answered in its time says less than every member's refusal: an election may last that long.
+        # A read that timed out proves less than every member's refusal: an election may last that long.
         everyone = index is not None and self._failures >= len(self._session.endpoints) and not passing
         curable = self._session.curable(failure)
         gone = self._connected is not False and (everyone or now - self._heard >= UNSERVED)
-        # What people have to mend shows only in the tries that follow; finding out what it is takes time.
+        # What people have to mend shows only in the tries that follow, and takes time to find out.
         if gone or (self._connected is False and curable and now - self._explained_at >= EXPLAIN):
             self._explained_at = now if curable else -math.inf
             reason = failure.detail if index is None else self._session.reason(index, failure)

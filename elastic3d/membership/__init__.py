@@ -1,15 +1,15 @@
 """Membership: who takes part, in which generation, in which order.
 
-What is said, to etcd and between the rooms:
+Data, in etcd and between the parts below:
 
-    records       what stands in etcd, and under which keys; encoding: how the large ones are written
+    records       the records in etcd, and their keys; encoding: how the large ones are written
     transactions  how each write is made; reading: what each key says
     policy        the numbers a job's owner chooses
-    events        what a member hears, and what it does about it
-    topology      who stands near whom: rank order, holes and buddies
+    events        what a member hears; actions: what it does about it
+    topology      which nodes are near each other: rank order, holes and buddies
     orders        what an operator asks of a job
 
-Who decides, who acts, and who only looks:
+The parts that decide, act, and only look:
 
     machine/      the state machine of one member, a pure function of events and `now`
     driver/       the machine run against a real etcd, over real connections between keepers

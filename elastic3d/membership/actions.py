@@ -18,19 +18,19 @@ from elastic3d.membership.records import (
 )
 from elastic3d.values import Generation
 
-# Writes. Those of `FENCED` are a leader's, and fail when it is none any more; the others may be sent again at will.
+# Writes. Those of `Fenced` are a leader's and fail once it no longer leads; the others may be sent again at will.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutMember:
-    """Register under the own lease (again, if it was lost); refused where the own tomb stands."""
+    """Register under this member's own lease (again, if it was lost); refused where its tomb stands."""
 
     record: MemberRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutReport:
-    """Write the own report; refused where the own tomb stands."""
+    """Write this member's report; refused where its tomb stands."""
 
     report: Report
 
@@ -39,7 +39,7 @@ class PutReport:
 class Bury:
     """Delete the keys of this incarnation and put up its tomb, unless one stands already.
 
-    missing: nor while it is registered, for that it is not is all that is held against it. Etcd knows; a watch may lag.
+    missing: nor while it is registered, since its absence is the only evidence. Etcd knows; a watch may lag.
     """
 
     id: str
@@ -122,7 +122,7 @@ class PutFlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clear:
-    """Delete what is done with - old tombs and doubts by id, drains by name - fenced on the leader's token."""
+    """Delete what is no longer needed - old tombs and doubts by id, drains by name - fenced on the leader's token."""
 
     tombs: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mend:
-    """Write the sealed generation's record again, over garbage or with what was found out; fenced like a seal."""
+    """Write the sealed generation's record again, over garbage or with what was learnt since; fenced like a seal."""
 
     generation: Generation
     token: int
@@ -142,7 +142,7 @@ class Mend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Delete garbage, if it still is what stood there at `revision`; fenced on the leader's token."""
+    """Delete garbage, unless its key has changed since `revision`; fenced on the leader's token."""
 
     key: str
     revision: int
@@ -162,7 +162,7 @@ class PutSecret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingPeer:
-    """A neighbour on the ring: whom to connect to, and by which identity to know it."""
+    """A neighbour on the ring: where to connect, and which identity to expect there."""
 
     id: str
     address: str
@@ -173,7 +173,7 @@ class RingPeer:
 class WatchPeers:
     """Hold heartbeat connections to `peers`, expect some from `expected` (ids), and none to or from anybody else.
 
-    near: where those expected are, to try them once when another neighbour is refused by them.
+    near: where the expected ones are, to try each once when another neighbour is refused by it.
     """
 
     peers: tuple[RingPeer, ...]
@@ -183,14 +183,14 @@ class WatchPeers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Try to connect to each of these, once, and tell what came of it (`events.Probed`)."""
+    """Try to connect to each of these, once, and report the outcome (`events.Probed`)."""
 
     peers: tuple[RingPeer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """This node's trainers stand still, and these ids are all that it cannot connect to; () for nobody any more."""
+    """This node's trainers stand still, and it cannot connect to these ids; () when there are none any more."""
 
     ids: tuple[str, ...]
 
@@ -204,7 +204,7 @@ class WatchRoster:
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """Keep the own lease alive no longer: this member hears nothing, and the others shall not count on it."""
+    """Let this member's lease run out: it hears nothing, and the others shall not count on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaiting:
-    """This member leads, and so many more nodes have to come before the job can train; 0: it waits for none."""
+    """This member leads, and this many more nodes have to come before the job can train; 0: it waits for none."""
 
     nodes: int
 
@@ -268,7 +268,7 @@ class Draining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """This member is over. rejoin: the job goes on and would take this node as a newcomer, under a new incarnation."""
+    """This member's part is over. rejoin: the job goes on and would take this node back, under a new incarnation."""
 
     failed: bool
     detail: str = ""

@@ -1,4 +1,4 @@
-"""A generation as what changed against the one before it, for everybody who knows that one.
+"""A generation written as its changes against the one before it, for readers who know that one.
 
 In a large job one death changes one row of ten thousand; what everybody has to read of it should be as small. A change
 names the nodes of the new generation by where they stood in the old one:
@@ -7,7 +7,7 @@ names the nodes of the new generation by where they stood in the old one:
     nodes, spares = runs [first, count] of the pool
 
 Everything else of a generation is small and stands in the change as it is. `digest` is of the new generation as a
-whole: whoever applied a change to another generation than the writer's finds out, and reads the whole one instead.
+whole: a reader that applied a change to a different generation notices it, and reads the whole record instead.
 
 Applying one costs about 50 ms at 10,000 nodes, nearly all of it for the digest.
 """
@@ -23,17 +23,17 @@ from elastic3d.membership import encoding
 from elastic3d.values import Generation, Node
 
 MOST = 1_000_000
-"""Nodes beyond which a change is refused: nobody writes such, and memory is finite."""
+"""Most nodes of a change: nobody writes more, and memory is finite."""
 
 
 def digest_of(generation: Generation) -> str:
-    """Return what tells a generation from every other, as hexadecimal text."""
+    """Return the digest that tells a generation from every other, as hexadecimal text."""
     text = json.dumps(encoding.write_generation(generation), separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def is_change(data: Any) -> bool:
-    """Return whether JSON data are those of a change, not of a generation as a whole."""
+    """Return whether JSON data are a change, not a whole generation."""
     return isinstance(data, dict) and "digest" in data
 
 
@@ -69,7 +69,7 @@ def apply_change(base: Generation, data: dict[str, Any]) -> Generation:
     nodes, spares = (_taken(pool, data.get(name)) for name in ("nodes", "spares"))
     formed = encoding.read_fields(data, nodes=nodes, spares=spares)
     if digest_of(formed) != data["digest"]:
-        raise ValueError(f"the change that makes generation {formed.key} is against another than {base.key}")
+        raise ValueError(f"the change that makes generation {formed.key} is not against {base.key}")
     return formed
 
 

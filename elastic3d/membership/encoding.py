@@ -1,7 +1,7 @@
-"""The form in which a generation stands in etcd: small, and quick to read by everybody at once.
+"""How a generation is written in etcd: small, and quick for everybody to read at once.
 
 A node is a row [name, incarnation, address, heartbeat port, store port, [tile ports], label set, home]; label sets, of
-which a cluster has few, stand in a table. Beyond `PLAIN` bytes the JSON goes compressed, as {"schema": ..., "zstd":
+which a cluster has few, are kept in a table. Beyond `PLAIN` bytes the JSON is compressed, as {"schema": ..., "zstd":
 ...} in base64: the record of 10,000 nodes then stays below the 1.5 MiB that etcd takes.
 
 Reading is done by hand: at 256 nodes it costs about a millisecond, where reading by type annotations costs ten.
@@ -20,13 +20,13 @@ import zstandard
 from elastic3d.values import Cause, Generation, Layout, Node, Slot, from_json, to_json
 
 PLAIN = 64 * 1024
-"""Bytes of JSON up to which a record stands uncompressed, so that a person can read it."""
+"""Bytes of JSON up to which a record is left uncompressed, so that a person can read it."""
 
 BOUND = 64 * 1024 * 1024
-"""Bytes of JSON beyond which a compressed record is refused: nobody writes such, and memory is finite."""
+"""Bytes of JSON beyond which a compressed record is refused: nobody writes one, and memory is finite."""
 
 LEVEL = 9
-"""Of zstd: higher ones gain nothing here and take seconds."""
+"""Level of zstd: higher ones gain nothing here and take seconds."""
 
 
 def pack(data: dict[str, Any], schema: int) -> bytes:
@@ -40,12 +40,12 @@ def pack(data: dict[str, Any], schema: int) -> bytes:
 
 
 def unpack(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON data that `pack` wrote; ValueError or TypeError for what it did not."""
+    """Return the JSON data that `pack` wrote; ValueError or TypeError for anything else."""
     text = data.get("zstd")
     if text is None:
         return data
     if not isinstance(text, str):
-        raise ValueError("its zstd is no text")
+        raise ValueError("its zstd is not text")
     try:
         frame = base64.b64decode(text, validate=True)
         size = zstandard.frame_content_size(frame)
@@ -94,7 +94,7 @@ def write_fields(generation: Generation) -> dict[str, Any]:
         "tries": generation.tries,
         "tried_at": generation.tried_at,
         "raised": list(generation.raised),
-        # Read as one, whatever it was written from: digests are of what readers have.
+        # A float, whatever it was made from: digests are of what readers read.
         "spent": float(generation.spent),
         "storm": generation.storm,
         "reached": generation.reached,

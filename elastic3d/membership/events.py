@@ -22,12 +22,12 @@ from elastic3d.membership.records import (
 )
 from elastic3d.values import Generation
 
-# News of the roster, for the leader and for who must judge it. `id` is `Node.id`, name@incarnation.
+# News of the roster, for the leader and for members that must judge it. `id` is `Node.id`, name@incarnation.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberPut:
-    """A member key was written; `order` is its create revision: who came first."""
+    """A member key was written; `order` is its create revision, which says who came first."""
 
     record: MemberRecord
     order: int
@@ -104,7 +104,7 @@ class FlapPut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlapGone:
-    """The machine behaved long enough to be forgotten."""
+    """The machine's losses were long enough ago to be forgotten."""
 
     place: str
     revision: int
@@ -166,7 +166,7 @@ class LeaderPut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderGone:
-    """Nobody leads. token: the revision of what stands under the leader's key nevertheless, 0 for nothing."""
+    """Nobody leads. token: the revision of whatever is under the leader's key all the same, 0 for nothing."""
 
     revision: int
     token: int = 0
@@ -182,7 +182,7 @@ class GenerationPut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpoiled:
-    """Somebody deleted the generation's record (`stands` 0), or wrote garbage over it, of this revision."""
+    """Somebody deleted the generation's record (`stands` 0), or overwrote it with garbage of that revision."""
 
     revision: int
     stands: int
@@ -213,7 +213,7 @@ class EndPut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """What stands under this key, below the run's root, is no record, and in the way of those that would."""
+    """The value under this key, below the run's root, is not a record, and is in the way of one."""
 
     key: str
     revision: int
@@ -260,8 +260,8 @@ class Tier(StrEnum):
 class Listed:
     """All of one tier, read at one revision: at the start, or after a gap in its watch.
 
-    rolled_back: etcd lost what it had told before, having come back empty or from a backup; revisions known from before
-    mean nothing any more.
+    rolled_back: etcd came back empty or from a backup, and lost what it had reported before; revisions known from
+    before mean nothing any more.
     """
 
     tier: Tier
@@ -271,19 +271,19 @@ class Listed:
     rolled_back: bool = False
 
 
-# What the own adapters say.
+# News of this member's own adapters.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """The own member key stands in etcd."""
+    """This member's key is in etcd."""
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unregistered:
-    """The own lease is lost, or the own key was found missing: register again."""
+    """This member's lease is lost, or its key was found missing: register again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +308,7 @@ class EtcdImpaired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRefused:
-    """etcd will not compact the past of its keys until somebody mends what `reason` says; "": it did again."""
+    """etcd will not compact the past of its keys until somebody mends what `reason` says; "": it does again."""
 
     reason: str
 
@@ -334,7 +334,7 @@ class PeerHeard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What came of an `actions.Probe`: with these ids a connection could be made, or was refused; with those not."""
+    """The outcome of an `actions.Probe`: the ids to which a connection was made or refused, and those where neither."""
 
     reached: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
@@ -342,14 +342,14 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainersPrepared:
-    """All own trainers of this generation are built and wait."""
+    """All of this node's trainers of this generation are built and wait."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """All own trainers left after `step`, and their last snapshot is safe: in the store where nobody takes over."""
+    """All of this node's trainers left after `step`; their last snapshot is safe, in the store if nobody takes over."""
 
     key: str
     step: int
@@ -357,14 +357,14 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainFinished:
-    """`main` returned on all own slots."""
+    """`main` returned on all of this node's slots."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFailed:
-    """An own trainer died (`error=False`) or the user's code raised (`error=True`).
+    """A trainer of this node died (`error=False`) or the user's code raised (`error=True`).
 
     final: trying again cannot mend it.
     """
@@ -377,7 +377,7 @@ class TrainerFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLostPeer:
-    """An own trainer lost a peer and stopped; somebody else knows why. detail: what its collective said, one line."""
+    """A trainer of this node lost a peer and stopped; somebody else knows why. detail: the collective's error."""
 
     key: str
     detail: str = ""
@@ -397,14 +397,14 @@ class StepReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """All own slots wrote their tiles of this step to the store."""
+    """All of this node's slots wrote their tiles of this step to the store."""
 
     saved: SavedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A save that this leader had committed is a checkpoint, or with an error never will be."""
+    """A save that this leader wanted committed is a checkpoint or, with an error, never will be."""
 
     saved: SavedStep
     error: str = ""
@@ -412,7 +412,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
-    """This node leaves the job now, with whatever its trainers are doing."""
+    """This node leaves the job now, whatever its trainers are doing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

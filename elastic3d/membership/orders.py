@@ -1,7 +1,7 @@
-"""What a person orders: a node shall leave, a machine is kept out, or may come back.
+"""A person's orders: a node shall leave, a machine is kept out, or may come back.
 
-Orders are keys that the leader obeys (`roll/drains`, `roll/quarantine`); whoever may write under the run's prefix may
-give them. A node is named as `--rdzv-conf=node` named it. Nothing is written when a UsageError is raised.
+Orders are keys that the leader obeys (`roll/drains`, `roll/quarantine`); anybody who may write under the run's prefix
+may give them. A node has the name that `--rdzv-conf=node` gave it. Nothing is written when a UsageError is raised.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from elastic3d.membership.records import Drain, MemberRecord, Quarantine, decode
 from elastic3d.quantities import LONGEST
 from elastic3d.values import Node
 
-"""Seconds of the longest order; etcd keeps no lease for longer than some centuries."""
 SHOWN = 40
-"""How many names an error lists."""
+"""Most names that an error lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesAndDrains:
-    """Who can be ordered about. nodes: registered, newest incarnation by name, with the key's create revision.
+    """The nodes and machines that orders can be about. nodes: the newest registered incarnation by name, with its
+    key's create revision.
 
     drains: names with an order to leave. quarantine, flaps: machines kept out, and those lost lately.
     """
@@ -36,13 +36,13 @@ class NodesAndDrains:
     flaps: tuple[str, ...]
 
     def node(self, name: str) -> tuple[Node, int]:
-        """Return the registered node of this name; UsageError lists those that are there."""
+        """Return the registered node of this name; the UsageError lists those there are."""
         if name not in self.nodes:
             raise UsageError(f"there is no node {name!r} in this job; {_listed('registered are', self.nodes)}")
         return self.nodes[name]
 
     def place(self, name: str) -> str:
-        """Return the machine of the node of this name, or of this very machine; UsageError lists what is known."""
+        """Return the machine of the node of this name, or of this name itself; the UsageError lists those known."""
         if name in self.nodes:
             return self.nodes[name][0].place
         places = {*self.quarantine, *self.flaps, *(node.place for node, _ in self.nodes.values())}
@@ -76,9 +76,9 @@ def read_roster(root: str, items: Sequence[KeyValue]) -> NodesAndDrains:
 
 
 def order_drain(client: EtcdClient, root: str, name: str, *, seconds: float, by: str, reason: str = "") -> Node:
-    """Order the node `name` to leave within `seconds` of when the leader sees it; return who that is now.
+    """Order the node `name` to leave within `seconds` of when the leader sees the order; return that node.
 
-    The order is for its present incarnation: one that comes later under this name is not meant.
+    The order is for its present incarnation: one that comes later under this name is not affected.
     """
     _check("a deadline", seconds)
     node, created = _roster(client, root).node(name)
@@ -101,9 +101,9 @@ def order_quarantine(client: EtcdClient, root: str, name: str, *, seconds: float
 
 
 def release(client: EtcdClient, root: str, name: str) -> tuple[str, ...]:
-    """Take back what was ordered of a node or machine, and forget its losses; return what was, in words.
+    """Take back the orders for a node or machine, and forget its losses; return what was taken back, in words.
 
-    UsageError where there is nothing to take back: it names what there is.
+    UsageError if there is nothing to take back: it names what there is.
     """
     roster = _roster(client, root)
     place = roster.nodes[name][0].place if name in roster.nodes else name

@@ -26,8 +26,8 @@ class Policy:
     below_minimum: float = 600.0
     """How long to wait with too few nodes before the job fails."""
     orphan: float = 30.0
-    """How long a membership without any member of its predecessor waits; and how long a node whose lease is lost, but
-    whom its neighbours hear, may take to register again."""
+    """How long a membership without any member of its predecessor waits; and how long a node that lost its lease, but
+    is heard by its neighbours, may take to register again."""
     tries: int = 3
     """Generations ended by the user's own error, or by a dying trainer, without progress between them, before the job
     fails."""
@@ -43,12 +43,12 @@ class Policy:
     counts: tuple[int, ...] = ()
     """Only these numbers of nodes may be active; () for any."""
     doubt: float = 1.1
-    """How long an incarnation that one witness does not hear may take to answer through etcd; more than the second
+    """How long an incarnation that one witness does not hear may take to answer through etcd; longer than the second
     after which a call to etcd that got no answer is made again."""
     confirm: float = 0.2
-    """How long a silence that two witnesses tell of may still turn out to be a pause."""
+    """How long a silence that two witnesses report may still turn out to be a pause."""
     budget: int = 60
-    """Re-formings an hour after which newcomers wait, 0 for no bound; losses always re-form."""
+    """Re-formings in an hour after which newcomers wait, 0 for no bound; losses always re-form."""
     damping: float = 5.0
     """The longest wait for more losses in a storm of them."""
     flaps: int = 3
@@ -112,7 +112,7 @@ class Policy:
             )
 
     def allowed(self, nodes: int) -> int:
-        """Return the largest number of active nodes allowed that `nodes` nodes can make up, 0 for none."""
+        """Return the largest allowed number of active nodes that `nodes` nodes can provide, 0 for none."""
         nodes = min(nodes, self.maximum)
         if self.counts:
             fits = [c for c in self.counts if self.minimum <= c <= nodes and c % self.multiple_of == 0]
@@ -127,5 +127,5 @@ class Policy:
         return " and ".join(part for part in (f"the minimum is {self.minimum}", some, many) if part)
 
     def kept_out(self, losses: int) -> float:
-        """Return for how long a machine is kept out after this many losses."""
+        """Return the seconds for which a machine is kept out after this many losses."""
         return min(self.quarantine * 2.0 ** min(max(losses - self.flaps, 0), 60), self.flap_memory)

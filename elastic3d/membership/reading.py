@@ -1,7 +1,7 @@
-"""What the keys of the board and the roster say, as the core's events.
+"""The keys of the board and the roster, read as the core's events.
 
-Garbage under a key must not take the job down: who should have written there writes again, and what is in the way is
-swept. What a newer elastic3d wrote is another matter: where everybody has to obey it, this member cannot take part.
+Garbage under a key must not take the job down: the key's proper writer writes it again, and what is in the way is
+swept. Records of a newer elastic3d are another matter: if everybody has to obey them, this member cannot take part.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Read(Protocol):
     def __call__(
         self, root: str, item: KeyValue, *, base: Generation | None = None, whole: bytes | None = None
     ) -> e.OfRoster | e.OfBoard | e.Broken | None:
-        """Return what one key says."""
+        """Return the event of one key."""
 
 
 def sealed(root: str, items: Iterable[KeyValue]) -> Generation | None:
@@ -56,7 +56,7 @@ def sealed(root: str, items: Iterable[KeyValue]) -> Generation | None:
 def read(
     root: str, item: KeyValue, *, base: Generation | None = None, whole: bytes | None = None
 ) -> e.OfRoster | e.OfBoard | e.Broken | None:
-    """Return what one key says, None for a key that is nobody's. base, whole: as `records.decode` takes them."""
+    """Return the event of one key, None for an unknown key. base, whole: as `records.decode` takes them."""
     kind, name = keys.split(root, item.key)
     at = item.mod_revision
 
@@ -121,11 +121,11 @@ def _garbage(kind: str, name: str, at: int, detail: str) -> e.OfRoster | e.OfBoa
         case keys.END:
             return e.Garbage(key=kind, revision=at)
         case _:
-            return None  # a report: its member finds it out, and writes it again
+            return None  # a report: its member notices, and writes it again
 
 
 def gone(root: str, key: str, revision: int) -> e.OfRoster | e.OfBoard | None:
-    """Return what it means that a key was deleted or ran out."""
+    """Return the event of a key that was deleted or whose lease ran out."""
     kind, name = keys.split(root, key)
     match kind:
         case keys.MEMBERS:
@@ -155,7 +155,7 @@ def gone(root: str, key: str, revision: int) -> e.OfRoster | e.OfBoard | None:
 class Reader:
     """Reads one watch of the board: listings, and then change after change.
 
-    It knows the newest generation that the watch delivered, of which the next record may say only what changed.
+    It knows the newest generation that the watch delivered: the next record may hold only changes against it.
     """
 
     def __init__(self, root: str, *, read: Read = read) -> None:
@@ -163,7 +163,7 @@ class Reader:
         self._generation: Generation | None = None
 
     def listed(self, items: Sequence[KeyValue]) -> list[e.OfRoster | e.OfBoard | e.Broken]:
-        """Return what a listing of all that begins with `etcd_keys.LISTED` says."""
+        """Return the events of a listing of all keys that begin with `etcd_keys.LISTED`."""
         wholes = {item.key: item.value for item in items if item.key.startswith(self._root + keys.WHOLE)}
         self._generation = None
         found = []
@@ -176,7 +176,7 @@ class Reader:
         return found
 
     def changed(self, key: str, item: KeyValue | None, revision: int) -> e.OfRoster | e.OfBoard | e.Broken | None:
-        """Return what it says that a key was written, or was deleted; BaseUnknown where the board must be listed."""
+        """Return the event of a key that was written or deleted; BaseUnknown if the board must be listed."""
         if item is None:
             said: e.OfRoster | e.OfBoard | e.Broken | None = gone(self._root, key, revision)
         else:

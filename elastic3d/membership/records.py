@@ -1,20 +1,20 @@
-"""What stands in etcd under one run id, and under which keys.
+"""The records in etcd under one run id, and their keys.
 
 Two tiers, so that a job of N nodes costs O(N) writes and O(N) deliveries per generation. Everybody watches the board,
-which few write; the leader alone, and whoever must judge the leader, watches the roster, which everybody writes.
+which few write; only the leader, and members that must judge it, watch the roster, which everybody writes.
 
     board/generation      the sealed membership; written only by the leader, fenced
-    board/leader          who decides; its mod revision is the token that fences every write of a leader
+    board/leader          the member that decides; its mod revision is the token that fences every write of a leader
     board/proposal        the membership being prepared beside the running one
     board.whole/generation, board.whole/proposal
-                          where the record on the board, being large, says only what changed (`changes`): the whole
+                          if the record on the board is large and holds only changes (`changes`): the whole
                           generation, written in the same transaction; read by listings of the board, watched by nobody
     board/end             the job is over: finished or failed
-    board/secret          what its processes prove to each other to be of the run; no record (`trust/secret.py`)
+    board/secret          what proves a process to be of the run; not a record (`trust/secret.py`)
     board/tombs/<id>      this incarnation is out: it left, it was found dead, it was refused, another took its name
     board/doubts/<id>     somebody does not hear this incarnation: it shall answer in its report
-    roll/members/<id>     who I am: written once per incarnation, under the member's lease
-    roll/reports/<id>     what I see: my trainers' state, whom I do not hear, notices; under the lease
+    roll/members/<id>     a member's node: written once per incarnation, under the member's lease
+    roll/reports/<id>     what it sees: its trainers' state, silent neighbours, notices; under the lease
     roll/drains/<name>    this node shall leave; written by an operator
     roll/quarantine/<home>  this machine is kept out; ends with a lease of its own
     roll/flaps/<home>     how often this machine was lost lately; forgotten with a lease of its own
@@ -22,7 +22,7 @@ which few write; the leader alone, and whoever must judge the leader, watches th
     history/<number>.<attempt>  why each generation came to be; written in the transaction that seals it
     refused/<name>        a node that failed its own admission, and why; under a lease of its own
 
-<id> is `Node.id`: name@incarnation. Keys of an incarnation are its own, so that nothing need be compared to bury it.
+<id> is `Node.id`: name@incarnation. Each incarnation has its own keys, so that nothing need be compared to bury it.
 Values are JSON objects with a schema version; a reader refuses a newer version and ignores fields it does not know.
 """
 
@@ -40,7 +40,7 @@ from elastic3d.membership import changes, encoding
 from elastic3d.values import Cause, DeviceFacts, Generation, ModelProfile, Node, from_json, to_json
 
 SCHEMA = 2
-"""Schema 1 had no changes: every generation and proposal was written as a whole."""
+"""Schema 1 had no changes: every generation and proposal was written whole."""
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 class MemberRecord:
     """A node that wants to take part. `floor` is the newest generation number its store has seen.
 
-    minimum, maximum: how many nodes its policy wants, 0 where it does not say; for people only. encrypted: whether it
+    minimum, maximum: how many nodes its policy wants, 0 if not given; for people only. encrypted: whether it
     encrypts connections between nodes, and expects it. device: what its trainers compute on, None in mode restart.
     """
 
@@ -78,10 +78,10 @@ SIGNAL = "signal"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """This node has to leave. seconds: how long it had when the notice was heard, None where nobody said.
+    """This node has to leave. seconds: how long it had when the notice was heard, None if nobody said.
 
-    kind: who said so: aws, gcp, azure, signal. The time runs from when a reader first sees it: no clock is compared.
-    at: the node's wall clock then, for people only; 0.0 where it does not say.
+    kind: the source: aws, gcp, azure, signal. The time runs from when a reader first sees it: no clocks are compared.
+    at: the node's wall clock then, for people only; 0.0 if not given.
     """
 
     kind: str
@@ -92,7 +92,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a member says of itself. Each of the key fields names a generation's `key`, "" for none.
+    """What a member says about itself. Each of the key fields names a generation's `key`, "" for none.
 
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`. finished: `main`
     returned on all its slots. fault: a trainer died. error: the user's code raised. final: trying again cannot mend
@@ -100,8 +100,8 @@ class Report:
     ids of the neighbours on the ring it does not hear. unreachable: ids of nodes it could not connect to while its
     trainers stood still (`machine/reach.py`). answered: the newest doubt about itself that it has seen. notice: why
     this node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the
-    newest step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none.
-    unread: the revision of the generation's record, where this member cannot read it and knows no generation.
+    newest step made, and the newest one that all ranks hold at home and at their buddies; 0 for none.
+    unread: the revision of the generation's record, if this member cannot read it and knows no generation.
     """
 
     incarnation: str
@@ -153,9 +153,9 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """The node shall leave within `seconds` of when the leader sees this; `incarnation` "": whoever has the name.
+    """The node shall leave within `seconds` of when the leader sees this; `incarnation` "": any under that name.
 
-    at: the writer's wall clock, for people only; 0.0 where it does not say.
+    at: the writer's wall clock, for people only; 0.0 if not given.
     """
 
     seconds: float
@@ -167,7 +167,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """The machine is kept out for `seconds` from when this was written; etcd's lease on the key ends it."""
+    """The machine is kept out for `seconds` after this was written; the key's lease ends it."""
 
     seconds: float
     reason: str = ""
@@ -201,7 +201,7 @@ class GenerationHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """What a member tells people every `every` seconds. Ages in seconds at the time of writing; -1 for never.
+    """A member's figures for people, written every `every` seconds. Ages are in seconds when written; -1 for never.
 
     state: active, spare, quarantined, draining, joining. step_seconds: the newest step's duration.
     """
@@ -223,7 +223,7 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who leads."""
+    """The member that leads."""
 
     name: str
     incarnation: str
@@ -246,15 +246,15 @@ class End:
 
 
 class NewerSchema(ConfigurationError):
-    """A newer elastic3d wrote this record: nobody may guess what it means, least of all overwrite it."""
+    """A newer elastic3d wrote this record: nobody may guess its meaning, let alone overwrite it."""
 
 
 class BaseUnknown(ConfigurationError):
-    """This record says what changed against a generation that its reader does not know: list the board."""
+    """This record holds changes against a generation that its reader does not know: list the board."""
 
 
 def encode(record: Any) -> bytes:
-    """Return the JSON bytes of a record, with its schema version. Generations have a form of their own (`encoding`)."""
+    """Return the JSON bytes of a record, with its schema version. Generations have their own form (`encoding`)."""
     if isinstance(record, Generation):
         return encoding.pack(encoding.write_generation(record), SCHEMA)
     if isinstance(record, Proposal):
@@ -263,7 +263,7 @@ def encode(record: Any) -> bytes:
 
 
 def encode_change(record: Generation | Proposal, base: Generation) -> bytes:
-    """Return the same for a generation, or one proposed, as what changed against `base`."""
+    """Return the same for a generation, or a proposed one, as its changes against `base`."""
     if isinstance(record, Proposal):
         return _pack_proposal(record, changes.write_change(base, record.generation))
     return encoding.pack(changes.write_change(base, record), SCHEMA)
@@ -272,8 +272,8 @@ def encode_change(record: Generation | Proposal, base: Generation) -> bytes:
 def decode(kind: type[T], value: bytes, key: str, *, base: Generation | None = None, whole: bytes | None = None) -> T:
     """Return the record that was encoded; ConfigurationError for garbage, NewerSchema, naming the key.
 
-    base: the generation against which a change is to be read; BaseUnknown where that is not the writer's. whole: what
-    stands under the key of the whole generation instead, b"" for nothing.
+    base: the generation against which a change is read; BaseUnknown if that is not the writer's. whole: read this value
+    of the key of the whole generation instead, b"" for none.
     """
     try:
         data = json.loads(value)
@@ -316,7 +316,7 @@ def _pack_proposal(proposal: Proposal, formed: dict[str, Any]) -> bytes:
 
 
 def _changed(data: dict[str, Any], base: Generation | None, key: str) -> Generation:
-    unknown = f"etcd key {key} says what changed against a generation that this reader does not know"
+    unknown = f"etcd key {key} holds changes against a generation that this reader does not know"
     if base is None:
         raise BaseUnknown(f"{unknown}: it has to read {keys.whole(key)}")
     try:
@@ -331,5 +331,5 @@ def _whole(data: dict[str, Any], whole: bytes, key: str) -> Generation:
     except BaseUnknown as error:
         raise ValueError(f"{keys.whole(key)} holds no whole generation either") from error
     if changes.digest_of(formed) != data["digest"]:
-        raise ValueError(f"{keys.whole(key)} holds another generation than the one that it says changed")
+        raise ValueError(f"{keys.whole(key)} does not hold the generation that the changes lead to")
     return formed

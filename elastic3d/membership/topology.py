@@ -1,13 +1,13 @@
-"""Where nodes stand to each other: rank order, holes and buddies, from the labels each node brings along.
+"""How near nodes are to each other: rank order, holes and buddies, from the labels that each node brings.
 
-A node's place is its labels from far to near: zone, rack, switch, host. Two nodes are as near as the labels they share
-from the front; a rack of one zone is never the rack of that name in another. A label that is missing counts as a name
-of its own, so that unlabelled nodes stand together.
+A node's place is its labels from far to near: zone, rack, switch, host. Two nodes are as near as the number of labels
+they share from the front; a rack of one zone is never the rack of that name in another. A missing label counts as a
+name of its own, so that unlabelled nodes stand together.
 
-Labels say something only where they group: where some nodes are nearer to each other than others. Where none is, be it
-that nobody has labels or that each node has just its own host, arrival order and ring order stay as they are.
+Labels matter only if they group nodes: if some nodes are nearer to each other than others. If none are, because nobody
+has labels or each node has only its own host, arrival order and ring order stay as they are.
 
-All functions are pure and give the same on every node. They cost O(n log n).
+All functions are pure and give the same result on every node. They cost O(n log n).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def nearness(one: Path, other: Path) -> int:
 def order(nodes: Sequence[Node], layout: Layout | None) -> tuple[Node, ...]:
     """Return `nodes` in the rank order of a first generation; arrival order among equals.
 
-    The nodes of one pipeline chain, which hold the same columns of dp, are taken from one switch, rack or zone where
-    there are enough of them; whole chains are cut from the nearest groups first. Where a node holds whole stages, its
-    pipeline neighbours are the nodes before and after it, and near nodes just stand together.
+    The nodes of one pipeline chain, which hold the same columns of dp, are taken from one switch, rack or zone that has
+    enough of them; whole chains are cut from the nearest groups first. If a node holds whole stages, its pipeline
+    neighbours are the nodes before and after it, and near nodes just stand together.
     """
     if not _grouped([path_of(node) for node in nodes]):
         return tuple(nodes)
@@ -57,9 +57,10 @@ def order(nodes: Sequence[Node], layout: Layout | None) -> tuple[Node, ...]:
 
 
 def arrange(previous: Generation | None, chosen: Sequence[Node], layout: Layout | None) -> tuple[Node, ...]:
-    """Return `chosen` in rank order: survivors keep theirs, newcomers fill the holes the others left.
+    """Return `chosen` in rank order: survivors keep theirs, newcomers fill the holes that others left.
 
-    A hole goes to the newcomer nearest to its pipeline neighbours under `layout`, else to the node that stood there.
+    A hole goes to the newcomer nearest to its pipeline neighbours under `layout`, else to the one nearest to the node
+    that stood there.
     Newcomers beyond the holes follow, near ones together. With fewer newcomers than holes the first holes are filled.
     """
     if previous is None or not previous.nodes:
@@ -85,12 +86,12 @@ def arrange(previous: Generation | None, chosen: Sequence[Node], layout: Layout 
 
 
 def buddies(nodes: Sequence[Node]) -> tuple[int, ...]:
-    """Return for each node the index of the one that keeps a copy of its snapshots.
+    """Return, for each node, the index of the one that keeps a copy of its snapshots.
 
-    A permutation, without a fixed point for two nodes and more. As few nodes as can be have their buddy in their own
-    zone; the same holds for racks, switches and hosts. That is half a turn of the nodes sorted by place: a group of at
+    A permutation, without a fixed point for two or more nodes. As few nodes as possible have their buddy in their own
+    zone; the same holds for racks, switches and hosts. It is half a turn of the nodes sorted by place: a group of at
     most half of the nodes is turned out of itself entirely, and one of q > n/2 has no more than n - q places to go to,
-    which it then all uses; groups of every level are contiguous, so that one turn is the best for all levels at once.
+    all of which it uses; groups of every level are contiguous, so that one turn is the best for all levels at once.
     """
     paths = [path_of(node) for node in nodes]
     count = len(nodes)
@@ -113,12 +114,12 @@ def _grouped(paths: Sequence[Path]) -> bool:
 
 
 def _cells(nodes: Sequence[Node]) -> int:
-    """Return how many ranks a node holds; all have as many."""
+    """Return how many ranks a node holds; all hold the same number."""
     return len(nodes[0].slots) if nodes else 0
 
 
 def _columns(count: int, ranks: int, layout: Layout | None) -> list[list[int]]:
-    """Return the positions 0..count-1 by the dp column their first rank is of, each column in order of its stages.
+    """Return the positions 0..count-1 by the dp column of their first rank, each column in order of its stages.
 
     rank = (pp * dp + dp_i) * tp + tp_i, and position n holds the ranks [n * ranks, (n + 1) * ranks).
     """
@@ -153,7 +154,7 @@ class _Group:
 
 
 def _chains(nodes: Sequence[Node], length: int) -> list[Node]:
-    """Return `nodes` such that as many runs of `length` as possible lie in one near group each; near ones together."""
+    """Return `nodes` so that as many runs of `length` as possible each lie in one near group; near ones together."""
     root = _Group()
     for node in nodes:
         group = root
@@ -199,5 +200,5 @@ class _Pool:
         raise AssertionError("more holes than newcomers")
 
     def rest(self) -> list[Node]:
-        """Return who is left, in order of arrival."""
+        """Return the newcomers left, in order of arrival."""
         return list(self._waiting.values())

@@ -1,8 +1,8 @@
-"""Each write of the membership as one etcd transaction: conditions, operations, and what its success tells the core.
+"""Each write of the membership as one etcd transaction: conditions, operations, and what its success means to the core.
 
 Pure, so that simulations send exactly what real members send. Every write here may be applied twice without harm, or is
 fenced so that it cannot be: a leader's writes are conditional on the revision of its own key (etcd's locks are not
-sound; a revision compared in the same transaction is), a member's own on there being no tomb for it.
+sound; a revision compared in the same transaction is), a member's writes on the absence of its tomb.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ HISTORY = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brevity:
-    """When a generation is written to the board as what changed, and as a whole only where nobody watches.
+    """When only a generation's changes are written to the board, and the whole to a key that nobody watches.
 
-    beyond: bytes of the whole record up to which there is nothing to gain: it stands on the board, where people and
-    everybody else can read it. share: of the whole record's bytes, how many the change may have at most; both stand in
-    one request, of which etcd takes 1.5 MiB.
+    beyond: bytes up to which the whole record is on the board, where people can read it too: changes would gain
+    nothing. share: most of the whole record's bytes that the changes may have; both go in one request, of which etcd
+    takes 1.5 MiB.
     """
 
     beyond: int = 16 * 1024
@@ -38,7 +38,7 @@ BREVITY = Brevity()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """What to send. All operations run if all conditions hold, else none."""
+    """One transaction. All operations run if all conditions hold, else none."""
 
     conditions: tuple[Compare, ...]
     operations: tuple[Operation, ...]
@@ -47,7 +47,7 @@ class Transaction:
 def lease_of(action: acts.Write, own: float) -> float | None:
     """Return the TTL in seconds of the lease the write needs: `own` for the member's own, None for none.
 
-    A quarantine and the memory of a flap live on leases of their own, which nobody keeps alive.
+    A quarantine and the record of a flap have their own leases, which nobody keeps alive.
     """
     match action:
         case acts.PutMember() | acts.PutReport() | acts.Campaign() | acts.PutDoubt():
@@ -61,7 +61,7 @@ def lease_of(action: acts.Write, own: float) -> float | None:
 
 
 def own_lease(action: acts.Write) -> bool:
-    """Return whether the write stands under the member's own lease."""
+    """Return whether the write is made under the member's own lease."""
     return isinstance(action, acts.PutMember | acts.PutReport | acts.Campaign | acts.PutDoubt)
 
 
@@ -81,7 +81,7 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
             key = root + keys.report(me.id)
             return _made(_not_buried(root, me), Put(key, encode(action.report), lease))
         case acts.Bury():
-            # Who is out is out for the first reason: a port that refuses after a clean leave makes no death of it.
+            # The first reason to be out stands: a port that refuses after a clean leave does not make it a death.
             absent = (root + keys.tomb(action.id), *((root + keys.member(action.id),) * action.missing))
             return _made(
                 tuple(map(Compare.absent, absent)),
@@ -135,9 +135,9 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
 
 
 def pulse(root: str, me: Node, content: Pulse, registered: int, reported: int, lease: int) -> Transaction:
-    """Return what to send for a pulse; it fails where the own keys are not those of these revisions any more.
+    """Return what to send for a pulse; it fails if the member's keys do not have these revisions any more.
 
-    reported: 0 where there is no report yet.
+    reported: 0 if there is no report yet.
     """
     there = [Compare.mod_revision(root + keys.member(me.id), registered)]
     if reported:
@@ -145,8 +145,8 @@ def pulse(root: str, me: Node, content: Pulse, registered: int, reported: int, l
     return _made(tuple(there), Put(root + keys.pulse(me.id), encode(content), lease))
 
 
-def told(me: Node, action: acts.Write, revision: int) -> tuple[e.Event, ...]:
-    """Return what a write that succeeded at `revision` tells the core at once; the watch's echo comes later."""
+def events_of(me: Node, action: acts.Write, revision: int) -> tuple[e.Event, ...]:
+    """Return the events that the core hears at once of a write that succeeded at `revision`; the watch's come later."""
     match action:
         case acts.PutMember():
             return (e.Registered(revision=revision),)
@@ -187,7 +187,7 @@ def told(me: Node, action: acts.Write, revision: int) -> tuple[e.Event, ...]:
 def _formed(
     key: str, record: Generation | Proposal, base: Generation | None, brevity: Brevity
 ) -> tuple[Operation, Operation]:
-    """Return what puts a generation under a key of the board: as a whole, or what changed with the whole beside."""
+    """Return the writes of a generation to a key of the board: whole, or its changes with the whole beside them."""
     whole = encode(record)
     if base is not None and len(whole) > brevity.beyond:
         change = encode_change(record, base)

@@ -1,12 +1,12 @@
-"""What clouds say before they take a machine away.
+"""Notices from clouds that they are about to take a machine away.
 
-    Options    which cloud to listen to, from --rdzv-conf
-    watch      listen, and tell each notice once
-    Watcher    what listens, until it is closed
-    Notice     what was heard, whoever said it
+    NoticeOptions  which cloud to listen to, from --rdzv-conf
+    watch          listen, and report each notice once
+    Watcher        listens until it is closed
+    CloudNotice    what was heard, from whichever cloud
 
-The watchers only hear. What becomes of a notice is the business of who is told. Threads: open after a fork, never
-before.
+The watchers only listen. Their owner decides what to do about a notice. They use threads: start them after a fork,
+never before.
 """
 
 from elastic3d.notices.notice import CloudNotice, NoticeKind

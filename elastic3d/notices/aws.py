@@ -1,12 +1,11 @@
 """Spot interruptions and rebalance recommendations of Amazon EC2, from its instance metadata (IMDSv2).
 
 `spot/instance-action` is absent (404) until two minutes before the instance is stopped or terminated; a hibernation
-begins at once. `events/recommendations/rebalance` says that an interruption has become likely, and no more. AWS
-recommends to ask every 5 s. Each request carries a token, asked for by PUT, that lives for 6 h at most.
+begins at once. `events/recommendations/rebalance` says only that an interruption has become likely. AWS recommends
+asking every 5 s. Each request carries a token, obtained by PUT, that lives for 6 h at most.
 
-The time of an interruption is the cloud's, the time left is by this machine's clock: the one place where two clocks
-are compared, because AWS says nothing else. It is bound to [0, 120] s, so that a clock that is wrong does no harm
-beyond that.
+The time of an interruption is by the cloud's clock, the time left by this machine's: the one place where two clocks are
+compared, because AWS gives nothing else. It is limited to [0, 120] s, so that a wrong clock does no harm beyond that.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _TOKEN = "X-aws-ec2-metadata-token"
 _LIFETIME = "X-aws-ec2-metadata-token-ttl-seconds"
 _LONGEST_LIFETIME = 21600
 _RENEWED_AFTER = 0.9
-"""Part of a token's life after which it is renewed."""
+"""Fraction of a token's life after which it is renewed."""
 
 
 def sources(base: str = ADDRESS, *, clock: Clock = SYSTEM, pause: float = PAUSE) -> list[Item]:
-    """Return what there is to listen to on an EC2 instance."""
+    """Return the sources of an EC2 instance."""
     return [
         Item(Metadata(base), ACTION, _interruption, clock=clock, pause=pause),
         Item(Metadata(base), REBALANCE, _rebalance, clock=clock, pause=pause),
@@ -47,7 +46,7 @@ def answers(metadata: Metadata) -> bool:
 
 
 class Item:
-    """One item of the instance metadata, absent until there is something to say."""
+    """One item of the instance metadata, absent until there is something to report."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class Item:
         """EC2 takes no acknowledgement."""
 
     def close(self) -> None:
-        """Let go of a request under way."""
+        """Abandon a request under way."""
         self._metadata.close()
 
     def _ask(self) -> MetadataResponse:
@@ -96,7 +95,7 @@ class Item:
             raise Unheard(f"{answer.asked} was answered without a lifetime of the token ({lifetime!r})")
         token = answer.text()
         if not (token.isascii() and token.isprintable() and token):
-            raise Unheard(f"{answer.asked} was answered by what is no token: {token[:200]!r}")
+            raise Unheard(f"{answer.asked} was answered by something that is not a token: {token[:200]!r}")
         self._token = token
         self._renew_at = asked_at + _RENEWED_AFTER * int(lifetime)
 
@@ -116,7 +115,7 @@ def _interruption(answer: MetadataResponse, wall: float) -> tuple[str, CloudNoti
 
 def _rebalance(answer: MetadataResponse, wall: float) -> tuple[str, CloudNotice]:
     time = answer.json().get("noticeTime")
-    # Its time is when it was given, not when anything ends.
+    # Its time is when it was issued, not when anything ends.
     return f"rebalance {time}", CloudNotice(
         kind=NoticeKind.AWS,
         seconds=None,
@@ -126,7 +125,7 @@ def _rebalance(answer: MetadataResponse, wall: float) -> tuple[str, CloudNotice]
 
 
 def _left(time: object, wall: float) -> float | None:
-    """Return the seconds until `time`, as 2017-09-18T08:22:00Z; None where that cannot be read: a notice it remains."""
+    """Return the seconds until `time`, as 2017-09-18T08:22:00Z; None if it cannot be read: it is still a notice."""
     try:
         at = datetime.fromisoformat(time) if isinstance(time, str) else None
     except ValueError:

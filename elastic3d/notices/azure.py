@@ -2,11 +2,11 @@
 
 One document lists the events of all VMs that belong together; those that name this VM in `Resources` count. An event
 is Scheduled, not to begin before `NotBefore`, then Started, and gone when it is over or called off. A Spot VM's
-Preempt comes 30 s ahead, the others minutes or days. Azure recommends to ask every second. The first request ever
+Preempt comes 30 s ahead, the others minutes or days. Azure recommends asking every second. The first request ever
 enables the service and may take two minutes.
 
-An event begins when its time comes, or as soon as a VM it names has acknowledged it, for all that it names. So only
-events that name nobody but this VM are acknowledged.
+An event begins when its time comes or, for all VMs that it names, as soon as one of them has acknowledged it. So only
+events that name no other VM are acknowledged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEADERS = {"Metadata": "true"}
 
 
 def sources(base: str = ADDRESS, *, clock: Clock = SYSTEM, pause: float = PAUSE, vm: str = "") -> list[Events]:
-    """Return what there is to listen to on an Azure VM; `vm` is its name, asked for where it is not given."""
+    """Return the sources of an Azure VM; `vm` is its name, asked for if not given."""
     return [Events(Metadata(base), clock=clock, pause=pause, vm=vm)]
 
 
@@ -44,7 +44,7 @@ def answers(metadata: Metadata) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Event:
-    """One event, read. `alone`: it names this VM and no other."""
+    """One event, parsed. `alone`: it names this VM and no other."""
 
     identity: str
     type: str
@@ -68,7 +68,7 @@ class Events:
         if not self._vm:
             answer = self._metadata.ask(NAME, headers=_HEADERS).ok()
             if not answer.text():
-                raise Unheard(f"{answer.asked} was answered by nothing")
+                raise Unheard(f"{answer.asked} got an empty answer")
             self._vm = answer.text()
         timeout = ANSWER_SECONDS if self._enabled else FIRST_SECONDS
         answer = self._metadata.ask(EVENTS, headers=_HEADERS, timeout=timeout).ok()
@@ -86,7 +86,7 @@ class Events:
         )
 
     def acknowledge(self, keys: Collection[str]) -> None:
-        """Let Azure begin these events before their time: those not begun that name this VM alone."""
+        """Let Azure begin these events before their time: those not begun that name only this VM."""
         events = self._events
         wanted = [k for k in keys if k in events and events[k].alone and not events[k].started]
         if wanted:
@@ -95,7 +95,7 @@ class Events:
             self._metadata.ask(EVENTS, method="POST", headers=headers, body=body).ok()
 
     def close(self) -> None:
-        """Let go of a request under way."""
+        """Abandon a request under way."""
         self._metadata.close()
 
 
@@ -110,8 +110,8 @@ def _read(answer: MetadataResponse, vm: str) -> list[_Event]:
         resources = event.get("Resources")
         identity, kind = event.get("EventId"), event.get("EventType")
         if not isinstance(resources, list) or not isinstance(identity, str) or not isinstance(kind, str):
-            raise Unheard(f"{answer.asked} lists what is no event: {str(data)[:200]}")
-        # Azure's names do not tell small from capital letters.
+            raise Unheard(f"{answer.asked} lists something that is not an event: {str(data)[:200]}")
+        # Azure's names are case-insensitive.
         names = {str(name).lower() for name in resources}
         if vm.lower() in names:
             not_before = event.get("NotBefore")
@@ -129,9 +129,9 @@ def _read(answer: MetadataResponse, vm: str) -> list[_Event]:
 
 
 def _left(event: _Event, wall: float) -> float | None:
-    """Return the seconds until the event may begin; None where that cannot be read: a notice it remains.
+    """Return the seconds until the event may begin; None if that cannot be read: it is still a notice.
 
-    By this machine's clock against the cloud's, as for AWS and for the same reason.
+    This machine's clock is compared with the cloud's, as for AWS and for the same reason.
     """
     if event.started:
         return 0.0

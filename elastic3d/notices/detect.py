@@ -1,8 +1,8 @@
-"""Which cloud this machine is in.
+"""Find out which cloud this machine is in.
 
-Its firmware says so: the strings of the DMI tables, which the kernel shows to everybody. A machine whose strings speak
-of no cloud sends no request. Where they leave it open (EC2's old Xen machines, a Hyper-V machine that may be Azure's),
-and where the user named a server but not its kind, the three ways of asking are tried side by side for half a second.
+Its firmware says so: the strings of the DMI tables, which the kernel shows to everybody. A machine whose strings name
+no cloud sends no request. If they leave it open (EC2's old Xen machines, a Hyper-V machine that may be Azure's), or if
+the user named a server but not its kind, the three ways of asking are tried side by side for half a second.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def detect(url: str = "", *, dmi: Path = DMI, clock: Clock = SYSTEM) -> NoticeKi
 
 
 def by_firmware(dmi: Path) -> tuple[NoticeKind | None, bool]:
-    """Return what the firmware's strings say of the cloud, and whether that leaves a doubt."""
+    """Return the cloud that the firmware's strings name, and whether that leaves a doubt."""
     strings = {name: _string(dmi / name) for name in _STRINGS}
     if any("amazon" in text.lower() for text in strings.values()):
         return NoticeKind.AWS, False
@@ -55,7 +55,7 @@ def by_firmware(dmi: Path) -> tuple[NoticeKind | None, bool]:
 
 
 def probe(base: str, *, clock: Clock = SYSTEM) -> NoticeKind | None:
-    """Return whose metadata server answers at `base` within half a second."""
+    """Return the cloud whose metadata server answers at `base` within half a second."""
     found: set[NoticeKind] = set()
     metadata = Metadata(base)
 

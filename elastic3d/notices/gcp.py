@@ -2,12 +2,12 @@
 
 `instance/preempted` turns from FALSE to TRUE when a Spot VM is preempted, 30 s before it is stopped.
 `instance/maintenance-event` is NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE: 60 s ahead, an hour
-for machines with GPUs, which cannot be told from here; the shorter is taken. Google gives its warning only to those
-who ask for this value.
+for machines with GPUs, which cannot be found out from here; the shorter is assumed. Google warns only VMs that query
+this value.
 
-Both are asked for by a hanging GET: the server answers when the value's ETag differs from `last_etag`, or after
-`timeout_sec` with what it has, so that no change falls between two requests. Headers `Metadata-Flavor: Google` both
-ways tell that server from any other.
+Both are read by a hanging GET: the server answers when the value's ETag differs from `last_etag`, or after
+`timeout_sec` with the present value, so that no change falls between two requests. The header `Metadata-Flavor: Google`
+in both directions tells that server from any other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PREEMPTED = "/computeMetadata/v1/instance/preempted"
 MAINTENANCE = "/computeMetadata/v1/instance/maintenance-event"
 HANG = 60
 PAUSE = 1.0
-"""From one request to the next at the least, whatever the server does."""
+"""Fewest seconds from one request to the next, whatever the server does."""
 
 _FLAVOR = "Metadata-Flavor"
 _GOOGLE = {_FLAVOR: "Google"}
@@ -37,13 +37,13 @@ _MEANINGS: Mapping[str, Mapping[str, tuple[str, float | None] | None]] = {
         "TERMINATE_ON_HOST_MAINTENANCE": ("terminate", 60.0),
     },
 }
-"""Action and least time of each value; None for those that say that all is well."""
+"""Action and shortest time of each value; None for values that mean that all is well."""
 
 
 def sources(
     base: str = ADDRESS, *, clock: Clock = SYSTEM, pause: float = PAUSE, hang: int = HANG
 ) -> list[MetadataEntry]:
-    """Return what there is to listen to on a Compute Engine VM."""
+    """Return the sources of a Compute Engine VM."""
     return [
         MetadataEntry(Metadata(base), path, clock=clock, pause=pause, hang=hang) for path in (PREEMPTED, MAINTENANCE)
     ]
@@ -65,7 +65,7 @@ class MetadataEntry:
         self._etag = ""
 
     def look(self) -> Look:
-        """Return what the entry says: at first at once, from then on when it changed or `hang` seconds went by."""
+        """Return the entry's notice: the first time at once, then once it has changed or `hang` seconds have passed."""
         began = self._clock.monotonic()
         query = ""
         if self._etag:
@@ -76,7 +76,7 @@ class MetadataEntry:
         if answer.headers.get(_FLAVOR) != "Google":
             raise Unheard(f"{answer.asked} was answered by another server than Google's")
         notices = _read(self._path, answer)
-        # Without an ETag there is no telling what was missed in between; it is asked for again and again.
+        # Without an ETag changes in between can be missed: the value is polled then.
         self._etag = answer.headers.get("ETag", "")
         return Look(notices=notices, pause=max(0.0, self._pause - (self._clock.monotonic() - began)))
 
@@ -84,15 +84,15 @@ class MetadataEntry:
         """Compute Engine takes no acknowledgement."""
 
     def close(self) -> None:
-        """Let go of a request under way."""
+        """Abandon a request under way."""
         self._metadata.close()
 
 
 def _read(path: str, answer: MetadataResponse) -> dict[str, CloudNotice]:
     value = answer.text()
     if not value:
-        raise Unheard(f"{answer.asked} was answered by nothing")
-    # A word that is not known yet is for a person to read, not a reason to leave.
+        raise Unheard(f"{answer.asked} got an empty answer")
+    # An unknown value is for a person to read, not a reason to leave.
     meaning = _MEANINGS[path].get(value, ("maintenance", None))
     if meaning is None:
         return {}

@@ -1,7 +1,7 @@
-"""HTTP to the server a cloud gives each machine for facts about itself.
+"""HTTP to the server that a cloud gives each machine for facts about itself.
 
-The address is link-local, one hop away: no proxy, no redirect, a connection per request. What hangs in `ask` is let go
-by `close` from another thread, which shuts the socket under it.
+The address is link-local, one hop away: no proxy, no redirect, a connection per request. `close` from another thread
+ends a hanging `ask` by shutting down its socket.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ADDRESS = "http://169.254.169.254"
-"""The same for AWS, Google Cloud and Azure; an address and no name, so that no resolver is needed."""
+"""The same for AWS, Google Cloud and Azure; an address, not a name, so that no resolver is needed."""
 
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
@@ -30,7 +30,7 @@ class Unheard(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataResponse:
-    """One answer. `asked` names the request, for errors; `headers` take any spelling of small and capital letters."""
+    """One answer. `asked` names the request, for errors; names of `headers` are case-insensitive."""
 
     asked: str
     status: int
@@ -48,13 +48,13 @@ class MetadataResponse:
         return self.body.decode(errors="replace").strip()
 
     def json(self) -> dict[str, Any]:
-        """Return the body as a JSON object; Unheard where it is none."""
+        """Return the body as a JSON object; Unheard if it is not one."""
         try:
             data = json.loads(self.body)
         except ValueError:
             data = None
         if not isinstance(data, dict):
-            raise Unheard(f"{self.asked} was answered by what is no JSON object: {self.text()[:200]}")
+            raise Unheard(f"{self.asked} was answered by something that is not a JSON object: {self.text()[:200]}")
         return data
 
 
@@ -76,7 +76,7 @@ class Metadata:
         body: bytes | None = None,
         timeout: float = ANSWER_SECONDS,
     ) -> MetadataResponse:
-        """Return the answer, whatever its status; Unheard where none comes within `timeout` seconds or after close."""
+        """Return the answer, whatever its status; Unheard if none comes within `timeout` seconds, or after close."""
         asked = f"{method} {self._base}{path}"
         connection = self._connection(min(timeout, CONNECT_SECONDS))
         held: socket.socket | None = None

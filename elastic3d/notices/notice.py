@@ -1,4 +1,4 @@
-"""A notice: somebody said that this machine will not stay."""
+"""A notice that this machine will go away."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class NoticeKind(StrEnum):
-    """Who said it."""
+    """The source of a notice."""
 
     AWS = "aws"
     GCP = "gcp"
@@ -19,9 +19,9 @@ class NoticeKind(StrEnum):
 class CloudNotice:
     """One notice, as heard.
 
-    seconds: what was left at the least when it was heard, 0 where the end may come at any moment; None where the source
-    does not say. detail: what was said, for a person. action: what will happen, in the source's own word and in small
-    letters ("terminate", "stop", "preempt", "reboot", "rebalance"...).
+    seconds: the least time left when it was heard, 0 if the end may come at any moment; None if the source does not
+    say. detail: its text, for a person. action: what will happen, in the source's own word in lower case ("terminate",
+    "stop", "preempt", "reboot", "rebalance"...).
     """
 
     kind: NoticeKind
@@ -31,4 +31,4 @@ class CloudNotice:
 
 
 ADVICE = frozenset({"rebalance", "freeze", "migrate", "maintenance"})
-"""Actions after which the machine is still there: a risk, a pause of seconds, or a word not known here."""
+"""Actions after which the machine is still there: a risk, a pause of seconds, or an unknown word."""

@@ -1,4 +1,4 @@
-"""Which cloud to listen to, as `--rdzv-conf` says it."""
+"""Which cloud to listen to, from `--rdzv-conf`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _url(text: str) -> str:
         parts = urlsplit(url)
         plain = f"{parts.scheme}://{parts.netloc}" == url and "@" not in parts.netloc
         good = plain and parts.scheme in ("http", "https") and _is_host(parts.hostname or "") and parts.port != 0
-    except ValueError:  # A port that is no number, or too large; a bracket too many.
+    except ValueError:  # A port that is not a number, or too large; a bracket too many.
         good = False
     if not good:
         raise ConfigurationError(

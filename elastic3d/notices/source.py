@@ -1,4 +1,4 @@
-"""What a watcher listens to."""
+"""A source of notices, to which a watcher listens."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from elastic3d.notices.notice import CloudNotice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one look at a source found: the notices that stand now, by a key of their own; when to look again."""
+    """The result of one look at a source: the notices that hold now, by key, and the seconds until the next look."""
 
     notices: Mapping[str, CloudNotice]
     pause: float
 
 
 class NoticeSource(Protocol):
-    """One thing a cloud says, asked for by one thread."""
+    """One item that a cloud publishes, read by one thread."""
 
     name: str
 
     def look(self) -> Look:
-        """Return what stands now, maybe after having waited for a change; Unheard where no answer can be had."""
+        """Return the notices that hold now, maybe after waiting for a change; Unheard if there is no answer."""
         ...
 
     def acknowledge(self, keys: Collection[str]) -> None:
         """Tell the cloud that the notices under `keys` need not wait for this machine any more; Unheard as above.
 
-        Does nothing where the cloud takes no such word.
+        Does nothing if the cloud takes no such message.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Threads that listen to sources and tell each notice once."""
+"""Threads that listen to sources and report each notice once."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from elastic3d.notices.notice import ADVICE, CloudNotice
 from elastic3d.notices.source import Look, NoticeSource
 
 LONGEST_WAIT = 5.0
-"""Between two tries while a source is silent; a notice of 30 s must not be over when the source is back."""
+"""Most seconds between two tries while a source is silent; a notice of 30 s must not be over when it is back."""
 
 
 class Watcher:
     """Listens to `sources`, a thread for each, until it is closed.
 
-    tell: called once for each notice after which this machine is gone. withdrawn: called when a notice that was told no
-    longer stands, because the cloud called it off or the event is over; never because the cloud fell silent. Both are
+    tell: called once for each notice after which this machine is gone. withdrawn: called when a reported notice no
+    longer holds, because the cloud called it off or the event is over; never because the cloud fell silent. Both are
     called on the watcher's threads and must neither block nor raise.
 
-    Other notices (a freeze, a live migration, a recommendation) are logged and no more; `rebalance` has rebalance
-    recommendations told too. A source that does not answer is asked for ever, and its outage logged once.
+    Other notices (a freeze, a live migration, a recommendation) are only logged; with `rebalance`, rebalance
+    recommendations are reported too. A source that does not answer is asked for ever, and its outage is logged once.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Watcher:
         ]
 
     def acknowledge(self) -> bool:
-        """Tell the cloud that this node has left, so that it need not wait: nothing of worth is here any more.
+        """Tell the cloud that this node has left, so that it need not wait: nothing of value is here any more.
 
-        Call it before `close`. Answered at once as a rule; blocks for some 15 s where the server hangs. Returns False
-        where the cloud could not be told, which is logged and no harm: it then waits for the time it had set.
+        Call it before `close`. As a rule it is answered at once; it blocks for some 15 s if the server hangs. Returns
+        False if the cloud could not be told, which is logged and harmless: it then waits for the time it had set.
         """
         told = True
         retry = tenacity.Retrying(
@@ -71,7 +71,7 @@ class Watcher:
         return told
 
     def close(self) -> None:
-        """Stop listening; nothing is told after this returns. May be called from `tell`."""
+        """Stop listening; nothing is reported after this returns. May be called from `tell`."""
         self._closed.set()
         for source in self._sources:
             source.close()

@@ -1,4 +1,4 @@
-"""From options to a watcher that listens."""
+"""Starts a watcher from options."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def watch(
     withdrawn: Callable[[CloudNotice], None] | None = None,
     clock: Clock = SYSTEM,
 ) -> Watcher | None:
-    """Listen as `options` say, and return what to close in the end; None where there is nothing to listen to.
+    """Listen as `options` say, and return the watcher, to be closed in the end; None if there is nothing to listen to.
 
-    `tell` and `withdrawn` are called as Watcher says. Blocks for half a second at most, to learn which cloud this is.
+    `tell` and `withdrawn` are called as Watcher says. Blocks for at most half a second, to learn which cloud this is.
     """
     if options.choice is Choice.NONE:
         return None

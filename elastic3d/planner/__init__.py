@@ -1,4 +1,4 @@
-"""Which layout for which nodes, and which rank stands where: pure functions."""
+"""Which layout to use for which nodes, and where each rank is in it: pure functions."""
 
 from elastic3d.planner.choice import Plan, legal_layouts, plan
 from elastic3d.planner.costs import Costs, Device, Link

@@ -1,11 +1,11 @@
 """Choose a layout for a number of nodes: a pure function, so that every trainer can verify it by computing it again.
 
-Where it is known what the model and the machines cost, the layout of the least predicted time is chosen, and kept for
-as long as a change would not pay for itself. Where it is not, the planner takes as many nodes as any legal layout can
-use, and among layouts of equal size the one with the smallest pp + dp: a step's bubble grows with pp - 1 and its
-gradient exchange with dp - 1, so the squarest mesh bounds both. On a tie the larger dp wins, whose pipeline is shorter.
+If the costs of the model and the machines are known, the layout with the shortest predicted step is chosen, and kept
+until a change pays for itself. If not, the planner takes as many nodes as any legal layout can use, and among layouts
+of equal size the one with the smallest pp + dp: a step's bubble grows with pp - 1 and its gradient exchange with
+dp - 1, so the squarest mesh bounds both. On a tie the larger dp wins, whose pipeline is shorter.
 
-The same bits are promised for one size of tp, so tp stays what it was once a run has chosen it.
+The same bits are promised for one size of tp, so tp does not change once a run has chosen it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from elastic3d.planner.schedules import VIRTUAL
 from elastic3d.values import Layout, ModelProfile
 
 SHOWN = 3
-"""Reasons that an error names."""
+"""Most reasons that an error names."""
 
 LOOKED_AT = 1000
-"""Layouts that are looked at for them."""
+"""Most layouts that are checked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Plan:
 def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[Layout]:
     """Return the layouts of exactly `world` ranks that the model and the request allow, best first by shape alone.
 
-    What is free besides pp and dp is as simple as can be: tp 1, ZeRO-3 or what the schedule needs, 1F1B.
+    Whatever else is free is chosen as simply as possible: tp 1, ZeRO-3 or what the schedule needs, 1F1B.
     """
     layouts = [layout for layout in _asked_for(world, request) if unfit(layout, profile) is None]
     return sorted(layouts, key=lambda layout: (layout.pp + layout.dp, -layout.dp))
@@ -75,7 +75,7 @@ def plan(
     previous: the layout the run has now, kept unless another saves more than `costs.change` seconds until the next
     change of membership, which is expected in `expected_change_s`; its tp is kept in any case. costs: without them, and
     for a profile without FLOPs, layouts are chosen by shape alone. speeds: of each node in rank order, as for `rank`.
-    Raises LayoutError, saying what would work, where no number of nodes up to `nodes` has a legal layout that fits.
+    Raises LayoutError, saying what would work, if no number of nodes up to `nodes` has a legal layout that fits.
     """
     if previous is not None and request.tp not in (0, previous.tp):
         raise LayoutError(
@@ -101,12 +101,12 @@ def plan(
 
 
 def _pays(present: Candidate, best: Candidate, costs: Costs, expected_change_s: float) -> bool:
-    """Return whether what the better layout saves until the next change is more than the change costs."""
+    """Return whether the better layout saves more time until the next change than the change costs."""
     return (1.0 - best.seconds / present.seconds) * expected_change_s > costs.change
 
 
 def _within(layout: Layout, request: Layout) -> bool:
-    """Return whether a layout is one that the request allows."""
+    """Return whether the request allows a layout."""
     sizes = all(getattr(request, axis) in (0, getattr(layout, axis)) for axis in ("pp", "dp", "tp", "zero", "replicas"))
     return sizes and request.schedule in (None, layout.schedule) and request.cuts in ((), layout.cuts)
 
@@ -119,7 +119,7 @@ def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout) ->
                 return Plan(layout=layouts[0], nodes=used)
     worlds = [used * slots for used in range(nodes, 0, -1)]
     asked = (layout for world in worlds for layout in _asked_for(world, request))
-    # Where the sizes would do, it is something else about the model, which more nodes do not mend.
+    # If the sizes would do, the reason is something else about the model, which more nodes do not change.
     sizes = replace(profile, tied=False, compress="", recompute="none", experts=0)
     fitting = (layout for layout in islice(asked, LOOKED_AT) if unfit(layout, sizes) is None)
     reasons = [why for layout in fitting if (why := unfit(layout, profile)) is not None]
@@ -127,7 +127,7 @@ def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout) ->
 
 
 def _simple(pp: int, dp: int, tp: int, request: Layout) -> Layout:
-    """Return a layout of these sizes with what the request says of the rest."""
+    """Return a layout of these sizes, the rest as requested."""
     schedule, virtual = (request.schedule, request.virtual) if pp > 1 else (None, 1)
     if schedule is not None and virtual == 1:
         virtual = VIRTUAL[schedule][0]

@@ -1,6 +1,6 @@
-"""What machines cost: the devices, the links between them, and what each step pays besides.
+"""The costs of machines: of the devices, of the links between them, and what each step costs besides.
 
-All are effective figures, as measured on the model's own shapes and sizes of message, not those of data sheets.
+All are effective figures, as measured with the model's own shapes and message sizes, not those of data sheets.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What a device sends over one kind of link. bandwidth: bytes per second each way. latency: seconds a message."""
+    """One kind of link, per device. bandwidth: bytes per second each way. latency: seconds per message."""
 
     bandwidth: float
     latency: float = 0.0
@@ -20,8 +20,8 @@ class Link:
 class Device:
     """One slot's device.
 
-    flops: per second, that the model's products reach. memory: bytes there are. memory_bandwidth: bytes per second.
-    reserve: bytes of memory that are never the model's: contexts, communicators, fragments.
+    flops: per second, reached by the model's products. memory: bytes in all. memory_bandwidth: bytes per second.
+    reserve: bytes of memory that the model cannot use: contexts, communicators, fragments.
     """
 
     name: str = ""
@@ -33,12 +33,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What the planner predicts with.
+    """The figures from which the planner predicts.
 
     inside: link between slots of one node. between: link between nodes. forward: fixed seconds of each forward of a
-    stage besides its FLOPs (launches, the interpreter); a backward pays twice that. step: fixed seconds of each step.
-    overlap: share of the data-parallel communication that can hide behind computation, 0 to 1. cores: devices that
-    compute at the same time, for devices that are only processes on shared cores; 0 where each has its own.
+    stage besides its FLOPs (launches, the interpreter); a backward costs twice that. step: fixed seconds of each step.
+    overlap: share of the data-parallel communication that can hide behind computation, 0 to 1. cores: how many devices
+    can compute at the same time, if they are only processes on shared cores; 0 if each has its own.
     change: seconds of work that a change of layout costs.
     """
 

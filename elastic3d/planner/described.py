@@ -1,4 +1,4 @@
-"""Profiles of models that are only described: what measuring a script would find, computed from a shape."""
+"""Profiles of models that are only described: computed from a shape instead of measured from a script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elastic3d.values import KeptActivations, ModelPart, ModelProfile
 
 
 class Optimizer(StrEnum):
-    """Optimizers by what they keep beside the parameters."""
+    """Optimizers, by the state that they keep besides the parameters."""
 
     ADAMW = "adamw"
     ADAM = "adam"
@@ -39,9 +39,9 @@ class Optimizer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How a described model is trained. global_batch, micro_batch: in samples. number: what products are computed in.
+    """How a described model is trained. global_batch, micro_batch: in samples. number: the format of products.
 
-    Parameters, sums of gradients and the optimizer's state are held in fp32. fused: attention writes no scores down.
+    Parameters, sums of gradients and the optimizer's state are held in fp32. fused: attention does not store scores.
     """
 
     global_batch: int
@@ -59,12 +59,13 @@ class Training:
             )
         if self.global_batch % self.micro_batch:
             raise UsageError(
-                f"--global-batch {self.global_batch} is no whole number of micro-batches of {self.micro_batch} samples"
+                f"--global-batch {self.global_batch} is not a whole number of micro-batches of {self.micro_batch} "
+                "samples"
             )
 
 
 def describe(shape: Shape, training: Training) -> ModelProfile:
-    """Return the profile of a model of this shape, trained so."""
+    """Return the profile of a model of this shape, trained in this way."""
     itemsize = training.number.itemsize
     tokens = shape.context * training.micro_batch
     held = parameters(shape)
@@ -114,7 +115,7 @@ def _always(kept: KeptActivations) -> dict[str, KeptActivations]:
 
 
 def _kept(shape: Shape, training: Training, kind: RecomputedShare) -> KeptActivations:
-    """Return what a block keeps: the difference between one rank and many tells what many share.
+    """Return what a block keeps: the difference between one rank and two shows what ranks share.
 
     The sequence is not cut: without sequence parallelism each rank has the whole stream.
     """

@@ -1,11 +1,12 @@
-"""Devices by name: what vendors' data sheets say of them, and what of it a training run can expect.
+"""Devices by name: their figures from vendors' data sheets, and the share of them that a training run can expect.
 
-Peaks are those of dense products, without sparsity, of the SXM form where there is one. Sources: NVIDIA's data sheets
+Peaks are those of dense products, without sparsity, of the SXM form if there is one. Sources: NVIDIA's data sheets
 of B200 (DGX B200), H200, H100, A100, L40S and V100; links are per device and direction, half of what sheets call
 NVLink or PCIe bandwidth. The network between nodes is the one of the vendor's own system (one 400 Gb/s adapter for each
 device in DGX H100 and H200, 200 Gb/s in DGX A100, four of 100 Gb/s for eight devices in DGX-1), or 100 Gb/s shared by
-eight where there is none. `achieved` is what large runs report of the peak: 52 % on A100 (Narayanan et al. 2021, table
-1), 38 to 43 % on H100 (Llama 3, table 4). All of it is where planning begins; `elastic3d calibrate` measures the truth.
+eight if there is none. `achieved` is the share of the peak that large runs report: 52 % on A100 (Narayanan et al. 2021,
+table 1), 38 to 43 % on H100 (Llama 3, table 4). All of these are a start for planning; `elastic3d calibrate` measures
+the truth.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from elastic3d.values import DeviceFacts
 
 
 class Number(StrEnum):
-    """What products are computed in."""
+    """The number format of products."""
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -37,12 +38,11 @@ class Number(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """What is known of a device before it is measured.
+    """The figures of a device before it is measured.
 
     peak: FLOP/s of dense products. achieved: fraction of it that whole blocks reach. memory: bytes. bandwidth: of
     memory, bytes/s. inside, between: links to devices of the same node and of others, per device. launch: seconds that
-    each forward of a stage costs beside its FLOPs.
-    reserve: bytes of memory for contexts, communicators and fragments.
+    each forward of a stage costs besides its FLOPs. reserve: bytes of memory for contexts, communicators and fragments.
     """
 
     name: str
@@ -56,14 +56,14 @@ class Sheet:
     reserve: int
 
     def speed(self, number: Number) -> float:
-        """Return the FLOP/s that blocks reach; UsageError for numbers that the device has no products of."""
+        """Return the FLOP/s that blocks reach; UsageError for formats in which the device has no products."""
         if number not in self.peak:
             there = ", ".join(self.peak)
             raise UsageError(f"{self.name} has no products in {number}; give --precision one of {there}")
         return self.peak[number] * self.achieved
 
     def costs(self, number: Number) -> Costs:
-        """Return what the planner predicts with, for products in `number`."""
+        """Return the costs for the planner, with products in `number`."""
         device = Device(
             name=self.name,
             flops=self.speed(number),

@@ -1,4 +1,4 @@
-"""The layouts that a cluster, a model and a request leave to choose from: pure, and in a fixed order."""
+"""The layouts among which a cluster, a model and a request leave a choice: pure, and in a fixed order."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from elastic3d.planner.schedules import VIRTUAL
 from elastic3d.values import Layout, ModelProfile, Schedule
 
 MANY = 16
-"""Nodes from which on not all sizes are looked at: for each pp and tp only the largest dp of a few numbers of rounds,
-and of all meshes that have a round for each stage, those whose slowest rank computes at most twice as long as the best
+"""Nodes beyond which not all sizes are considered: for each pp and tp only the largest dp for a few numbers of rounds,
+and only meshes that have a round for each stage and whose slowest rank computes at most twice as long as the best
 one's."""
 
 WIDTHS = (2, 3, 4, 6, 8)
-"""Stages per rank that are tried where a schedule takes several and none are asked for."""
+"""Stages per rank that are tried if a schedule takes several and none are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,12 @@ class Cluster:
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """Number of slots in all."""
         return self.nodes * self.slots
 
 
 def options(cluster: Cluster, profile: ModelProfile, request: Layout) -> Iterator[Layout]:
-    """Yield the layouts in question, each of a whole number of nodes; what cannot run is among them."""
+    """Yield the layouts in question, each of a whole number of nodes; some of them cannot run."""
     for pp, dp, tp in _meshes(cluster, profile, request):
         for zero in _stages(dp, request):
             for replicas in _replicas(dp, tp, cluster.slots, request):
@@ -50,7 +50,7 @@ def options(cluster: Cluster, profile: ModelProfile, request: Layout) -> Iterato
 
 
 def tensor_sizes(slots: int, profile: ModelProfile, request: Layout) -> list[int]:
-    """Return the sizes of tp: what is asked for, or all that divide slots and heads."""
+    """Return the sizes of tp: the one asked for, or all that divide slots and heads."""
     if request.tp:
         return [request.tp]
     common = math.gcd(slots, profile.heads) if profile.heads else 1
@@ -73,7 +73,7 @@ def _meshes(cluster: Cluster, profile: ModelProfile, request: Layout) -> list[tu
 
 
 def _replications(pp: int, tp: int, cluster: Cluster, profile: ModelProfile, request: Layout) -> list[int]:
-    """Return the sizes of dp that make whole nodes and leave no rank without a micro-batch, the largest first."""
+    """Return the sizes of dp that use whole nodes and leave no rank without a micro-batch, the largest first."""
     step = cluster.slots // math.gcd(cluster.slots, pp * tp)
     most = min(profile.micro_batches, cluster.devices // (pp * tp))
     if request.dp:
@@ -86,7 +86,7 @@ def _replications(pp: int, tp: int, cluster: Cluster, profile: ModelProfile, req
         rounds = -(-profile.micro_batches // dp)
         if rounds not in chosen and len(chosen) == 3:
             break
-        # Of equal rounds the fewest nodes, but the largest dp of all stands for what memory may ask for.
+        # Of equal rounds the fewest nodes, but the largest dp of all is kept for the sake of memory.
         chosen[rounds if chosen else -1] = dp
     return list(dict.fromkeys(chosen.values()))
 
@@ -98,7 +98,7 @@ def _stages(dp: int, request: Layout) -> tuple[int, ...]:
 
 
 def _replicas(dp: int, tp: int, slots: int, request: Layout) -> tuple[int, ...]:
-    """Return numbers of copies: one, or where that is free, one in each node too."""
+    """Return numbers of copies: one and, if that is free, one in each node."""
     if request.replicas:
         return (request.replicas,) if dp % request.replicas == 0 else ()
     copies = dp * tp // slots if (dp * tp) % slots == 0 and slots % tp == 0 else 1

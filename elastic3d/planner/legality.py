@@ -1,6 +1,6 @@
 """Which layouts a model can be trained in at all, whatever they cost: pure.
 
-What is refused here is refused again, by the same names, where a model is taken: a user may ask for any layout.
+Whatever is refused here is refused again, by the same names, where a model is taken: a user may ask for any layout.
 """
 
 from __future__ import annotations

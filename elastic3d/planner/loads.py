@@ -1,4 +1,4 @@
-"""What each pipeline rank of a layout has to compute and to keep: how many blocks, and which ends of the model."""
+"""The part of the model that each pipeline rank computes and keeps: how many blocks, and which ends of the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Load:
     last: bool
 
     def parts(self, profile: ModelProfile) -> list[tuple[ModelPart, int]]:
-        """Return the parts of the model it has, and how many of each."""
+        """Return the rank's parts of the model, and how many of each."""
         ends = [(profile.first, 1)] * self.first + [(profile.last, 1)] * self.last
         return [(profile.block, self.blocks), *ends]
 
@@ -33,7 +33,7 @@ def loads(layout: Layout, profile: ModelProfile) -> tuple[Load, ...]:
 def telling(layout: Layout, profile: ModelProfile) -> tuple[Load, ...]:
     """Return the loads among which the slowest and the fullest rank are.
 
-    Of like loads the first: no later rank keeps more micro-batches.
+    Of equal loads only the first: no later rank keeps more micro-batches.
     """
     folds = (schedule_of(layout) or Schedule.ONE_F_ONE_B).folds
     return _telling(layout.pp, layout.virtual, folds, layout.cuts, profile.blocks)
@@ -63,7 +63,7 @@ def _telling(pp: int, virtual: int, folds: bool, cuts: tuple[int, ...], blocks: 
 def _loads(pp: int, virtual: int, folds: bool, cuts: tuple[int, ...], blocks: int) -> tuple[Load, ...]:
     layout = Layout(pp=pp, dp=1, virtual=virtual, cuts=cuts, schedule=Schedule.ZBV if folds else None)
     stages = layout.stages
-    # Where equal runs begin, as `stage_of_block` has it: at the first block whose number times stages reaches the next.
+    # Where equal runs begin, as in `stage_of_block`: at the first block whose number times stages reaches the next.
     bounds = (0, *cuts, blocks) if cuts else tuple(-(-stage * blocks // stages) for stage in range(stages + 1))
     held = [0] * pp
     for stage in range(stages):

@@ -1,9 +1,9 @@
 """Predict the memory of a layout's fullest device, by contributor: pure functions.
 
 Model states follow Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054, section 3 and figure 1): parameters, gradients
-and optimizer state over the shards of each stage; what FSDP2 and the reduction keep beside them is read off their
-code. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198, section 4) in what a block keeps, which the profile
-has, and Narayanan et al. 2021 (arXiv 2104.04473, section 2.2) and Qi et al. 2024 (arXiv 2401.10241) in how many
+and optimizer state over the shards of each stage; what FSDP2 and the reduction keep besides is taken from their code.
+Activations follow Korthikanti et al. 2022 (arXiv 2205.05198, section 4) for what a block keeps, which is in the
+profile, and Narayanan et al. 2021 (arXiv 2104.04473, section 2.2) and Qi et al. 2024 (arXiv 2401.10241) for how many
 micro-batches of it a schedule keeps.
 """
 
@@ -15,7 +15,7 @@ from elastic3d.values import KeptActivations, Layout, ModelPart, ModelProfile, S
 
 
 def memory(layout: Layout, profile: ModelProfile, reserve: int = 0) -> dict[str, int]:
-    """Return the bytes on the fullest device by contributor, none of them 0. reserve: bytes lost to begin with."""
+    """Return the bytes on the fullest device by contributor, none of them 0. reserve: bytes lost from the start."""
     found = [memory_of(load, layout, profile) for load in telling(layout, profile)]
     most = max(found, key=lambda parts: sum(parts.values()))
     return {name: int(nbytes) for name, nbytes in (most | {"reserve": reserve}).items() if nbytes >= 1}
@@ -30,10 +30,11 @@ def memory_of(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, fl
 def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, float]:
     """Return parameters, gradients, optimizer state and the reduction's buffers.
 
-    ZeRO-1 and 2 keep gathered parameters beside their shards for the whole step, ZeRO-3 those of the unit at work, of
-    the next, and of what is in no block. The ordered reduction adds to the gradient's own shard each round, with
-    replicas to a part of it that is exchanged at the end, and has two pairs of buffers of the largest unit's gradient,
-    laid flat and as the pieces of the others. Only `fast` keeps whole gradients for a step, under ZeRO-1.
+    ZeRO-1 and 2 keep gathered parameters beside their shards for the whole step, ZeRO-3 only those of the unit at work,
+    of the next one, and of everything outside the blocks. The ordered reduction adds to the gradient's own shard each
+    round (with replicas, to a part of it that is exchanged at the end), and has two pairs of buffers of the largest
+    unit's gradient, laid flat and as the pieces of the others. Only `fast` keeps whole gradients for a step, under
+    ZeRO-1.
     """
     own, shards = held(load, profile, layout), layout.shards
     states = {"parameters": own * profile.held_bytes / shards, "optimizer": own * profile.optimizer_bytes / shards}
@@ -54,7 +55,7 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
 
 
 def _activations(load: Load, layout: Layout, profile: ModelProfile, rounds: int) -> dict[str, float]:
-    """Return what forwards keep for backwards, and the buffers in which torch's stages receive.
+    """Return the bytes that forwards keep for backwards, and the buffers in which torch's stages receive.
 
     torch makes a buffer for each micro-batch of a step and each stage that receives one, in both directions.
     """
@@ -78,7 +79,7 @@ def _activations(load: Load, layout: Layout, profile: ModelProfile, rounds: int)
 
 
 def in_flight(layout: Layout, rank: int, rounds: int) -> int:
-    """Return of how many micro-batches a pipeline rank keeps activations at most, each of its stages counted."""
+    """Return the most micro-batches whose activations a pipeline rank keeps, each of its stages counted."""
     pp, virtual = layout.pp, layout.virtual
     turn = rounds // max(1, rounds // pp)
     match schedule_of(layout):
@@ -100,7 +101,7 @@ def in_flight(layout: Layout, rank: int, rounds: int) -> int:
 
 
 def kept_by(part: ModelPart, kind: str) -> KeptActivations:
-    """Return what a part keeps; of a kind that was not measured, what it keeps without recomputation."""
+    """Return what a part keeps; if that kind was not measured, what it keeps without recomputation."""
     return part.kept.get(kind) or part.kept.get("none") or KeptActivations()
 
 

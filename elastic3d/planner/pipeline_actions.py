@@ -1,8 +1,8 @@
-"""In which order each pipeline rank computes: the schedules of torch.distributed.pipelining as lists of actions.
+"""The order in which each pipeline rank computes: schedules of torch.distributed.pipelining as lists of actions.
 
 Sources: GPipe (Huang et al. 2019, arXiv 1811.06965); 1F1B and its interleaved form (Narayanan et al. 2021, arXiv
 2104.04473); zero bubble and ZB-V (Qi et al. 2024, arXiv 2401.10241); DualPipe in its V form (DeepSeek-V3 2024, arXiv
-2412.19437, and Qi's cut in half of it). What torch does at the edges of each, a test holds us to.
+2412.19437, and Qi's cut in half of it). A test compares with torch at the edges of each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastic3d.values import Schedule
 
 
 class Pass(StrEnum):
-    """What is computed of a micro-batch on a stage. BACKWARD is both gradients at once; INPUT and WEIGHT are one."""
+    """What a stage computes of a micro-batch. BACKWARD is both gradients at once; INPUT and WEIGHT are one of them."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -35,7 +35,7 @@ F, B, I, W = Pass.FORWARD, Pass.BACKWARD, Pass.INPUT, Pass.WEIGHT  # noqa: E741
 
 
 class _Rank:
-    """The actions of one rank so far. The micro-batches of a stage come in turn, for each kind of action."""
+    """The actions of one rank so far. For each kind of action the micro-batches of a stage come in turn."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
@@ -56,7 +56,7 @@ class _Rank:
                 self._owed.remove(stage)
 
     def pay(self) -> None:
-        """Add the gradients of weights owed longest, if any are."""
+        """Add the gradients of weights that have been owed longest, if any are."""
         if self._owed:
             self.add((W, self._owed[0]))
 
@@ -65,7 +65,7 @@ class _Rank:
 
 
 def orders(schedule: Schedule, *, pp: int, rounds: int, virtual: int = 1) -> list[list[Action]]:
-    """Return the actions of each of `pp` ranks for `rounds` micro-batches, in order. The combination is a legal one."""
+    """Return the actions of each of `pp` ranks for `rounds` micro-batches, in order. The combination must be legal."""
     made = []
     for rank in range(pp):
         actions = _Rank()
@@ -90,7 +90,7 @@ def _one_f_one_b(to: _Rank, rank: int, pp: int, rounds: int) -> None:
 
 
 def _interleaved(to: _Rank, rank: int, pp: int, rounds: int, virtual: int, *, split: bool) -> None:
-    """Go through the rank's stages in turns of about pp micro-batches; with `split`, weights follow `rank` behind."""
+    """Go through the rank's stages in turns of about pp micro-batches; with `split`, weights follow `rank` later."""
     turn = rounds // max(1, rounds // pp)
     total = rounds * virtual
     warm = min((virtual - 1) * turn + (1 if split else 2) * (pp - 1 - rank), total)
@@ -108,7 +108,7 @@ def _interleaved(to: _Rank, rank: int, pp: int, rounds: int, virtual: int, *, sp
 
 
 def _zbv(to: _Rank, rank: int, pp: int, rounds: int) -> None:
-    """Go down the V on the rank's one stage and up on the other; as torch, plan for at least 2 pp - 1 micro-batches."""
+    """Go down the V on one of the rank's stages and up on the other; as torch, plan at least 2 pp - 1 micro-batches."""
     down, up = rank, 2 * pp - 1 - rank
     planned = max(2 * pp - 1, rounds)
     to.add(*[(F, down)] * (2 * (pp - rank) - 1))
@@ -125,7 +125,7 @@ def _zbv(to: _Rank, rank: int, pp: int, rounds: int) -> None:
 
 
 def _dualpipe_v(to: _Rank, rank: int, pp: int, rounds: int) -> None:
-    """Pair forwards of the one stage with backwards of the other; splitting only where ranks fill and drain."""
+    """Pair forwards of one stage with backwards of the other; split backwards only while ranks fill and drain."""
     down, up = rank, 2 * pp - 1 - rank
     after = pp - 1 - rank
     to.add(*[(F, down)] * (2 * after))

@@ -1,4 +1,4 @@
-"""Which rank stands where on the axes of a layout.
+"""The place of each rank on the axes of a layout.
 
 rank = (pp index * dp + dp index) * tp + tp index: tp is innermost, so that it stays within a node, and the ranks of one
 pipeline stage are neighbours.
@@ -13,7 +13,7 @@ from elastic3d.errors import LayoutError
 
 
 class Axes(Protocol):
-    """Sizes of the mesh axes: a layout, or what somebody asks about one."""
+    """Sizes of the mesh axes: of a layout, or of a mesh that somebody asks about."""
 
     @property
     def dp(self) -> int:

@@ -1,4 +1,4 @@
-"""Rank all layouts of a cluster by predicted time; say why the others are not there."""
+"""Rank all layouts of a cluster by predicted time, and say why others do not work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastic3d.planner.step_time import seconds
 from elastic3d.values import Layout, ModelProfile
 
 BALANCED = 64
-"""Layouts whose stages are cut anew by cost, at most: those that this can make the fastest, most promising first."""
+"""Most layouts whose stages are cut anew by cost: those that this can make the fastest, most promising first."""
 
 
 def rank(
@@ -23,9 +23,9 @@ def rank(
 ) -> Ranking:
     """Return the layouts for up to `nodes` nodes of `slots` slots each, the fastest first.
 
-    In `request`, pp, dp, tp, zero and replicas of 0 are free, and so are a schedule of None and, where a schedule is
-    free or has several stages a rank, virtual=1. speeds: of each node in rank order, 1 for one as fast as `costs` say;
-    () for equal ones. Layouts of equal time stand in order of nodes, then of bytes.
+    In `request`, pp, dp, tp, zero and replicas of 0 are free, and so are a schedule of None and, if a schedule is free
+    or has several stages per rank, virtual=1. speeds: of each node in rank order, 1 for one as fast as `costs` say; ()
+    for equal ones. Layouts of equal time are ordered by nodes, then by bytes.
     """
     cluster = Cluster(nodes=nodes, slots=slots)
     found: list[Candidate] = []
@@ -54,7 +54,7 @@ def rank(
 def judge(
     layout: Layout, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float] = ()
 ) -> Candidate | RejectedLayout:
-    """Return what is predicted of one layout, or why it does not work."""
+    """Return the prediction for one layout, or why it does not work."""
     used = layout.world // cluster.slots
     reason = illegal(layout, cluster, profile)
     if reason is not None:
@@ -79,7 +79,7 @@ def judge(
 
 
 def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | None:
-    """Return why a layout cannot run on nodes of these slots, whatever it costs; None if it can."""
+    """Return why a layout cannot run on the cluster's nodes, whatever it costs; None if it can."""
     if layout.world > cluster.devices or layout.world % cluster.slots:
         return f"{layout} is {layout.world} ranks, not a whole number of the {cluster.nodes} nodes x {cluster.slots}"
     if cluster.slots % layout.tp:
@@ -88,7 +88,7 @@ def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | No
 
 
 def stage_speeds(layout: Layout, slots: int, speeds: Sequence[float]) -> tuple[float, ...]:
-    """Return the speed of each pipeline rank: that of its slowest node; () where nodes are alike."""
+    """Return the speed of each pipeline rank: that of its slowest node; () if nodes are alike."""
     used = speeds[: layout.world // slots]
     if len(set(used)) < 2 and set(used) <= {1.0}:
         return ()
@@ -101,7 +101,7 @@ def stage_speeds(layout: Layout, slots: int, speeds: Sequence[float]) -> tuple[f
 def _balanced(
     one: Candidate, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]
 ) -> Candidate | None:
-    """Return the candidate with stages cut by cost instead of evenly, where that is faster and fits."""
+    """Return the candidate with stages cut by cost instead of evenly, if that is faster and fits."""
     if _whole(one.layout, profile):
         return None
     first, last, blocks = _work(one.layout, profile, costs)
@@ -114,7 +114,7 @@ def _balanced(
 
 
 def _hope(one: Candidate, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]) -> float:
-    """Return the seconds below which no cut can bring the candidate."""
+    """Return a lower bound of the candidate's seconds, whatever its cuts."""
     if _whole(one.layout, profile):
         return one.seconds
     first, last, blocks = _work(one.layout, profile, costs)

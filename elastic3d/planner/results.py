@@ -1,4 +1,4 @@
-"""What comes out of planning: layouts in order, with their predicted time and memory, and why others are not there."""
+"""The results of planning: layouts in order, with their predicted time and memory, and why others do not work."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from elastic3d.values import Layout
 class Candidate:
     """A layout that works, as predicted.
 
-    nodes: how many it uses; spares: how many it leaves. micro_batches: that each pipeline runs in one step, fillers
-    included. seconds: of one step. memory_bytes: on the fullest device. memory, time: what these are made of, by
-    contributor, in bytes and seconds; they sum up to the figures above.
+    nodes: how many it uses; spares: how many it leaves. micro_batches: how many each pipeline runs in one step, fillers
+    included. seconds: of one step. memory_bytes: on the fullest device. memory, time: their contributors, in bytes and
+    seconds, which add up to the figures above.
     """
 
     layout: Layout
@@ -28,7 +28,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedLayout:
-    """A layout that does not work, and what would have to be otherwise."""
+    """A layout that does not work, and what would have to be different."""
 
     layout: Layout
     nodes: int

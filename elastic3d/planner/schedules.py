@@ -1,12 +1,13 @@
-"""Which layouts a pipeline's schedule allows, which stages a rank has, and where the stages are cut: pure functions.
+"""The layouts that a pipeline's schedule allows, the stages of each rank, and the cuts between stages: pure functions.
 
 The limits are those of torch.distributed.pipelining (2.13, `schedules.py`) and of FSDP2 under it:
 
-- 1F1B needs a micro-batch for each stage, DualPipeV too; we ask for one per pipeline rank of every schedule, since with
-  fewer some rank would have nothing to do.
+- 1F1B needs a micro-batch for each stage, and so does DualPipeV; for every schedule we require one per pipeline rank,
+  since with fewer some rank would have nothing to do.
 - Interleaved 1F1B and interleaved zero bubble run in max(1, m // pp) rounds of equal size.
-- Schedules that split the backward pass compute gradients of weights from what the forward pass kept, later and apart.
-  Parameters that are sharded anew after each forward pass (ZeRO-3) are gone by then, and the gradients silently wrong.
+- Schedules that split the backward pass compute gradients of weights separately, later, from what the forward pass
+  kept. Parameters that are sharded again after each forward pass (ZeRO-3) are gone then, and the gradients silently
+  wrong.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ VIRTUAL: dict[Schedule, tuple[int, int | None]] = {
     Schedule.ZBV: (2, 2),
     Schedule.DUALPIPE_V: (2, 2),
 }
-"""The least and the most stages per rank that each schedule takes; None for as many as there are blocks."""
+"""The fewest and the most stages per rank that each schedule takes; None for as many as there are blocks."""
 
 
 def schedule_of(layout: Layout) -> Schedule | None:
-    """Return the schedule that a layout runs: 1F1B where it has stages and names none, None without stages."""
+    """Return the schedule that a layout runs: 1F1B if it has stages and names none, None without stages."""
     if layout.pp == 1:
         return None
     return layout.schedule or Schedule.ONE_F_ONE_B
@@ -52,7 +53,7 @@ def problem(layout: Layout, *, blocks: int, micro_batches: int) -> str | None:
 
 
 def check(layout: Layout, *, blocks: int, micro_batches: int) -> None:
-    """Raise LayoutError where `problem` finds one."""
+    """Raise LayoutError if there is a `problem`."""
     found = problem(layout, blocks=blocks, micro_batches=micro_batches)
     if found:
         raise LayoutError(found)
@@ -79,7 +80,7 @@ def stages_problem(layout: Layout, blocks: int) -> str | None:
         return f"{layout}: cuts must rise from 1 to at most {blocks - 1}, the last block; they are {layout.cuts}"
     if schedule.splits_backward and layout.zero == 3:
         return (
-            f"{layout}: schedule {schedule} computes gradients of weights apart, when ZeRO-3 has let go of the "
+            f"{layout}: schedule {schedule} computes gradients of weights separately, after ZeRO-3 has freed the "
             "parameters again, and they would be silently wrong; use zero=2, or schedule=interleaved or 1f1b"
         )
     return None
@@ -142,9 +143,9 @@ def cuts(
 ) -> tuple[int, ...]:
     """Return the cuts for a layout's stages that make its slowest pipeline rank as fast as possible.
 
-    costs: of each block, in any unit of time. first, last: of what comes before and after the blocks. speeds: of each
-    pipeline rank, () for equal ones. () where runs of equal length are as good. The slowest single stage is the least
-    possible; where ranks have several stages, single blocks are moved from there for as long as that helps the slowest
+    costs: of each block, in any unit of time. first, last: of the parts before and after the blocks. speeds: of each
+    pipeline rank, () for equal ones. Returns () if runs of equal length are as good. The slowest single stage is as
+    fast as possible; if ranks have several stages, single blocks are moved from there while that helps the slowest
     rank.
     """
     blocks, stages = len(costs), layout.stages
@@ -176,9 +177,9 @@ def cuts(
 def even_share(
     costs: Sequence[float], layout: Layout, *, first: float = 0.0, last: float = 0.0, speeds: Sequence[float] = ()
 ) -> float:
-    """Return what part of the time with runs of equal length is left at best, whatever the cuts: 1 where none gains.
+    """Return the share of the time with runs of equal length that remains at best, whatever the cuts: 1 if none helps.
 
-    The arguments are those of `cuts`. The bound is the mean of what the slowest stage, or rank, has.
+    The arguments are those of `cuts`. The bound is the mean work over that of the slowest stage, or rank.
     """
     bounds = (0, *even_cuts(len(costs), layout.stages), len(costs))
     work = [sum(costs[start:stop]) for start, stop in pairwise(bounds)]
@@ -200,7 +201,7 @@ def _slowest(single: Sequence[float], of_rank: Sequence[int]) -> tuple[float, fl
 
 
 def _balanced(stages: int, blocks: int, weight: Weight) -> tuple[int, ...]:
-    """Return the cuts whose heaviest stage is lightest; among those, by preference, of like weights."""
+    """Return the cuts whose heaviest stage is lightest; among those, rather ones with similar weights."""
     found: list[tuple[float, float, tuple[int, ...]] | None]
     found = [None] + [(weight(0, 0, stop), weight(0, 0, stop) ** 2, ()) for stop in range(1, blocks + 1)]
     for stage in range(1, stages):

@@ -1,4 +1,4 @@
-"""Shapes of well-known models, and what one can compute from a shape alone: parameters, FLOPs, activation bytes.
+"""Shapes of well-known models, and what can be computed from a shape alone: parameters, FLOPs, activation bytes.
 
 Sizes are those of the models' own published configurations. FLOPs are counted as in Narayanan et al. 2021, "Efficient
 Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (arXiv 2104.04473, section 5 and appendix): a
@@ -16,7 +16,7 @@ from elastic3d.errors import UsageError
 
 
 class RecomputedShare(StrEnum):
-    """What of a block's activations is computed again in the backward pass instead of being kept."""
+    """The part of a block's activations that is computed again in the backward pass instead of being kept."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -25,13 +25,13 @@ class RecomputedShare(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a decoder. All counts are of one model, whole.
+    """The sizes of a decoder. All counts are for one whole model.
 
     width: of the stream between blocks. heads, kv_heads: of queries, and of keys and values. head: width of one head, 0
-    for width / heads. ffn: width of the feed-forward part, of one expert's where there are several. gated: it has a
-    gate beside its two products. context: tokens of a sample. places: rows of a learned table of positions, 0 for none.
+    for width / heads. ffn: width of the feed-forward part, of one expert's if there are several. gated: it has a gate
+    besides its two products. context: tokens of a sample. places: rows of a learned table of positions, 0 for none.
     tied: input and output share one table. experts, chosen: how many there are, and how many a token goes through.
-    biases: every product has one; qkv_biases: only queries, keys and values. centred: norms have a bias beside their
+    biases: every product has one; qkv_biases: only queries, keys and values. centred: norms have a bias besides their
     scale. dropout: masks are kept for the backward pass.
     """
 
@@ -84,7 +84,7 @@ def input_parameters(shape: Shape) -> int:
 
 
 def output_parameters(shape: Shape) -> int:
-    """Return the parameters after the blocks: the last norm, and the output table where it is not the input's."""
+    """Return the parameters after the blocks: the last norm, and the output table if it is not the input's."""
     return _norm(shape) + (0 if shape.tied else shape.vocabulary * shape.width)
 
 
@@ -94,7 +94,7 @@ def parameters(shape: Shape) -> int:
 
 
 def chosen_parameters(shape: Shape) -> int:
-    """Return the number of parameters that one token goes through; all of them where there are no experts."""
+    """Return the number of parameters that one token goes through; all of them if there are no experts."""
     outside = input_parameters(shape) + output_parameters(shape)
     return shape.layers * block_parameters(shape, chosen=True) + outside
 
@@ -119,7 +119,7 @@ def output_flops(shape: Shape) -> float:
 
 
 def flops_per_token(shape: Shape, recompute: RecomputedShare = RecomputedShare.NONE) -> float:
-    """Return the FLOPs of a forward and a backward pass over one token, with what is computed again."""
+    """Return the FLOPs of a forward and a backward pass over one token, recomputation included."""
     again = {
         RecomputedShare.NONE: 0.0,
         RecomputedShare.SELECTIVE: score_flops(shape),
@@ -140,9 +140,9 @@ def activation_bytes(
 ) -> float:
     """Return the bytes that one block keeps for its backward pass, of `samples` samples, on each of `tp` ranks.
 
-    sequence: what tp does not cut by heads or columns is cut along the sequence (sequence parallel). fused: scores are
-    never written down, as in flash attention. With recompute "full" the block's input is all that is kept; with
-    "selective" the scores are not, which fused attention never keeps.
+    sequence: whatever tp does not cut by heads or columns is cut along the sequence (sequence parallel). fused: scores
+    are never stored, as in flash attention. With recompute "full" only the block's input is kept; with "selective" all
+    but the scores, which fused attention never keeps.
     """
     h, q, k, f = shape.width, shape.queries, shape.keys, shape.ffn
     tokens = shape.context * samples
@@ -152,7 +152,7 @@ def activation_bytes(
     mask = 1 if shape.dropout else 0
     # Inputs of the two norms, of the first products of attention and of the feed-forward part, and two masks.
     whole = 4 * itemsize * h + 2 * mask * h
-    # Queries, keys, values, the input of the output product; then what the feed-forward part makes.
+    # Queries, keys, values, the input of the output product; then the feed-forward part's results.
     cut = itemsize * (2 * q + 2 * k) + shape.chosen * (4 if shape.gated else 2) * itemsize * f
     if shape.experts > 1:
         whole += shape.chosen * itemsize * h + 4 * shape.experts
@@ -246,8 +246,8 @@ _NEOX = Shape(
     centred=True,
 )
 
-# Contexts are those of pre-training, where a configuration allows longer ones. GPT-3 XL and 6.7B have the head width
-# 128, as its table says; the table's 24 heads of XL do not fit its width, so 16 stand here.
+# Contexts are those of pre-training, even if a configuration allows longer ones. GPT-3 XL and 6.7B have the head width
+# 128, as the paper's table says; the table's 24 heads of XL do not fit its width, so 16 are given here.
 _ALL = (
     _gpt("gpt-125m", 12, 768, 12),
     _gpt("gpt-350m", 24, 1024, 16),

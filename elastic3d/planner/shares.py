@@ -1,8 +1,8 @@
-"""Which part of each tensor a rank of a mesh holds, from names and shapes alone.
+"""The part of each tensor that a rank of a mesh holds, from names and shapes alone.
 
 A run's own model says exactly where its stages are cut; a checkpoint only has names. Blocks are found as the numbered
-modules that hold most of the bytes (`blocks.0`, `blocks.1`, ...); what is not in a block belongs to the first stage or
-to the last. Where there are no blocks to cut stages from, every tensor is cut evenly over the whole world.
+modules that hold most of the bytes (`blocks.0`, `blocks.1`, ...); other tensors belong to the first stage or to the
+last. If there are no blocks to cut stages from, every tensor is cut evenly over the whole world.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSizes:
-    """The sizes of a mesh that somebody asks about; unlike a `Layout`, whether or not a run can use it."""
+    """The sizes of a mesh that somebody asks about; unlike a `Layout`, it need not be one that a run can use."""
 
     pp: int = 1
     dp: int = 1
@@ -45,7 +45,7 @@ class MeshSizes:
         for item in text.split(","):
             match = _AXIS.fullmatch(item.strip())
             if match is None or match[1] in sizes or not int(match[2]):
-                raise LayoutError(f"{text!r} is no mesh: give each axis once and at least 1, as in pp=2,dp=3,tp=2")
+                raise LayoutError(f"{text!r} is not a mesh: give each axis once and at least 1, as in pp=2,dp=3,tp=2")
             sizes[match[1]] = int(match[2])
         target = cls(**sizes)
         if target.world > _MOST:
@@ -57,8 +57,8 @@ class MeshSizes:
 class Homes:
     """Where tensors live. blocks: path of the numbered modules, "" for none; count: how many there are.
 
-    last: what belongs to the last stage; whole: what is not cut; guessed: tensors outside the blocks that are counted
-    to the first stage because nothing says better. All by parameter, which an optimizer's tensors follow.
+    last: those of the last stage; whole: those not cut; guessed: those outside the blocks that are assigned to the
+    first stage for want of better knowledge. All by parameter, which an optimizer's tensors follow.
     """
 
     blocks: str = ""
@@ -69,7 +69,7 @@ class Homes:
 
 
 def stage_of_block(block: int, blocks: int, stages: int) -> int:
-    """Return the stage of a block: contiguous runs whose lengths differ by one at most."""
+    """Return the stage of a block: stages are contiguous runs whose lengths differ by at most one."""
     return block * stages // blocks
 
 
@@ -97,8 +97,8 @@ def find_homes(
     """Return where tensors live.
 
     blocks: the path of the blocks, None to find it. last: patterns of names that come after the blocks. stages: the
-    keys each stage of the mesh that wrote the state held, where it had several; whole: keys that it did not cut.
-    LayoutError for a path that no numbered modules stand at.
+    keys that each stage of the mesh that wrote the state held, if it had several; whole: keys that it did not cut.
+    LayoutError for a path without numbered modules.
     """
     sizes: dict[str, int] = defaultdict(int)
     for spec in specs:
@@ -153,10 +153,10 @@ def _blocks(sizes: Mapping[str, int], path: str | None) -> tuple[str, int]:
 def boxes_of(
     specs: Iterable[TensorSpec], rank: int, target: MeshSizes, homes: Homes, parameters: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[TensorSpec, Box]]:
-    """Yield what one rank of a mesh holds of each tensor.
+    """Yield the part of each tensor that one rank of a mesh holds.
 
-    `parameters` has the shapes of parameters by name: an optimizer's tensor of another shape than its parameter's is
-    held whole. Within a stage dim 0 is cut into runs over tp, each of them into runs over dp.
+    `parameters` has the shapes of parameters by name: an optimizer's tensor whose shape differs from its parameter's is
+    held whole. Within a stage dim 0 is cut into runs over tp, and each of them into runs over dp.
     """
     place = place_of(rank, target)
     staged = bool(homes.blocks) and target.pp > 1

@@ -1,9 +1,9 @@
 """Predict the time of one step of a layout, by contributor: pure functions.
 
-Pipelines: the slowest rank computes all its micro-batches, and waits while the pipeline fills and drains. How long, is
+Pipelines: the slowest rank computes all its micro-batches, and waits while the pipeline fills and drains. The wait is
 (p - 1) passes of a stage for GPipe and 1F1B and of a v times smaller one interleaved (Narayanan et al. 2021, arXiv
 2104.04473, section 2.2), and (p - 1)(F + I - W) for zero bubble (Qi et al. 2024, arXiv 2401.10241, section 2.3, ZB-H1).
-Closed forms, because a planner compares thousands of layouts; a test holds them to the timeline of each schedule.
+These are closed forms, because a planner compares thousands of layouts; a test compares them with each timeline.
 
 Communication per device, of n ranks and b bytes: (n - 1) / n * b for a gather, a reduce-scatter or an all-to-all, twice
 that for an all-reduce (Rajbhandari et al. 2020, arXiv 1910.02054, section 7), and a latency for each of n - 1 messages.
@@ -26,7 +26,7 @@ from elastic3d.values import Layout, ModelProfile, Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Seconds that one micro-batch takes on a pipeline rank, over all its stages; what hides behind it is left out."""
+    """Seconds that one micro-batch takes on a pipeline rank, over all its stages, without hidden communication."""
 
     stage: StageCost
     compute: float
@@ -37,14 +37,14 @@ class Round:
 
     @property
     def whole(self) -> float:
-        """All of it."""
+        """Seconds in all."""
         return self.stage.whole
 
 
 def seconds(
     layout: Layout, profile: ModelProfile, costs: Costs, slots: int, speeds: Sequence[float] = ()
 ) -> dict[str, float]:
-    """Return the seconds of one step by contributor, none of them 0. speeds: of each pipeline rank, () for equal."""
+    """Return the seconds of one step by contributor, none of them 0. speeds: of each pipeline rank, () if equal."""
     rounds = -(-profile.micro_batches // layout.dp)
     found = [
         (load, one_round(load, layout, profile, costs, slots, speeds[load.rank] if speeds else 1.0))
@@ -63,14 +63,14 @@ def seconds(
         "optimizer": _update(slowest_load, layout, profile, costs),
     }
     if costs.cores:
-        # Processes that share cores take turns: whatever overlaps on the clock, the work adds up.
+        # Processes that share cores take turns: even if it overlaps in time, the work adds up.
         works = layout.world * (sum(parts.values()) - parts["bubble"] - parts["hops"]) / costs.cores
         parts["shared cores"] = max(0.0, works - sum(parts.values()))
     return {name: value for name, value in parts.items() if value}
 
 
 def one_round(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int, speed: float = 1.0) -> Round:
-    """Return what one micro-batch costs on a pipeline rank."""
+    """Return the seconds of one micro-batch on a pipeline rank."""
     flops = layout.tp * costs.device.flops * speed
     forward = again = 0.0
     for part, count in load.parts(profile):
@@ -82,7 +82,7 @@ def one_round(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, s
     own, link = held(load, profile, layout), shard_link(layout, costs, slots)
     gather = _exchange(own * profile.compute_bytes, layout.shards, link, units(load)) if layout.zero == 3 else 0.0
     reduce = _reduction(own, load, layout, profile, costs, slots)
-    # A third of the computation, that of the pass it belongs to, is what each exchange can hide behind.
+    # Each exchange can hide behind a third of the computation: that of the pass to which it belongs.
     shown_gathers = 2 * _shown(gather, forward, costs.overlap)
     shown_reduce = _shown(reduce, forward, costs.overlap)
     stage = StageCost(
@@ -106,7 +106,7 @@ def units(load: Load) -> int:
 
 
 def shard_link(layout: Layout, costs: Costs, slots: int) -> Link:
-    """Return the link that the shards of one copy talk over."""
+    """Return the link over which the shards of one copy communicate."""
     return _group_link(layout.shards, layout.tp, costs, slots)
 
 
@@ -119,7 +119,7 @@ def hop(layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> floa
 
 
 def hops(layout: Layout, rounds: int) -> float:
-    """Return how many hops in a row a step waits for: while a pipeline fills and drains, and for 1F1B each turn."""
+    """Return for how many hops a step waits: while a pipeline fills and drains, and with 1F1B in each turn."""
     ways, schedule = layout.pp - 1, schedule_of(layout)
     if schedule is None:
         return 0.0
@@ -148,8 +148,8 @@ def fill(layout: Layout, slowest: StageCost) -> float:
 def _reduction(own: float, load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> float:
     """Return the seconds of reducing one round's gradients.
 
-    Ordered: an all-to-all within a copy's shards, pieces added as they stand, and between copies an all-reduce of a
-    shard. The backend's own is done once a step, and counts here with its share of a round.
+    Ordered: an all-to-all within a copy's shards, whose pieces are then added in place, and between copies an
+    all-reduce of a shard. The backend's own is done once per step; here its share of a round counts.
     """
     if layout.dp == 1:
         return 0.0
@@ -164,7 +164,7 @@ def _reduction(own: float, load: Load, layout: Layout, profile: ModelProfile, co
 
 
 def _once(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> float:
-    """Return the seconds of gathering parameters once a step, as ZeRO-1 and 2 do."""
+    """Return the seconds of gathering parameters once per step, as ZeRO-1 and 2 do."""
     if layout.dp == 1 or layout.zero == 3:
         return 0.0
     nbytes = held(load, profile, layout) * profile.compute_bytes
@@ -183,7 +183,7 @@ def _shown(exchange: float, behind: float, overlap: float) -> float:
 
 
 def _group_link(ranks: int, apart: int, costs: Costs, slots: int) -> Link:
-    """Return the link of a group of ranks that stand `apart`; between nodes its members of one node share the load."""
+    """Return the link of a group of ranks at distances of `apart`; between nodes, those on one node share the load."""
     if ranks * apart <= slots:
         return costs.inside
     members = max(1, slots // apart)
@@ -194,7 +194,7 @@ def _group_link(ranks: int, apart: int, costs: Costs, slots: int) -> Link:
 def _exchange(nbytes: float, ranks: int, link: Link, messages: int) -> float:
     """Return the seconds of a gather, reduce-scatter or all-to-all of `nbytes` in so many collectives.
 
-    Latency grows with the logarithm of the ranks, as trees and direct sends have it.
+    Latency grows with the logarithm of the ranks, as for trees and direct sends.
     """
     if ranks == 1:
         return 0.0

@@ -1,7 +1,7 @@
 """When each pipeline rank computes which micro-batch: a schedule's order of actions on a clock.
 
-An action begins when the one before it on its rank has ended and what it needs has arrived: a forward needs the output
-of the stage before, a backward the gradient of the stage after, and either costs a hop where that is another rank.
+An action begins when the one before it on its rank has ended and its input has arrived: a forward needs the output of
+the stage before, a backward the gradient of the stage after, and either costs a hop if that is on another rank.
 Sending is not charged to the sender.
 """
 
@@ -15,7 +15,7 @@ from elastic3d.planner.schedules import rank_of_stage, schedule_of
 from elastic3d.values import Layout
 
 MOST = 8_000
-"""Computations that are laid out one by one; of longer steps the beginning and the end, with an equal middle."""
+"""Most computations that are laid out one by one; of longer steps the beginning and the end, with an equal middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class ScheduledAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What each pipeline rank does, in order. micro_batches: that are laid out, of `of` that there are.
+    """The computations of each pipeline rank, in order. micro_batches: how many are laid out, of `of` in all.
 
-    bubble: part of the ranks' time in which they wait, of all micro-batches.
+    bubble: share of the ranks' time in which they wait, over all micro-batches.
     """
 
     ranks: tuple[tuple[ScheduledAction, ...], ...]
@@ -76,8 +76,8 @@ class Timeline:
 def timeline(layout: Layout, micro_batches: int, *, backward: float = 2.0) -> Timeline:
     """Return the timeline of one step of a layout whose pipelines run `micro_batches` each.
 
-    Times are in forwards of a whole rank, of equal stages, without communication. backward: time of a backward in
-    forwards; 3 with full recomputation, which comes before the gradients of inputs.
+    The unit of time is a forward of a whole rank; stages are equal, and there is no communication. backward: time of a
+    backward in forwards; 3 with full recomputation, which comes before the gradients of inputs.
     """
     laid = micro_batches
     if 2 * micro_batches * layout.stages > MOST:
@@ -101,7 +101,7 @@ def timeline(layout: Layout, micro_batches: int, *, backward: float = 2.0) -> Ti
 def play(
     layout: Layout, rounds: int, costs: Sequence[StageCost], hop: float = 0.0
 ) -> tuple[tuple[ScheduledAction, ...], ...]:
-    """Return what each pipeline rank does when, for `rounds` micro-batches; the layout is a legal one.
+    """Return what each pipeline rank computes, and when, for `rounds` micro-batches; the layout must be legal.
 
     costs: of each stage. hop: time for an activation, or its gradient, to reach another rank.
     """
@@ -137,7 +137,7 @@ def play(
 
 
 def kept(works: Sequence[ScheduledAction]) -> int:
-    """Return how many micro-batches a rank keeps activations of at most, each of its stages counted for itself."""
+    """Return the most micro-batches whose activations a rank keeps, each of its stages counted separately."""
     most = held = 0
     for work in works:
         if work.kind is Pass.FORWARD:

@@ -1,8 +1,8 @@
 """Which torchrun agent a process belongs to, so that it ends with that agent and with no other.
 
-What a process reads of its parent after an agent has died is that of whoever adopted it: a keeper whose agent was
-killed while it imported would take init for its agent, and train alone. So the agent names itself in the environment
-of its workers, by a pid and the time it was started at, for pids come again.
+After its agent has died, a process has the parent that adopted it: a keeper whose agent was killed while it imported
+would take init for its agent, and train alone. So the agent names itself in the environment of its workers, by its pid
+and the time at which it was started, since pids are reused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastic3d import threads
 
 
 def identity(pid: int) -> str:
-    """Return what names this process for as long as the machine runs; "" where it does not live."""
+    """Return a name of this process that is unique until the machine reboots; "" if it does not live."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -37,8 +37,8 @@ def lives(agent: str) -> bool:
 def end_with(agent: str, end: Callable[[], object]) -> None:
     """Call `end` from a thread when the agent is gone.
 
-    For a process that is not the agent's own child, since something stands between them: a wrapper, a shell. The
-    parent-death signal tells of that alone.
+    For a process that is not the agent's own child because a wrapper or a shell is between them: the parent-death
+    signal would report only that one's death.
     """
     try:
         handle = os.pidfd_open(pid_of(agent))

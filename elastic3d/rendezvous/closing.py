@@ -1,7 +1,7 @@
-"""A run id that somebody has closed: no node finds a rendezvous under it any more, as torch has it.
+"""A run id that somebody has closed: no node finds a rendezvous under it any more, as torch defines it.
 
-A key beside the run's records, which nobody but the handlers of mode=restart reads. It goes by itself after two hours,
-as what torch's own etcd backend kept of a run: the id can be used again then.
+A key beside the run's records, which only the handlers of mode=restart read. It expires after two hours, like the keys
+of torch's own etcd backend: then the id can be used again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SECONDS = 7200.0
 """Seconds for which a run id stays closed."""
 
 POLL = 2.0
-"""Seconds between two looks of a node that waits."""
+"""Seconds between two reads by a node that waits."""
 
 
 def close(client: EtcdClient, root: str, node: str) -> None:
@@ -23,13 +23,13 @@ def close(client: EtcdClient, root: str, node: str) -> None:
 
 
 def closed_by(client: EtcdClient, root: str) -> str | None:
-    """Return the node that has closed the run id, None where it is open."""
+    """Return the node that has closed the run id, None if it is open."""
     found = client.get(root + KEY)
     return None if found is None else found.value.decode(errors="replace")
 
 
 def words(run_id: str, node: str) -> str:
-    """Return what who comes now is told."""
+    """Return the error text for a node that comes now."""
     return (
         f"node {node} has closed run id {run_id}, so that there is no further rendezvous under it; trying again helps "
         "in two hours, when the id is free again, another --rdzv-id at once"

@@ -10,7 +10,7 @@ from elastic3d.trust.encryption import Encryption, load
 
 
 def encryption(settings: Settings) -> Encryption | None:
-    """Return how connections between nodes are encrypted; ConfigurationError where the files are not fit for it."""
+    """Return how connections between nodes are encrypted; ConfigurationError if the files cannot be used for that."""
     try:
         return load(settings.cert, settings.key)
     except (OSError, ValueError) as error:
@@ -25,7 +25,7 @@ def client(settings: Settings) -> EtcdClient:
     tls = Tls.of(settings.ca, settings.cert, settings.key)
     password = None
     if settings.password_file:
-        # Read each time etcd asks, so that the password can be changed while the job runs; now, to tell what is wrong.
+        # Read each time etcd asks, so that the password can be changed while the job runs; now to report what is wrong.
         password = settings.password
         password()
         warning = password_warning(settings.user, parse_endpoints(settings.endpoints, tls=tls is not None))
@@ -35,14 +35,14 @@ def client(settings: Settings) -> EtcdClient:
 
 
 PATIENCE = 30.0
-"""Seconds an etcd that is not there yet, or has more to do than it can, is waited for by a node that starts."""
+"""Seconds that a starting node waits for an etcd that is not there yet, or is overloaded."""
 
 
 def connect(settings: Settings, *, patience: float | None = None) -> EtcdClient:
-    """Return a client that has proved etcd is there, new enough, and lets us in; errors say what to do.
+    """Return a client after checking that etcd is there, new enough, and lets us in; errors say what to do.
 
-    patience: seconds for which no answer is tried again after a first few, 0 for not at all. By default `PATIENCE`, or
-    as long as the job waits for its other nodes if that is shorter.
+    patience: seconds for which to go on if the first tries get no answer, 0 for not at all. By default `PATIENCE`, or
+    the time that the job waits for its other nodes if that is shorter.
     """
     if patience is None:
         patience = min(PATIENCE, settings.policy.below_minimum)

@@ -1,4 +1,4 @@
-"""Errors of a handler, each both ours and of the kind that torch's contract of rendezvous handlers names."""
+"""Errors of a handler, each both ours and of the class that torch's contract for rendezvous handlers names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EtcdRefusedUs(EtcdRefused, RendezvousConnectionError):
 
 @contextmanager
 def as_torchs() -> Iterator[None]:
-    """Raise errors of etcd as torch's callers expect them, in the same words."""
+    """Raise etcd's errors as the classes that torch expects, with the same text."""
     try:
         yield
     except EtcdUnavailable as error:

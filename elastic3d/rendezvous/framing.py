@@ -13,14 +13,14 @@ from elastic3d.trust.frames import SEAL_BYTES, Seals
 from elastic3d.trust.handshake import Peer
 
 LONGEST = 64 * 2**20
-"""Bytes of the longest message; who announces more does not speak this language."""
+"""Bytes of the longest message; a peer that announces more does not speak this protocol."""
 
 NOTHING = object()
-"""No whole message."""
+"""No complete message."""
 
 
 class Frames:
-    """Messages of one proved connection, both directions."""
+    """Messages of one proved connection, in both directions."""
 
     def __init__(self, peer: Peer) -> None:
         self._sent, self._received = Seals(peer.keys.send), Seals(peer.keys.receive)
@@ -36,7 +36,7 @@ class Frames:
         self._inbox += data
 
     def next(self) -> Any:
-        """Return the next whole message, `NOTHING` while it is not there; ValueError, Forged, RecursionError."""
+        """Return the next complete message, `NOTHING` if there is none; raises ValueError, Forged, RecursionError."""
         inbox = self._inbox
         if len(inbox) < 4:
             return NOTHING

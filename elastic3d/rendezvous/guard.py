@@ -1,10 +1,10 @@
-"""Kill a dead agent's workers: run as a script of its own, beside the agent, with the standard library alone.
+"""Kill a dead agent's workers: a separate script beside the agent, which uses only the standard library.
 
 torchrun gives its workers no parent-death signal, and an orphan goes on computing, holding its device and its sockets.
 The guard waits for the agent's pidfd; when the agent is gone, it kills every process that carries the agent's token in
-its environment - unless the agent said before that it ends in order: what is left then was detached by the user. The
-token and that word come over stdin, for the arguments of a process are there for everybody to read. The guard ends at
-that word, which an agent may outlive as part of another program, and with the agent in any case.
+its environment, unless the agent said before that it ends in order: what is left then was detached by the user. The
+token and that message come over stdin, since everybody can read the arguments of a process. The guard ends after that
+message, which an agent that is part of another program may outlive, and with the agent in any case.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import sys
 
 VARIABLE = "ELASTIC3D_AGENT"
 DONE = b"done\n"
-"""What the agent says when it ends in order; torchrun has ended its workers by then."""
+"""The agent's message that it ends in order; torchrun has ended its workers before that."""
 
 
 def main(agent: int, word: int) -> None:
-    """Wait for process `agent` to end, then kill what carries its token. word: descriptor of what the agent says."""
+    """Wait for process `agent` to end, then kill what carries its token. word: descriptor for the agent's messages."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -54,7 +54,7 @@ def main(agent: int, word: int) -> None:
 
 
 def left(word: int) -> bytes:
-    """Return what is there to read. No end of file is waited for: a process the agent forked may hold the other end."""
+    """Return what is there to read, without waiting for end of file: a fork of the agent may hold the other end."""
     os.set_blocking(word, False)
     data = b""
     try:

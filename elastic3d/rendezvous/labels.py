@@ -7,8 +7,8 @@
                  at /etc/podinfo/labels if it is there; topology.kubernetes.io/zone and region, kubernetes.io/hostname,
                  and elastic3d/zone, elastic3d/rack...
 
-Each label comes from the first of these that has it; the host is the host's name where nobody says otherwise. What a
-person wrote is refused when it is wrong, what a scheduler says is taken as far as it fits.
+Each label comes from the first of these that has it; the host is the machine's host name if none says otherwise. Wrong
+labels from a person are refused; a scheduler's are taken as far as they fit.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _VALUE = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _LINE = re.compile(r'\s*([^=\s"]+)=(".*")\s*')
 
 Read = Callable[[str], str]
-"""Returns a file's text; raises OSError where it cannot."""
+"""Returns a file's text; raises OSError if it cannot."""
 
 
 def labels_of(conf: str, variables: Mapping[str, str], hostname: str, read: Read) -> dict[str, str]:
-    """Return a node's labels, far ones first; ConfigurationError for what a person wrote wrongly.
+    """Return a node's labels, far ones first; ConfigurationError for a person's mistakes.
 
     conf: the text of --rdzv-conf=labels, "" for none. hostname: of this machine.
     """
@@ -56,7 +56,7 @@ def _given(text: str, source: str, between: str, inside: str, example: str) -> d
         name, found, value = part.partition(inside)
         if not found or name not in LEVELS or not _VALUE.fullmatch(value):
             raise ConfigurationError(
-                f"{source}={text}: {part!r} is no label; write them as {example}: names are {', '.join(LEVELS)}, "
+                f"{source}={text}: {part!r} is not a label; write them as {example}: names are {', '.join(LEVELS)}, "
                 "values letters, digits and . _ -"
             )
         if name in labels:
@@ -66,9 +66,9 @@ def _given(text: str, source: str, between: str, inside: str, example: str) -> d
 
 
 def _slurm(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return labels from e.g. "s0.s4.tux1" of pattern "switch.switch.node": the switch next to the node, then farther.
+    """Return labels from e.g. "s0.s4.tux1" with pattern "switch.switch.node": the nearest switch first.
 
-    A tree has as many levels as its site likes: the nearest is the switch, the next the rack, all above it the zone.
+    A tree may have any number of levels: the nearest is the switch, the next the rack, all above it the zone.
     """
     labels = {}
     if name := variables.get(environment.SLURM_NODE.name):
@@ -93,7 +93,7 @@ def _kubernetes(variables: Mapping[str, str], read: Read) -> dict[str, str]:
     if name := pod.get("kubernetes.io/hostname"):
         labels["host"] = _fitting(name)
     region, zone = pod.get("topology.kubernetes.io/region", ""), pod.get("topology.kubernetes.io/zone", "")
-    # Clouds name a zone after its region; where a site does not, equal zones of two regions are still two.
+    # Clouds name a zone after its region; on a site that does not, equal zones of two regions are still two.
     full = zone if zone.startswith(region) else ".".join(filter(None, (region, zone)))
     if full or region:
         labels["zone"] = _fitting(full or region)
@@ -123,5 +123,5 @@ def _podinfo(variables: Mapping[str, str], read: Read) -> dict[str, str]:
 
 
 def _fitting(name: str) -> str:
-    """Return a scheduler's name with what cannot be in a label's value replaced."""
+    """Return a scheduler's name with characters replaced that a label's value cannot have."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:128]

@@ -1,9 +1,9 @@
 """How `--rdzv-backend=etcd` becomes ours.
 
-torch calls the entry points of group `torchrun.handlers` when its rendezvous package is imported, and registers what
-they return under the entry point's name. A name that torch itself uses is refused there, and the refusal is only
-logged; so the entry point is called `etcd-v3`, and takes the place of torch's own `etcd` in the registry itself. That
-backend speaks etcd's v2 API, which servers since 3.4 refuse by default and 3.6 no longer has.
+torch calls the entry points of group `torchrun.handlers` when its rendezvous package is imported, and registers their
+results under the entry points' names. A name that torch itself uses is refused there, and the refusal is only logged;
+so the entry point is called `etcd-v3`, and replaces torch's own `etcd` in the registry itself. torch's backend speaks
+etcd's v2 API, which servers since 3.4 refuse by default and 3.6 no longer has.
 
 `ELASTIC3D_TAKE_OVER_ETCD=0` leaves torch's own `etcd` alone; `etcd-v3` is ours either way.
 """
@@ -41,7 +41,7 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
     output.checked_verbosity()
     if parameters.backend == "etcd":
         output.say(
-            f"elastic3d speaks for --rdzv-backend=etcd here, in etcd's v3 API; {SWITCH}=0 leaves it to torch's own"
+            f"elastic3d serves --rdzv-backend=etcd here, with etcd's v3 API; {SWITCH}=0 leaves it to torch's own"
         )
     settings = from_parameters(parameters)
     if settings.mode == "resident":
@@ -54,7 +54,7 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def _complain(error: Exception) -> None:
-    """Say that the takeover failed; end a torchrun that asked for it, for torch would silently use its v2 backend."""
+    """Report that the takeover failed; end a torchrun that asked for it: torch would silently use its v2 backend."""
     text = (
         f"elastic3d could not take over --rdzv-backend=etcd in this torch ({type(error).__name__}: {error}). "
         f"Use --rdzv-backend=etcd-v3, or set {SWITCH}=0 to keep torch's own backend."

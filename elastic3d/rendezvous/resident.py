@@ -1,7 +1,7 @@
 """mode=resident: the agent's group is its own node, and its keepers are the member.
 
-torchrun's own barriers then never wait for another node, and a change of membership is none of the agent's business: it
-only sees its keepers, which live as long as the node takes part.
+torchrun's own barriers then never wait for another node, and a change of membership does not concern the agent: it only
+sees its keepers, which live as long as the node takes part.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.errors import as_torchs
 from elastic3d.rendezvous.settings import Settings
 
-"""Names this agent's keepers to each other; new for each start of the worker group."""
-
 
 class ResidentHandler(RendezvousHandler):
     """A group of one: rank 0 of 1, no store shared with anybody."""
@@ -40,12 +38,12 @@ class ResidentHandler(RendezvousHandler):
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Check that etcd is there, tell the keepers what to join, and be alone; RendezvousConnectionError."""
+        """Check that etcd is there, tell the keepers what to join, and be a group of one; RendezvousConnectionError."""
         with as_torchs():
             client: EtcdClient = connect(self._settings)
             if self._settings.end_seen is None:
-                # Not asked again when torchrun starts the keepers anew: they belong to the job this agent was started
-                # for.
+                # Not read again when torchrun starts the keepers anew: they belong to the job for which this agent was
+                # started.
                 self._settings = replace(self._settings, end_seen=end_seen(client, self._settings.root))
             client.close()
         os.environ[environment.RENDEZVOUS.name] = self._settings.to_environment()
@@ -53,7 +51,7 @@ class ResidentHandler(RendezvousHandler):
         os.environ[environment.AGENT_PROCESS.name] = agent.identity(os.getpid())
         # A template is safe to fork only if no thread pool was ever started; trainers set their own thread count.
         os.environ[environment.THREADS.name] = "1"
-        # torch.cuda.is_available() would otherwise initialise CUDA, which no fork survives.
+        # Otherwise torch.cuda.is_available() would initialise CUDA, which does not survive a fork.
         os.environ[environment.NVML_CHECK.name] = "1"
         store: Store = HashStore()
         info = RendezvousStoreInfo.build(0, store, local_addr=self._settings.address)
@@ -68,7 +66,7 @@ class ResidentHandler(RendezvousHandler):
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: the keepers see to changes themselves."""
+        """Return 0: the keepers handle changes themselves."""
         return 0
 
     def get_run_id(self) -> str:

@@ -1,12 +1,12 @@
 """mode=restart: any torchrun script, unchanged; the agent is the member, and torchrun restarts the workers.
 
 torchrun's agent asks `num_nodes_waiting` ten times a second and restarts its workers when it is above 0, without
-spending `--max-restarts`: that is the one signal through which every change, death included, reaches all agents. A
-worker that fails by itself, be it because its peer died, is torchrun's to count.
+spending `--max-restarts`: through this one signal every change, death included, reaches all agents. A worker that fails
+by itself, even if because its peer died, is counted by torchrun.
 
-Each generation meets at the table that the agent of its rank 0 serves, under a prefix of its own. Workers
-do not share it (`use_agent_store` is False): torch's prefix for them is the agent's own restart count, which is not the
-same on all agents after a change of membership.
+Each generation meets at the table that the agent of its rank 0 serves, under its own prefix. Workers do not share it
+(`use_agent_store` is False): torch's prefix for them is the agent's own restart count, which differs between agents
+after a change of membership.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from elastic3d.trust.secret import obtain
 from elastic3d.values import Generation, Layout, Node
 
 END_PATIENCE = 30.0
-"""Seconds a finished agent waits for the others' word that the job is over."""
+"""Seconds that a finished agent waits to hear that the job is over."""
 
 
 class RestartHandler(RendezvousHandler):
@@ -92,8 +92,8 @@ class RestartHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Block until a generation with this node is sealed; return its store, this node's rank and their number.
 
-        Raises RendezvousEnded where the job failed or the run id was closed, EtcdAway or EtcdRefusedUs where etcd
-        cannot be used, torch's RendezvousGracefulExitError where the job finished without this node.
+        Raises RendezvousEnded if the job failed or the run id was closed, EtcdAway or EtcdRefusedUs if etcd cannot be
+        used, torch's RendezvousGracefulExitError if the job finished without this node.
         """
         if self._closed:
             raise RendezvousEnded(closing.words(self._settings.run_id, self._settings.node))
@@ -103,7 +103,7 @@ class RestartHandler(RendezvousHandler):
         elif self._foreign():
             raise UsageError(
                 f"this rendezvous handler takes part in a job for process {self._pid}, from which this one was forked; "
-                "make a handler of this process's own"
+                "make a new handler in this process"
             )
         else:
             self._leave_if_closed()
@@ -157,21 +157,21 @@ class RestartHandler(RendezvousHandler):
         return self._credentials
 
     def is_closed(self) -> bool:
-        """Return whether this agent is done with the job, or, while it takes part, anybody has closed the run id."""
+        """Return whether this agent is done with the job or, while it takes part, anybody has closed the run id."""
         if self._closed or self._client is None:
             return self._closed
         with as_torchs():
             return closing.closed_by(self._client, self._settings.root) is not None
 
     def set_closed(self) -> None:
-        """Close the run id for everybody: what runs goes on, and no node finds another rendezvous under it."""
+        """Close the run id for everybody: running workers go on, and no node finds another rendezvous under it."""
         with as_torchs(), self._connected() as client:
             closing.close(client, self._settings.root, self._settings.node)
         self._closed = True
 
     @contextmanager
     def _connected(self) -> Iterator[EtcdClient]:
-        """Give the member's client, or one for this moment."""
+        """Yield the member's client, or a temporary one."""
         if self._client is not None:
             yield self._client
             return
@@ -209,8 +209,8 @@ class RestartHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """Leave. With an error in flight torchrun has given up on its workers, and the job fails everywhere.
 
-        Without one this node has finished: the run id closes for everybody once all have, for who still works goes on
-        when others are done. Nothing happens in a forked child.
+        Without one this node has finished: the run id closes for everybody once all have, since nodes that still work
+        go on when others are done. Nothing happens in a forked child.
         """
         self._closed = True
         if self._member is None or self._foreign():
@@ -308,7 +308,7 @@ class RestartHandler(RendezvousHandler):
         self._take_part(replace(self._node, incarnation=secrets.token_hex(6)), again=True)
 
     def _take_secret(self, news: SecretNews) -> None:
-        """Say what became of the run's secret, and use it; on the member's thread."""
+        """Report a change of the run's secret, and use the new one; on the member's thread."""
         links, table = self._links, self._table
         if news.what is What.RESTORED:
             process_log().emit("secret.restored", was=news.was)
@@ -349,12 +349,12 @@ class RestartHandler(RendezvousHandler):
                     return news
 
     def _act(self, action: acts.Local) -> None:
-        """Turn what the membership wants into what torchrun understands."""
+        """Translate the membership's actions for torchrun."""
         with self._lock:
             match action:
                 case acts.Prepare():
-                    # Sealed already: planned changes are not prepared beside what runs here. Finished or not, that is
-                    # over, and there may be no word of its own about it.
+                    # Sealed already: planned changes are not prepared beside the running workers. Finished or not,
+                    # those are over, and there may be no separate Stop for them.
                     self._running = None
                     self._wanted = action.generation.key
                     self._changed = True
@@ -398,12 +398,12 @@ class RestartHandler(RendezvousHandler):
 
 
 def _say(refusal: Refusal) -> None:
-    """Say where people look who was shown out; on threads that must not wait for whoever reads it."""
+    """Log a connection that was turned away; on threads that must not wait for a reader of the log."""
     process_log().emit(
         "peer.refused", port=refusal.port, peer=refusal.peer, reason=refusal.reason, more=refusal.more or None
     )
 
 
 def _no_plan(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
-    """Take all nodes: what they compute is the script's own business."""
+    """Take all nodes: what they compute is up to the script."""
     return Plan(layout=Layout(), nodes=nodes)

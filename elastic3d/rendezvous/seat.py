@@ -1,4 +1,4 @@
-"""A guest at the table of a generation (`table.py`): asks one thing at a time, for as long as the generation lasts."""
+"""A guest at the table of a generation (`table.py`): makes one request at a time while the generation lasts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastic3d.trust.handshake import Dialling, HandshakeRejected, Peer, PortRol
 from elastic3d.trust.listening import Refusal, Refusals
 
 POLL = 0.1
-"""Most seconds between two looks at whether the generation is over."""
+"""Most seconds between two checks whether the generation is over."""
 
 CONNECT = 2.0
 """Seconds for one try to reach the table."""
@@ -35,12 +35,12 @@ class WaitedTooLong(Exception):
 
 
 class Seat:
-    """One agent's place at the table of a generation: its keys lie under `prefix`.
+    """One agent's place at the table of a generation, whose keys lie under `prefix`.
 
-    credentials: of the run, as they are by now. refused: told where who answers at the table's port is not of the run.
+    credentials: returns the run's at present. refused: called if the one that answers at the port is not of the run.
 
     Every call blocks until it is answered; GenerationOver once the generation is `over`, WaitedTooLong at the monotonic
-    time `until`, None for no such time. Thread-safe, one call after the other.
+    time `until`, None for no limit. Thread-safe, one call after the other.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class Seat:
         return int(self._ask(["count", self._prefix], until))
 
     def add(self, key: str, amount: int, until: float | None = None) -> int:
-        """Add to a counter and return it; UsageError where something else stands."""
+        """Add to a counter and return it; UsageError if the key holds something else."""
         total = self._change("add", key, amount, until=until)
         if total is None:
-            raise UsageError(f"store.add({key!r}, {amount}): what stands under this key is no number")
+            raise UsageError(f"store.add({key!r}, {amount}): the value under this key is not a number")
         return int(total)
 
     def append(self, key: str, value: bytes, until: float | None = None) -> None:
-        """Write a value behind the one that stands there."""
+        """Append to the value that is there."""
         self._change("append", key, _text(value), until=until)
 
     def swap(self, key: str, expected: bytes, value: bytes, until: float | None = None) -> bytes:
-        """Replace a value that is `expected`, b"" for none; return what stands there then, `expected` for nothing."""
+        """Replace a value if it is `expected`, b"" for none; return what is there then, `expected` if nothing is."""
         return _bytes(self._change("swap", key, _text(expected), _text(value), until=until))
 
     def delete(self, key: str, until: float | None = None) -> bool:
@@ -117,13 +117,13 @@ class Seat:
                     self._refused(f"{self._where[0]}:{self._where[1]}", str(error))
                     self._clock.sleep(POLL)
                 except (OSError, ValueError, RecursionError):
-                    # Its host is dead or slow, the network forgot the connection, or another program has the port by
-                    # now. The membership knows which.
+                    # Its host is dead or slow, the network lost the connection, or another program has the port now.
+                    # The membership knows which.
                     self._clock.sleep(POLL)
         raise GenerationOver
 
     def _lasts(self) -> bool:
-        """Return whether the generation does; WaitedTooLong when the present call's time is over."""
+        """Return whether the generation lasts; WaitedTooLong when the present call's time is over."""
         if self._over():
             return False
         if self._until is not None and self._clock.monotonic() >= self._until:
@@ -142,7 +142,7 @@ class Seat:
             answered = True
             return answer
         finally:
-            # Whatever ends this early, be it a signal's handler: an answer that comes later must not be another's.
+            # Whatever ends this early, even a signal handler: a late answer must not be taken for the next one's.
             if not answered:
                 self.close()
 

@@ -1,7 +1,7 @@
-"""What `--rdzv-endpoint`, `--rdzv-id`, `--nnodes` and `--rdzv-conf` say, checked once and handed on as a value.
+"""The settings in `--rdzv-endpoint`, `--rdzv-id`, `--nnodes` and `--rdzv-conf`, checked once and passed on as a value.
 
 The handler runs in torchrun's agent, the keepers in its workers: the settings travel to them as JSON in the environment
-variable `ELASTIC3D_RENDEZVOUS`. Credentials do not: a password is named by the file that holds it.
+variable `ELASTIC3D_RENDEZVOUS`. Credentials do not: only the path of a password's file does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Settings:
     """One node's rendezvous settings."""
 
     endpoints: str
-    """etcd's servers, as `--rdzv-endpoint` has them."""
+    """etcd's servers, as given to `--rdzv-endpoint`."""
     run_id: str
     """torchrun's `--rdzv-id`."""
     mode: str
@@ -65,41 +65,40 @@ class Settings:
     policy: Policy
     """How memberships are formed."""
     prefix: str = "/elastic3d"
-    """What the job's keys in etcd begin with."""
+    """The beginning of the job's keys in etcd."""
     user: str = ""
-    """Of etcd, "" for none."""
+    """etcd user, "" for none."""
     password_file: str = ""
     """File with the user's password."""
     ca: str = ""
-    """File with the certificates that etcd's are checked against; "" for no TLS."""
+    """File with the certificates against which etcd's are checked; "" for no TLS."""
     cert: str = ""
     """File with this node's certificate."""
     key: str = ""
     """File with the key of that certificate."""
     gate: str = ""
-    """A file this node waits for before it joins, warm; "" for none."""
+    """A file for which this node waits, warm, before it joins; "" for none."""
     home: str = ""
-    """The machine that a scheduler or a label names, where `node` is made up anew at each start: quarantine knows it by
-    that. "": by `node`."""
+    """The machine's name from a scheduler or a label, by which quarantine knows it if `node` is made up at each start.
+    "": by `node`."""
     labels: dict[str, str] = field(default_factory=dict)
     """Where the node stands, by level of membership/topology.py."""
     admission: bool = True
     """Whether it checks itself before it joins."""
     drain: float = 25.0
-    """Seconds that the node takes at most to leave after SIGTERM or SIGINT."""
+    """Most seconds that the node takes to leave after SIGTERM or SIGINT."""
     end_seen: int | None = None
-    """What `end_seen` of membership/driver/ended.py returned when the agent was started, None where it was not
-    asked."""
+    """The result of `end_seen` in membership/driver/ended.py when the agent was started, None if it was not called."""
     notices: notice_options.NoticeOptions = field(default_factory=notice_options.NoticeOptions)
-    """Whom it asks whether the machine is about to be taken away."""
+    """Which cloud it asks whether the machine is about to be taken away."""
 
     @property
     def root(self) -> str:
-        """The etcd prefix all keys of this run lie under."""
+        """The etcd prefix of all keys of this run."""
         return f"{self.prefix}/{self.run_id}/"
 
     def password(self) -> str:
-        """Return the password, read from its file; ConfigurationError where that cannot be read."""
+        """Return the password, read from its file; ConfigurationError if that cannot be read."""
         try:
             return Path(self.password_file).read_text().strip()
         except (OSError, UnicodeError) as error:
@@ -132,7 +131,7 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
     if mode not in ("restart", "resident"):
         raise ConfigurationError(f"--rdzv-conf=mode={mode}: choose restart (any script) or resident (elastic3d.run)")
     if mode == "restart":
-        # Without a keeper that prepares a newcomer beside those that train, each one that is late costs a restart.
+        # Without keepers that prepare newcomers beside those that train, each late node costs a restart.
         conf.setdefault("last_call", torch_options.LAST_CALL)
     run_id = parameters.run_id
     if not _NAME.fullmatch(run_id or ""):
@@ -165,7 +164,7 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
         address=parameters.local_addr or own_address(endpoint),
         policy=policy,
         prefix=prefix,
-        # A machine that only has a host name may run several nodes, of which one that fails says nothing of the others.
+        # A machine that only has a host name may run several nodes; one that fails says nothing about the others.
         home="" if conf.get("node") else labels_of(conf.get("labels", ""), os.environ, "", read_file).get("host", ""),
         labels=labels_of(conf.get("labels", ""), os.environ, socket.gethostname(), read_file),
         admission=admission == "on",
@@ -195,7 +194,7 @@ def _numbers(conf: Mapping[str, str]) -> dict[str, float | int | tuple[int, ...]
 
 
 def _drain(conf: Mapping[str, str]) -> float:
-    """Return the seconds a drain after a signal may take: less than torchrun takes to kill its workers after it."""
+    """Return the seconds a drain after a signal may take: less than torchrun waits before it kills its workers."""
     killed = float(environment.SHUTDOWN_TIMEOUT.read())
     longest = killed - 2.0
     if _DRAIN not in conf:
@@ -217,7 +216,7 @@ def _seconds(name: str, text: str) -> float:
 
 
 def own_address(endpoint: str) -> str:
-    """Return the address this host has on the way to etcd: what the other nodes can reach it by.
+    """Return the address of this host on the way to etcd, at which the other nodes can reach it.
 
     No packet is sent: a UDP socket's `connect` only asks the routing table.
     """

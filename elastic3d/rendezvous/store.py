@@ -1,12 +1,12 @@
 """The store in which the agents of one generation meet: its waits end when the generation does.
 
-torchrun's agents wait for each other in three places, each time for minutes and deaf to everything else: for rank 0's
-address, when they number their workers, and at the end until all have finished. A node that dies meanwhile would take
-the others along by a timeout; an agent that is slow to stop its workers would too. Here such a wait lasts as long as
-the generation: what it returns after that only has to bring the agent to the point where it asks for the next one.
+torchrun's agents wait for each other in three places, each time for minutes and without reacting to anything else: for
+rank 0's address, when they number their workers, and at the end until all have finished. A node that dies meanwhile
+would end the others too, by a timeout; so would an agent that is slow to stop its workers. Here such a wait lasts as
+long as the generation: its result after that only has to bring the agent to the point where it asks for the next one.
 
-Under all other keys it is a store as torch's others are: it can be given to `PrefixStore` and to `init_process_group`,
-has their timeouts and raises their errors.
+Under all other keys it is a store like torch's others: it can be given to `PrefixStore` and to `init_process_group`,
+has the same timeouts and raises the same errors.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _NUMBERS = f"{_AGENTS}assigned_ranks/"
 
 
 class GenerationStore(Store):
-    """A store of torch's for agent `rank` of `world`. torch's Python code calls it directly, its C++ code as well.
+    """A torch store for agent `rank` of `world`. Both torch's Python code and its C++ code call it.
 
-    finished: called when the agent says that its workers have all ended well.
+    finished: called when the agent says that its workers have all succeeded.
     Until `admit`, a call that outlives the generation raises GenerationOver; after it, torchrun is in charge, which
-    takes an exception for the end of the job, and gets a stand-in under its own keys. Under others DistStoreError is
-    raised after `timeout`, DistNetworkError when the generation is over.
+    takes an exception for the end of the job, so that it gets a stand-in value for its own keys. For others
+    DistStoreError is raised after `timeout`, DistNetworkError when the generation is over.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GenerationStore(Store):
         self._said = b""
 
     def admit(self) -> None:
-        """Hand over to torchrun."""
+        """Take note that torchrun is in charge from now on."""
         self._admitted = True
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -96,14 +96,14 @@ class GenerationStore(Store):
         return 0 if count is None else count
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Write a value behind the one that stands there."""
+        """Append to the value that is there."""
         said = _checked(key, value)
         self._try([key], lambda until: self._seat.append(key, said, until))
 
     def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
-        """Replace a value that is `expected`; return what stands there then.
+        """Replace a value if it is `expected`; return what is there then.
 
-        "" for what is not there; where nothing stands and something was expected, `expected` is returned.
+        "" means no value; if there is none and something was expected, `expected` is returned.
         """
         before, after = _checked(key, expected), _checked(key, value)
         found = self._try([key], lambda until: self._seat.swap(key, before, after, until))
@@ -121,12 +121,12 @@ class GenerationStore(Store):
         """Return True: there are append, multi_get and multi_set."""
         return True
 
-    # What torch's C++ code calls these two.
+    # The names by which torch's C++ code calls these two.
     deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 
     def _try(self, keys: Sequence[str], do: Callable[[float | None], T], timeout: timedelta | None = None) -> T | None:
-        """Return what `do` does until some time; None for an agent's keys when the generation was over before."""
+        """Return the result of `do`, given its time limit; None for an agent's keys if the generation ended before."""
         agents = all(key.startswith(_AGENTS) for key in keys)
         patience: timedelta = self.timeout if timeout is None else timeout  # type: ignore[attr-defined]  # torch's stub
         limited = self._admitted and not agents
@@ -139,7 +139,7 @@ class GenerationStore(Store):
             if agents:
                 return None
             raise dist.DistNetworkError(
-                "the generation that this store is of is over; the next rendezvous brings another store"
+                "this store's generation is over; the next rendezvous brings another store"
             ) from None
         except WaitedTooLong:
             milliseconds = round(patience.total_seconds() * 1000)

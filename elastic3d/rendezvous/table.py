@@ -1,24 +1,24 @@
 """The keys over which the agents of one generation agree: a table on one node, one TCP connection for each guest.
 
-Not torch's TCPStore. Each client of that one looks up the server's name in DNS to have it for log lines, which takes
-5 s wherever a resolver gives no answer (pytorch#159007): 64 agents on one machine needed 10 s to meet. Some of its
-calls have no timeout, and waiting for a key that may never come means polling. Here the server answers a wait when all
-its keys are there, and the guest can stop waiting at any time.
+Not torch's TCPStore. Each client of that looks up the server's name in DNS for its log lines, which takes 5 s wherever
+a resolver gives no answer (pytorch#159007): 64 agents on one machine needed 10 s to meet. Some of its calls have no
+timeout, and waiting for a key that may never come means polling. Here the server answers a wait when all its keys are
+there, and the guest can stop waiting at any time.
 
 A connection opens with the handshake of the run (`trust/handshake.py`); messages after that are those of `framing`. The
-requests, and what answers them:
+requests and their answers:
 
     ["set", key, value]                      true
     ["get", [key, ...]]                      the values, once all are there
     ["check", [key, ...]]                    whether all are there
-    ["count", prefix]                        how many keys begin so
-    ["add", key, amount, token]              the sum; null where no number stands
+    ["count", prefix]                        how many keys begin with it
+    ["add", key, amount, token]              the sum; null if the value is not a number
     ["append", key, value, token]            true
-    ["swap", key, expected, value, token]    what stands there now; `expected` where nothing does, "" stands for nothing
+    ["swap", key, expected, value, token]    what is there now; `expected` if nothing is; "" means nothing
     ["delete", key, token]                   whether it was there
 
-Values are bytes, one character each. A guest asks one thing at a time; one whose connection breaks connects again and
-asks again, and the token keeps what it asked from being done twice. Where the nodes have certificates, all of it is
+Values are bytes, one character each. A guest makes one request at a time; if its connection breaks it connects again
+and repeats the request, and the token keeps that from being done twice. If the nodes have certificates, all of it is
 encrypted.
 """
 
@@ -42,12 +42,12 @@ from elastic3d.trust.listening import ACCEPTED_AT_ONCE, PAUSE, Listener, Refusal
 from elastic3d.trust.stream import Stream
 
 MOST_ANSWERS = 100_000
-"""How many answers are remembered, in case they are asked for again: only the last one of each guest can be."""
+"""Most answers that are remembered, in case they are asked for again: only the last one of each guest can be."""
 
 
 @dataclass(slots=True, eq=False)
 class _Guest:
-    """Somebody who dialled: `frames` once it has proved to be of the run, `late_at` when that is too late."""
+    """A caller: `frames` once it has proved that it is of the run, `late_at` when that is too late."""
 
     stream: Stream
     address: str
@@ -63,10 +63,11 @@ class _Guest:
 
 
 class KeyTableServer:
-    """Serves any number of generations from a thread of its own, until closed or the process ends.
+    """Serves any number of generations from its own thread, until it is closed or the process ends.
 
-    credentials: of the run; who does not hold its secret is shown out, and all is encrypted with their certificate.
-    refused: told of whom was shown out, on the table's thread. OSError, ValueError: the certificate cannot be used.
+    credentials: of the run; callers without its secret are turned away, and all is encrypted with the certificate.
+    refused: called with each caller turned away, on the table's thread. OSError, ValueError: the certificate cannot be
+    used.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class KeyTableServer:
         clock: Clock = SYSTEM,
     ) -> None:
         self._credentials, self._clock = credentials, clock
-        # Once: its files may lie on a disk that hangs, and nobody looks at how old a certificate is.
+        # Once: its files may be on a disk that hangs, and nobody checks a certificate's age.
         self._encryption = load(credentials.certificate, credentials.key)
         self._refused = Refusals("table", refused, clock=clock)
         listening = socket.create_server((address, 0), family=family(address), backlog=4096)
@@ -99,7 +100,7 @@ class KeyTableServer:
         self._thread = threads.start(self._serve, name="elastic3d-table", edge=threads.Edge.AGAIN)
 
     def forget(self, root: str, before: int) -> None:
-        """Have what lies under `root` for generations before this one deleted: nobody asks for it any more.
+        """Delete the keys under `root` of generations before this one: nobody asks for them any more.
 
         Keys are root, the generation's `key`, a slash, and a name.
         """
@@ -114,7 +115,7 @@ class KeyTableServer:
             self._thread.join(timeout=5)
 
     def set_credentials(self, credentials: Credentials) -> None:
-        """Ask for another secret from whoever comes from now on."""
+        """Ask callers for another secret from now on."""
         self._credentials = credentials
 
     def _serve(self) -> None:
@@ -141,7 +142,7 @@ class KeyTableServer:
                     self._refused(guest.address, str(error))
                     self._drop(guest, error.farewell if isinstance(error, HandshakeRejected) else b"")
                 except (OSError, ValueError, RecursionError):
-                    # It is gone, or it is none of ours.
+                    # It is gone, or does not belong to the run.
                     self._drop(guest)
             self._look()
 
@@ -151,7 +152,7 @@ class KeyTableServer:
         return PAUSE
 
     def _look(self) -> None:
-        """Do what is due though nobody said anything."""
+        """Do what is due even if nothing arrived."""
         now = self._clock.monotonic()
         for guest in self._waiting.all():
             if now >= guest.late_at:
@@ -187,7 +188,7 @@ class KeyTableServer:
                 return
             if isinstance(found, float):
                 if found:
-                    # It would wake the thread for ever.
+                    # Otherwise it would wake the thread for ever.
                     self._selector.unregister(self._listener.socket)
                     self._listen_at = self._clock.monotonic() + found
                 return
@@ -260,7 +261,7 @@ class KeyTableServer:
                 raise ValueError("not a request")
 
     def _change(self, request: list[Any]) -> Any:
-        """Do what depends on the value that stands there; return the answer."""
+        """Make a change that depends on the present value; return the answer."""
         match request:
             case ["add", key, int(amount)]:
                 try:
@@ -273,7 +274,7 @@ class KeyTableServer:
                 self._put(key, self._values.get(key, "") + value)
                 return True
             case ["swap", key, str(expected), str(value)]:
-                # As torch's TCPStore has it.
+                # As torch's TCPStore does it.
                 if self._values.get(key, "" if not expected else None) == expected:
                     self._put(key, value)
                 return self._values.get(key, expected)

@@ -1,7 +1,7 @@
-"""The keys of `--rdzv-conf` that torch's own backends take, in ours: scripts written for them run as they are.
+"""Translates keys of `--rdzv-conf` for torch's own backends into ours: scripts written for them run as they are.
 
 Names and meanings are those of torch's `etcd`, `etcd-v2` and `c10d` (`_create_etcd_client` and `create_handler` in its
-rendezvous modules). What has no counterpart here is left out, and the reason is told.
+rendezvous modules). Keys without a counterpart here are left out, and the user hears why.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ SAME = {
     "ssl_cert": "cert",
     "ssl_cert_key": "key",
 }
-"""torch's key, and ours for the same."""
+"""torch's key, and ours for the same setting."""
 
 WITHOUT_USE = {
     "is_host": "etcd is the host",
     "store_type": "etcd is the store",
-    "read_timeout": "calls to etcd are tried again within bounds of their own",
+    "read_timeout": "calls to etcd are tried again within their own time limits",
     "close_timeout": "nothing is waited for when a rendezvous is closed",
     "heartbeat_timeout": "lost nodes are found by `lease` and `grace`",
     "keep_alive_interval": "lost nodes are found by `lease` and `grace`",
     "keep_alive_max_attempt": "lost nodes are found by `lease` and `grace`",
     "rank": "ranks are decided by the members",
 }
-"""torch's key, and why it has none here."""
+"""torch's key, and why it has no counterpart here."""
 
 KEYS = (*SAME, *WITHOUT_USE, "protocol")
 
 LAST_CALL = "30"
-"""Seconds for which torch's backends wait for more nodes than the least."""
+"""Seconds for which torch's backends wait for more nodes than the minimum."""
 
 
 def translated(conf: Mapping[str, str], endpoint: str) -> tuple[dict[str, str], str, list[str]]:
-    """Return the settings and the endpoint in our words, and the lines to tell of what was left out.
+    """Return the settings and the endpoint in our terms, and lines for the user about keys that were left out.
 
-    torchrun gives `timeout` by itself, so that `join_timeout`, which a person wrote, counts. ConfigurationError where
-    two keys contradict each other.
+    torchrun sets `timeout` by itself, so that `join_timeout`, which a person wrote, counts. ConfigurationError if two
+    keys contradict each other.
     """
     ours = {key: value for key, value in conf.items() if key not in KEYS}
     for theirs, own in SAME.items():
@@ -59,7 +59,7 @@ def translated(conf: Mapping[str, str], endpoint: str) -> tuple[dict[str, str], 
 
 
 def _with_protocol(protocol: str | None, endpoint: str) -> str:
-    """Return the endpoints with the scheme that `protocol` asks for, where they have none of their own."""
+    """Return the endpoints with the scheme that `protocol` asks for, where they have none."""
     if protocol is None:
         return endpoint
     scheme = protocol.strip().lower()

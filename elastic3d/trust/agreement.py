@@ -1,8 +1,8 @@
-"""Which secret a member uses, by what it sees under its key in etcd: pure state, no etcd and no clock.
+"""Which secret a member uses, by what it sees under the secret's key in etcd: pure state, no etcd and no clock.
 
-**A secret that stands is never written over**: whoever sees another one than its own takes it, so that all end up with
-the one that stands, whoever was first to write into an etcd that had lost it. Where none stands, because it was deleted
-or spoiled, the leader writes the one it knows, unless somebody was faster: those who join later need it. Connections
+**A valid secret is never overwritten**: a member that sees another one than its own takes it, so that all end up with
+the one in etcd, whichever was first to write into an etcd that had lost it. If there is none, because it was deleted or
+spoiled, the leader writes the one it knows, unless somebody was faster: members that join later need it. Connections
 that stand go on through all of it.
 """
 
@@ -15,17 +15,17 @@ from elastic3d.trust.secret import readable
 
 
 class What(StrEnum):
-    """What became of the secret."""
+    """The change of the secret."""
 
     ADOPTED = "adopted"
-    """Another one stands: use it from now on."""
+    """There is another one: use it from now on."""
     RESTORED = "restored"
-    """None stood: this member, which leads, writes its own again."""
+    """There was none: this member, which leads, writes its own again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretNews:
-    """Told to the member's owner. secret: the one to use. was: for RESTORED, "missing" or "garbage"; else ""."""
+    """News for the member's owner. secret: the one to use. was: for RESTORED, "missing" or "garbage"; else ""."""
 
     what: What
     secret: str = field(repr=False)
@@ -42,14 +42,14 @@ class Restore:
 
 
 class Agreement:
-    """One member's part in it."""
+    """One member's part in agreeing on the secret."""
 
     def __init__(self, secret: str) -> None:
         self.secret = secret
         self._spoiled: Restore | None = None
 
     def saw(self, value: bytes | None, revision: int) -> SecretNews | None:
-        """Take in what stands under the key, None for nothing; return what is new for this member."""
+        """Take in the key's value, None for none; return what is new for this member."""
         if value is None or not readable(value):
             was = "missing" if value is None else "garbage"
             self._spoiled = Restore(secret=self.secret, revision=0 if value is None else revision, was=was)
@@ -61,7 +61,7 @@ class Agreement:
         return SecretNews(what=What.ADOPTED, secret=self.secret)
 
     def restore(self, *, leads: bool) -> Restore | None:
-        """Return what is to be written now, once for each time that something else was seen."""
+        """Return what to write now, once for each time that no valid secret was seen."""
         if not leads:
             return None
         found, self._spoiled = self._spoiled, None

@@ -1,9 +1,10 @@
-"""A connection that blocks, proved and then used frame by frame: for those that have a thread for it.
+"""A blocking connection, proved and then used frame by frame: for code that has a thread for it.
 
 A frame is a length (4 bytes, big-endian), a body, and its seal (`frames`). Raw bytes may follow a frame that says so
-and names their digests; whoever receives them checks these. What arrives makes memory grow, never what is announced.
+and names their digests; the receiver checks these. Memory grows with the bytes that arrive, never with the length that
+is announced.
 
-Every frame has a deadline. What came in time counts, however late this process came to read it.
+Every frame has a deadline. Bytes that came in time count, however late this process reads them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from elastic3d.trust.frames import SEAL_BYTES, Forged, Seals
 from elastic3d.trust.handshake import LIMIT, SECONDS, Answering, Dialling, HandshakeRejected, Peer, PortRole
 
 SILENCE_SECONDS = 5.0
-"""Without a byte of what is owed, after which the other side counts as gone."""
+"""Seconds without an expected byte after which the other side counts as gone."""
 
 SLOWEST = 512 << 10
-"""Bytes a second that a frame or a run of raw bytes must make at least, `SILENCE_SECONDS` granted beforehand."""
+"""Fewest bytes per second of a frame or a run of raw bytes, after a first allowance of `SILENCE_SECONDS`."""
 
 _LENGTH_BYTES = 4
 _FRAME_LIMIT = 1 << 30
@@ -36,13 +37,13 @@ class WireError(Exception):
 
 
 class Deadline:
-    """So many seconds from now. Those without a limit never end."""
+    """The moment so many seconds from now, None for no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._end = None if seconds is None else SYSTEM.monotonic() + seconds
 
     def patience(self, most: float | None) -> float | None:
-        """Return the seconds to wait for the next bytes; 0.0 when the time is up: only what is there already counts."""
+        """Return the seconds to wait for the next bytes; 0.0 when time is up: only bytes that are there count then."""
         if self._end is None:
             return most
         left = max(0.0, self._end - SYSTEM.monotonic())
@@ -82,18 +83,18 @@ class Channel:
         self.send_bytes(b"".join((len(body).to_bytes(_LENGTH_BYTES, "big"), body, self._sent.next(body))))
 
     def send_bytes(self, data: bytes | memoryview) -> None:
-        """Send raw bytes, of which an earlier frame has told; WireError."""
+        """Send raw bytes that an earlier frame announced; WireError."""
         view = memoryview(data)
         try:
             self.socket.settimeout(SILENCE_SECONDS)
-            # The time is for each part, not for the whole.
+            # The timeout is for each part, not for the whole.
             for start in range(0, len(view), _SENT_AT_ONCE):
                 self.socket.sendall(view[start : start + _SENT_AT_ONCE])
         except (OSError, ValueError) as error:
             raise WireError(str(error) or type(error).__name__) from error
 
     def receive(self, *, idle: bool = False) -> dict[str, Any]:
-        """Return the next JSON object; WireError, also at the end. idle: wait for its first byte without limit."""
+        """Return the next JSON object; WireError, also at end of file. idle: wait for its first byte without limit."""
         body = self.receive_sealed(idle=idle)
         try:
             frame = json.loads(body)
@@ -127,7 +128,7 @@ class Channel:
         return body
 
     def receive_bytes(self, size: int) -> bytearray:
-        """Return exactly `size` raw bytes, of this side's own asking; WireError."""
+        """Return exactly `size` raw bytes, a number that this side chose; WireError."""
         data = bytearray(size)
         self.receive_into(memoryview(data))
         return data
@@ -164,7 +165,7 @@ def dial(
     binding: bytes = b"",
     seconds: float = SILENCE_SECONDS,
 ) -> Channel:
-    """Prove to whom we dialled that we are of the run, and have them prove it; WireError, the connection still open."""
+    """Prove to the other side that we are of the run, and have it prove that too; WireError leaves the socket open."""
     ours = Dialling(credentials, role, meant=meant, generation=generation, binding=binding)
     deadline = Deadline(seconds)
     try:
@@ -175,7 +176,7 @@ def dial(
             if proof:
                 connection.sendall(proof)
     except HandshakeRejected as error:
-        raise WireError(f"who answers there {error}") from error
+        raise WireError(f"the other side {error}") from error
     except (OSError, ValueError) as error:
         raise WireError(str(error) or type(error).__name__) from error
     return Channel(connection, ours.peer)
@@ -189,9 +190,9 @@ def answer(
     binding: bytes = b"",
     deadline: Deadline | None = None,
 ) -> Channel:
-    """Have whoever dialled us prove to be of the run; HandshakeRejected, or WireError for one that only looked.
+    """Have the caller prove that it is of the run; HandshakeRejected, or WireError for one that sent nothing.
 
-    deadline: until when, `SECONDS` from now by default.
+    deadline: for the proof, `SECONDS` from now by default.
     """
     theirs = Answering(credentials, role, binding=binding)
     deadline = deadline or Deadline(SECONDS)
@@ -218,9 +219,9 @@ def _arrived(connection: socket.socket, deadline: Deadline) -> bytes:
 
 
 def shut(connection: socket.socket) -> None:
-    """Shut a socket down in both directions, whatever thread waits on it.
+    """Shut a socket down in both directions, whichever thread waits on it.
 
-    An encrypted socket's own method would first make a plain one of it, for everybody.
+    An encrypted socket's own method would first turn it into a plain one, for everybody.
     """
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

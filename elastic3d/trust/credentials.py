@@ -1,4 +1,4 @@
-"""What a process of a run shows to the others: the run's secret, and who it is."""
+"""The credentials of a process of a run: the run's secret, and the process's id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The run's secret as 64 hexadecimal digits, and the identity this process has: `Node.id`, name@incarnation.
+    """The run's secret as 64 hexadecimal digits, and the identity of this process: `Node.id`, name@incarnation.
 
     certificate, key: paths of PEM files with which tile servers encrypt, and clients expect them to; "" for neither.
     Never shown: not in a repr, not in the environment, not in events.
@@ -26,7 +26,7 @@ class Credentials:
 
     @property
     def secret_bytes(self) -> bytes:
-        """The secret as bytes; ValueError where it is none."""
+        """The secret as bytes; ValueError if it is not one."""
         try:
             return bytes.fromhex(self.secret)
         except ValueError:

@@ -1,8 +1,8 @@
 """TLS for connections between the nodes of a run, with the certificate that the node has for etcd.
 
-The certificate only encrypts. Who is at the other end is proved by the run's secret: the handshake that follows is
-bound to the certificate that both sides saw, so that somebody in between who shows another one is found out. Neither
-names nor purposes in it matter therefore; a client's certificate for etcd, which is what nodes have, will do.
+The certificate only encrypts. The run's secret proves the other end's identity: the handshake that follows is bound to
+the certificate that both sides saw, so that somebody in between who shows another one is detected. Therefore neither
+names nor purposes in it matter; a client certificate for etcd, which nodes have, will do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elastic3d.trust.handshake import EVERY_NODE, LIMIT, HandshakeRejected, plai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encryption:
-    """How a node encrypts. server, client: for connections it answers, and dials. binding: of those it answers."""
+    """How a node encrypts. server, client: for connections it answers and dials. binding: of those it answers."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -29,9 +29,9 @@ class Encryption:
 
 
 def load(certificate: str, key: str) -> Encryption | None:
-    """Return how to encrypt with these PEM files, None where there are none ("").
+    """Return how to encrypt with these PEM files, None if there are none ("").
 
-    The files are read again only where they changed: they may be replaced while the job runs. OSError, ValueError.
+    The files are read again only if they changed: they may be replaced while the job runs. OSError, ValueError.
     """
     if not certificate:
         return None
@@ -46,9 +46,9 @@ def _state(path: str) -> tuple[int, int, int]:
 @functools.lru_cache(maxsize=4)
 def _load(certificate: str, key: str, *state: tuple[int, int, int]) -> Encryption:
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # Without a passphrase, for which OpenSSL would ask at the terminal.
+    # An empty passphrase, or OpenSSL would ask for one at the terminal.
     server.load_cert_chain(certificate, key, password="")
-    # What a peer could make this side work for, again and again, over one connection.
+    # A peer could use these to make this side work again and again over one connection.
     server.options |= ssl.OP_NO_RENEGOTIATION
     server.num_tickets = 0
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -62,10 +62,10 @@ def _load(certificate: str, key: str, *state: tuple[int, int, int]) -> Encryptio
 
 
 def serve_encrypted(connection: socket.socket, credentials: Credentials) -> tuple[socket.socket, bytes]:
-    """Return the connection, to be encrypted where this node has a certificate, and what binds a handshake to it.
+    """Return the connection, to be encrypted if this node has a certificate, and what binds a handshake to it.
 
-    `agree` comes next. Waits for the first bytes, within the connection's timeout. Rejected for who does not encrypt,
-    WireError for who was only looking; OSError, ValueError.
+    `agree` comes next. Waits for the first bytes, within the connection's timeout. HandshakeRejected for a caller that
+    does not encrypt, WireError for one that sent nothing; OSError, ValueError.
     """
     encryption = load(credentials.certificate, credentials.key)
     if encryption is None:
@@ -88,14 +88,14 @@ def agree(connection: socket.socket) -> None:
 
 
 def dial_encrypted(connection: socket.socket, credentials: Credentials) -> tuple[socket.socket, bytes]:
-    """Return the same of the side that dialled; Rejected where the other side does not encrypt, OSError."""
+    """Return the same for the side that dialled; HandshakeRejected if the other side does not encrypt, OSError."""
     encryption = load(credentials.certificate, credentials.key)
     if encryption is None:
         return connection, b""
     try:
         wrapped = encryption.client.wrap_socket(connection)
     except ssl.SSLEOFError:
-        # It went away; that says nothing of what it is.
+        # It went away; that does not show what it is.
         raise
     except ssl.SSLError as error:
         raise not_agreed(error) from error
@@ -103,7 +103,7 @@ def dial_encrypted(connection: socket.socket, credentials: Credentials) -> tuple
 
 
 def not_agreed(error: ssl.SSLError) -> HandshakeRejected:
-    """Return what it means that the side we dialled did not agree with us on encryption."""
+    """Return why the side we dialled did not agree with us on encryption."""
     if error.reason and "ALERT_HANDSHAKE_FAILURE" in error.reason:
         return HandshakeRejected(f"does not encrypt its connections, and this node does: {EVERY_NODE}")
-    return HandshakeRejected(f"could not be agreed with on encryption: {error.reason or error}")
+    return HandshakeRejected(f"did not agree with this node on encryption: {error.reason or error}")

@@ -1,6 +1,6 @@
-"""What follows a handshake: every frame carries a digest keyed for its direction and place in the sequence.
+"""The frames after a handshake: each carries a digest keyed for its direction and place in the sequence.
 
-A frame that was changed, left out, repeated or sent back is noticed. Not encrypted: that is TLS's to do.
+A frame that was changed, left out, repeated or sent back is noticed. They are not encrypted: that is the job of TLS.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SEAL_BYTES = 16
 
 
 class Forged(Exception):
-    """A frame is not what the other side sent there: the connection is not to be believed any more."""
+    """A frame is not what the other side sent: the connection cannot be trusted any more."""
 
 
 class Seals:
@@ -29,6 +29,6 @@ class Seals:
         return hasher.update(body).digest(self._size)
 
     def check(self, body: bytes | bytearray, seal: bytes) -> None:
-        """Take the next frame; Forged where it is not that."""
+        """Check the next frame; Forged if it is not that."""
         if not hmac.compare_digest(self.next(body), seal):
             raise Forged("a frame was forged, lost or repeated on its way")

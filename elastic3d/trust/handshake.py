@@ -1,13 +1,13 @@
 """How two processes of a run prove to each other that both hold its secret: pure state, no socket and no clock.
 
-    dials    -> hello:  "elastic3d", version, role, who dials, whom it means ("" for anybody), generation, nonce
-    answers  -> answer: who answers, nonce, proof
+    dials    -> hello:  "elastic3d", version, role, its id, the id it means ("" for any), generation, nonce
+    answers  -> answer: its id, nonce, proof
     dials    -> proof
 
 Each message is a length of two bytes and its fields, each with a length of two bytes. A proof is BLAKE3, keyed by the
 secret, over the side's label and everything said so far, `binding` included: both nonces are fresh, so that a recording
-proves nothing, and the labels differ, so that nobody's proof can be sent back to it. Each direction gets a key of its
-own for what follows. Until then a side takes at most `LIMIT` bytes; how long it waits is for whoever holds the socket.
+proves nothing, and the labels differ, so that no side's proof can be sent back to it. Each direction gets its own key
+for what follows. Until then a side takes at most `LIMIT` bytes; the owner of the socket decides how long it waits.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from blake3 import blake3
 from elastic3d.trust.credentials import Credentials
 
 LIMIT = 1024
-"""Bytes a side takes of the other before it has proved that it is of the run."""
+"""Most bytes that a side takes from the other before that has proved that it is of the run."""
 
 SECONDS = 2.0
-"""Within which a side that was dialled wants the proof."""
+"""Seconds within which a side that was dialled wants the proof."""
 
 EVERY_NODE = "give cert= and key= to every node of the run, or to none"
-"""What to do where one side encrypts and the other does not."""
+"""What to do if one side encrypts and the other does not."""
 
 ALERT = b"\x15\x03\x03\x00\x02\x02\x28"
-"""What TLS says to whom it cannot agree with. Sent in the clear it is understood by those who encrypt, and by ours."""
+"""TLS's alert to a side with which it cannot agree, sent in the clear. Sides that encrypt understand it, ours too."""
 
 _MAGIC = b"elastic3d"
 _VERSION = b"3"
 _TLS_HANDSHAKE, _TLS_ALERT = 0x16, 0x15
-"""First byte of what a side that encrypts says. No message of ours begins with them: it would be too long."""
+"""First bytes of a side that encrypts. No message of ours begins with them: it would be too long."""
 
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 
 
 class PortRole(StrEnum):
-    """What a port is for. A proof for one kind of port is none for another."""
+    """The purpose of a port. A proof for one kind of port does not count for another."""
 
     TILES = "tiles"
     LINK = "link"
@@ -53,9 +53,10 @@ class PortRole(StrEnum):
 
 
 class HandshakeRejected(Exception):
-    """The other side is not of this run, or says nonsense.
+    """The other side is not of this run, or sends nonsense.
 
-    foreign: it does not speak this protocol at all. farewell: what tells it why, in the clear, before it is hung up on.
+    foreign: it does not speak this protocol at all. farewell: bytes that tell it why, sent in the clear before hanging
+    up.
     """
 
     def __init__(self, reason: str, *, foreign: bool = False, farewell: bytes = b"") -> None:
@@ -65,7 +66,7 @@ class HandshakeRejected(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """A key for what this side sends, and one for what it receives."""
+    """The key for this side's frames, and the one for the other side's."""
 
     send: bytes = field(repr=False)
     receive: bytes = field(repr=False)
@@ -73,10 +74,10 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Who is at the other end, proved to hold the secret.
+    """The other end, which has proved that it holds the secret.
 
-    id: who it says it is. meant: whom it meant to reach, "" for anybody or where this side dialled. generation: the one
-    it speaks of, 0 for none. rest: what followed the handshake already.
+    id: its own, as it says. meant: the id it wants to reach, "" for any or if this side dialled. generation: the one it
+    speaks of, 0 for none. rest: bytes that already followed the handshake.
     """
 
     id: str
@@ -89,7 +90,7 @@ class Peer:
 class Dialling:
     """The side that dials: send `hello`, feed what arrives, send what `feed` returns; `peer` is there when it is over.
 
-    binding: what both sides must agree on beside it, such as the certificate of an encrypted connection.
+    binding: what else both sides must agree on, such as the certificate of an encrypted connection.
     """
 
     def __init__(
@@ -109,14 +110,14 @@ class Dialling:
         self.hello = _pack(*said)
         self.peer: Peer | None = None
         if len(self.hello) > LIMIT:
-            raise ValueError(f"{credentials.id} and {meant} are too long to say")
+            raise ValueError(f"{credentials.id} and {meant} are too long for a handshake")
 
     def bind(self, binding: bytes) -> None:
-        """Set `binding`, where it is known only after the connection stands."""
+        """Set `binding`, if it is known only once the connection is established."""
         self._binding = binding
 
     def feed(self, data: bytes) -> bytes:
-        """Take in what arrived; return what to send, nothing while the answer is not whole. Rejected."""
+        """Take in what arrived; return what to send, nothing until the answer is complete. HandshakeRejected."""
         assert self.peer is None
         self._received += data
         if self._received[:1] == bytes([_TLS_ALERT]):
@@ -160,11 +161,11 @@ class Answering:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing arrived: somebody only looked whether the port is open."""
+        """Whether nothing arrived: somebody only checked whether the port is open."""
         return self._taken == 0
 
     def feed(self, data: bytes) -> bytes:
-        """Take in what arrived; return what to send, if anything. Rejected."""
+        """Take in what arrived; return what to send, if anything. HandshakeRejected."""
         assert self.peer is None
         self._received += data
         self._taken += len(data)
@@ -219,7 +220,7 @@ class Answering:
 
 
 def plain(data: bytes) -> HandshakeRejected | None:
-    """Return why who begins with `data` cannot be agreed with on encryption; None where it begins to agree."""
+    """Return why encryption cannot be agreed on with a side that begins with `data`; None if it begins to agree."""
     if not data or data[0] == _TLS_HANDSHAKE:
         return None
     try:
@@ -256,7 +257,7 @@ def _pack(*fields: bytes) -> bytes:
 
 
 def _take(data: bytes) -> tuple[list[bytes], bytes] | None:
-    """Return the fields of the first message and what follows it, None while it is not whole; Rejected."""
+    """Return the fields of the first message and what follows it, None until it is complete; HandshakeRejected."""
     if len(data) < 2:
         return None
     end = 2 + int.from_bytes(data[:2], "big")

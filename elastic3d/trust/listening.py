@@ -1,7 +1,7 @@
-"""Ports that strangers cannot exhaust: accepting goes on when descriptors run out, and few may wait to be known.
+"""Ports that strangers cannot exhaust: accepting goes on when descriptors run out, and few callers may be unproved.
 
-A failed accept() is never the end of a port. Where the process has no descriptor left, one kept in reserve is given up
-for the moment it takes to accept the caller and hang up: it dials again, and the port does not spin over it.
+A failed accept() is never the end of a port. If the process has no descriptor left, one kept in reserve is given up for
+the moment it takes to accept the caller and hang up: the caller dials again, and the port does not spin over it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Generic, TypeVar
 from elastic3d.clock import SYSTEM, Clock
 
 WAITING = 64
-"""Connections of a port that may be unproved at one time."""
+"""Most connections of a port that may be unproved at one time."""
 
 KNOWN = 4096
-"""Connections of a port that may be proved at one time, where the process may have four times as many descriptors."""
+"""Most proved connections of a port at one time, if the process may have four times as many descriptors."""
 
 BACKLOG = 1024
-"""Connections that wait in the system to be accepted: beyond it, who connects tries again only after a second."""
+"""Connections that wait in the system to be accepted: beyond it, a caller tries again only after a second."""
 
 ACCEPTED_AT_ONCE = 16
-"""By a loop that serves others as well, before those have their turn again."""
+"""Connections that a loop accepts before it serves others again."""
 
 PAUSE = 0.1
-"""Seconds to wait with the next accept() after one that failed."""
+"""Seconds to wait before the next accept() after a failed one."""
 
 MOST_FILES = 65536
-"""Descriptors asked for: programs that a script starts may go through all that they are allowed."""
+"""Most descriptors asked for: programs that a script starts may go through all that they are allowed."""
 
 TELL_SECONDS = 10.0
-"""Between two refusals that are told of one port."""
+"""Seconds between two reports of refusals at one port."""
 
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _OVER = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
@@ -46,7 +46,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def raise_file_limit() -> int:
-    """Allow this process as many descriptors as it may allow itself, up to `MOST_FILES`; return how many that is."""
+    """Raise this process's limit of descriptors as far as it may, up to `MOST_FILES`; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -57,14 +57,14 @@ def raise_file_limit() -> int:
 
 
 def most_known() -> int:
-    """Return how many proved connections one port takes: a quarter of the descriptors that there are, at most."""
+    """Return how many proved connections one port takes: at most a quarter of the descriptors allowed."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return KNOWN if soft == resource.RLIM_INFINITY else max(16, min(KNOWN, soft // 4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Somebody was shown out. port: which of ours. peer: its address. more: how many others since the last one told."""
+    """A caller was turned away. port: which of ours. peer: its address. more: how many others since the last report."""
 
     port: str
     peer: str
@@ -77,7 +77,7 @@ class Refusal:
 
 
 class Refusals:
-    """Tells of refusals, one in `TELL_SECONDS` at most: a flood is one line with a number. Thread-safe enough."""
+    """Reports refusals, at most one in `TELL_SECONDS`: a flood is one line with a number. Thread-safe enough."""
 
     def __init__(self, port: str, tell: Callable[[Refusal], None], *, clock: Clock = SYSTEM) -> None:
         self._port, self._tell, self._clock = port, tell, clock
@@ -85,7 +85,7 @@ class Refusals:
         self._untold = 0
 
     def __call__(self, peer: str, reason: str) -> bool:
-        """Tell, or count; return whether it was told."""
+        """Report a refusal, or count it; return whether it was reported."""
         now = self._clock.monotonic()
         if now < self._next_at:
             self._untold += 1
@@ -96,7 +96,7 @@ class Refusals:
 
 
 class Listener:
-    """A listening socket that goes on. `accept` may block or not, as the socket does."""
+    """A listening socket that survives failures. `accept` blocks if the socket does."""
 
     def __init__(self, listening: socket.socket, refused: Refusals) -> None:
         self.socket, self._refused = listening, refused
@@ -110,7 +110,7 @@ class Listener:
     def accept(self) -> tuple[socket.socket, str] | float | None:
         """Return a connection and the address it comes from, or the seconds to wait before the next try.
 
-        None: nobody is there (a socket that does not block), or it was closed.
+        None: no caller is there (on a socket that does not block), or the socket was closed.
         """
         try:
             connection, address = self.socket.accept()
@@ -122,7 +122,7 @@ class Listener:
             if error.errno in _SHORT:
                 self._refused("", f"{error.strerror}: connections are closed until there are descriptors again")
                 return 0.0 if self._hang_up() else PAUSE
-            # The caller is gone already; of anything else the next one may be well.
+            # The caller is gone already; after any other failure the next one may be fine.
             return 0.0 if error.errno == errno.ECONNABORTED else PAUSE
         return connection, str(address[0]) if isinstance(address, tuple) else ""
 
@@ -162,10 +162,10 @@ def _reserve() -> int | None:
 
 
 class Waiting(Generic[T]):
-    """Who is connected and has not proved itself, oldest first: so many, and no more.
+    """The connections that have not proved themselves yet, oldest first, at most `most`.
 
-    For one too many another has to go: the oldest of the address that has the most waiting. A stranger's flood pushes
-    itself out before it pushes out anybody else; who is of the run needs but a moment.
+    If there is one too many another has to go: the oldest of the address that has the most waiting. A stranger's flood
+    pushes itself out before anybody else; a process of the run needs only a moment.
     """
 
     def __init__(self, most: int = WAITING) -> None:
@@ -176,7 +176,7 @@ class Waiting(Generic[T]):
         return len(self._waiting)
 
     def all(self) -> list[T]:
-        """Return them, oldest first."""
+        """Return all of them, oldest first."""
         return list(self._waiting)
 
     def add(self, one: T, address: str) -> T | None:

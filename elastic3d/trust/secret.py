@@ -1,7 +1,7 @@
-"""The secret of a run: 32 random bytes under its prefix in etcd, written once, by whoever needs them first.
+"""The secret of a run: 32 random bytes under its prefix in etcd, written once, by the first process that needs them.
 
-Reading it takes the right to read the run's keys, so that etcd's TLS and users decide who is of the run. It stays when
-the job ends: the next one under the same id uses it again, and nobody has to wait for the other to write a new one.
+Reading it requires the right to read the run's keys, so that etcd's TLS and users decide who is of the run. It stays
+when the job ends: the next one under the same id uses it again, and no node has to wait for another to write a new one.
 Members see it on the board, which they all watch: `agreement.py` says what they do when it changes.
 """
 
@@ -17,10 +17,10 @@ from elastic3d.etcd import Compare, EtcdClient, Get, Put
 from elastic3d.trust.credentials import SECRET_BYTES
 
 BUDGET = 30.0
-"""Seconds for it: where thousands of nodes start at once, etcd has more to do than it can."""
+"""Seconds for each call: when thousands of nodes start at once, etcd cannot keep up."""
 
 RESTORING = 15.0
-"""Seconds within which the leader of a living job writes it again where something else stands."""
+"""Seconds within which the leader of a living job writes it again if something else is there."""
 
 _POLL = 0.2
 _FORM = re.compile(rb"[0-9a-f]{64}")
@@ -32,13 +32,13 @@ def readable(value: bytes) -> bool:
 
 
 def obtain(client: EtcdClient, root: str, *, clock: Clock = SYSTEM) -> str:
-    """Return the secret of the run under `root`, writing one where there is none.
+    """Return the secret of the run under `root`, writing one if there is none.
 
-    ConfigurationError where something else stands there, and no job lives whose leader would put that right.
+    ConfigurationError if something else is there, and no job is running whose leader would put that right.
     """
     key, patience = root + keys.SECRET, clock.monotonic() + RESTORING
     while True:
-        # Sent twice, the second finds what the first wrote.
+        # If it is sent twice, the second try finds what the first wrote.
         mine = secrets.token_hex(SECRET_BYTES).encode()
         found = client.get(key, budget=BUDGET)
         value = found.value if found is not None else b""

@@ -1,8 +1,8 @@
-"""A connection that never blocks, encrypted or not, for whoever holds many of them in one loop.
+"""A connection that never blocks, encrypted or not, for a loop that serves many of them.
 
-What the system's buffer does not take waits here, and goes with the next `flush`. TLS runs between buffers in memory,
-so that no step of it waits for a peer: half a record, or half a handshake, is what has arrived so far and no more.
-Until its owner says that the other side has `proved` itself, only so much is taken of it.
+Bytes that the system's buffer does not take wait here, and go with the next `flush`. TLS runs between buffers in
+memory, so that no step of it waits for a peer: half a record, or half a handshake, is simply what has arrived so far.
+Until its owner says that the other side has `proved` itself, only a limited amount is taken from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elastic3d.trust.encryption import Encryption, not_agreed
 from elastic3d.trust.handshake import LIMIT, HandshakeRejected, plain
 
 ENCRYPTED_LIMIT = 16 << 10
-"""Bytes taken of a side that encrypts before it has proved itself: certificates and keys need room beside `LIMIT`."""
+"""Bytes taken from a side that encrypts before it has proved itself: certificates and keys need more than `LIMIT`."""
 
 _TLS = (0x15, 0x16)
 """First bytes of an alert, and of a step towards encryption."""
@@ -29,7 +29,7 @@ class Stream:
         self.socket = connection
         self.binding = b""
         self._unsent = bytearray()
-        # What may still come before the proof; None for any length, or where the handshake itself counts.
+        # Bytes that may still come before the proof; None for no limit, or if the handshake itself counts them.
         self._left: int | None = None if encryption is None else ENCRYPTED_LIMIT
         self._agreed = encryption is None
         self._tls: ssl.SSLObject | None = None
@@ -41,7 +41,7 @@ class Stream:
 
     @property
     def agreed(self) -> bool:
-        """Whether it can carry what is to be said: encryption is agreed on, or there is none."""
+        """Whether it can carry messages: encryption is agreed on, or there is none."""
         return self._agreed
 
     @property
@@ -51,15 +51,15 @@ class Stream:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing arrived that was to be decrypted; True where nothing is encrypted."""
+        """Whether nothing arrived that was to be decrypted; True if nothing is encrypted."""
         return self._left is None or self._left == ENCRYPTED_LIMIT
 
     def proved(self) -> None:
-        """Take as much as comes from now on."""
+        """Take any amount from now on."""
         self._left = None
 
     def begin(self) -> bool:
-        """Begin to agree on encryption, as the side that dialled; False where the connection ended."""
+        """Begin to agree on encryption, as the side that dialled; False if the connection ended."""
         if self._tls is not None:
             try:
                 self._tls.do_handshake()
@@ -68,7 +68,7 @@ class Stream:
         return self.flush()
 
     def send(self, data: bytes | bytearray) -> bool:
-        """Send, or keep until `flush`; False where the connection ended."""
+        """Send, or keep until `flush`; False if the connection ended."""
         if self._tls is None:
             if self._unsent:
                 self._unsent += data
@@ -87,7 +87,7 @@ class Stream:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what waits, as far as the system takes it; False where the connection ended."""
+        """Send what waits, as far as the system takes it; False if the connection ended."""
         if self._tls is not None and self._outgoing.pending:
             self._unsent += self._outgoing.read()
         if self._unsent:
@@ -100,9 +100,9 @@ class Stream:
         return True
 
     def receive(self, most: int = LIMIT) -> bytes | None:
-        """Return what arrived, None for nothing yet, b"" at the connection's end. Rejected.
+        """Return what arrived, None for nothing yet, b"" at the connection's end. HandshakeRejected.
 
-        At most so many bytes are taken from the system at a time.
+        most: bytes taken from the system at a time.
         """
         if self._tls is not None:
             most = max(most, ENCRYPTED_LIMIT)
@@ -121,10 +121,10 @@ class Stream:
         return self._decrypted(self._tls, data)
 
     def hang_up(self, farewell: bytes = b"") -> None:
-        """Say this in the clear, if the connection takes it, and end it."""
+        """Send this in the clear, if the connection takes it, and end it."""
         if farewell:
             try:
-                # What was not read would have the system throw away what is sent.
+                # Unread bytes would make the system discard what is sent.
                 self.socket.recv(ENCRYPTED_LIMIT)
             except OSError:
                 pass
@@ -148,12 +148,12 @@ class Stream:
         except ssl.SSLZeroReturnError:
             return bytes(found)
         except ssl.SSLError as error:
-            raise HandshakeRejected(f"sent what is no encrypted record: {error.reason or error}") from error
+            raise HandshakeRejected(f"sent something other than encrypted records: {error.reason or error}") from error
         self.flush()
         return bytes(found) or None
 
     def _agree(self, tls: ssl.SSLObject, data: bytes) -> None:
-        """Take what arrived for a step towards encryption. Rejected."""
+        """Take what arrived as a step towards encryption. HandshakeRejected."""
         first = self._left == ENCRYPTED_LIMIT - len(data)
         refusal = plain(data) if first and tls.server_side else None
         if refusal is not None:

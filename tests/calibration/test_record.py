@@ -62,8 +62,8 @@ def changed(**fields: object) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no JSON"),
-        ("[1]", "no calibration"),
+        ("", "not JSON"),
+        ("[1]", "not a calibration"),
         ('{"flops": 1}', "no schema"),
         (changed(schema=2), "schema 2.*reads 1"),
         (changed(flops="fast"), "damaged"),

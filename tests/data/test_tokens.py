@@ -78,7 +78,7 @@ def test_files_that_are_not_as_they_should_be_are_named(tmp_path: Path) -> None:
     """Size, dtype, shape and header are looked at when the data set is made."""
     odd = tmp_path / "odd.bin"
     odd.write_bytes(b"abc")
-    with pytest.raises(UsageError, match=r"odd.bin has 3 bytes, which is no whole number of uint16"):
+    with pytest.raises(UsageError, match=r"odd.bin has 3 bytes, which is not a whole number of uint16"):
         TokenFile(odd, length=1)
     with pytest.raises(UsageError, match="there is no file"):
         TokenFile(tmp_path / "*.none", length=4)
@@ -88,7 +88,7 @@ def test_files_that_are_not_as_they_should_be_are_named(tmp_path: Path) -> None:
         TokenFile(write(tmp_path / "short.bin", range(3)), length=3)
     with pytest.raises(UsageError, match="not float32"):
         TokenFile(odd, length=1, dtype="float32")
-    with pytest.raises(UsageError, match="dtype 'tokens' is none"):
+    with pytest.raises(UsageError, match="'tokens' is not a dtype"):
         TokenFile(odd, length=1, dtype="tokens")
     with pytest.raises(UsageError, match="1 or more; it is 0"):
         TokenFile(odd, length=0)
@@ -100,5 +100,5 @@ def test_files_that_are_not_as_they_should_be_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="says that it has 50 tokens"):
         TokenFile(tmp_path / "cut.npy", length=1)
     (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY\x01\x00\xff\xff{")
-    with pytest.raises(UsageError, match="no header"):
+    with pytest.raises(UsageError, match="no valid header"):
         TokenFile(tmp_path / "torn.npy", length=1)

@@ -236,7 +236,7 @@ def test_files_that_are_wrong_from_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be used together"):
         Tls(ca=made.ca, certificate=made.client, key=made.server_key)
     made.ca.write_text("-----BEGIN")
-    with pytest.raises(ConfigurationError, match=r"ca\.pem is no PEM file"):
+    with pytest.raises(ConfigurationError, match=r"ca\.pem is not a PEM file"):
         Tls(ca=made.ca)
 
 

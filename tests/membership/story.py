@@ -52,7 +52,7 @@ from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.reading import gone, read
 from elastic3d.membership.records import SIGNAL, Drain, MemberRecord, Notice, Quarantine, SavedStep, encode
-from elastic3d.membership.transactions import Transaction, lease_of, own_lease, told, transaction
+from elastic3d.membership.transactions import Transaction, events_of, lease_of, own_lease, transaction
 from elastic3d.planner import plan
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 from tests.membership.keys import Changed, Keys
@@ -552,7 +552,7 @@ class Story:
         if ok and name in self.deaf and isinstance(action, acts.Fenced):
             self.deaf.discard(name)
             ok = False
-        news = list(told(me, action, self.keys.revision)) if ok else []
+        news = list(events_of(me, action, self.keys.revision)) if ok else []
         if isinstance(action, acts.Fenced):
             news.append(e.WriteDone(write=action, ok=ok))
         if isinstance(action, acts.PutMember) and ok:

@@ -75,7 +75,7 @@ def test_one_try_answers_all_who_ask() -> None:
     assert tries.asked("c@1", "b", 7, 0.1) == (None, False)
     assert tries.asked("d@1", "b", 8, 0.1) == (None, True)
     tries.lost("b")
-    assert tries.found("c@1", Verdict.REFUSED, 0.2) == [("a", 1)]
+    assert tries.conclude("c@1", Verdict.REFUSED, 0.2) == [("a", 1)]
     assert tries.asked("c@1", "b", 9, 0.2 + FRESH / 2) == (Verdict.REFUSED, False)
     assert tries.asked("c@1", "b", 9, 0.2 + 2 * FRESH) == (None, True)
     assert tries.overdue(0.1 + TRIED) == ["d@1"]

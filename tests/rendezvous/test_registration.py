@@ -108,7 +108,7 @@ def test_one_line_says_who_speaks_for_etcd(capsys: pytest.CaptureFixture[str]) -
     ask("etcd", mode="resident")
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "elastic3d speaks for --rdzv-backend=etcd" in said
+    assert "elastic3d serves --rdzv-backend=etcd" in said
     assert "ELASTIC3D_TAKE_OVER_ETCD=0" in said
     ask("etcd-v3", mode="resident")
-    assert "speaks for" not in capsys.readouterr().err
+    assert "elastic3d serves" not in capsys.readouterr().err

@@ -407,10 +407,10 @@ def test_who_uses_it_beyond_its_generation_is_told(meeting: Meeting) -> None:
     """Stand-ins are for torchrun's agents alone. What makes no sense is an error, not a wait."""
     store = meeting.agent(0)
     store.set("word", "x")
-    with pytest.raises(UsageError, match="no number"):
+    with pytest.raises(UsageError, match="not a number"):
         store.add("word", 1)
     with pytest.raises(UsageError, match="have at most"):
         store.set("long", bytes(9 * 2**20))
     meeting.end_in(0.0)
-    with pytest.raises(dist.DistNetworkError, match="generation that this store is of is over"):
+    with pytest.raises(dist.DistNetworkError, match="this store's generation is over"):
         store.get("none")

@@ -1,7 +1,6 @@
 """`elastic3d ckpt`: look at checkpoints, check them, keep them, and exchange them with other tools.
 
-One module for each group of commands; what they find is computed in `checkpointing.inspection`, how it is shown stands
-in `shown`.
+One module for each group of commands; results are computed in `checkpointing.inspection` and displayed by `render`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ LOOK, CHECK, KEEP, EXCHANGE = "Look", "Read", "Keep", "Exchange"
 
 _HELP = """Look at checkpoints, check them, keep them, exchange them with other tools.
 
-URL is a directory or a place such as s3://bucket/prefix. A checkpoint is `latest`, `verified`, a tag, a step, or its
-name or the beginning of it. Every command takes `--json`. Exit codes: 0; 2 for a wrong call; 1 for everything else.
+URL is a directory or a place such as s3://bucket/prefix. A checkpoint is `latest`, `verified`, a tag, a step, or a
+name or its beginning. Every command takes `--json`. Exit codes: 0; 2 for a wrong call; 1 for everything else.
 
 Examples:
 

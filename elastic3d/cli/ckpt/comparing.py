@@ -37,7 +37,7 @@ def diff(
     other: Annotated[
         str, typer.Option("--other", metavar="URL", help="The store that A is in.", show_default=False)
     ] = "",
-    values: Annotated[bool, typer.Option("--values", help="Read what may differ, for exact distances.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Read tiles that may differ, for exact distances.")] = False,
     match: Match = "",
     each: Each = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing; exit 1 if anything differs.")] = False,
@@ -46,10 +46,10 @@ def diff(
 ) -> None:
     """Say which tensors changed between two checkpoints, and by how much.
 
-    Digests tell which tiles changed, statistics how far the root mean square moved: manifests alone are read. With
+    Digests show which tiles changed, statistics how far the root mean square moved: only manifests are read. With
     `--values` the tiles that may differ are read from both, for the exact largest and root mean square distance. A
-    tensor is `recut` where both cut it at other places and nothing comparable differs: only values tell more.
-    Tensors of repeated blocks to which the same happened are shown as one line, `{0..11}`, unless `--all` is given.
+    tensor is `recut` if the two cut it at different places and nothing comparable differs: only values show more.
+    Tensors of repeated blocks that changed alike are shown as one line, `{0..11}`, unless `--all` is given.
 
     Examples:
 
@@ -97,7 +97,7 @@ def diff(
 
 
 def differs(found: Difference, distances: dict[str, ValueDifference]) -> bool:
-    """Return whether anything is not the same, or cannot be told to be."""
+    """Return whether anything differs, or cannot be shown to be the same."""
     if found.same:
         return False
     tensors = [one for one in found.tensors if one.change is not Change.SAME]

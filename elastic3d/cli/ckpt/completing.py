@@ -1,4 +1,4 @@
-"""What the shell completes: checkpoints and tensors of local stores. Others would make the Tab key wait."""
+"""Shell completion of checkpoints and tensors of local stores. Other stores would make the Tab key wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from checkpointing.format.names import parse_checkpoint
 
 
 def complete_checkpoints(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the names that a checkpoint of the given store answers to and that begin with what is there."""
+    """Return the names of the given store's checkpoints that begin with `incomplete`."""
     try:
         store = open_store(_local(context), write=False)
         ref = read_latest(store)
@@ -24,7 +24,7 @@ def complete_checkpoints(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_tensors(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the tensors of the newest checkpoint that begin with what is there."""
+    """Return the tensors of the newest checkpoint whose names begin with `incomplete`."""
     from checkpointing import open_checkpoint
 
     try:
@@ -38,12 +38,12 @@ def _local(context: typer.Context) -> str:
     url = str(context.params.get("url") or "")
     path = url.removeprefix("file://")
     if "://" in path or not Path(path).expanduser().is_dir():
-        raise ValueError(f"{url} is no local directory")
+        raise ValueError(f"{url} is not a local directory")
     return path
 
 
 def complete_tags(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the tags that begin with what is there."""
+    """Return the tags that begin with `incomplete`."""
     return [name for name in _tags(context) if name.startswith(incomplete)]
 
 

@@ -28,17 +28,17 @@ Match = Annotated[
         "--match",
         "-m",
         metavar="PATTERN",
-        help="Only tensors whose name fits, with * ? [] as in a shell, or contains the text.",
+        help="Only tensors whose name matches, with * ? [] as in a shell, or contains the text.",
         show_default=False,
     ),
 ]
-Each = Annotated[bool, typer.Option("--all", "-a", help="Show what repeated blocks hold one by one.")]
+Each = Annotated[bool, typer.Option("--all", "-a", help="Show the tensors of repeated blocks one by one.")]
 
 ANCESTORS = 8
 
 
 class By(StrEnum):
-    """What statistics are sorted by."""
+    """The column by which statistics are sorted."""
 
     NAME = "name"
     MIN = "min"
@@ -57,8 +57,8 @@ def show(
 ) -> None:
     """Show what one checkpoint is: its contents, the mesh that wrote it, its lineage and its facts.
 
-    The mesh is read off from which rank saved which part of which tensor: rows are pipeline stages. `parents` are the
-    checkpoints that unchanged tiles were taken from. Record and manifests are read, no pack.
+    The mesh is inferred from the parts of tensors that each rank saved: rows are pipeline stages. `parents` are the
+    checkpoints from which unchanged tiles were taken. Record and manifests are read, no pack.
 
     Examples:
 
@@ -69,7 +69,7 @@ def show(
         elastic3d ckpt show s3://bucket/gpt-1b verified --json | jq .summary.root
     """
     store = place.open()
-    found = _found(store, checkpoint)
+    found = _documents(store, checkpoint)
     summary = summarise(found, labels(store).get(found.name, ()), lineage(store, found, ANCESTORS))
     tell(
         store,
@@ -90,7 +90,7 @@ def tree(
 ) -> None:
     """Show a checkpoint's tensors as a tree of names, with sizes.
 
-    Groups that are numbered and hold the same tensors are shown as one, such as `0..11`.
+    Numbered groups that hold the same tensors are shown as one, such as `0..11`.
 
     Examples:
 
@@ -101,7 +101,7 @@ def tree(
         elastic3d ckpt tree s3://bucket/gpt-1b --match 'model/*bias' --all
     """
     store = place.open()
-    found = _found(store, checkpoint)
+    found = _documents(store, checkpoint)
     specs = matching(found, match)
     nodes = grouped(specs, fold=not each)
     data = {"checkpoint": found.name, "tree": nodes}
@@ -122,7 +122,7 @@ def stats(
 ) -> None:
     """Show minimum, maximum, root mean square and NaNs of each tensor.
 
-    They were computed when the tiles were written, to six digits, and stand in the manifests: no tensor is read.
+    They were computed when the tiles were written, to six digits, and kept in the manifests: no tensor is read.
     Integers have none. Tensors of repeated blocks are shown as one line, `{0..11}`, unless they are sorted.
 
     Examples:
@@ -134,7 +134,7 @@ def stats(
         elastic3d ckpt stats s3://bucket/gpt-1b verified --bad && echo sound
     """
     store = place.open()
-    found = _found(store, checkpoint)
+    found = _documents(store, checkpoint)
     tiles = by_key(found.tiles)
     rows = [statistics(spec, tiles.get(spec.key, [])) for spec in matching(found, match, dtype)]
     if bad:
@@ -154,22 +154,22 @@ def stats(
 
 
 def matching(found: CheckpointDocuments, match: str, dtype: str = "") -> list[TensorSpec]:
-    """Return the tensors that fit the filters, by name; UsageError where there is none."""
+    """Return the tensors that match the filters, by name; UsageError if none does."""
     specs = [spec for key, spec in sorted(found.specs.items()) if fits(key, match) and dtype in ("", spec.dtype)]
     if not specs and (match or dtype):
         asked = " ".join(filter(None, [f"--match {match!r}" if match else "", f"--dtype {dtype}" if dtype else ""]))
-        raise UsageError(f"{asked}: none of the {len(found.specs)} tensors of {found.name} is such a one")
+        raise UsageError(f"{asked}: none of the {len(found.specs)} tensors of {found.name} matches")
     return specs
 
 
 def fits(key: str, match: str) -> bool:
-    """Return whether a tensor's name is one that `--match` asks for: a pattern as in a shell, or a part of the name."""
+    """Return whether `--match` selects a tensor of this name: a pattern as in a shell, or a part of the name."""
     if any(sign in match for sign in "*?["):
         return fnmatch.fnmatchcase(key, match)
     return match in key
 
 
-def _found(store: Store, text: str) -> CheckpointDocuments:
+def _documents(store: Store, text: str) -> CheckpointDocuments:
     chosen = choose(store, text)
     return find(store, chosen.name, expected=chosen.expected, modified=times(store).get(chosen.name, 0.0))
 

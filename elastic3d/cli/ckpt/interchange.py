@@ -20,7 +20,7 @@ from elastic3d.errors import UsageError
 
 
 class CheckpointFormat(StrEnum):
-    """Whose checkpoint it is."""
+    """The format of another tool's checkpoint."""
 
     DCP = "dcp"
     TORCH = "torch"
@@ -37,7 +37,7 @@ _SUFFIXES = {
 
 _Kind = Annotated[
     CheckpointFormat | None,
-    typer.Option("--as", help="Whose format.", show_default="told by the path's name or contents"),
+    typer.Option("--as", help="The format.", show_default="by the path's name or contents"),
 ]
 
 
@@ -45,16 +45,16 @@ def import_(
     place: StorePlace,
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file, or a folder for DCP and sharded ones.")],
     kind: _Kind = None,
-    step: Annotated[int, typer.Option("--step", min=0, help="The step it is of.")] = 0,
+    step: Annotated[int, typer.Option("--step", min=0, help="The step it was made at.")] = 0,
     facts: Annotated[
         str, typer.Option("--facts", metavar="JSON", help="An object kept beside the tensors.", show_default=False)
     ] = "",
     *,
     as_json: bool,
 ) -> None:
-    """Bring in somebody else's checkpoint, and commit it as one of ours.
+    """Import another tool's checkpoint, and commit it to the store.
 
-    DCP's folders, `torch.save` files (read without running anything in them) and safetensors, also Hugging Face's
+    Reads DCP's folders, `torch.save` files (without running anything in them) and safetensors, also Hugging Face's
     sharded layout. Tensors are streamed, so that the whole never has to fit in memory.
 
     Examples:
@@ -71,7 +71,7 @@ def import_(
     said = _object(facts) if facts else None
     store = place.open(write=True)
     with bar(f"importing {source.name}") as advance:
-        from checkpointing.interchange import import_checkpoint  # brings torch along, which takes seconds
+        from checkpointing.interchange import import_checkpoint  # imports torch, which takes seconds
 
         done = import_checkpoint(str(kind), source, store, step=step, facts=said, progress=advance)
     totals = done.totals
@@ -85,16 +85,16 @@ def export(
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="A file or folder that is not there yet.")],
     checkpoint: Annotated[
         str,
-        typer.Option("--of", metavar="CHECKPOINT", help="Of this one.", autocompletion=complete_checkpoints),
+        typer.Option("--of", metavar="CHECKPOINT", help="Which one.", autocompletion=complete_checkpoints),
     ] = "latest",
     kind: _Kind = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", help="Only tensors under this, left out of their names, such as model/.")
+        str, typer.Option("--prefix", help="Only tensors under this prefix, such as model/; it is cut off their names.")
     ] = "",
     *,
     as_json: bool,
 ) -> None:
-    """Write a checkpoint as somebody else's: DCP, safetensors or torch.save.
+    """Write a checkpoint in another tool's format: DCP, safetensors or torch.save.
 
     Every tile is checked as it is read. Tensors are streamed, so that the whole never has to fit in memory.
 
@@ -113,19 +113,19 @@ def export(
         raise UsageError(f"{target} is there already; nothing is overwritten")
     store = place.open()
     with reading(store, choose(store, checkpoint).name) as found, bar(f"exporting {target.name}") as advance:
-        from checkpointing.interchange import export_checkpoint  # brings torch along, which takes seconds
+        from checkpointing.interchange import export_checkpoint  # imports torch, which takes seconds
 
         done = export_checkpoint(str(kind), found, target, prefix=prefix, progress=advance)
     what = f"{target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} of {found.name}, as {kind}"
     if done.left_out:
-        what += f"; {count(done.left_out, 'object')} that are no tensors left out"
+        what += f"; {count(done.left_out, 'object')} that are not tensors left out"
     data = {"checkpoint": found.name, "target": str(target), "kind": kind, "tensors": done.tensors, "bytes": done.bytes}
     data["left_out"] = done.left_out
     tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
 
 
 def guess(source: Path) -> CheckpointFormat:
-    """Return whose checkpoint a path is; UsageError where neither its name nor what is in it tells."""
+    """Return the format of the checkpoint at a path; UsageError if neither its name nor its contents show it."""
     if source.is_dir():
         if (source / ".metadata").exists():
             return CheckpointFormat.DCP
@@ -135,14 +135,14 @@ def guess(source: Path) -> CheckpointFormat:
         return CheckpointFormat.SAFETENSORS
     elif source.suffix in _SUFFIXES:
         return _SUFFIXES[source.suffix]
-    raise UsageError(f"{source}: cannot tell whose checkpoint that is; give --as dcp, torch or safetensors")
+    raise UsageError(f"{source}: cannot tell which format that is; give --as dcp, torch or safetensors")
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--facts is no JSON: {error}") from error
+        raise UsageError(f"--facts is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise UsageError('--facts is no JSON object, such as {"origin": "run 6"}')
+        raise UsageError('--facts is not a JSON object, such as {"origin": "run 6"}')
     return value

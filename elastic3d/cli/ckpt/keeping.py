@@ -1,4 +1,4 @@
-"""`ckpt tag`, `untag`, `pin`, `unpin`, `gc` and `repair`: which checkpoints stay, and how the rest goes."""
+"""`ckpt tag`, `untag`, `pin`, `unpin`, `gc` and `repair`: which checkpoints stay, and how the rest is deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Any = Annotated[
     str,
     typer.Argument(
         metavar="[CHECKPOINT]",
-        help="latest, verified, a tag, a step, or a name or the beginning of one.",
+        help="latest, verified, a tag, a step, or a name or its beginning.",
         autocompletion=complete_checkpoints,
         show_default=False,
     ),
@@ -38,7 +38,7 @@ _One = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="latest, verified, a tag, a step, or a name or the beginning of one.",
+        help="latest, verified, a tag, a step, or a name or its beginning.",
         autocompletion=complete_checkpoints,
     ),
 ]
@@ -68,7 +68,7 @@ def tag(
         tell(store, {"tags": there}, lambda width: shown.pairs("tag", there, store.url), as_json=as_json)
         return
     store = place.open(write=True)
-    with _told():
+    with _usage_errors():
         chosen = protection.tag(store, name, checkpoint, move=move)
     tell(store, {"tag": name, "checkpoint": chosen}, lambda _: Text(f"{name} -> {chosen}"), as_json=as_json)
 
@@ -79,7 +79,7 @@ def untag(
     *,
     as_json: bool,
 ) -> None:
-    """Take a tag away. Its checkpoint stays until a collection finds nothing else that keeps it.
+    """Remove a tag. Its checkpoint stays until a collection finds nothing else that keeps it.
 
     Examples:
 
@@ -87,7 +87,7 @@ def untag(
     """
     store = place.open(write=True)
     if not protection.untag(store, name):
-        raise UsageError(f"store {store.url}: there is no tag {name!r}; `elastic3d ckpt tag` lists those that are")
+        raise UsageError(f"store {store.url}: there is no tag {name!r}; `elastic3d ckpt tag` lists those there are")
     tell(store, {"untagged": name}, lambda _: Text(f"{name} points to nothing any more"), as_json=as_json)
 
 
@@ -98,7 +98,7 @@ def pin(
     *,
     as_json: bool,
 ) -> None:
-    """Keep a checkpoint, whatever the retention; without one, list the pinned ones with their reasons.
+    """Keep a checkpoint whatever the retention; without one, list the pinned ones with their reasons.
 
     Examples:
 
@@ -112,7 +112,7 @@ def pin(
         tell(store, {"pins": there}, lambda width: shown.pairs("pinned", there, store.url), as_json=as_json)
         return
     store = place.open(write=True)
-    with _told():
+    with _usage_errors():
         name = protection.pin(store, checkpoint, reason)
     tell(store, {"pinned": name, "reason": reason}, lambda _: Text(f"{name} is pinned"), as_json=as_json)
 
@@ -138,15 +138,15 @@ def gc(
     ] = None,
     keep_every: Annotated[
         int | None,
-        typer.Option("--keep-every", metavar="STEPS", min=1, help="Keep one for each so many steps too."),
+        typer.Option("--keep-every", metavar="STEPS", min=1, help="Also keep one per this many steps."),
     ] = None,
     keep_bytes: Annotated[
         str | None,
-        typer.Option("--keep-bytes", metavar="SIZE", help="What all may take together, such as 50GiB: the oldest go."),
+        typer.Option("--keep-bytes", metavar="SIZE", help="What all together may take, such as 50GiB: the oldest go."),
     ] = None,
     grace: Annotated[
         str,
-        typer.Option("--grace", metavar="DURATION", help="What readers have who cannot announce themselves."),
+        typer.Option("--grace", metavar="DURATION", help="Time for readers that cannot announce themselves."),
     ] = "5m",
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what it would do.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait out the grace; else call again later.")] = True,
@@ -155,10 +155,10 @@ def gc(
 ) -> None:
     """Drop the checkpoints that nothing keeps, and delete what no other needs.
 
-    `latest`, `verified`, tags, pins and what is being read always stay. Without `--keep-last` or `--keep-bytes` no
-    checkpoint is dropped, and only garbage goes: what failed saves left behind. Safe beside writers, readers and other
-    collectors: what goes is condemned first, stays for the grace, is checked again, and then deleted. Who reads or
-    writes for more than half a minute says so in the store, and loses nothing.
+    `latest`, `verified`, tags, pins and checkpoints that are being read always stay. Without `--keep-last` or
+    `--keep-bytes` no checkpoint is dropped, and only what failed saves left behind is deleted. Safe beside writers,
+    readers and other collectors: objects are condemned first, stay for the grace, are checked again, and then deleted.
+    Anything that reads or writes for more than half a minute announces itself in the store, and loses nothing.
 
     Examples:
 
@@ -193,7 +193,9 @@ def gc(
 
 def repair(
     place: StorePlace,
-    generation: Annotated[int, typer.Option("--generation", min=0, help="Of the run that goes on, if known.")] = 0,
+    generation: Annotated[
+        int, typer.Option("--generation", min=0, help="The generation of the run that goes on, if known.")
+    ] = 0,
     *,
     as_json: bool,
 ) -> None:
@@ -216,8 +218,8 @@ def repair(
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Tell what the library finds wrong with a value as a wrong call: the user gave it."""
+def _usage_errors() -> Iterator[None]:
+    """Raise the library's ValueError as a UsageError: the user gave the value."""
     try:
         yield
     except ValueError as error:

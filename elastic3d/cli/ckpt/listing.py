@@ -24,8 +24,8 @@ def ls(place: StorePlace, *, as_json: bool) -> None:
     """List the committed checkpoints of a store, newest first.
 
     Only refs and records are read, however large the checkpoints are. A checkpoint is named by its step, generations
-    and attempt; `latest`, `verified`, tags and pins that point to it stand beside it. Exit code 1 says that a record
-    cannot be read.
+    and attempt; `latest`, `verified`, tags and pins that point to it are shown beside it. Exit code 1 means that a
+    record cannot be read.
 
     Examples:
 
@@ -77,9 +77,9 @@ def log(
 ) -> None:
     """Show one line per commit, newest first, with what each changed and wrote.
 
-    `changed` is the share of bytes whose digests differ from those of the commit before, or `recut` where another mesh
-    cut the tensors at other places and only `diff --values` can tell. `written` is what the commit added to the store,
-    `kept` what it refers to in older packs. Manifests alone are read. Exit code 1 says that some commit cannot be read.
+    `changed` is the share of bytes whose digests differ from those of the commit before, or `recut` if another mesh cut
+    the tensors at other places and only `diff --values` can tell. `written` is what the commit added to the store,
+    `kept` what it refers to in older packs. Only manifests are read. Exit code 1 means that some commit cannot be read.
 
     Examples:
 
@@ -104,12 +104,12 @@ def log(
 
 
 def du(place: StorePlace, *, as_json: bool) -> None:
-    """Say what each checkpoint takes in the store, alone and together with others.
+    """Show how much space each checkpoint takes in the store, alone and together with others.
 
     A tile that did not change is stored once and shared by all checkpoints that have it. `unique` is what no other
-    committed checkpoint refers to; `frees` is what the store would lose in size if this one alone were collected:
-    whole packs, and its documents. What no committed checkpoint needs is garbage, or belongs to a save under way.
-    Manifests and the store's listing are read, no pack.
+    committed checkpoint refers to; `frees` is by how much the store would shrink if only this one were collected: whole
+    packs, and its documents. What no committed checkpoint needs is garbage, or belongs to a save under way. Manifests
+    and the store's listing are read, no pack.
 
     Examples:
 

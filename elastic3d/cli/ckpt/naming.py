@@ -12,14 +12,14 @@ from elastic3d.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The checkpoint that is meant. expected: its record's digest, where a ref has told it."""
+    """The checkpoint that is meant. expected: its record's digest, if a ref holds it."""
 
     name: str
     expected: str | None = None
 
 
 def choose(store: Store, text: str) -> Chosen:
-    """Return the checkpoint that is meant by `text`; NoCheckpoint where it is none, or several."""
+    """Return the checkpoint that `text` means; NoCheckpoint if it means none, or several."""
     name, expected = naming.find(store, text)
     return Chosen(name=name, expected=expected)
 
@@ -30,7 +30,7 @@ def committed(store: Store) -> tuple[str, ...]:
 
 
 def before(store: Store, name: str) -> str:
-    """Return the checkpoint that was committed before `name`; UsageError where there is none."""
+    """Return the checkpoint that was committed before `name`; UsageError if there is none."""
     listed = committed(store)
     later = listed.index(name)
     if later + 1 == len(listed):

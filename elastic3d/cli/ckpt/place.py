@@ -1,4 +1,4 @@
-"""Where checkpoints are: what all commands of `elastic3d ckpt` are told in the same way."""
+"""Where checkpoints are: the options that all commands of `elastic3d ckpt` share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Which = Annotated[
     str,
     typer.Argument(
         metavar="[CHECKPOINT]",
-        help="latest, verified, a tag, a step, or a name or the beginning of one.",
+        help="latest, verified, a tag, a step, or a name or its beginning.",
         autocompletion=complete_checkpoints,
     ),
 ]
@@ -52,10 +52,10 @@ class StorePlace:
     key_file: str = ""
 
     def open(self, *, write: bool = False) -> Store:
-        """Return the store, tried out where it is to be written; StoreUnfit says what to change."""
+        """Return the store, tested first if it is to be written; StoreUnfit says what to change."""
         if not self.key_file and KEY not in os.environ:
             return open_store(self.url, write=write)
-        from checkpointing.stores.keys import Key  # brings cryptography along, for those who need it
+        from checkpointing.stores.keys import Key  # imports cryptography, which only encrypted stores need
 
         key = Key.from_file(self.key_file) if self.key_file else Key.from_env(KEY)
         return open_store(self.url, write=write, key=key)
@@ -64,7 +64,7 @@ class StorePlace:
 def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command(place, *, as_json, ...)` as typer takes it: URL first, `--json` and `--key-file` last.
 
-    An error of ours is told in one line, with its own exit code; so is what the operating system refuses.
+    An error of elastic3d's is printed in one line, with its own exit code; so is one of the operating system's.
     """
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -87,7 +87,7 @@ def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
             complain(error)
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
-            raise  # click ends quietly: whoever read has read enough
+            raise  # click ends quietly: the reader has read enough
         except OSError as error:
             complain(error)
             raise typer.Exit(1) from None
@@ -98,5 +98,5 @@ def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def complain(error: Exception | str) -> None:
-    """Say one thing that is wrong on one line of standard error."""
+    """Print an error as one line on standard error."""
     print(f"elastic3d: {' '.join(str(error).split())}", file=sys.stderr)

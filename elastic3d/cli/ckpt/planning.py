@@ -29,7 +29,7 @@ def plan(
     ] = "",
     last: Annotated[
         list[str] | None,
-        typer.Option("--last", metavar="PATTERN", help="What comes after the blocks, such as 'head.*'; repeatable."),
+        typer.Option("--last", metavar="PATTERN", help="Tensors after the blocks, such as 'head.*'; repeatable."),
     ] = None,
     slots: Annotated[int, typer.Option("--slots", min=1, help="Ranks of a node, which reads each tile once.")] = 1,
     *,
@@ -37,10 +37,10 @@ def plan(
 ) -> None:
     """Say what each rank of another mesh would read to restore a checkpoint: a dry run of a reshard.
 
-    Stages are cut as a run cuts them: evenly, between the numbered blocks; dim 0 is cut evenly over tp, then dp. What
-    is not in a block belongs to the first stage, unless `--last` or the mesh that wrote the checkpoint says that it
-    comes after them. Without blocks to cut stages from, every tensor is cut evenly over all ranks. `over-read` is
-    bytes read for each byte needed; a tile is read whole, and near neighbours in one request. No pack is read.
+    Stages are cut as a run cuts them: evenly, between the numbered blocks; dim 0 is cut evenly over tp, then dp.
+    Tensors outside the blocks belong to the first stage, unless `--last` or the mesh that wrote the checkpoint says
+    that they come after them. Without blocks to cut stages from, every tensor is cut evenly over all ranks. `over-read`
+    is bytes read for each byte needed; tiles are read whole, and near neighbours in one request. No pack is read.
 
     Examples:
 
@@ -54,7 +54,7 @@ def plan(
         raise UsageError("plan needs --to, the mesh that would restore the checkpoint, as in --to pp=2,dp=3,tp=2")
     target = MeshSizes.parse(to)
     if target.world % slots:
-        raise UsageError(f"--slots {slots}: {target.world} ranks ({target}) are no whole number of such nodes")
+        raise UsageError(f"--slots {slots}: {target.world} ranks ({target}) are not a whole number of such nodes")
     store = place.open()
     chosen = choose(store, checkpoint)
     found = find(store, chosen.name, expected=chosen.expected)

@@ -1,4 +1,4 @@
-"""`ckpt cat` and `verify`: what reads packs."""
+"""`ckpt cat` and `verify`: the commands that read packs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SLICE = re.compile(r"(-?[0-9]{1,18})?(:(-?[0-9]{1,18})?)?")
 
 
 class Form(StrEnum):
-    """How a tensor is written."""
+    """The form in which a tensor is written."""
 
     TEXT = "text"
     NPY = "npy"
@@ -39,7 +39,7 @@ def cat(
     tensor: Annotated[str, typer.Argument(metavar="TENSOR", help="Its name.", autocompletion=complete_tensors)],
     checkpoint: Annotated[
         str,
-        typer.Option("--of", metavar="CHECKPOINT", help="Of this one.", autocompletion=complete_checkpoints),
+        typer.Option("--of", metavar="CHECKPOINT", help="Which one.", autocompletion=complete_checkpoints),
     ] = "latest",
     part: Annotated[
         str,
@@ -47,7 +47,7 @@ def cat(
     ] = "",
     form: Annotated[
         Form | None,
-        typer.Option("--as", help="What to write.", show_default="text, or as the file is called"),
+        typer.Option("--as", help="What to write.", show_default="text, or by the file's suffix"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it there.", show_default="standard output")
@@ -58,9 +58,9 @@ def cat(
 ) -> None:
     """Print or save one tensor, or a part of it.
 
-    Tiles that hold the part are read and checked, no others. `text` prints numbers as numpy does, `npy` is numpy's
-    file, `raw` the little-endian bytes. What numpy has no type for, such as bfloat16, becomes float32 in `text` and
-    `npy`, which is exact; `raw` never changes a bit. With `--json` it prints what the tensor is, and its elements.
+    Only tiles that hold the part are read and checked. `text` prints numbers as numpy does, `npy` is numpy's file
+    format, `raw` the little-endian bytes. Types that numpy lacks, such as bfloat16, become float32 in `text` and `npy`,
+    which is exact; `raw` never changes a bit. `--json` prints a description of the tensor, and its elements.
 
     Examples:
 
@@ -93,10 +93,10 @@ def cat(
 
 
 def verify_store(place: StorePlace, *, as_json: bool) -> None:
-    """Read every byte of a store and check it against its digest; exit 1 when something is wrong.
+    """Read every byte of a store and check it against its digest; exit 1 if something is wrong.
 
-    Every object is checked, whether a checkpoint refers to it or not: packs check themselves. Each damaged byte is
-    named by tensor, rank and pack, with the checkpoints that it spoils.
+    Every object is checked, whether or not a checkpoint refers to it: packs hold their own digests. Each damaged byte
+    is named by tensor, rank and pack, with the checkpoints that it spoils.
 
     Examples:
 
@@ -122,7 +122,7 @@ def verify_store(place: StorePlace, *, as_json: bool) -> None:
 
 
 def cut(spec: TensorSpec, text: str) -> tuple[Box, tuple[int, ...]]:
-    """Return the box of a slice such as `0:4,3`, and the dims that a single index takes away; UsageError otherwise."""
+    """Return the box of a slice such as `0:4,3`, and the dims that a single index removes; UsageError for others."""
     if not text.strip():
         return spec.box, ()
     items = [item.strip() for item in text.split(",")]
@@ -150,7 +150,7 @@ def _named(found: Checkpoint, tensor: str) -> TensorSpec:
     if tensor in found.specs:
         return found.specs[tensor]
     near = [key for key in found.specs if tensor in key]
-    hint = f"did you mean {', '.join(near[:4])}?" if near else "`elastic3d ckpt tree` shows those that are"
+    hint = f"did you mean {', '.join(near[:4])}?" if near else "`elastic3d ckpt tree` shows those there are"
     raise UsageError(f"checkpoint {found.name} has no tensor {tensor!r}; {hint}")
 
 

@@ -27,7 +27,7 @@ SCHEMA = 1
 
 
 def tell(store: Store, data: dict[str, Any], picture: Callable[[int], RenderableType], *, as_json: bool) -> None:
-    """Print what was found, as `data` or as its picture for a terminal of some width."""
+    """Print a result, as `data` in JSON or as its picture for a terminal of some width."""
     if as_json:
         print_json(store, data)
     else:
@@ -36,7 +36,7 @@ def tell(store: Store, data: dict[str, Any], picture: Callable[[int], Renderable
 
 
 def print_json(store: Store, data: dict[str, Any]) -> None:
-    """Print one document; numbers that JSON has no word for are texts: "inf", "-inf", "nan"."""
+    """Print one document; numbers that JSON cannot express are strings: "inf", "-inf", "nan"."""
     print(json.dumps(document(store.url, data), indent=2, allow_nan=False))
 
 
@@ -56,16 +56,16 @@ def _plain(value: Any) -> Any:
 
 
 class Advance(Protocol):
-    """Hears how far something has come."""
+    """Takes reports of progress."""
 
     def __call__(self, done: int, total: int | None = None) -> None:
-        """Take the amount that is done, of how much."""
+        """Take the amount done, and the total if known."""
         ...
 
 
 @contextmanager
 def bar(what: str, *, total: int | None = None, in_bytes: bool = True) -> Iterator[Advance]:
-    """Show a bar on standard error while something long runs; nothing where that is no terminal."""
+    """Show a bar on standard error while something long runs; nothing unless that is a terminal."""
     amounts = (DownloadColumn(binary_units=True), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())
     hidden = not sys.stderr.isatty()

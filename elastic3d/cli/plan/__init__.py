@@ -1,4 +1,4 @@
-"""`elastic3d plan`: which layout would be best for a model on some nodes, why, and why others would not do."""
+"""`elastic3d plan`: which layout would be best for a model on some nodes, why, and why others would not work."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def plan(
         typer.Argument(metavar="[SCRIPT [-- ARGUMENTS...]]", help="A script that calls elastic3d.run."),
     ] = None,
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="A well-known model instead of a script.")] = "",
-    nodes: Annotated[int, typer.Option("--nodes", help="Nodes there are.")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", help="How many nodes.")] = 1,
     slots: Annotated[int, typer.Option("--slots", help="Devices of each node.")] = 8,
-    device: Annotated[str, typer.Option("--device", help="h200, h100, a100-80g, ... by data sheet.")] = "h200",
+    device: Annotated[str, typer.Option("--device", help="h200, h100, a100-80g, ..., from its data sheet.")] = "h200",
     calibration: Annotated[
         str, typer.Option("--calibration", metavar="FILE", help="Measured by elastic3d calibrate, instead of --device.")
     ] = "",
     layout: Annotated[
-        str, typer.Option("--layout", metavar="pp=2,...", help="What is fixed; all else is free.", show_default=False)
+        str, typer.Option("--layout", metavar="pp=2,...", help="The fixed part; all else is free.", show_default=False)
     ] = "",
     global_batch: Annotated[
         int | None, typer.Option("--global-batch", help="Samples of a step.", show_default="512, or the script's")
@@ -57,11 +57,11 @@ def plan(
     ] = "",
     optimizer: Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd-momentum or sgd.")] = "adamw",
     top: Annotated[int, typer.Option("--top", min=1, help="How many layouts to show.")] = 10,
-    rejected: Annotated[bool, typer.Option("--rejected", help="Tell of every layout why it does not work.")] = False,
+    rejected: Annotated[bool, typer.Option("--rejected", help="Say of every layout why it does not work.")] = False,
     timeout: Annotated[str, typer.Option("--timeout", help="How long a script may take to show its model.")] = "2m",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Say which layout of pp x dp x tp is best for a model on some nodes, why, and why others would not do.
+    """Show which layout of pp x dp x tp is best for a model on some nodes, why, and why others would not work.
 
     The model is a named one, or that of a script, which is run up to `run.restore` with its parameters on meta: no
     cluster, no device and no memory for them is needed. Times are predictions from data sheets, or from a calibration.
@@ -86,7 +86,7 @@ def plan(
     sheet = device_named(device)
     if script:
         if micro_batch is not None or context is not None:
-            raise UsageError("--micro-batch and --context are the script's to say: give them to it, after --")
+            raise UsageError("--micro-batch and --context are up to the script: give them to it, after --")
         profile = ask(script[0], script[1:], limit=some_seconds(timeout, "--timeout")).profile
         profile = _changed(profile, global_batch, recompute)
         number = _number_of(profile, sheet, precision)
@@ -149,20 +149,20 @@ def _changed(profile: ModelProfile, global_batch: int | None, recompute: str) ->
     if global_batch is not None:
         if global_batch < 1 or global_batch % profile.micro_batch:
             raise UsageError(
-                f"--global-batch {global_batch} is no whole number of the script's micro-batches of "
+                f"--global-batch {global_batch} is not a whole number of the script's micro-batches of "
                 f"{profile.micro_batch} samples"
             )
         profile = dataclasses.replace(profile, micro_batches=global_batch // profile.micro_batch)
     if recompute:
         if recompute not in profile.block.kept:
             there = ", ".join(profile.block.kept) or "none"
-            raise UsageError(f"--recompute {recompute!r}: of this script's model is known: {there}")
+            raise UsageError(f"--recompute {recompute!r}: known for this script's model: {there}")
         profile = dataclasses.replace(profile, recompute=recompute)
     return profile
 
 
 def _number_of(profile: ModelProfile, sheet: Sheet, precision: str) -> Number:
-    """Return what a script computes in: what it is told here, else what its bytes say, as near as the device has it."""
+    """Return what a script computes in: as given here, else by its bytes, as near as the device has it."""
     if precision or profile.compute_bytes < 4:
         return number_for(sheet, precision)
     return Number.FP32

@@ -1,4 +1,4 @@
-"""A drawing of which node's slot holds which place of a layout."""
+"""A drawing of the place in a layout that each slot of each node holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 def mesh(layout: Layout, slots: int, spares: int, width: int) -> RenderableType:
     """Draw nodes as rows and their slots as columns; nodes that hold runs of one stage are drawn together.
 
-    Where all slots do not fit the width, a node is one line of ranges.
+    If not all slots fit the width, a node is one line of ranges.
     """
     nodes = layout.world // slots
     names = [axis for axis in ("pp", "dp", "tp") if getattr(layout, axis) > 1]
@@ -58,7 +58,7 @@ def _ranges(places: Sequence[RankPlace], names: Sequence[str]) -> str:
 
 
 def _runs(held: Sequence[Sequence[RankPlace]]) -> list[tuple[int, int]]:
-    """Return runs of nodes, half-open, whose slots are all of the same stages; at most ROWS, the rest by halves."""
+    """Return half-open runs of nodes whose slots all hold the same stage, at most ROWS: longer ones where more."""
     starts = [0]
     for node in range(1, len(held)):
         if _stages(held[node]) != _stages(held[node - 1]) or len(_stages(held[node])) > 1:

@@ -1,4 +1,4 @@
-"""What somebody asks of the planner on the command line, checked and put together."""
+"""A question to the planner from the command line, checked and put together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastic3d.values import Layout, ModelProfile
 
 Choice = TypeVar("Choice", bound=StrEnum)
 BATCH = 512
-"""Samples of a step of a described model, unless told."""
+"""Samples of a step of a described model, unless given."""
 
 MOST_DEVICES = 1 << 17
 
@@ -49,7 +49,7 @@ def choose(kind: type[Choice], option: str, name: str) -> Choice:
 
 
 def check_size(nodes: int, slots: int) -> None:
-    """Refuse clusters that have no device, or more than any there is."""
+    """Refuse clusters that have no device, or more than any real one."""
     if nodes < 1 or slots < 1:
         raise UsageError(f"--nodes {nodes} --slots {slots}: a cluster has at least one node of one slot")
     if nodes * slots > MOST_DEVICES:
@@ -57,7 +57,7 @@ def check_size(nodes: int, slots: int) -> None:
 
 
 def requested(text: str) -> Layout:
-    """Return the request of `--layout`: what it names is fixed, all else is the planner's to choose."""
+    """Return the request of `--layout`: what it names is fixed, the planner chooses all else."""
     free = Layout(tp=0, zero=0, replicas=0)
     if not text:
         return free
@@ -67,7 +67,7 @@ def requested(text: str) -> Layout:
 
 
 def number_for(sheet: Sheet, precision: str) -> Number:
-    """Return what products are computed in: as asked, else the first of bf16, fp16 and fp32 that the device has."""
+    """Return the format of products: as asked, else the first of bf16, fp16 and fp32 that the device has."""
     if precision:
         return choose(Number, "--precision", precision)
     return next(number for number in (Number.BF16, Number.FP16, Number.FP32) if number in sheet.peak)
@@ -83,7 +83,7 @@ def described(
     recompute: str,
     optimizer: str,
 ) -> ModelProfile:
-    """Return the profile of a model that is named; None stands for what is usual."""
+    """Return the profile of a named model; None stands for the default."""
     shape = shape_named(name)
     if context is not None:
         if context < 1:

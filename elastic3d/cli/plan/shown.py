@@ -1,4 +1,4 @@
-"""A ranking of layouts as a person reads it: which is best and why, and why the others are not there."""
+"""The display of a ranking of layouts: which is best and why, and why others are left out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def picture(question: Question, ranking: Ranking, *, top: int, every_reason: boo
 
 
 def spell_time(seconds: float) -> str:
-    """Return a step's time with three digits that count: 1.42 s, 318 ms, 12.4 ms, 87 us."""
+    """Return a step's time with three significant digits: 1.42 s, 318 ms, 12.4 ms, 87 us."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(seconds) >= size or unit == "us":
             value = seconds / size
@@ -104,7 +104,7 @@ def _table(question: Question, shown: Sequence[Candidate], width: int) -> Render
 
 
 def _why(ranked: Sequence[Candidate]) -> list[RenderableType]:
-    """Say what makes the first faster than the second: the contributors that differ most."""
+    """Show what makes the first faster than the second: the contributors that differ most."""
     best = ranked[0]
     text = Text.assemble(("Best: ", "bold"), (named(best), "bold green"))
     if len(ranked) == 1:
@@ -125,7 +125,7 @@ def _than(best: Candidate, other: Candidate) -> str:
 
 
 def _differences(own: Mapping[str, float], others: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return what the first has more or less of, largest first, as far as it explains something."""
+    """Return what the first has more or less of, largest first, without negligible ones."""
     changes = [(name, own.get(name, 0.0) - others.get(name, 0.0)) for name in {**own, **others}]
     changes.sort(key=lambda change: -abs(change[1]))
     most = abs(changes[0][1]) if changes else 0.0
@@ -155,7 +155,7 @@ def _shares(parts: Mapping[str, float], whole: float, spell: Callable[[float], s
 
 
 def _reasons(rejected: Sequence[RejectedLayout]) -> list[RenderableType]:
-    """Tell reasons of one kind together, by an example: of too little memory by the nearest miss."""
+    """Show one example for reasons of one kind: of too little memory, the nearest miss."""
     kinds: dict[str, list[RejectedLayout]] = defaultdict(list)
     for one in rejected:
         kinds[_kind(one)].append(one)
@@ -170,12 +170,12 @@ def _reasons(rejected: Sequence[RejectedLayout]) -> list[RenderableType]:
     parts.append(table)
     if len(largest) > GROUPS:
         parts.append(Text(f"  and {sum(map(len, largest[GROUPS:]))} for other reasons"))
-    parts.append(Text("  each for as many of its kind; --rejected tells all", style="dim"))
+    parts.append(Text("  each stands for that many of its kind; --rejected shows all", style="dim"))
     return parts
 
 
 def _amount(reason: str) -> float:
-    """Return the bytes that a reason of too little memory names first."""
+    """Return the first amount of bytes in a reason of too little memory."""
     match = _AMOUNT.search(reason)
     return float(match[1]) * dict(_UNITS)[match[2]] if match else 0.0
 
@@ -185,7 +185,7 @@ def _all_reasons(rejected: Sequence[RejectedLayout]) -> list[RenderableType]:
 
 
 def _kind(one: RejectedLayout) -> str:
-    """Return what reasons that differ in numbers only have in common; of memory, what takes most of it."""
+    """Return what reasons that differ only in numbers have in common; of memory, what takes most of it."""
     reason = _NUMBER.sub("#", _without_name(one))
     return reason.partition(",")[0] if one.out_of_memory else reason
 

@@ -1,4 +1,4 @@
-"""A drawing of one step: what each pipeline rank computes when, and where it waits."""
+"""A drawing of one step: what each pipeline rank computes, when, and where it waits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ IDLE = "·"
 
 
 def picture(step: Timeline, width: int) -> RenderableType:
-    """Draw a step in `width` columns: numbers are micro-batches where there is room for them, else shades."""
+    """Draw a step in `width` columns: with numbers of micro-batches if there is room for them, else in shades."""
     ranks = step.ranks
     label = len(f"  pp {len(ranks) - 1}  ")
     columns = max(8, width - label)
     shortest = min(work.end - work.start for works in ranks for work in works)
-    # Every computation takes whole columns, so that none looks longer than another of its kind.
+    # Every computation takes whole columns, so that none looks longer than others of its kind.
     scale = int(columns / (step.span / shortest)) / shortest
     split = any(work.kind is Pass.INPUT for works in ranks for work in works)
-    # Halves of a backward are told from a forward by what stands beside the number, for which there must be room.
+    # The sign beside the number tells halves of a backward from a forward: there must be room for it.
     numbered = scale * shortest >= (2 if split else 1)
     if not numbered:
         scale = columns / step.span
@@ -54,7 +54,7 @@ def _line(works: Sequence[ScheduledAction], scale: float, numbered: bool) -> Tex
 
 
 def _shaded(works: Sequence[ScheduledAction], scale: float) -> Text:
-    """Give each column to what takes most of it."""
+    """Give each column to the kind of work that takes most of it."""
     columns = [dict[Pass, float]() for _ in range(max(1, round(works[-1].end * scale)))]
     for work in works:
         start, end = work.start * scale, work.end * scale

@@ -1,4 +1,4 @@
-"""What `links` does for a second witness (`witness`), over its connections: ask others, and try what others ask."""
+"""The part of `links` in finding a second witness (`witness`): ask other nodes, and try to connect where they ask."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from elastic3d.membership.driver.witness import Conclusion, Inquiries, Tries, Ve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What came of asking about `id`. evidence: of its death, "" for none. lives: others reach it.
+class InquiryOutcome:
+    """The outcome of asking about `id`. evidence: of its death, "" for none. lives: others reach it.
 
-    doubt: what people are told where it is no death.
+    doubt: what people are told if it is not dead.
     """
 
     id: str
@@ -25,18 +25,18 @@ class Found:
 
 
 class Asking:
-    """Asks about those that refuse this node."""
+    """Asks other nodes about those that refuse this one."""
 
     def __init__(self) -> None:
         self._inquiries: Inquiries[Dial | Guest] = Inquiries()
 
     @property
     def due(self) -> float | None:
-        """When to look at the latest, None for never."""
+        """The latest time to look again, None for never."""
         return self._inquiries.due
 
     def ask(self, refused: Dial, others: Sequence[Dial | Guest], now: float) -> None:
-        """Ask about one that refuses, one connection for each of those asked; once while that is not answered."""
+        """Ask `others`, a connection to each, about one that refuses; not again until that is answered."""
         id = refused.peer.id
         if id not in self._inquiries:
             number = self._inquiries.begin(id, refused.refusal, others, now)
@@ -53,25 +53,26 @@ class Asking:
         self._inquiries.lost(end)
 
     def forget(self, id: str) -> None:
-        """Ask about this one no more."""
+        """Ask about this id no more."""
         self._inquiries.forget(id)
 
-    def concluded(self, now: float) -> list[Found]:
-        """Return what is known by now."""
-        return [_told(*one) for one in self._inquiries.concluded(now)]
+    def concluded(self, now: float) -> list[InquiryOutcome]:
+        """Return the outcomes of the inquiries that are over."""
+        return [_outcome(*one) for one in self._inquiries.concluded(now)]
 
 
-def _told(id: str, evidence: str, conclusion: Conclusion, witness: Dial | Guest | None) -> Found:
+def _outcome(id: str, evidence: str, conclusion: Conclusion, witness: Dial | Guest | None) -> InquiryOutcome:
     if witness is not None:
-        return Found(id=id, evidence=f"{evidence}, and {id_of(witness).partition('@')[0]} found the same")
+        return InquiryOutcome(id=id, evidence=f"{evidence}, and {id_of(witness).partition('@')[0]} found the same")
     if conclusion is Conclusion.LIVES:
         why = f"{evidence}, but other nodes reach {id} there: is there a firewall between it and this node?"
-        return Found(id=id, lives=True, doubt=why)
-    return Found(id=id, doubt=f"{evidence}, and no other neighbour could tell: {id} counts as silent until one can")
+        return InquiryOutcome(id=id, lives=True, doubt=why)
+    why = f"{evidence}, and no other neighbour could tell: {id} counts as silent until one can"
+    return InquiryOutcome(id=id, doubt=why)
 
 
 class Trying:
-    """Tries what others ask about this node's own neighbours. dials: the tries under way."""
+    """Tries to connect to this node's neighbours when others ask."""
 
     def __init__(self) -> None:
         self._near: dict[str, RingPeer] = {}
@@ -85,19 +86,19 @@ class Trying:
 
     @property
     def due(self) -> float | None:
-        """When to look at the latest, None for never."""
+        """The latest time to look again, None for never."""
         return self._tries.due
 
     def arrange(self, near: Iterable[RingPeer], now: float) -> list[Dial]:
-        """Try these from now on, and nobody else; return the tries that are over with that."""
+        """Try only these from now on; return the tries that this ends."""
         self._near = {peer.id: peer for peer in near}
         over = [dial for id, dial in self._dials.items() if self._near.get(id) != dial.peer]
         for dial in over:
-            self.found(dial, Verdict.UNKNOWN, now)
+            self.conclude(dial, Verdict.UNKNOWN, now)
         return over
 
     def asked(self, by: Dial | Guest, ask: Ask, now: float, *, neighbour: bool) -> Dial | None:
-        """Answer, or take note of who waits; return the try that is to begin. neighbour: whether one asks."""
+        """Answer, or note that the asker waits; return the try to begin, if any. neighbour: the asker is one."""
         peer = self._near.get(ask.id)
         verdict: Verdict | None = Verdict.UNKNOWN
         begins = False
@@ -114,10 +115,10 @@ class Trying:
         """Return whether this is one of the tries."""
         return self._dials.get(dial.peer.id) is dial
 
-    def found(self, dial: Dial, verdict: Verdict, now: float) -> None:
-        """End a try, and tell those who asked."""
+    def conclude(self, dial: Dial, verdict: Verdict, now: float) -> None:
+        """End a try, and answer those who asked for it."""
         del self._dials[dial.peer.id]
-        for end, number in self._tries.found(dial.peer.id, verdict, now):
+        for end, number in self._tries.conclude(dial.peer.id, verdict, now):
             end.say(Answer(number=number, verdict=verdict))
 
     def lost(self, end: Dial | Guest) -> None:
@@ -128,10 +129,10 @@ class Trying:
         """End the tries that take too long, and return them."""
         over = [self._dials[id] for id in self._tries.overdue(now)]
         for dial in over:
-            self.found(dial, Verdict.UNKNOWN, now)
+            self.conclude(dial, Verdict.UNKNOWN, now)
         return over
 
 
 def id_of(end: Dial | Guest) -> str:
-    """Return who is at the other end, "" for somebody who means another incarnation than this one."""
+    """Return the id at the other end, "" for a guest that means another incarnation than this one."""
     return end.id if isinstance(end, Guest) else end.peer.id

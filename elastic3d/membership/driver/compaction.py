@@ -1,8 +1,8 @@
-"""The leader lets etcd forget the past of its keys, so that its database stays small.
+"""The leader has etcd discard old versions of its keys, so that its database stays small.
 
 etcd keeps every version of every key until somebody compacts it, and out of the box nobody does. Each pulse is a
 version: at its default quota of 2 GiB etcd would take no more writes after 65 hours of a job of 100 nodes, 13 hours of
-500. Watches that have seen nothing for so long list anew when they are made again. What is current is never touched.
+500. Watches that were cut off for longer list anew when they are made again. Current values are never touched.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 
 KEPT = 900.0
-"""Seconds of history that are kept, for watches of this job and of others that were cut off meanwhile."""
+"""Seconds of history that are kept, for watches of this job and of others that are cut off for a while."""
 
 EVERY = 300.0
 """Seconds between two compactions."""
 
 
 class Compaction:
-    """Which revision to compact to, and when. Not thread-safe; times are monotonic seconds."""
+    """Decides which revision to compact to, and when. Not thread-safe; times are monotonic seconds."""
 
     def __init__(self, *, kept: float = KEPT, every: float = EVERY) -> None:
         self._kept, self._every = kept, every
@@ -26,7 +26,7 @@ class Compaction:
         self._next = 0.0
 
     def saw(self, revision: int, now: float) -> None:
-        """Take note that etcd was at `revision` at `now`; a lower one than before is that of a rolled back etcd."""
+        """Take note that etcd was at `revision` at `now`; a lower one than before means that etcd was rolled back."""
         if self._seen and revision < self._seen[-1][1]:
             self._seen.clear()
             self._past = 0

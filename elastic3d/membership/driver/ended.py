@@ -1,8 +1,8 @@
 """Making room for a new job under the id of one that ended.
 
-What people ask an ended job for, its history and its end, stays readable until then, and goes when the next one
-begins: two jobs under one id never mix. The number of its last generation stays for ever: it is the newest token of
-checkpoints there is. What keeps machines out stays too: it is about the machine.
+The history and the end of an ended job stay readable until the next one begins, and are deleted then: two jobs under
+one id never mix. The number of its last generation stays for ever: it is the newest fencing token of its checkpoints.
+Quarantines stay too: they are about the machine.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from elastic3d.membership.records import End, decode, encode
 from elastic3d.values import Generation
 
 POLL = 0.1
-"""Seconds between two looks at who is still there."""
+"""Seconds between two checks whether members are still there."""
 
 BUDGET = 30.0
-"""Seconds for the first look: where thousands of nodes start at once, etcd has more to do than it can."""
+"""Seconds for each read: when thousands of nodes start at once, etcd cannot keep up."""
 
 
 def end_seen(client: EtcdClient, root: str) -> int:
-    """Return the revision of the end of a job that stands under `root`, 0 for none: any later end is another job's."""
+    """Return the revision of the end record under `root`, 0 for none: an end of a later revision is another job's."""
     found = client.get(root + keys.END, budget=BUDGET)
     return 0 if found is None else found.mod_revision
 
 
 def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: int | None = None) -> End | None:
-    """Clear away the job that ended under `root`, if one did and nobody of it is there any more.
+    """Clear away the job that ended under `root`, if one did and none of its members is left.
 
-    Waits for those who are about to go, for a `lease` at most: after that they are there to stay, and whoever joins
-    hears from the records that the job is over.
+    Waits for members that are about to go, at most `lease` seconds: those still there after that will stay, and a node
+    that joins learns from the records that the job is over.
 
-    seen: `end_seen` when this node was started, None for not known. A job that ended well after that is the one it was
-    started for, and not to be begun anew by a node that was slow to come: its end is returned, and nothing cleared.
+    seen: `end_seen` when this node was started, None if not known. A job that ended well after that is the one this
+    node was started for, and a node that came late must not begin it anew: its end is returned, and nothing is cleared.
     """
     patience = clock.monotonic() + lease + 1.0
     while True:
@@ -43,7 +43,7 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
             return None
         if seen is not None and end.mod_revision > seen:
             over = decode(End, end.value, end.key)
-            # One that failed may be begun again: that is what torchrun's restarts are for.
+            # A job that failed may be begun again: that is what torchrun's restarts are for.
             if not over.failed:
                 return over
         if not client.exists(root + keys.MEMBERS):

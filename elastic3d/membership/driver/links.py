@@ -1,25 +1,25 @@
 """Heartbeat connections between the members of one job, watched from both ends.
 
-Each member listens, and dials the peers it is told to watch; over each connection (`wire`) both ends prove to be of the
-run, send a beat every `interval`, and take what arrives for the other's heartbeat. An id is silent when nothing arrived
-from it for `silence` seconds over any connection; one that was never heard yet has `fresh` seconds, since it may not
-have heard of the ring.
+Each member listens, and dials the peers it is told to watch; over each connection (`wire`) both ends prove that they
+are of the run, send a beat every `interval`, and count whatever arrives as the other's heartbeat. An id is silent when
+nothing has arrived from it for `silence` seconds over any connection; one that was never heard has `fresh` seconds,
+since it may not know the ring yet.
 
 End of file is a hint, not a death: the watcher dials again. Only a refused connection - the host is up, nobody listens
 - or another identity behind that port is the death of the incarnation meant, and only if another neighbour that is
-asked at once finds the same (`witness`), where there is another. Who claims to be it without a proof is told to people,
-and is neither heartbeat nor death. A silent connection is given up for a new
-one, so that a path that was mended need not wait for TCP's own, ever slower, repetitions. A connection from somebody
-who is not expected is served, and counts for nothing.
+asked at once finds the same (`witness`), where there is another. A claim to that identity without a proof is reported
+to people, and is neither heartbeat nor death. A silent connection is given up for a new one, so that a path that was
+mended need not wait for TCP's own, ever slower, retransmissions. A connection from a node that is not expected is
+served, and counts for nothing.
 
-Time in which the own loop did not run counts for nobody: a member that was stopped or starved accuses no one of the
-silence it slept through. And patience grows with what a neighbour has shown (`neighbour`).
+Time in which this loop did not run counts against nobody: a member that was stopped or starved accuses no one of the
+silence it slept through. And patience grows with the gaps a neighbour has shown (`neighbour`).
 
-One thread; callbacks run on it and must not block. Beats do not wake it: a connection that stands wakes it only when it
-ends. Every `interval`, and once more before a silence is told, one system call says over which of them something
-arrived. Only for a while after one of them ended, when questions and answers are due, whatever arrives wakes it: a
-death ends a connection of everybody who can be asked about it. Whatever stops all threads of the process for long, such
-as a full collection of garbage, is a pause like any other: whoever holds links keeps such pauses short.
+One thread; callbacks run on it and must not block. Beats do not wake it: an established connection wakes it only when
+it ends. Every `interval`, and once more before a silence is reported, one system call says on which of them something
+arrived. Only for a while after one of them ended, when questions and answers are due, does every arrival wake it: a
+death ends a connection of every node that can be asked about it. Whatever stops all threads of the process for long,
+such as a full garbage collection, is a pause like any other: the owner of the links keeps such pauses short.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from elastic3d.membership import events as e
 from elastic3d.membership.driver.asking import Asking, Trying, id_of
 from elastic3d.membership.driver.messages import Answer, Message
 from elastic3d.membership.driver.neighbour import Neighbour
-from elastic3d.membership.driver.wire import Dial, Guest, Told, family
+from elastic3d.membership.driver.wire import Dial, Guest, ReadResult, family
 from elastic3d.membership.driver.witness import Verdict
 from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
@@ -49,26 +49,26 @@ INTERVAL = 0.2
 """Seconds between two beats."""
 
 SILENCE = 1.1
-"""Seconds without a beat that are told: five beats lost, or a pause longer than a busy machine makes."""
+"""Seconds without a beat after which silence is reported: five beats lost, or a pause longer than a busy machine's."""
 
 FRESH = 3.0
-"""Seconds for the first beat of somebody newly watched or expected."""
+"""Seconds for the first beat of a node newly watched or expected."""
 
 PAUSE = 0.5
-"""Seconds the own loop may be late before the time is taken off everybody's silence."""
+"""Seconds this loop may be late before that time is taken off everybody's silence."""
 
 ATTENTIVE = 1.0
-"""Seconds after the end of a connection in which what arrives over others is read at once: questions and answers."""
+"""Seconds after the end of a connection for which arrivals over others are read at once: questions and answers."""
 
 ABANDONED = 10.0
 """Seconds after which a guest that says nothing is closed: half-open connections of hosts that vanished."""
 
 
 class Links:
-    """Listens for those who watch this member, and watches whom it is told to.
+    """Listens for the nodes that watch this member, and watches the peers it is given.
 
-    secret: the run's. encryption: with which connections are encrypted, None for not at all. refused: told of who was
-    shown out, on the links' thread.
+    secret: the run's. encryption: how connections are encrypted, None for not at all. refused: called with each
+    connection that was turned away, on the links' thread.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Links:
         self._thread = threads.start(self._loop, name="elastic3d-links")
 
     def speak_for(self, id: str) -> None:
-        """Be this incarnation from now on. Nobody is watched any more; those who mean an earlier one are told."""
+        """Be this incarnation from now on. Nobody is watched any more; callers that mean an earlier one are told so."""
         self._orders.put(id)
         self._wake()
 
@@ -125,7 +125,7 @@ class Links:
         self._wake()
 
     def watch(self, ring: acts.WatchPeers) -> None:
-        """Watch these peers, expect those ids, and nobody else; what is known of them already is told again."""
+        """Watch these peers, expect those ids, and nobody else; what is already known of them is reported again."""
         self._orders.put(ring)
         self._wake()
 
@@ -155,9 +155,9 @@ class Links:
                 self._forgive(now - turned_at - patience)
             turned_at = now
             if any(descriptor == self._wake_out.fileno() for descriptor, _mask in ready):
-                # Before the orders are taken: a byte that comes between the two belongs to an order that does too.
+                # Before the orders are taken: a byte that comes in between belongs to an order that is taken below.
                 self._wake_out.recv(4096)
-            # First: who connects now means who this member is by now.
+            # First: a node that connects now means this member's newest incarnation.
             self._obey(now)
             for descriptor, _mask in ready:
                 if descriptor == self._listener.socket.fileno():
@@ -183,7 +183,7 @@ class Links:
             end.close()
 
     def _patience(self, now: float) -> float | None:
-        """Return the seconds until there is something to do that no socket tells; None for never."""
+        """Return the seconds until there is something to do without news from a socket; None for never."""
         times = [neighbour.silent_at for neighbour in self._neighbours.values() if neighbour.alive is not False]
         times += [dial.retry_at for dial in (*self._dials.values(), *self._trying.dials) if dial.socket is None]
         times += [due for due in (self._asking.due, self._trying.due) if due is not None]
@@ -242,7 +242,7 @@ class Links:
         self._expected = frozenset(ring.expected)
 
     def _beat(self, now: float) -> None:
-        """Listen and beat over every connection that stands; give up those that fell silent."""
+        """Listen and beat over every connection; give up those that fell silent."""
         self._beat_at = now + self._interval
         self._listen(now)
         for end in list(self._ends.values()):
@@ -257,7 +257,7 @@ class Links:
                 self._drop(end)
 
     def _listen(self, now: float) -> None:
-        """Hear those from whom something arrived since the last time."""
+        """Read every connection over which something arrived since the last time."""
         for descriptor, _mask in self._arrivals.poll(0):
             end = self._ends.get(descriptor)
             if end is not None:
@@ -270,7 +270,7 @@ class Links:
 
         if not due():
             return
-        # All that arrived is heard before anybody is judged.
+        # Whatever has arrived is read before anybody is judged.
         self._listen(now)
         for id, neighbour in due():
             neighbour.alive = False
@@ -295,7 +295,7 @@ class Links:
                 return
             if isinstance(found, float):
                 if found:
-                    # It would wake the loop for ever.
+                    # Otherwise it would wake the loop for ever.
                     self._poll.unregister(self._listener.socket)
                     self._listen_at = now + found
                 return
@@ -339,20 +339,20 @@ class Links:
             self._hear(end, message, now)
         self._take(end, told, now)
 
-    def _take(self, end: Dial | Guest, told: Told, now: float) -> None:
+    def _take(self, end: Dial | Guest, told: ReadResult, now: float) -> None:
         if isinstance(end, Dial) and self._trying.takes(end):
-            if told is Told.ENDED:
+            if told is ReadResult.ENDED:
                 self._ended(end, now)
-            elif told is not Told.NOTHING:
-                self._trying.found(end, Verdict.REACHED if told is Told.HEARD else Verdict.REFUSED, now)
+            elif told is not ReadResult.NOTHING:
+                self._trying.conclude(end, Verdict.REACHED if told is ReadResult.HEARD else Verdict.REFUSED, now)
                 self._drop(end)
-        elif told is Told.HEARD:
+        elif told is ReadResult.HEARD:
             self._heard(end.id if isinstance(end, Guest) else end.peer.id, now)
             if isinstance(end, Dial):
                 self._doubted.discard(end.peer.id)
-        elif told is Told.ENDED:
+        elif told is ReadResult.ENDED:
             self._ended(end, now)
-        elif told is Told.REFUSED:
+        elif told is ReadResult.REFUSED:
             assert isinstance(end, Dial)
             self._drop(end)
             end.retry_at = now + self._silence
@@ -360,7 +360,7 @@ class Links:
             self._inquire(end, now)
 
     def _ended(self, end: Dial | Guest, now: float) -> None:
-        """Dial again: at once where it had answered before, else soon: a dying process closes its ports one by one."""
+        """Dial again, at once if it had answered before, else soon: a dying process closes its ports one by one."""
         if end.known:
             self._attend(now)
         if end.distrust:
@@ -399,7 +399,7 @@ class Links:
         self._attentive_until = now + ATTENTIVE
 
     def _inquire(self, dial: Dial, now: float) -> None:
-        """Have the other neighbours asked about one that refuses; two nodes have nobody to ask."""
+        """Ask the other neighbours about one that refuses; of two nodes neither has anybody to ask."""
         id = dial.peer.id
         others = self._neighbours.keys() - {id}
         if not others:
@@ -410,7 +410,7 @@ class Links:
         self._attend(now)
 
     def _standing(self) -> dict[str, Dial | Guest]:
-        """Return a connection to each neighbour that there is one to, the one over which it was heard last."""
+        """Return, for each neighbour that has one, the connection over which it was heard last."""
         known = sorted((end for end in self._ends.values() if end.known), key=lambda end: end.moved_at)
         return {id_of(end): end for end in known if id_of(end) in self._neighbours}
 
@@ -423,7 +423,7 @@ class Links:
                 self._tell(e.PeerRefused(id=found.id, evidence=evidence))
                 continue
             dial.retry_at = now + (self._silence if found.lives else self._interval)
-            # Where everybody goes at the job's end, nobody can tell for a moment; that is no news.
+            # When everybody leaves at the job's end, nobody can tell for a moment; that is not worth a report.
             news = found.id not in self._doubted and (found.lives or self._neighbours[found.id].alive is False)
             if news and self._refused(dial.where, found.doubt):
                 self._doubted.add(found.id)

@@ -1,7 +1,7 @@
 """One member against a real etcd: the core, its watches, a writer with a lease, and heartbeat links.
 
-The core's thread takes what happened from one queue, all that is there at once, asks the core what to do, and sleeps
-until the next news or until the core wants to be asked again. It never waits for etcd: writes go to the writer's
+The core's thread takes everything that waits in one queue, asks the core what to do, and sleeps until there is more or
+the core wants to be asked again. It never waits for etcd: writes go to the writer's
 thread. The board is always watched, the roster while the core wants it.
 """
 
@@ -39,7 +39,7 @@ PULSES = 100
 """Pulses a second of all members together, at most."""
 
 BOARD = 0
-"""Number of the board's watch; those of the roster, of which there can be several one after the other, are greater."""
+"""Number of the board's watch; the roster's, of which there can be several one after the other, have greater ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SecretSeen:
-    """What stands under the key of the run's secret, None for nothing."""
+    """The value under the key of the run's secret, None for none."""
 
     value: bytes | None = field(repr=False)
     revision: int
@@ -64,11 +64,11 @@ _Item = e.Event | _Heard | _SecretSeen | threading.Event | None
 class Member:
     """Takes part in the job under `root`, and tells its owner what to do.
 
-    `act` is called on the member's thread with each local action, `heard` with each change of whether etcd answers,
-    `noted` with all that the core hears, `trusted` with what becomes of the run's secret, which is `secret` when this
-    begins ("" for a member that has none to keep), `pulse` when the next pulse is due; none may block. `tell` may be
-    called from any thread. Client and links are the owner's, who closes them after this; after `Exit(rejoin=True)` it
-    may close this and start another, of a new incarnation, over the same ones.
+    `act` is called on the member's thread with each local action, `heard` whenever etcd begins or ceases to answer,
+    `noted` with every event the core takes in, `trusted` with every change of the run's secret, which is `secret` at
+    the start ("" for a member that has none to keep), `pulse` when the next pulse is due; none may block. `tell` may be
+    called from any thread. The owner closes client and links after this; after `Exit(rejoin=True)` it may close this
+    and start another member, of a new incarnation, over the same ones.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class Member:
         """Join. A job that ended under this id makes room for a new one as soon as its last member is gone.
 
         again: rejoin the job that this process took part in, whatever became of it. end_seen: see `make_room`. Returns
-        False where the job that this node was started for is over: it does not join, and hears `Exit`.
+        False if the job that this node was started for is over: it does not join, and `act` gets an `Exit`.
         """
-        # A full collection visits all that torch's modules are made of, 0.3 s of computing in which every thread stands
-        # still: on a busy machine long enough for the neighbours to take this node for dead.
+        # A full collection visits every object of torch's modules, 0.3 s of computing in which every thread stands
+        # still: on a busy machine that is long enough for the neighbours to take this node for dead.
         gc.freeze()
         self._links = links
         links.speak_for(self.node.id)
@@ -145,13 +145,13 @@ class Member:
         self._inbox.put(event)
 
     def settle(self) -> None:
-        """Wait until what was told so far has been taken in; at most 2 seconds."""
+        """Wait until all events passed to `tell` so far have been handled, at most 2 seconds."""
         done = threading.Event()
         self._inbox.put(done)
         done.wait(timeout=2.0)
 
     def stop(self) -> None:
-        """Do nothing more, as a killed process would: what stands in etcd is left to its lease. Idempotent."""
+        """Do nothing more, like a killed process: this member's keys in etcd are left to their lease. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -166,7 +166,7 @@ class Member:
         self._writer.stop()
 
     def close(self) -> None:
-        """Stop; give the last writes two seconds, if etcd is there, and the lease back. Idempotent."""
+        """Stop, after at most two seconds for the last writes if etcd is there, and give back the lease. Idempotent."""
         if not self._closed and self._there:
             self._writer.flush(2.0)
         self.stop()
@@ -189,7 +189,7 @@ class Member:
             events: list[e.Event] = []
             for item in batch:
                 if isinstance(item, _Heard):
-                    # What a watch that was given up had still to say would be taken for the news of today's.
+                    # Late events of a closed watch would be taken for those of the current one.
                     if item.watch in (BOARD, self._roster_watches):
                         events.append(item.event)
                 elif isinstance(item, _SecretSeen):
@@ -205,7 +205,7 @@ class Member:
                 return
 
     def _gather(self) -> list[_Item]:
-        """Return all that came, once something has or the core wants to be asked; a Tick if nothing did."""
+        """Wait for items, or until the core wants to be asked; return all that came, or a Tick if none did."""
         now = self._clock.monotonic()
         alarm = self._core.alarm(now)
         try:
@@ -252,7 +252,7 @@ class Member:
             self._writer.write(acts.PutSecret(secret=due.secret, revision=due.revision))
 
     def _probe(self, peers: tuple[acts.RingPeer, ...]) -> None:
-        # Seldom, and over in two seconds. Should it fail, the core asks again after a while.
+        # Rare, and over in two seconds. Should it fail, the core asks again after a while.
         threads.start(lambda: self.tell(probe(peers)), name="elastic3d-probe", edge=threads.Edge.ALONE)
 
     def _watch_roster(self, on: bool) -> None:

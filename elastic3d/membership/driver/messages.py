@@ -3,11 +3,11 @@
 A message is a kind (1 byte), the length of its body (2 bytes, big-endian), the body and a seal (8 bytes) over all of it
 and its place in the sequence (`trust/frames.py`): nobody else can make one, and each counts once.
 
-    BEAT    nothing: whoever reads it has heard the other
+    BEAT    nothing: that it arrives says enough
     ASK     a number of the asker's own (4 bytes) and the id of a neighbour: is it refused there too?
     ANSWER  that number and a verdict (1 byte)
 
-The version of it all is that of the handshake, which refuses another by name.
+Its version is that of the handshake, which refuses any other by name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SEAL_BYTES = 8
 HEAD_BYTES = 3
 
 MOST = LIMIT
-"""Bytes of a body: an id that was said in a handshake is shorter."""
+"""Most bytes of a body: an id that was sent in a handshake is shorter."""
 
 MOST_TAKEN = 16
-"""Questions and answers that may wait to be looked at: more at once are dropped, as if they had been lost."""
+"""Most questions and answers that may wait to be read: further ones are dropped, as if they had been lost."""
 
 
 class Kind(IntEnum):
-    """What a message is, as its first byte says."""
+    """The kind of a message, its first byte."""
 
     BEAT = 0
     ASK = 1
@@ -39,12 +39,12 @@ class Kind(IntEnum):
 
 
 class Garbled(Exception):
-    """The other side sent what is no message: the connection is not to be believed any more."""
+    """The other side sent something that is not a message: the connection cannot be trusted any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Whoever says this was refused by `id`, and wants to know whether the other is too."""
+    """The sender was refused by `id`, and wants to know whether the receiver is too."""
 
     number: int
     id: str
@@ -52,7 +52,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of the try that the question of this number asked for."""
+    """The outcome of the try that the question of this number asked for."""
 
     number: int
     verdict: Verdict
@@ -62,7 +62,7 @@ Message = Ask | Answer
 
 
 class Messages:
-    """The messages of one connection, both directions."""
+    """The messages of one connection, in both directions."""
 
     def __init__(self, keys: Keys, rest: bytes) -> None:
         self._ours, self._theirs = Seals(keys.send, SEAL_BYTES), Seals(keys.receive, SEAL_BYTES)
@@ -70,26 +70,26 @@ class Messages:
         self._taken: list[Message] = []
 
     def beat(self, stream: Stream) -> bool:
-        """Send a beat, or what is left of what was sent last; return False where the connection ended.
+        """Send a beat, or the unsent rest of the last message; return False if the connection ended.
 
-        Where its buffer is full there is no beat: the other side reads none, and misses nothing.
+        While its buffer is full no beat is sent: the other side is not reading, and misses nothing.
         """
         if stream.unsent:
             return stream.flush()
         return stream.send(self._sealed(Kind.BEAT, b""))
 
     def say(self, stream: Stream, message: Message) -> bool:
-        """Send a message; return False where the connection ended, or takes none for now."""
+        """Send a message; return False if the connection ended, or takes none for now."""
         return not stream.unsent and stream.send(self._sealed(*_written(message)))
 
     def take(self, data: bytes) -> bool:
-        """Take in what arrived; return whether a message was whole. Forged, Garbled."""
+        """Take in what arrived; return whether that completed a message. Raises Forged or Garbled."""
         self._unread += data
         heard = False
         while len(self._unread) >= HEAD_BYTES:
             size = int.from_bytes(self._unread[1:HEAD_BYTES], "big")
             if size > MOST:
-                raise Garbled(f"sent what is no message: {size} bytes of kind {self._unread[0]}")
+                raise Garbled(f"sent something that is no message: {size} bytes of kind {self._unread[0]}")
             end = HEAD_BYTES + size
             if len(self._unread) < end + SEAL_BYTES:
                 break
@@ -119,7 +119,7 @@ def _written(message: Message) -> tuple[Kind, bytes]:
 
 
 def _read(kind: int, body: bytes) -> Message | None:
-    """Return the message, None for a beat; Garbled."""
+    """Return the message, None for a beat; raises Garbled."""
     number = int.from_bytes(body[:4], "big")
     if kind == Kind.BEAT and not body:
         return None
@@ -127,4 +127,4 @@ def _read(kind: int, body: bytes) -> Message | None:
         return Ask(number=number, id=body[4:].decode(errors="surrogateescape"))
     if kind == Kind.ANSWER and len(body) == 5 and body[4] in list(Verdict):
         return Answer(number=number, verdict=Verdict(body[4]))
-    raise Garbled(f"sent what is no message: {len(body)} bytes of kind {kind}")
+    raise Garbled(f"sent something that is no message: {len(body)} bytes of kind {kind}")

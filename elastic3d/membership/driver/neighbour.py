@@ -1,8 +1,8 @@
-"""How long a neighbour may be silent: as its own beats have taught.
+"""How long a neighbour may be silent, learnt from its own beats.
 
-Patience grows with what a neighbour has shown: whoever was late by a second on its busy host a moment ago is given two
-and a half before it is called silent, but never more than `LONGEST`. (The idea is that of accrual failure detectors,
-Hayashibara et al., SRDS 2004; the worst gap needs no model of how gaps are distributed.)
+Patience grows with the gaps a neighbour has shown: one that was late by a second on its busy host a moment ago is given
+two and a half before it counts as silent, but never more than `LONGEST`. (The idea is that of accrual failure
+detectors, Hayashibara et al., SRDS 2004; the worst gap needs no model of how gaps are distributed.)
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LONGEST = 3.0
-"""Seconds of silence that are told whatever a neighbour has shown: a lease, after which etcd suspects it anyway."""
+"""Seconds of silence that are reported whatever gaps it has shown: a lease, after which etcd suspects it anyway."""
 
 TIMES = 2.5
-"""How many times the worst gap a neighbour has shown lately is no silence yet."""
+"""How many times the worst gap that a neighbour has shown lately it may be silent."""
 
 LATELY = 60.0
 """Seconds for which the worst gap is remembered."""
@@ -33,7 +33,7 @@ class Neighbour:
     worst_at: float = 0.0
 
     def heard(self, now: float, silence: float) -> None:
-        """Take in a beat; be as patient with the next as the gaps so far teach."""
+        """Take in a beat, and set the patience for the next by the gaps so far."""
         gap = now - self.heard_at if self.alive and self.heard_at else 0.0
         if gap >= self.worst or now - self.worst_at >= LATELY:
             self.worst, self.worst_at = gap, now
@@ -41,6 +41,6 @@ class Neighbour:
         self.silent_at = now + min(max(silence, TIMES * self.worst), max(silence, LONGEST))
 
     def forgive(self, lost: float) -> None:
-        """Take so many seconds off its silence."""
+        """Take `lost` seconds off its silence."""
         self.silent_at += lost
         self.heard_at += lost if self.heard_at else 0.0

@@ -1,4 +1,4 @@
-"""One try to connect to each of some nodes: TCP alone, nothing is said. Their ports take it for a caller that left."""
+"""One try to connect to each of some nodes: TCP only, nothing is sent. Their ports take it for a caller that left."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from elastic3d.membership.driver.wire import family
 from elastic3d.membership.events import Probed
 
 SECONDS = 2.0
-"""For all connections together: the second packet of a lost first one is sent after one second."""
+"""For all connections together: TCP sends a lost first packet again after one second."""
 
 _REACHED = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 _UNKNOWN = (errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 def probe(peers: Sequence[RingPeer], *, seconds: float = SECONDS, clock: Clock = SYSTEM) -> Probed:
-    """Return with whom a connection could be made, or was refused, and with whom not.
+    """Return which peers a connection reached, even if they refused it, and which not.
 
-    Who could not even be tried, for want of descriptors or with an address that is none, counts as reached: nothing is
-    known of it.
+    A peer that could not even be tried, for want of descriptors or because its address is invalid, counts as reached:
+    nothing is known of it.
     """
     with selectors.DefaultSelector() as waiting:
         for peer in peers:
@@ -32,7 +32,7 @@ def probe(peers: Sequence[RingPeer], *, seconds: float = SECONDS, clock: Clock =
         failed = set()
         while waiting.get_map():
             left = until - clock.monotonic()
-            # Once more at the end: this process may have been stopped, and the answers be there.
+            # Once more at the end: this process may have been stopped, and the answers may be there.
             ready = waiting.select(max(0.0, left))
             for key, _ in ready:
                 connection, peer = key.fileobj, key.data
@@ -63,12 +63,12 @@ def _begin(peer: RingPeer, waiting: selectors.BaseSelector) -> None:
         connection.close()
         return
     if code in (0, errno.EINPROGRESS) or _away(code):
-        # One that failed at once is told by the selector as one that failed later.
+        # The selector reports one that failed at once like one that fails later.
         waiting.register(connection, selectors.EVENT_WRITE, peer)
     else:
         connection.close()
 
 
 def _away(code: int) -> bool:
-    """Return whether an outcome says that the other host was not reached; one that refuses was."""
+    """Return whether an outcome means that the other host was not reached; one that refuses was."""
     return code not in _REACHED and code not in _UNKNOWN

@@ -1,8 +1,8 @@
-"""The two ends of one heartbeat connection: who is there, and its messages. They know nothing of who ought to be heard.
+"""The two ends of one heartbeat connection: the peer's identity and its messages. Others decide which peers to hear.
 
-It opens with the handshake of the run (`trust/handshake.py`): the one that dials says who it is and whom it means, the
-other answers with who it is, and each proves that it is of the run. After that both send messages: a beat from time to
-time, and sometimes a question or an answer (`messages`). Where the node has a certificate, all of it is encrypted
+It opens with the handshake of the run (`trust/handshake.py`): the end that dials says who it is and whom it means, the
+other answers who it is, and each proves that it is of the run. After that both send messages: a beat from time to time,
+and sometimes a question or an answer (`messages`). Where the node has a certificate, all of it is encrypted
 (`trust/stream.py`).
 """
 
@@ -23,11 +23,11 @@ from elastic3d.trust.handshake import Answering, Dialling, HandshakeRejected, Po
 from elastic3d.trust.stream import Stream
 
 STANDING = select.EPOLLRDHUP
-"""What a connection that stands wakes its reader for: its end. Beats are read when it is time to send one."""
+"""The event for which an established connection wakes its reader: its end. Beats are read when one is to be sent."""
 
 
-class Told(Enum):
-    """What reading a connection brought."""
+class ReadResult(Enum):
+    """The result of reading a connection."""
 
     NOTHING = "nothing"
     HEARD = "heard"
@@ -37,10 +37,10 @@ class Told(Enum):
 
 @dataclass(slots=True, eq=False)
 class Dial:
-    """The connection to one peer, or the try to make one. `known`: it proved to be the one we mean, and beats.
+    """The connection to one peer, or the try to make one. `known`: it has proved to be the one we mean, and beats.
 
-    refusal: how it was refused. distrust: why what answers there was not believed, "" where nothing was wrong.
-    moved_at: when it was heard last, or begun.
+    refusal: how it was refused. distrust: why the answer from there was not believed, "" if nothing was wrong.
+    moved_at: when it was last heard, or begun.
     """
 
     peer: RingPeer
@@ -71,18 +71,18 @@ class Dial:
 
     @property
     def mask(self) -> int:
-        """What it wakes its reader for."""
+        """The epoll events for which it wakes its reader."""
         if self.known:
             return STANDING
         return select.EPOLLIN if self.connected else select.EPOLLIN | select.EPOLLOUT
 
-    def open(self, credentials: Credentials, encryption: Encryption | None, now: float) -> Told:
+    def open(self, credentials: Credentials, encryption: Encryption | None, now: float) -> ReadResult:
         """Begin anew."""
         self.close()
         try:
             connection = socket.socket(family(self.peer.address), socket.SOCK_STREAM)
         except OSError:
-            return Told.ENDED
+            return ReadResult.ENDED
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.stream = Stream(connection, encryption, answers=False)
@@ -91,40 +91,40 @@ class Dial:
             self.opening = Dialling(credentials, PortRole.LINK, meant=self.peer.id)
             code = connection.connect_ex((self.peer.address, self.peer.port))
         except (OSError, OverflowError, TypeError, ValueError):
-            # A record with an address that is none: this peer is heard by nobody, the others are.
+            # A record with an invalid address: this peer is heard by nobody, the others are.
             code = errno.EADDRNOTAVAIL
-        return Told.NOTHING if code in (0, errno.EINPROGRESS) else self._failed(code)
+        return ReadResult.NOTHING if code in (0, errno.EINPROGRESS) else self._failed(code)
 
-    def read(self, now: float) -> Told:
-        """Take the connection's news: it stands, it answers, it beats, or it ended."""
+    def read(self, now: float) -> ReadResult:
+        """Take the connection's news: it is established, it answers, it beats, or it ended."""
         if self.stream is None:
-            return Told.NOTHING
+            return ReadResult.NOTHING
         if not self.connected:
             code = self.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 return self._failed(code)
             self.connected = True
-            return Told.NOTHING if self.stream.begin() and self._greet(self.stream) else Told.ENDED
+            return ReadResult.NOTHING if self.stream.begin() and self._greet(self.stream) else ReadResult.ENDED
         try:
             data = self.stream.receive()
             if not self._greet(self.stream) or data == b"":
-                return Told.ENDED
+                return ReadResult.ENDED
             if data is None:
-                return Told.NOTHING
+                return ReadResult.NOTHING
             if self.messages is None:
                 return self._answered(self.stream, data, now)
             if not self.messages.take(data):
-                return Told.NOTHING
+                return ReadResult.NOTHING
         except HandshakeRejected as error:
             return self._rejected(error)
         except (Forged, Garbled) as error:
             self.distrust = str(error)
-            return Told.ENDED
+            return ReadResult.ENDED
         self.moved_at = now
-        return Told.HEARD
+        return ReadResult.HEARD
 
     def _greet(self, stream: Stream) -> bool:
-        """Say who dials, once, as soon as it can be said; return False where the connection ended."""
+        """Send who dials, once, as soon as it can be sent; return False if the connection ended."""
         if self.greeted or not stream.agreed:
             return True
         assert self.opening is not None
@@ -132,40 +132,40 @@ class Dial:
         self.opening.bind(stream.binding)
         return stream.send(self.opening.hello)
 
-    def _answered(self, stream: Stream, data: bytes, now: float) -> Told:
+    def _answered(self, stream: Stream, data: bytes, now: float) -> ReadResult:
         assert self.opening is not None
         proof = self.opening.feed(data)
         found = self.opening.peer
         if found is None:
-            return Told.NOTHING
+            return ReadResult.NOTHING
         if found.id != self.peer.id:
             return self._refused(f"answers as {found.id[:100]!r}, not as {self.peer.id}")
         if not stream.send(proof):
-            return Told.ENDED
+            return ReadResult.ENDED
         stream.proved()
         self.messages = Messages(found.keys, found.rest)
         self.moved_at = now
-        return Told.HEARD
+        return ReadResult.HEARD
 
-    def _rejected(self, error: HandshakeRejected) -> Told:
+    def _rejected(self, error: HandshakeRejected) -> ReadResult:
         if error.foreign:
             return self._refused(f"answers, but {error}; another program than {self.peer.id}'s")
-        # Whoever it is, it may only be somebody in between, or of an etcd that was emptied: no death.
+        # It may be something in between, or a node of an etcd that was emptied: that is no death.
         self.distrust = f"answers for {self.peer.id}, but {error}"
-        return Told.ENDED
+        return ReadResult.ENDED
 
     def beat(self) -> bool:
-        """Send a beat, once known, or what is left to send; return False where the connection ended."""
+        """Send a beat, once known, or what is left to send; return False if the connection ended."""
         if self.stream is None or not self.connected:
             return True
         return self.stream.flush() if self.messages is None else self.messages.beat(self.stream)
 
     def say(self, message: Message) -> bool:
-        """Send a message; return False where it cannot be, for now or any more."""
+        """Send a message; return False if it cannot be sent, for now or for good."""
         return self.stream is not None and self.messages is not None and self.messages.say(self.stream, message)
 
     def said(self) -> list[Message]:
-        """Return what was asked and answered since the last time."""
+        """Return the questions and answers since the last time."""
         return [] if self.messages is None else self.messages.taken()
 
     def close(self) -> None:
@@ -174,20 +174,20 @@ class Dial:
             self.stream.hang_up()
         self.stream, self.connected, self.greeted, self.opening, self.messages = None, False, False, None, None
 
-    def _failed(self, code: int) -> Told:
-        return self._refused("refuses the heartbeat connection") if code == errno.ECONNREFUSED else Told.ENDED
+    def _failed(self, code: int) -> ReadResult:
+        return self._refused("refuses the heartbeat connection") if code == errno.ECONNREFUSED else ReadResult.ENDED
 
-    def _refused(self, how: str) -> Told:
+    def _refused(self, how: str) -> ReadResult:
         self.refusal = f"{self.where} {how}"
-        return Told.REFUSED
+        return ReadResult.REFUSED
 
 
 @dataclass(slots=True, eq=False)
 class Guest:
-    """Somebody who dialled us from `address`. `known`: it has proved to be of the run, and beats.
+    """A node that dialled us from `address`. `known`: it has proved that it is of the run, and beats.
 
-    id: who it is, if it means us. distrust: why it was not believed, "" where nothing was wrong. farewell: what it is
-    told then.
+    id: its own, if it means us. distrust: why it was not believed, "" if nothing was wrong. farewell: what it is sent
+    in that case.
     """
 
     stream: Stream
@@ -217,56 +217,56 @@ class Guest:
 
     @property
     def mask(self) -> int:
-        """What it wakes its reader for."""
+        """The epoll events for which it wakes its reader."""
         return STANDING if self.known else select.EPOLLIN
 
-    def read(self, now: float) -> Told:
-        """Take a step of its proof, and answer it, or beats."""
+    def read(self, now: float) -> ReadResult:
+        """Take a step of its proof and answer it, or take its beats."""
         try:
             data = self.stream.receive()
             if data is None:
-                return Told.NOTHING
+                return ReadResult.NOTHING
             if not data:
                 if not (self.known or (self.opening.untouched and self.stream.untouched)):
                     self.distrust = "went away before it had proved itself"
-                return Told.ENDED
+                return ReadResult.ENDED
             if self.messages is None:
                 return self._greeted(data, now)
             if not self.messages.take(data):
-                return Told.NOTHING
+                return ReadResult.NOTHING
         except HandshakeRejected as error:
             self.distrust, self.farewell = str(error), error.farewell
-            return Told.ENDED
+            return ReadResult.ENDED
         except (Forged, Garbled) as error:
             self.distrust = str(error)
-            return Told.ENDED
+            return ReadResult.ENDED
         self.moved_at = now
-        return Told.HEARD
+        return ReadResult.HEARD
 
-    def _greeted(self, data: bytes, now: float) -> Told:
+    def _greeted(self, data: bytes, now: float) -> ReadResult:
         reply = self.opening.feed(data)
         if reply and not self.stream.send(reply):
-            return Told.ENDED
+            return ReadResult.ENDED
         found = self.opening.peer
         if found is None:
-            return Told.NOTHING
+            return ReadResult.NOTHING
         self.stream.proved()
         self.messages = Messages(found.keys, found.rest)
         if found.meant == self.me:
             self.id = found.id
         self.moved_at = now
-        return Told.HEARD
+        return ReadResult.HEARD
 
     def beat(self) -> bool:
-        """Send a beat, once known, or what is left to send; return False where the connection ended."""
+        """Send a beat, once known, or what is left to send; return False if the connection ended."""
         return self.stream.flush() if self.messages is None else self.messages.beat(self.stream)
 
     def say(self, message: Message) -> bool:
-        """Send a message; return False where it cannot be, for now or any more."""
+        """Send a message; return False if it cannot be sent, for now or for good."""
         return self.messages is not None and self.messages.say(self.stream, message)
 
     def said(self) -> list[Message]:
-        """Return what was asked and answered since the last time."""
+        """Return the questions and answers since the last time."""
         return [] if self.messages is None else self.messages.taken()
 
     def close(self) -> None:
@@ -275,5 +275,5 @@ class Guest:
 
 
 def family(address: str) -> socket.AddressFamily:
-    """Return what kind of address it is."""
+    """Return the family of an address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,24 +1,25 @@
-"""A second witness before a refused connection is a death: who is asked, who answers what, and what follows from it.
+"""A second witness before a refused connection counts as a death: whom to ask, what they answer, and what follows.
 
-A refused connection is what one host saw. A firewall on the way that answers for a living node makes the same of it, so
-that nobody dies of one node's word. Whose dial is refused asks its other neighbours on the ring to try the same node at
-once, over the heartbeat connections that stand:
+A refused connection is what one host saw. A firewall on the way that answers for a living node looks the same, so that
+nobody is declared dead on one node's word. A node whose dial is refused asks its other neighbours on the ring to try
+the same node at once, over the heartbeat connections that stand:
 
 - one of them is refused as well, or finds another identity there: that is a death;
-- some answer, and all who do have reached it: it lives. The asker dials again, and is told of nothing;
-- nobody could say: no death either. The asker dials and asks again in a moment; meanwhile the node falls silent, as one
-  does whose cable is pulled, and lease and doubt decide. One word for want of a second would let a node put out others
-  while those it should have asked are only stopped, or slow.
+- some answer, and all of those have reached it: it lives. The asker dials again, and reports no death;
+- nobody can say: no death either. The asker dials and asks again in a moment; meanwhile the node falls silent, as if
+  its cable were pulled, and lease and doubt decide. If one word were enough for want of a second, a node could put out
+  others while those it should have asked are only stopped, or slow.
 
-Two nodes have nobody to ask: there one refusal is a death, or each would cost a lease. So it is for a node that has no
-connection left and that all its neighbours refuse: as a rule they died together, and it is all there is.
+Of two nodes neither has anybody to ask: there one refusal is a death, or each death would cost a lease. The same holds
+for a node that has no connection left and is refused by all its neighbours: as a rule they died together, and there is
+no other evidence.
 
-Whoever is asked tries nobody but its own neighbours, at the addresses in their sealed records: nothing in a question
-says where to connect. It makes one try of each at a time, and what it found answers those who ask within `FRESH` too.
+A node that is asked tries only its own neighbours, at the addresses in their sealed records: nothing in a question says
+where to connect. It makes one try of each at a time, and the result also answers those who ask within `FRESH`.
 "Reached" takes a proof of the identity that is meant, since the system accepts connections for processes that are about
 to end.
 
-All here is pure: times are passed in, and connections are keys that `links` can send to.
+Everything here is pure: times are passed in, and connections are keys that `links` can send to.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from enum import IntEnum, StrEnum
 from typing import Generic, TypeVar
 
 ASKED = 0.5
-"""Seconds to wait for answers. They take milliseconds, and at most a beat of somebody who has not noticed anything."""
+"""Seconds to wait for answers. They take milliseconds, or at most the beat of a node that has noticed nothing yet."""
 
 TRIED = 0.25
-"""Seconds for a try that nobody answers, within what the asker waits."""
+"""Seconds for a try that nobody answers, less than the asker waits."""
 
 FRESH = 0.05
-"""Seconds for which what a try found is the answer to others who ask."""
+"""Seconds for which the result of a try is the answer to others who ask."""
 
 MOST_WAITING = 8
-"""Askers whom one try answers: a node has four neighbours."""
+"""Most askers that one try answers: a node has four neighbours."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Verdict(IntEnum):
-    """What a neighbour found. Goes over the wire as its number."""
+    """The result of a neighbour's try. It goes over the wire as its number."""
 
     UNKNOWN = 0
     REACHED = 1
@@ -52,7 +53,7 @@ class Verdict(IntEnum):
 
 
 class Conclusion(StrEnum):
-    """What a refusal means, with what the others said."""
+    """What a refusal means, given the answers of the others."""
 
     OPEN = "open"
     DEAD = "dead"
@@ -61,7 +62,7 @@ class Conclusion(StrEnum):
 
 
 def conclude(verdicts: Collection[Verdict | None], *, over: bool) -> Conclusion:
-    """Return what follows from these answers, None for those that have not come. over: the time to wait for them is."""
+    """Return what follows from these answers, None for those still missing. over: the time to wait for them is over."""
     if Verdict.REFUSED in verdicts:
         return Conclusion.DEAD
     if None in verdicts and not over:
@@ -99,7 +100,7 @@ class Inquiries(Generic[K]):
         return self._count
 
     def answered(self, by: K, number: int, verdict: Verdict) -> None:
-        """Take in an answer. One to another question, or from somebody who was not asked, counts for nothing."""
+        """Take in an answer. One to another question, or from a node that was not asked, counts for nothing."""
         for one in self._open.values():
             if one.number == number and by in one.verdicts:
                 one.verdicts[by] = verdict
@@ -111,11 +112,11 @@ class Inquiries(Generic[K]):
                 one.verdicts[by] = Verdict.UNKNOWN
 
     def forget(self, id: str) -> None:
-        """Ask about this one no more."""
+        """Ask about this id no more."""
         self._open.pop(id, None)
 
     def concluded(self, now: float) -> list[tuple[str, str, Conclusion, K | None]]:
-        """End those that are over: about whom, the own evidence, what follows, and who was refused too, if anybody."""
+        """End those that are over: the id, this node's evidence, the conclusion, and the second witness, if any."""
         found: list[tuple[str, str, Conclusion, K | None]] = []
         for id, one in list(self._open.items()):
             conclusion = conclude(one.verdicts.values(), over=now >= one.until)
@@ -133,11 +134,11 @@ class _Try(Generic[K]):
 
 
 class Tries(Generic[K]):
-    """What others want to know of this node's neighbours: the tries under way, and what the last ones found."""
+    """What others want to know of this node's neighbours: the tries under way, and the results of the last ones."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Try[K]] = {}
-        self._found: dict[str, tuple[Verdict, float]] = {}
+        self._verdicts: dict[str, tuple[Verdict, float]] = {}
 
     @property
     def due(self) -> float | None:
@@ -145,8 +146,8 @@ class Tries(Generic[K]):
         return min((one.until for one in self._open.values()), default=None)
 
     def asked(self, id: str, by: K, number: int, now: float) -> tuple[Verdict | None, bool]:
-        """Return the answer, None where a try has to tell, and whether that try is to begin now."""
-        verdict, at = self._found.get(id, (Verdict.UNKNOWN, -FRESH))
+        """Return the answer, None if a try has to show it, and whether that try is to begin now."""
+        verdict, at = self._verdicts.get(id, (Verdict.UNKNOWN, -FRESH))
         if now - at < FRESH:
             return verdict, False
         begins = id not in self._open
@@ -156,15 +157,15 @@ class Tries(Generic[K]):
         one.waiting[by] = number
         return None, begins
 
-    def found(self, id: str, verdict: Verdict, now: float) -> list[tuple[K, int]]:
-        """End a try; return who is to be told of it, and by which number it asked."""
+    def conclude(self, id: str, verdict: Verdict, now: float) -> list[tuple[K, int]]:
+        """End a try; return who asked for it, each with the number of its question."""
         one = self._open.pop(id, None)
-        self._found = {each: kept for each, kept in self._found.items() if now - kept[1] < FRESH}
-        self._found[id] = verdict, now
+        self._verdicts = {each: kept for each, kept in self._verdicts.items() if now - kept[1] < FRESH}
+        self._verdicts[id] = verdict, now
         return [] if one is None else list(one.waiting.items())
 
     def lost(self, by: K) -> None:
-        """Take note that this connection is no more."""
+        """Take note that this connection ended."""
         for one in self._open.values():
             one.waiting.pop(by, None)
 

@@ -1,9 +1,9 @@
 """The thread of a member that writes to etcd, and the lease its keys stand under.
 
-Writes go in order. Unfenced ones (the own keys, a tomb, a doubt, the run's secret) are tried until etcd takes them;
-fenced ones once, since only the core can say whether they still make sense: one without an answer counts as failed, and
-the watch tells what became of it. What a write changed is told to the core at once; the watch's echo comes later and is
-recognised by its revision.
+Writes go in order. Unfenced ones (the member's keys, a tomb, a doubt, the run's secret) are tried until etcd takes
+them; fenced ones once, since only the core can say whether they still make sense: one without an answer counts as
+failed, and the watch shows what became of it. The core hears at once what a write changed; the watch's echo comes later
+and is recognised by its revision.
 
 Between writes comes the pulse, and while this member leads, now and then, a compaction. Since the pulse is conditional
 on the member's own keys, it also finds out when somebody deleted them, or wrote over them.
@@ -35,7 +35,7 @@ RETRY = 0.2
 """Seconds between two tries of a write."""
 
 FIRST_PULSE = 0.2
-"""Of a period: in which part of it the first pulse comes, so that not all come at once."""
+"""Fraction of a period within which the first pulse is sent, so that not all come at once."""
 
 MEND = (
     "until etcd forgets the past its database grows with every pulse, and once it is full it takes no writes: let this "
@@ -45,11 +45,11 @@ MEND = (
 
 
 class MemberWriter:
-    """Writes for the member `me` of the job under `root`, own keys under a lease of `ttl` seconds.
+    """Writes for the member `me` of the job under `root`, its own keys under a lease of `ttl` seconds.
 
-    `tell` is called with what came of it. `pulse` is asked for the next pulse's content and `period` for the seconds
-    between two, `leads` whether etcd's past is this member's to compact, as `compaction` says. All from the writer's
-    own thread; they must not block.
+    `tell` is called with the results. `pulse` is asked for the next pulse's content and `period` for the seconds
+    between two, `leads` whether this member has to compact etcd, when `compaction` says so. All are called on the
+    writer's thread and must not block.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class MemberWriter:
         self._changed = threading.Condition()
         self._closed = False
         self._registered = self._reported = 0
-        self._impaired = self._told = ""
+        self._impaired = self._last_reason = ""
         self._pulse_at: float | None = None
         self._uncompacted = False
         self._thread: threading.Thread | None = None
@@ -87,7 +87,7 @@ class MemberWriter:
         )
 
     def write(self, action: acts.Write) -> None:
-        """Write this after all that was asked for before; of two reports in a row only the newer one."""
+        """Queue this write behind all earlier ones; of two reports in a row only the newer is written."""
         with self._changed:
             if isinstance(action, acts.PutReport) and self._writes and isinstance(self._writes[-1], acts.PutReport):
                 self._writes.pop()
@@ -102,7 +102,7 @@ class MemberWriter:
                 self._changed.wait(timeout=left)
 
     def let_go(self) -> None:
-        """Leave the own lease to run out; the next own write gets another."""
+        """Let this member's lease run out; the next write of its own keys gets another."""
         with self._changed:
             lease, self._lease = self._lease, None
             self._registered, self._reported, self._pulse_at = 0, 0, None
@@ -175,7 +175,7 @@ class MemberWriter:
             if isinstance(error, Impaired):
                 self.impaired(str(error))
             if not fenced:
-                # Waiting cures what is away, not what is refused.
+                # Waiting helps if etcd is away, not if it refuses.
                 if isinstance(error, EtcdUnavailable) or self._closed:
                     return False
                 self._tell(e.Broken(detail=str(error)))
@@ -186,17 +186,17 @@ class MemberWriter:
         return True
 
     def impaired(self, reason: str) -> None:
-        """Tell of what people have to mend, once, and with "" when they have. From any thread."""
+        """Report what people have to mend, once, and "" when they have. May be called from any thread."""
         with self._changed:
             known, self._impaired = self._impaired, reason
-            told, self._told = self._told, reason
-        if reason != known or (reason and reason != told):
+            last, self._last_reason = self._last_reason, reason
+        if reason != known or (reason and reason != last):
             self._tell(e.EtcdImpaired(reason=reason))
 
     def away(self, reason: str) -> None:
-        """Take note that people were told `reason` meanwhile: what they have to mend is told again after it."""
+        """Take note that people were told `reason` meanwhile: what they have to mend is reported again after it."""
         with self._changed:
-            self._told = reason
+            self._last_reason = reason
 
     def _send(self, action: acts.Write) -> bool:
         lease = 0
@@ -215,7 +215,7 @@ class MemberWriter:
         return result.succeeded
 
     def _succeeded(self, action: acts.Write, revision: int, lease: int) -> None:
-        """Tell what a write changed, unless it was told already that the lease which it stands under is over."""
+        """Report what a write changed, unless the end of its lease was reported already."""
         with self._changed:
             if transactions.own_lease(action) and (self._lease is None or self._lease.id != lease):
                 return
@@ -223,7 +223,7 @@ class MemberWriter:
                 self._begin_pulses(revision)
             elif isinstance(action, acts.PutReport):
                 self._reported = revision
-            for event in transactions.told(self._me, action, revision):
+            for event in transactions.events_of(self._me, action, revision):
                 self._tell(event)
 
     def _own_lease(self) -> int:
@@ -232,7 +232,7 @@ class MemberWriter:
         return self._lease.id
 
     def _lost(self, lease: Lease | None) -> None:
-        """Take note that the own lease is over, once, whoever notices first; called from the keeper's thread too."""
+        """Take note, once, that this member's lease is over; called from the lease keeper's thread too."""
         with self._changed:
             if lease is None or lease is not self._lease or self._closed:
                 return
@@ -240,7 +240,7 @@ class MemberWriter:
         self._tell(e.Unregistered())
 
     def _stamped(self, action: acts.Write) -> acts.Write:
-        """Return the write with the wall clock in what people remember of a generation; the core has no clock."""
+        """Return the write with the wall time in a generation's history; the core has no clock."""
         if not isinstance(action, acts.Seal):
             return action
         return replace(action, history=replace(action.history, at=self._clock.wall()))
@@ -271,7 +271,7 @@ class MemberWriter:
         except EtcdError as error:
             if isinstance(error, Impaired):
                 self.impaired(str(error))
-            return  # the watch says what there is to say of it
+            return  # the watch reports it
         self.impaired("")
         self._compact(result.revision)
         if not there:

@@ -7,7 +7,7 @@ LARGE = 1 << 30
 
 
 def fullness(size: int) -> list[str]:
-    """Return what to warn of where etcd's database has `size` bytes, none while there is room."""
+    """Return the warnings about an etcd database of `size` bytes, none while there is room."""
     if size < LARGE:
         return []
     return [

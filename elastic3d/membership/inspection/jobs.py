@@ -42,7 +42,7 @@ def jobs(client: EtcdClient, prefix: str) -> tuple[str, ...]:
 def job(client: EtcdClient, prefix: str, run_id: str) -> Job:
     """Return the job of this run id, or with "" the only one that is not over, or the only one there is.
 
-    JobUnknown where there is none. UsageError where there is more than one to choose from: it names them.
+    JobUnknown if there is none. UsageError if there is more than one to choose from: it names them.
     """
     if run_id:
         root = f"{prefix}/{run_id}/"
@@ -52,7 +52,7 @@ def job(client: EtcdClient, prefix: str, run_id: str) -> Job:
             there = jobs(client, prefix)
             others = f"those that are there: {_listed(there)}" if there else "there is none at all"
         except EtcdRefused:
-            others = "which are there, this etcd user may not read"
+            others = "this etcd user may not read which there are"
         raise JobUnknown(f"there is no job {run_id!r} under {prefix}; {others}")
     there = jobs(client, prefix)
     if not there:

@@ -1,4 +1,4 @@
-"""All that stands under one run's root, taken apart for people: whatever cannot be read is named, not raised."""
+"""All keys under one run's root, parsed for people: whatever cannot be read is named, not raised."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from elastic3d.values import Generation, to_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionCheck:
-    """One thing a node tried of itself before it took part."""
+    """One thing a node checked of itself before it took part."""
 
     name: str
     ok: bool
@@ -39,7 +39,7 @@ class AdmissionCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionFailure:
-    """A node that failed its own admission, as it wrote it."""
+    """A node that failed its admission, in its own words."""
 
     node: str
     address: str = ""
@@ -48,7 +48,7 @@ class AdmissionFailure:
 
 @dataclass(slots=True, kw_only=True)
 class RunKeys:
-    """Every record of a run by the name in its key. leases: of the keys that have one. problems: what is garbage."""
+    """Every record of a run by the name in its key. leases: of keys that have one. problems: what cannot be read."""
 
     leader: Claim | None = None
     generation: Generation | None = None
@@ -88,12 +88,12 @@ _MANY: dict[str, tuple[str, type[Any]]] = {
     keys.REFUSED: ("refused", AdmissionFailure),
 }
 _WHOLE = (keys.whole(keys.GENERATION), keys.whole(keys.PROPOSAL))
-# Their few numbers that are no whole ones are never shown, and they are long.
+# Their few floats are never shown, and they are long.
 _UNCHECKED = (Generation, Proposal, MemberRecord)
 
 
 def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
-    """Return what the keys of one listing say."""
+    """Return the records of one listing."""
     found = RunKeys()
     items = tuple(items)
     wholes = {item.key: item.value for item in items if item.key.startswith(root + keys.WHOLE)}
@@ -108,7 +108,7 @@ def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
                 continue
             head = next((head for head in _MANY if below.startswith(head) and below != head), None)
             if head is None:
-                raise ConfigurationError(f"etcd key {item.key} is none that this elastic3d knows")
+                raise ConfigurationError(f"etcd key {item.key} is not one that this elastic3d knows")
             name, kind = _MANY[head]
             _add(found, name, below.removeprefix(head), _record(kind, item), item)
         except ConfigurationError as error:
@@ -119,7 +119,7 @@ def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
 
 
 def history(root: str, items: Iterable[KeyValue]) -> tuple[list[GenerationHistory], list[str]]:
-    """Return the generations that were sealed, oldest first, and what of it cannot be read."""
+    """Return the generations that were sealed, oldest first, and which keys cannot be read."""
     found = find(root, (item for item in items if item.key.startswith(root + keys.HISTORY)))
     told = sorted(found.history.values(), key=lambda history: (history.number, history.attempt))
     return told, found.problems
@@ -136,7 +136,7 @@ def _add(found: RunKeys, name: str, key: str, record: Any, item: KeyValue) -> No
 def _record(kind: type[Any], item: KeyValue, whole: bytes | None = None) -> Any:
     record = decode(kind, item.value, item.key, whole=whole)
     if kind not in _UNCHECKED and not _finite(to_json(record)):
-        raise ConfigurationError(f"etcd key {item.key} holds a number that is none")
+        raise ConfigurationError(f"etcd key {item.key} holds a number that is not finite")
     return record
 
 

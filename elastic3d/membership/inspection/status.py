@@ -100,7 +100,7 @@ class NodeStatus:
     health: tuple[str, ...] = ()
     """What is wrong, () for nothing."""
     pulse: Pulse | None = None
-    """Its own newest figures, None where it told none."""
+    """Its own newest figures, None where it reported none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class StateAge:
     age: float
     """Seconds, at least."""
     within: float
-    """Seconds that it may be older: the age was told so long ago, at most."""
+    """Seconds by which it may be older: the age was reported that long ago, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,15 +164,15 @@ class Status:
     nodes: tuple[NodeStatus, ...]
     """All nodes that are known, active ones first, in rank order."""
     step: int
-    """The newest step, -1 where nobody told."""
+    """The newest step, -1 where none was reported."""
     step_seconds: float
-    """How long a step takes, 0 where nobody told."""
+    """How long a step takes, 0 where that was not reported."""
     snapshot: StateAge | None
-    """The newest in memory that all hold twice."""
+    """The newest one in memory that all hold twice."""
     checkpoint: StateAge | None
-    """The newest committed."""
+    """The newest one committed."""
     verified: StateAge | None
-    """The newest that was read back."""
+    """The newest one that was read back."""
     minimum: int
     """Fewest active nodes; 0: not known."""
     maximum: int
@@ -184,8 +184,7 @@ class Status:
 def status(run_id: str, found: RunKeys, *, revision: int, remaining: Mapping[int, float], wall: float) -> Status:
     """Return how the job stands.
 
-    remaining: the seconds that leases have left, for those of `found.leases` that are known. wall: the reader's wall
-    clock.
+    remaining: the seconds that leases have left, where known. wall: the reader's wall clock.
     """
     generation = found.generation
     rows = _Rows(found, remaining, wall)
@@ -194,7 +193,7 @@ def status(run_id: str, found: RunKeys, *, revision: int, remaining: Mapping[int
     state, detail = _job(found, nodes, minimum)
     active = [node.pulse for node in nodes if node.pulse is not None and node.role is NodeRole.ACTIVE]
     current = [pulse for pulse in active if generation is not None and pulse.generation == generation.number]
-    # Whoever leads commits the checkpoints, a spare too.
+    # The leader commits the checkpoints, even if it is a spare.
     told = [node.pulse for node in nodes if node.pulse is not None]
     newest = max(current, key=lambda pulse: pulse.step, default=None)
     preparing = found.proposal.generation if found.proposal is not None and found.end is None else None
@@ -256,7 +255,7 @@ def _snapshot(pulses: list[Pulse]) -> StateAge | None:
 
 
 def _newest(told: list[tuple[int, float, float]]) -> StateAge | None:
-    """Return the newest of (step, age, how often it is told); who leads tells of checkpoints."""
+    """Return the newest of (step, age, seconds between reports); the leader reports checkpoints."""
     step, age, within = max(told, key=lambda one: (one[0], -one[1]), default=(-1, 0.0, 0.0))
     return None if step < 0 else StateAge(step=step, age=max(0.0, age), within=within)
 
@@ -302,7 +301,7 @@ class _Rows:
     """The nodes of a status: those of the generation in rank order, then spares, then everybody else by name."""
 
     def __init__(self, found: RunKeys, remaining: Mapping[int, float], wall: float) -> None:
-        self.found, self.wall = found, wall
+        self.run_keys, self.wall = found, wall
         self.left = {key: remaining[lease] for key, lease in found.leases.items() if lease in remaining}
         generation, proposal = found.generation, found.proposal
         self.key = generation.key if generation is not None else ""
@@ -327,7 +326,7 @@ class _Rows:
                     self.unreached.setdefault(other, set()).add(id)
 
     def all(self) -> tuple[NodeStatus, ...]:
-        found = self.found
+        found = self.run_keys
         known = {record.node.id: record.node for record in found.members.values()}
         others = {id: known[id] for id in sorted(known) if id not in self.active and id not in self.spares}
         rows = [self._row(node) for node in (*self.active.values(), *self.spares.values(), *others.values())]
@@ -350,7 +349,7 @@ class _Rows:
         return tuple(rows)
 
     def _row(self, node: Node) -> NodeStatus:
-        id, found = node.id, self.found
+        id, found = node.id, self.run_keys
         role = NodeRole.ACTIVE if id in self.active else NodeRole.SPARE if id in self.spares else NodeRole.NONE
         state, detail, left = self._state(node)
         return NodeStatus(
@@ -372,7 +371,7 @@ class _Rows:
         )
 
     def _state(self, node: Node) -> tuple[NodeState, str, float | None]:
-        id, found = node.id, self.found
+        id, found = node.id, self.run_keys
         tomb = found.tombs.get(id)
         if tomb is not None:
             return NodeState.OUT, f"{tomb.how}: {tomb.detail}" if tomb.detail else str(tomb.how), None
@@ -409,7 +408,7 @@ class _Rows:
         return (NodeState.SPARE if id in self.spares else NodeState.JOINING), "", None
 
     def _drain(self, node: Node) -> tuple[str, float | None] | None:
-        drain, report = self.found.drains.get(node.name), self.found.reports.get(node.id)
+        drain, report = self.run_keys.drains.get(node.name), self.run_keys.reports.get(node.id)
         if drain is not None and drain.incarnation in ("", node.incarnation):
             return _said(drain.reason, drain.by), self._until(drain.seconds, drain.at)
         if report is not None and report.notice is not None:
@@ -423,8 +422,8 @@ class _Rows:
         return min(max(0.0, seconds - (self.wall - at)), seconds)
 
     def _health(self, node: Node) -> tuple[str, ...]:
-        report, pulse = self.found.reports.get(node.id), self.found.pulses.get(node.id)
-        flap = self.found.flaps.get(node.place)
+        report, pulse = self.run_keys.reports.get(node.id), self.run_keys.pulses.get(node.id)
+        flap = self.run_keys.flaps.get(node.place)
         wrong = []
         if pulse is not None and pulse.health != "ok":
             wrong.append(pulse.health)

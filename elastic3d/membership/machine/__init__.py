@@ -2,7 +2,7 @@
 
 core          takes in events, and returns what to do about them
 view          what it knows of the job: the board, and for a leader the roster with its reports
-trainers      its own trainers, brought to where the records want them
+trainers      its own trainers, brought to the state that the records ask for
 neighbours    which nodes it hears; reach: which ports it cannot connect to
 campaign      when it tries to lead; commits: what a leader does for checkpoints
 alarm         when it wants to be woken

@@ -1,4 +1,4 @@
-"""Waiting, for code that reads no clock: a question about the time that remembers when to ask again."""
+"""Waiting, for code that reads no clock: each question about the time records when to ask again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 class Alarm:
     """The present moment, and the earliest later one at which somebody wants to be asked again.
 
-    Whoever waits for a time asks `due` for it, so that nothing can wait without being woken.
+    Code that waits for a time asks `due`, so that nothing can wait without being woken.
     """
 
     __slots__ = ("next", "now")

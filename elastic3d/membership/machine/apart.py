@@ -1,8 +1,8 @@
-"""Who has to stand aside where two nodes cannot connect to each other, and everybody else reaches both.
+"""Which node stands aside when two cannot connect to each other and everybody else reaches both.
 
-Which of the two is at fault nobody can tell. Of all pairs together there is more to know: whoever is part of more of
-them goes first, so that a node that reaches few, or lies, goes alone. Where that leaves a choice, the last in the order
-of preference goes: a newcomer, a spare, the highest rank.
+Nobody can tell which of the two is at fault. All such pairs together say more: the node that is in most of them goes
+first, so that a node that reaches few, or lies, goes alone. Where that leaves a choice, the last in the order of
+preference goes: a newcomer, a spare, the highest rank.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ Pair = frozenset[str]
 
 
 def apart(pairs: Iterable[Pair], order: Callable[[str], tuple[int, int]]) -> dict[str, tuple[str, ...]]:
-    """Return who is to stand aside, so that no pair is left of the others, each with whom it does not reach, sorted.
+    """Return the nodes that stand aside, each with those it does not reach, sorted; no pair is left of the others.
 
-    order: the smaller, the rather a node stays.
+    order: nodes with smaller values are preferred.
     """
     near: dict[str, set[str]] = {}
     for one, other in pairs:

@@ -10,13 +10,13 @@ STAGGER = 0.3
 """Seconds between the campaigns of one candidate and the next."""
 
 TURNS = 10
-"""Candidates that wait for their turn; all later ones campaign within one more second, whenever it comes to that."""
+"""Candidates that wait for their turn; all later ones campaign within one second after those."""
 
 
 def turn(view: View, *, leaving: bool) -> float:
-    """Return how long others may campaign before this member: the active ones in rank order, then who is warm.
+    """Return the seconds that others may campaign before this member: active ones in rank order, then the rest.
 
-    Who is `leaving` comes last. Where nobody is active yet, everybody tries at once.
+    A node that is `leaving` comes last. While nobody is active yet, everybody tries at once.
     """
     current, me = view.generation, view.me.node.id
     if current is None or not current.nodes:
@@ -28,6 +28,6 @@ def turn(view: View, *, leaving: bool) -> float:
         before += id not in view.tombs
     if me not in ring.index or leaving:
         before = max(before, min(TURNS, len(ring.ids)))
-    # Spread by something that differs between processes, and is the same whenever it is asked.
+    # Spread by something that differs between processes and is the same in every call.
     spread = crc32(me.encode()) / 2**32 if before >= TURNS or me not in ring.index else 0.0
     return STAGGER * before + spread

@@ -1,4 +1,4 @@
-"""What a leader does when nothing presses: write down losses (`flaps`), clear away what is done with."""
+"""A leader's work when nothing is urgent: write down losses (`flaps`), clear away what is no longer needed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
 
 OLD = 600.0
-"""Seconds a tomb stands at least: whoever was stopped for longer finds itself in no generation."""
+"""Seconds a tomb stands at least: a node that was stopped for longer finds itself in no generation."""
 
 SOME = 40
-"""Keys of a kind that one transaction clears; etcd takes 128 operations."""
+"""Most keys of a kind that one transaction clears; etcd takes 128 operations."""
 
 
 def chore(situation: Situation) -> acts.Fenced | None:
@@ -24,7 +24,7 @@ def chore(situation: Situation) -> acts.Fenced | None:
 
 
 def sweep(view: View, key: str) -> acts.Sweep:
-    """Return the removal of a key that is garbage, once: what it did not remove is not what it was."""
+    """Return the removal of a key that holds garbage, once: where it fails the key has changed."""
     return acts.Sweep(key=key, revision=view.garbage.pop(key), token=view.token)
 
 
@@ -32,7 +32,7 @@ def _clear(situation: Situation) -> acts.Fenced | None:
     view, roster, alarm = situation.view, situation.roster, situation.alarm
     tombs: list[str] = []
     for id, at in view.tombs_at.items():
-        # In the order in which they were heard of: those that follow are younger.
+        # In the order in which they became known: those that follow are younger.
         if len(tombs) == SOME or not alarm.due(at + OLD):
             break
         if id not in roster.members and (view.index is None or id not in view.index.nodes):
@@ -51,7 +51,7 @@ def _doubted(roster: Roster, id: str, by: str) -> bool:
 
 
 def _over(situation: Situation, name: str) -> bool:
-    """Return whether an operator's drain is done, or nobody came to whom it applied while it lasted."""
+    """Return whether an operator's drain is done, or lasted its time without a node to which it applies."""
     view, roster, leader_state, alarm = situation.view, situation.roster, situation.leader_state, situation.alarm
     drain, since = roster.drains[name]
     if drain.incarnation:

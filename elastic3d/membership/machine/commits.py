@@ -1,4 +1,4 @@
-"""What the leader does for checkpoints: fence the store against older leaders, and commit what all nodes wrote."""
+"""The leader's work for checkpoints: fence the store against older leaders, and commit what all nodes wrote."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from elastic3d.membership.records import SavedStep
 
 
 class Commits:
-    """What was asked for already, in one leadership."""
+    """What one leadership has asked for already."""
 
     def __init__(self) -> None:
         self._fenced = 0
         self._committing: tuple[SavedStep, int] | None = None
 
     def follow(self, view: View, leader_state: LeaderState, actions: list[acts.Action]) -> None:
-        """Fence the store for this generation; commit what all its nodes, or what is left of an older one, wrote."""
+        """Fence the store for this generation; commit what all its nodes wrote, or what an older one left."""
         current, roster = view.generation, view.roster
         if current is None or not current.nodes or roster is None:
             return

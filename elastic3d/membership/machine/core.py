@@ -5,17 +5,17 @@ thousands of nodes. Its state is changed in place, which keeps an event's cost i
 
 A member is always two things at once:
 
-*A follower* brings its own trainers to where the board says they should be (`trainers`), and tells the others in its
+*A follower* brings its own trainers to the state that the board asks for (`trainers`), and tells the others in its
 report. It hears its neighbours on the ring (`neighbours`), buries those whose port refuses, and answers doubts.
 
-*Perhaps the leader*: every member would lead. The first in rank order campaigns at once when the place is free, the
-next ones a little later each. Leading is a key in etcd, and its mod revision fences every write (etcd's own locks are
-not sound; a revision compared in the same transaction is). The leader watches the roster too. So does a *contender*, a
+*Perhaps the leader*: every member is ready to lead. The first in rank order campaigns at once when nobody leads, each
+of the next a little later. Leading is a key in etcd, and its mod revision fences every write (etcd's own locks are not
+sound; a revision compared in the same transaction is). The leader watches the roster too. So does a *contender*, a
 neighbour of the leader that does not hear it: together with the other neighbours it may find the leader dead.
 
-Losing etcd: a member that alone has lost it, as the step votes tell it, stops its trainers before the lease and the
-grace are over. While every member has lost it nobody can be sealed out, and training goes on. A member that hears no
-votes cannot go on by itself either: a step needs every rank.
+Losing etcd: a member that learns from the step votes that it alone has lost etcd stops its trainers before the lease
+and the grace are over. While every member has lost it nobody can be sealed out, and training goes on. A member that
+hears no votes cannot go on by itself either: a step needs every rank.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from elastic3d.membership.records import MemberRecord, Out, Report, Tomb
 from elastic3d.values import Cause, Generation
 
 ALONE = 0.8
-"""Of the time after which the others put out a member that alone has lost etcd: how much of it the member goes on."""
+"""Fraction of the time after which the others put out a member that alone has lost etcd, for which it goes on."""
 
 NOTICING = 6.0
-"""Seconds by which one member may notice later than another that the same etcd is lost. One that is connected to what
-is left of a cluster without a majority hears progress from there for three seconds yet, and may look for another
-server for nearly as long. Until then a vote against those who know already means nothing."""
+"""Seconds by which one member may notice later than another that the same etcd is lost. One that is connected to the
+rest of a cluster without a majority hears progress from there for three more seconds, and may look for another server
+for nearly as long. Until then a vote against those that know already means nothing."""
 
 RETRY = 0.1
-"""Seconds after a write that failed before the leader decides again: by then the watch has told why."""
+"""Seconds after a failed write before the leader decides again: the watch will have shown why."""
 
 
 class Core:
@@ -77,7 +77,7 @@ class Core:
         self._alarm = Alarm(0.0)
         self._registered = self._registering = False
         self._registered_at = 0
-        self._told = self.report
+        self._last_report = self.report
         self._busy: acts.Write | None = None
         self._retry_at = 0.0
         self._lost_since: float | None = None
@@ -100,7 +100,7 @@ class Core:
         return generation if generation and self._trainers.phase(generation.key) is Phase.RUNNING else None
 
     def alarm(self, now: float) -> float | None:
-        """Return when to `handle` at the latest, with a `Tick` if nothing else came; None: there is no hurry ever."""
+        """Return the latest time to call `handle`, with a `Tick` if nothing else came; None for never."""
         return None if self.exited or self._alarm.next == float("inf") else max(now, self._alarm.next)
 
     def handle(self, events: Sequence[e.Event], now: float) -> list[acts.Action]:
@@ -114,10 +114,10 @@ class Core:
             if isinstance(event, e.Listed) and event.gap:
                 self._leader_state.leading = now
                 if event.rolled_back and event.tier is e.Tier.BOARD:
-                    # The own keys may be older ones now, or gone although their lease is kept.
+                    # This member's keys may be older ones now, or gone although their lease is kept.
                     self._registered = self._registering = False
                     self._registered_at = 0
-                    # The tombs this member put up may be lost with the rest: who is dead is buried again.
+                    # The tombs this member put up may be lost with the rest: the dead are buried again.
                     self._buried.clear()
             self._hear(event, actions, now)
             if self.exited:
@@ -145,22 +145,23 @@ class Core:
         elif self._lost_since is not None:
             self._endure(actions)
         self._await(actions)
-        # Steps alone are not worth a write each: they travel with the next one. That there is a safe one is.
-        first = self.report.safe > 0 and self._told.safe == 0 and self._first_rank()
-        if first or replace(self.report, step=self._told.step, safe=self._told.safe) != self._told:
-            self._told = self.report
+        # New steps alone are not worth a write: they travel with the next one. The first safe step is worth one.
+        last = self._last_report
+        first = self.report.safe > 0 and last.safe == 0 and self._first_rank()
+        if first or replace(self.report, step=last.step, safe=last.safe) != last:
+            self._last_report = self.report
             actions.append(acts.PutReport(report=self.report))
         return actions
 
     def _await(self, actions: list[acts.Action]) -> None:
-        """Say how many nodes are missing, whenever that changes, while this member leads."""
+        """Report how many nodes are missing, whenever that changes, while this member leads."""
         awaited = self._leader_state.awaited if self.leads and self._leader_state.below is not None else 0
         if awaited != self._awaited:
             self._awaited = awaited
             actions.append(acts.Awaiting(nodes=awaited))
 
     def _first_rank(self) -> bool:
-        """Return whether this node holds rank 0, and says for all what all know."""
+        """Return whether this node holds rank 0, which reports what all know."""
         index = self.view.index
         return index is not None and index.node_ranks.get(self._id) == 0
 
@@ -175,7 +176,7 @@ class Core:
             case e.MemberGone() if event.id == self._id and event.revision > self._registered_at:
                 self._registered = self._registering = False
             case e.TombGone() if event.id == self._id:
-                # It was garbage, and in the way of the own keys.
+                # It was garbage, and in the way of this member's keys.
                 self._registered = self._registering = False
             case e.EtcdLost():
                 self._lost_since, self._outvoted_since = event.since, None
@@ -187,7 +188,7 @@ class Core:
             case e.EtcdImpaired():
                 self._hindered = bool(event.reason)
                 if not self._hindered and self.view.roster is not None:
-                    # Whoever lost its lease could not register either: it has time to from now on.
+                    # A member that lost its lease could not register either: its time to do so begins now.
                     self.view.roster.wait_anew(now)
                     self._leader_state.wait_longer(float("inf"), now)
                     self._leader_state.leading = now
@@ -221,7 +222,7 @@ class Core:
                     self.report = replace(self.report, fault=event.key, detail=event.detail)
             case e.TrainerLostPeer() if trainers.phase(event.key) is not None:
                 trainers.over(event.key)
-                # Whose trainer died, or whose code raised, has said more than this.
+                # A report that a trainer died, or that the code raised, says more than this.
                 worse = event.key in (self.report.error, self.report.fault)
                 detail = self.report.detail if worse else event.detail
                 self.report = replace(self.report, interrupted=event.key, detail=detail)
@@ -263,7 +264,7 @@ class Core:
         actions.append(acts.Draining(seconds=seconds, detail=detail))
 
     def _bury(self, id: str, evidence: str, actions: list[acts.Action]) -> None:
-        """Tell everyone that a peer is dead, and take over if it led: both are fenced by its incarnation."""
+        """Declare a peer dead, and take over if it led: both are fenced by its incarnation."""
         if id not in self._buried:
             self._buried[id] = None
             current = self.view.generation
@@ -276,7 +277,7 @@ class Core:
                 self._campaign(actions, self.view.token)
 
     def _take_part(self, actions: list[acts.Action]) -> None:
-        """Stay registered; go when the job is over, this incarnation is out, or the others went on without it."""
+        """Stay registered; exit if the job is over, this incarnation is out, or the others went on without it."""
         view, current = self.view, self.view.generation
         tomb = view.tombs.get(self._id)
         if tomb is not None:
@@ -295,7 +296,7 @@ class Core:
             self._exit(actions, "etcd was rolled back", acts.Exit(failed=True, detail=detail, rejoin=True))
             return
         if view.outdated is not None and not self.leads and view.leader is not None:
-            detail = "etcd was rolled back to an older generation, and nobody wrote this node's there again"
+            detail = "etcd was rolled back to an older generation, and nobody wrote this node's generation again"
             if self._alarm.due(view.outdated + 2 * self.policy.lease + self.policy.grace):
                 self._exit(actions, "etcd was rolled back", acts.Exit(failed=True, detail=detail, rejoin=True))
                 return
@@ -315,12 +316,12 @@ class Core:
                 self._drain(actions, None, coming.detail)
         if not self._registered and not self._registering:
             self._registering = True
-            self._told = self.report
+            self._last_report = self.report
             actions.append(acts.PutMember(record=self.record))
             actions.append(acts.PutReport(report=self.report))
 
     def _answer(self) -> None:
-        """Say what the neighbours are, that this member lives, if somebody doubts it, and what it cannot read."""
+        """Report the silent neighbours, what cannot be read, and, if somebody doubts it, that this member lives."""
         if self.view.unread != self.report.unread:
             self.report = replace(self.report, unread=self.view.unread)
         doubt = self.view.doubts.get(self._id)
@@ -330,7 +331,7 @@ class Core:
             self.report = replace(self.report, silent=silent, unreachable=unreachable, answered=answered)
 
     def _govern(self, actions: list[acts.Action], now: float) -> None:
-        """Campaign when nobody leads, judge a silent leader, decide when this member leads; a stranger does nothing."""
+        """Campaign if nobody leads, judge a silent leader, decide if this member leads; a stranger does nothing."""
         current, mine = self.view.generation, self.record.profile
         if current is not None and current.nodes and mine is not None and current.job != mine.job:
             return
@@ -352,7 +353,7 @@ class Core:
             return
         tomb = keys.tomb(self._id)
         if ready and self.leads and not self._registered and tomb in self.view.garbage:
-            # It is in the way of the own keys.
+            # It is in the way of this member's keys.
             self._busy = sweep(self.view, tomb)
             actions.append(self._busy)
         roster = self.view.roster
@@ -372,7 +373,7 @@ class Core:
             dead, doubts = judge(situation, only=leader)
             actions += doubts
             if leader in dead and len(dead) <= TOGETHER:
-                # With the leader out the ring closes, and who was cut off with it has new neighbours to be missed by.
+                # Once the leader is out the ring closes, and those cut off with it get new neighbours, who miss them.
                 for id in dead:
                     self._bury(id, dead[id], actions)
             elif leader in dead:
@@ -400,8 +401,8 @@ class Core:
     def _endure(self, actions: list[acts.Action]) -> None:
         """Without etcd: go on while nobody has it, stop before the others could have sealed us out.
 
-        Whoever trains nothing lets its lease go, should that be kept alive still: it would be taken into generations
-        of which it hears nothing.
+        A member that trains nothing lets its lease go, should it still be kept alive: otherwise it would be taken into
+        generations of which it hears nothing.
         """
         assert self._lost_since is not None
         patience = ALONE * (self.policy.lease + self.policy.grace)

@@ -1,4 +1,4 @@
-"""How fast generations may follow each other: a storm of losses, and newcomers beyond the hour's budget, wait."""
+"""How fast generations may follow each other: in a storm of losses, and for newcomers beyond the hour's budget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SOON = 10.0
 """A generation that a loss ends within these seconds belongs to a storm."""
 
 GROWTH = 0.2
-"""Seconds a storm's second loss waits for a third; doubled with each further one."""
+"""Seconds that a storm's second loss waits for a third; doubled with each further one."""
 
 HOUR = 3600.0
 
@@ -33,7 +33,7 @@ def calm(situation: Situation, storms: int) -> bool:
 
 
 def level(situation: Situation) -> float:
-    """Return how much of the hour's re-formings is used up by now. A new leader's time begins when it heard of them."""
+    """Return how much of the hour's re-formings is used up. A new leader counts from when it heard of them."""
     view, policy, now = situation.view, situation.policy, situation.alarm.now
     if view.generation is None or not policy.budget:
         return 0.0
@@ -41,14 +41,14 @@ def level(situation: Situation) -> float:
 
 
 def spent(situation: Situation) -> float:
-    """Return the level after one more. Losses may come faster than the budget: newcomers then wait for one's time."""
+    """Return the level after one more. Losses may exceed the budget: newcomers then wait for one's share of time."""
     policy = situation.policy
     return min(level(situation) + 1.0, float(policy.budget)) if policy.budget else 0.0
 
 
 def affordable(situation: Situation) -> bool:
-    """Return whether the budget allows one more re-forming for newcomers' sake."""
+    """Return whether the budget allows one more re-forming for newcomers."""
     policy, alarm = situation.policy, situation.alarm
     over = level(situation) + 1.0 - policy.budget if policy.budget else 0.0
-    # A rounding error must not let the alarm ring before the moment it waits for.
+    # A rounding error must not set the alarm to a moment before the one it waits for.
     return over <= 1e-6 or alarm.due(alarm.now + over * HOUR / policy.budget)

@@ -1,11 +1,11 @@
-"""By when those who were told to leave must be gone, and what is left of their time.
+"""When nodes that were told to leave must be gone, and how their time is divided.
 
 A drain is a planned change with a deadline. Two thirds of the time are for preparing its generation beside the running
 one; then the change is made without waiting for that, so that the last third is for the step's end, the snapshot and
-its copy. A node whose time is over is let go as it is: what follows then is a loss.
+its copy. A node whose time is over is let go as it is: its going then counts as a loss.
 
-The only active node has nobody to leave its state with. It trains on for as long as preparing would take, in case a
-node comes that takes the state from its memory; only then does everybody leave, and the state goes to the store.
+The only active node has nobody to leave its state with. It trains on for the time that preparing may take, in case a
+node comes that takes over the state from its memory; only then does everybody leave, and the state goes to the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PREPARING = 2 / 3
 """The part of a drain's time in which its generation may be prepared."""
 
 FLUSH = 0.9
-"""The part of a drain's time that checkpoints may take when everybody leaves; the rest is for going."""
+"""The part of a drain's time that checkpoints may take when everybody leaves; the rest is for exiting."""
 
 
 def leaving(view: View, roster: Roster) -> dict[str, DepartureOrder]:
@@ -29,17 +29,17 @@ def leaving(view: View, roster: Roster) -> dict[str, DepartureOrder]:
 
 
 def hurried(drains: dict[str, DepartureOrder], alarm: Alarm) -> bool:
-    """Return whether somebody's time for preparing is over."""
+    """Return whether any node's time for preparing is over."""
     return any(_part(one, PREPARING, alarm) for one in drains.values())
 
 
 def flushed(drains: dict[str, DepartureOrder], alarm: Alarm) -> bool:
-    """Return whether somebody's time for writing checkpoints is over."""
+    """Return whether any node's time for writing checkpoints is over."""
     return any(_part(one, FLUSH, alarm) for one in drains.values())
 
 
 def everybody(roster: Roster) -> bool:
-    """Return whether each registered member was told to leave."""
+    """Return whether every registered member was told to leave."""
     return not roster.eligible and all(id in roster.draining for id in roster.members if id not in roster.refused)
 
 

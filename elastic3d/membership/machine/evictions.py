@@ -1,4 +1,6 @@
-"""Whom the leader buries: strangers, the older of two under one name, the dead, who left as told, whose code fails."""
+"""The members that the leader buries: strangers, the older of two under one name, the dead, those that left as told,
+and those whose code fails.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import Out, Tomb
 
 TOGETHER = 100
-"""How many dead that are registered no more get tombs; for a whole zone, being in no generation has to do."""
+"""Most dead without a registration that get tombs; for a whole zone, to be in no generation has to be enough."""
 
 
 def evict(
@@ -21,8 +23,8 @@ def evict(
 ) -> list[acts.Write]:
     """Return the tombs to put up now, each once, the leader's own last.
 
-    lost: who is dead, missing: who is held for dead for not being registered, raising: whose code raises where no
-    other's does; each with the evidence.
+    lost: the dead; missing: those held to be dead because they are not registered; raising: those whose code raises
+    where no other's does; each with the evidence.
     """
     view, roster, leader_state, alarm = situation.view, situation.roster, situation.leader_state, situation.alarm
     me = view.me.node
@@ -56,7 +58,7 @@ def evict(
 
 
 def _has_left(view: View, roster: Roster, id: str) -> bool:
-    """Return whether the node left at the boundary that everybody was asked to leave at, for want of a successor."""
+    """Return whether the node left at the boundary at which everybody was asked to leave, for want of a successor."""
     current, coming = view.generation, view.coming
     if current is None or coming is None or coming.nodes or drains.everybody(roster):
         return False

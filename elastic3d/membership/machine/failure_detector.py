@@ -1,9 +1,9 @@
-"""What the leader, or who must judge it, does about the silent: wait, ask through etcd, or hold them for dead.
+"""What the leader, or a member that must judge it, does about the silent: wait, ask through etcd, or declare them dead.
 
-A silence that two members of main tell of (`partition`) must last for `Policy.confirm`. Otherwise the silent member is
-asked by a doubt on the board, which it answers in its report: unanswered for `Policy.doubt`, and for as long as the
-question took to get there, it is dead. If it answers, both sides live and cannot reach each other; after lease and
-grace the leader's side wins. Whom nobody calls silent lives, and is not asked.
+A silence that two members of main report (`partition`) must last for `Policy.confirm`. Otherwise the silent member is
+asked by a doubt on the board, which it answers in its report: it is dead if it has not answered within `Policy.doubt`
+plus the time that the question took to get there. If it answers, both sides live and cannot reach each other; after
+lease and grace the leader's side wins. A member that nobody calls silent lives, and is not asked.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Doubt
 
 NAMED = 8
-"""Witnesses that the evidence names."""
+"""Most witnesses that the evidence names."""
 
 ASK_AGAIN = 1.0
-"""Seconds after which a doubt that did not appear on the board is put there again."""
+"""Seconds after which a doubt that has not appeared on the board is put there again."""
 
 
 def judge(situation: Situation, only: str = "") -> tuple[dict[str, str], list[acts.Write]]:
-    """Return who is dead for silence, with the evidence, and the doubts to put up. `only`: the leader, which this
-    member judges; of the others those alone are of concern who are cut off together with it.
+    """Return which members are dead because of silence, with the evidence, and the doubts to put up.
+
+    only: the leader, if this member judges it; of the others only those matter that are cut off together with it.
     """
     view, roster, policy = situation.view, situation.roster, situation.policy
     alarm, suspicions = situation.alarm, situation.leader_state.suspicions

@@ -1,4 +1,4 @@
-"""Which machines lose their nodes again and again, and are kept out for it."""
+"""Machines that lose their nodes again and again, and are kept out because of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic3d.values import Cause
 
 
 def count(situation: Situation, lost: dict[str, str]) -> None:
-    """Put new losses of those who take part, or were about to, on the leader's list. `lost`: tombs under way."""
+    """Put new losses of members that take part, or were about to, on the leader's list. `lost`: tombs under way."""
     view, leader_state = situation.view, situation.leader_state
     for id in (*view.fallen, *lost):
         place = view.place(id)
@@ -21,7 +21,7 @@ def count(situation: Situation, lost: dict[str, str]) -> None:
 
 
 def blame(situation: Situation, why: Urgent) -> None:
-    """Put a fault of one node on the list. Where torchrun restarts the workers, whose fault it was is not known."""
+    """Put a fault of one node on the list. Where torchrun restarts the workers, it is not known whose fault it was."""
     view, policy, leader_state = situation.view, situation.policy, situation.leader_state
     current, place = view.generation, view.place(why.culprit)
     if why.cause is Cause.FAULT and current is not None and place is not None and policy.beside:
@@ -32,7 +32,7 @@ def blame(situation: Situation, why: Urgent) -> None:
 
 
 def condemned(situation: Situation) -> set[str]:
-    """Return the machines that the losses still to be written put into quarantine."""
+    """Return the machines that go into quarantine by the losses still to be written."""
     roster, policy, leader_state = situation.roster, situation.policy, situation.leader_state
     if not policy.flaps:
         return set()
@@ -46,7 +46,7 @@ def condemned(situation: Situation) -> set[str]:
 
 
 def write_flap(situation: Situation) -> acts.Fenced | None:
-    """Return the write that counts the next loss, or keeps its machine out; None where all are counted."""
+    """Return the write that counts the next loss, or keeps its machine out; None if all are counted."""
     view, roster, policy, leader_state = situation.view, situation.roster, situation.policy, situation.leader_state
     while leader_state.losses and policy.flaps:
         loss = leader_state.losses[0]

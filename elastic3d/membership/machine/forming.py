@@ -1,4 +1,4 @@
-"""Form the next generation: who could take part, how many of them, in which order."""
+"""Form the next generation: which nodes could take part, how many of them, in which order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from elastic3d.membership.topology import arrange
 from elastic3d.values import Cause, Generation, Layout, Node
 
 NAMED = 32
-"""Nodes that a history names of those that came or went; of the others it gives the number."""
+"""Most nodes that a history names of those that came or went; of the others it gives the number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """Whom a generation can be formed of, in order of preference, and who else is there: warm, but not to be active."""
+    """The members a generation can be formed of, in order of preference, and the others: warm, but not to be active."""
 
     candidates: tuple[Present, ...]
     others: tuple[Present, ...] = ()
@@ -30,12 +30,12 @@ class Crowd:
 def crowd(
     situation: Situation, without: set[str], places: set[str], *, draining: bool = False, apart: bool = False
 ) -> Crowd:
-    """Return who is there: members of the present generation first, its spares next, then others by arrival.
+    """Return which members are there: those of the present generation first, its spares next, then others by arrival.
 
-    Left out are the ids `without`; members at `places` are kept out as if they were in quarantine. draining: nodes that
-    are to leave, and are active still, may go on if they must; apart: so may those that stand aside. An active node
-    that has lost its lease is there until its time is over, or two neighbours call it silent and none hears it:
-    whatever else happened, to lose a lease is not to be dead.
+    The ids `without` are left out; members at `places` are kept out as if they were in quarantine. draining: active
+    nodes that have to leave may go on if they must; apart: so may those that stand aside. An active node that has lost
+    its lease is there until its time is over, or until two neighbours call it silent and none hears it: losing a lease
+    is not being dead.
     """
     view, roster = situation.view, situation.roster
     fit: list[str] = []
@@ -63,7 +63,7 @@ def crowd(
 
 
 def _unsure(situation: Situation, without: set[str], places: set[str], known: list[str]) -> Iterator[tuple[str, Node]]:
-    """Return active nodes without a lease that may go on, beside those of whom it is `known` that they can."""
+    """Yield active nodes without a lease that may go on, besides those `known` to be able to."""
     view, roster = situation.view, situation.roster
     index = view.index
     if not any(view.active(id) for id in known):
@@ -75,7 +75,7 @@ def _unsure(situation: Situation, without: set[str], places: set[str], known: li
         if id in accused:
             near = [n for n in view.ring.around(id, view.tombs) if n in roster.members and n not in without]
             hears = [id not in report.silent for report in map(roster.reports.get, near) if report is not None]
-            # One member alone may be the one that is cut off.
+            # A single member may itself be the one that is cut off.
             if len(hears) >= 2 and not any(hears):
                 continue
         node = index.nodes[id]
@@ -84,7 +84,7 @@ def _unsure(situation: Situation, without: set[str], places: set[str], known: li
 
 
 def form(situation: Situation, there: Crowd) -> Generation:
-    """Return the next generation of those who are there, cause to be filled in; LayoutError where none is legal."""
+    """Return the next generation of the members there, its cause to be filled in; LayoutError if none is legal."""
     view, me = situation.view, situation.view.me
     present = view.generation.layout if view.generation is not None else None
     used, layout = _fit(situation, len(there.candidates), present)
@@ -122,7 +122,7 @@ def _fit(situation: Situation, count: int, present: Layout | None) -> tuple[int,
 
 
 def seal(view: View, generation: Generation) -> acts.Seal:
-    """Return the write that makes it so, with its history. The clock of the history is the adapter's to fill in."""
+    """Return the write that seals it, with its history. The adapter fills in the history's time."""
     before = index_of(view.generation).nodes if view.generation is not None else {}
     after = index_of(generation)
     was = index_of(view.generation).node_ranks if view.generation is not None else {}

@@ -1,7 +1,7 @@
-"""What follows from a generation alone: who stands where, and the ring. Computed once per record, however many ask.
+"""What follows from a generation alone: ranks, names and the ring. Computed once per record, however many ask.
 
-A record of 10,000 nodes is one object for a member, and for all members of a simulation. What is computed from it is
-therefore kept by the object's identity (its values cannot be hashed: labels are dicts), for the few newest of them.
+A record of 10,000 nodes is one object for a member, and for all members of a simulation. Results are therefore kept by
+the object's identity (its values cannot be hashed: labels are dicts), for the few newest records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from elastic3d.values import Generation, Node
 
 KEPT = 32
-"""Records of which something is kept: more than are alive at once, also with several members in one process."""
+"""Results that are kept: more than there are records alive at once, even with several members in one process."""
 
 T = TypeVar("T")
 
@@ -38,15 +38,15 @@ class Ring:
     index: dict[str, int]
 
     def after(self, id: str, out: Container[str], count: int = 2) -> list[Node]:
-        """Return the next `count` of the ring after `id`, without it and without those that are out."""
+        """Return the next `count` members of the ring after `id`, without those that are out."""
         return list(self._walk(id, out, count, 1))
 
     def before(self, id: str, out: Container[str], count: int = 2) -> list[Node]:
-        """Return the `count` of the ring before `id`, nearest first."""
+        """Return the `count` members of the ring before `id`, nearest first."""
         return list(self._walk(id, out, count, -1))
 
     def around(self, id: str, out: Container[str]) -> tuple[str, ...]:
-        """Return the ids of all that are connected with `id`: up to two on each side."""
+        """Return the ids of all members connected with `id`: up to two on each side."""
         near = (*self._walk(id, out, 2, 1), *self._walk(id, out, 2, -1))
         return tuple(dict.fromkeys(node.id for node in near))
 
@@ -71,19 +71,19 @@ def _once(make: Callable[..., T], *records: Generation | None) -> T:
     if found is None:
         if len(_kept) >= KEPT:
             _kept.clear()
-        # The records are kept beside: an identity means something only while its object lives.
+        # The records are kept as well: an identity means something only while its object lives.
         found = _kept[key] = (records, make(*records))
     made: T = found[1]
     return made
 
 
 def index_of(generation: Generation) -> GenerationIndex:
-    """Return who is in this generation."""
+    """Return the members of this generation, by id."""
     return _once(_index, generation)
 
 
 def ring_of(current: Generation | None, proposed: Generation | None) -> Ring:
-    """Return the ring: active nodes, spares, and whom a proposal adds to them; tombs are left to who asks."""
+    """Return the ring: active nodes, spares, and those that a proposal adds; callers leave out the buried ones."""
     return _once(_ring, current, proposed)
 
 

@@ -1,8 +1,8 @@
 """What the leader decides: a pure function of what it knows and of the time.
 
-The order of the questions is the order of importance: is the job over, who has to be buried, must it re-form now,
-should it change as planned, what is left to tidy up. At most one fenced write is decided at a time; the core asks again
-when it is answered.
+The questions come in order of importance: is the job over, which members have to be buried, must it re-form now, should
+it change as planned, what is left to tidy up. At most one fenced write is decided at a time; the core asks again when
+it is answered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elastic3d.membership.records import End, Out
 from elastic3d.values import Cause
 
 COMMIT_LIMIT = 240.0
-"""Seconds that the store has for the last commit of a run, through all that is tried again."""
+"""Seconds that the store has for the last commit of a run, all retries included."""
 
 
 def decide(
@@ -38,8 +38,8 @@ def decide(
 ) -> list[acts.Write]:
     """Return the leader's next writes, none when all is as it should be.
 
-    At most one of them is fenced, the last, and that only if `ready`. hindered: etcd takes no writes, so that who is
-    not registered, or says nothing, may be unable to.
+    At most one of them is fenced: the last, and only if `ready`. hindered: etcd takes no writes, so that members that
+    are not registered, or say nothing, may be unable to.
     """
     view, leader_state, alarm = situation.view, situation.leader_state, situation.alarm
     if view.end is not None:
@@ -49,7 +49,7 @@ def decide(
         leader_state.wait_longer(float("inf"), alarm.now)
     dead, writes = judge(situation)
     missing = {} if hindered else expired(situation)
-    # Who is missing is lost once etcd has taken the tomb. Too many of them get none.
+    # A missing member is lost once etcd has taken its tomb. If there are too many they get none.
     lost = dead if len(missing) <= TOGETHER else missing | dead
     raised = raising(situation)
     writes += evict(situation, lost, missing, raised.out)
@@ -65,14 +65,14 @@ def _fenced(
 ) -> acts.Fenced | None:
     view, roster, leader_state = situation.view, situation.roster, situation.leader_state
     current = view.generation
-    # Without nodes it is what an earlier job under this id left: its number, to go on from.
+    # A record without nodes was left by an earlier job under this id: its number is the one to go on from.
     if current is None or not current.nodes:
         return _first(situation)
     if view.spoiled:
         return acts.Mend(generation=current, token=view.token, previous=view.generation_revision)
     helpless = roster.reports.who("unread", str(view.generation_revision)).keys() - leader_state.rewritten.keys()
     if helpless:
-        # Once for each: who cannot read the whole record either is beyond help.
+        # Once for each: a member that cannot read the whole record either is beyond help.
         leader_state.rewritten.update(dict.fromkeys(helpless))
         return acts.Mend(generation=current, token=view.token, previous=view.generation_revision)
     finished = len(roster.reports.who("finished", current.key))
@@ -94,7 +94,7 @@ def _fenced(
 
 
 def _reached(view: View, roster: Roster) -> acts.Fenced | None:
-    """Put into the record, once for the job, that a step was safe: whoever leads later begins at step 0 no more."""
+    """Put into the record, once for the job, that a step was safe: no later leader begins at step 0 again."""
     current, safe = view.generation, roster.reports.safe()
     assert current is not None
     if current.reached or not safe or view.proposal is not None:
@@ -104,7 +104,7 @@ def _reached(view: View, roster: Roster) -> acts.Fenced | None:
 
 
 def _over(situation: Situation) -> acts.Fenced | None:
-    """End the job, whose `main` has returned everywhere, once the store has answered for the last save."""
+    """End the job, whose `main` has returned everywhere, once the store has answered about the last save."""
     view, leader_state, alarm = situation.view, situation.leader_state, situation.alarm
     leader_state.ended = alarm.now if leader_state.ended is None else leader_state.ended
     why = leader_state.uncommitted
@@ -115,8 +115,8 @@ def _over(situation: Situation) -> acts.Fenced | None:
     if not why:
         return acts.PutEnd(end=End(failed=False), token=view.token)
     detail = (
-        f"the run is through, but its last step is no checkpoint: {why}. Nothing is lost before the newest checkpoint: "
-        "see to the store and start the job again, it goes on from there"
+        f"the run is through, but its last step is not in a checkpoint: {why}. Nothing before the newest checkpoint is "
+        "lost: see to the store and start the job again, it goes on from there"
     )
     return acts.PutEnd(end=End(failed=True, detail=detail), token=view.token)
 
@@ -142,7 +142,7 @@ def _reform(
     why: Urgent,
     lost: dict[str, str],
 ) -> acts.Fenced | None:
-    """Seal a new generation at once, without waiting for anybody but the minimum, and in a storm for its next loss."""
+    """Seal a new generation at once; wait only for the minimum of nodes, and in a storm for its next loss."""
     view, roster, policy = situation.view, situation.roster, situation.policy
     leader_state, alarm = situation.leader_state, situation.alarm
     current = view.generation
@@ -161,16 +161,16 @@ def _reform(
     if leader_state.suspicions.pending or not calm(situation, storms):
         return None
     places = condemned(situation)
-    # Who comes back from where somebody was lost just now has to stand in the ring first, unless it is needed.
+    # A node that comes back to a machine which just lost one has to stand in the ring first, unless it is needed.
     fallen = places | set(view.fallen.values())
     there = forming.crowd(situation, set(lost), fallen)
     if fallen > places and not policy.allowed(len(there.candidates)):
         there = forming.crowd(situation, set(lost), places)
     if not policy.allowed(len(there.candidates)):
-        # Who is to leave may train for as long as it is there.
+        # A node that has to leave may train until it does.
         there = forming.crowd(situation, set(lost), places, draining=True)
     if roster.apart and not policy.allowed(len(there.candidates)):
-        # So may those that cannot reach one of the others: it may pass.
+        # So may nodes that cannot reach one of the others: that may pass.
         there = forming.crowd(situation, set(lost), places, draining=True, apart=True)
     if not any(view.active(p.node.id) for p in there.candidates):
         leader_state.orphan = alarm.now if leader_state.orphan is None else leader_state.orphan
@@ -200,7 +200,7 @@ def _reform(
 
 
 def _raised(view: View, roster: Roster, tries: int) -> tuple[str, ...]:
-    """Return whose code raised in the generations that `tries` counts, the one that ends included."""
+    """Return the ids whose code raised in the generations that `tries` counts, the one that ends included."""
     assert view.generation is not None
     before = view.generation.raised if tries > 1 else ()
     failed = [id for id in view.outs if id in view.tombs and view.tombs[id].how is Out.FAILED]

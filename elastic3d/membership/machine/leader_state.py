@@ -1,4 +1,4 @@
-"""What a leader remembers between its decisions: since when it waits for what."""
+"""What a leader remembers between its decisions: what it waits for, and since when."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class CountedLoss:
 
 @dataclass(slots=True, kw_only=True)
 class LeaderState:
-    """One leadership. buried: whom this member has buried already, in whatever role; suspicions: whom it suspects since
-    when; both are shared with the core.
+    """One leadership. buried: the ids that this member has already buried, in whatever role; suspicions: whom it
+    suspects, and since when; both are shared with the core.
 
-    below: since when fewer nodes are there than may train; awaited: how many more it takes.
+    below: since when fewer nodes are there than may train; awaited: how many more are needed.
     leading: since when it leads without a gap in what it hears. proposed: since when the proposal stands. waiting:
-    since when somebody waits for a planned change. considered: the roster's version of which no planned change came.
-    lost_at: when the first loss of the sealed generation was seen. raised: since when somebody's code is known to have
-    raised where, so far, no other's did. apart: since when an active node is known that has to stand aside. losses:
-    still to be counted; counted: all that are or were among them. drained: names buried because they were told to
-    leave.
-    committing: the newest save that the store was asked to commit and has not answered for; uncommitted: why the newest
-    one that it answered for is no checkpoint, "" where it is one. ended: since when `main` has returned everywhere.
-    rewritten: members for whom the generation's record was written again, as a whole.
+    since when somebody waits for a planned change. considered: the roster's version that led to no planned change.
+    lost_at: when the first loss of the sealed generation was seen. raised: since when some member's code is known to
+    have raised where, so far, no other's has. apart: since when an active node is known that has to stand aside.
+    losses: still to be counted; counted: all that are or were among them. drained: names buried because they were told
+    to leave.
+    committing: the newest save that the store was asked to commit and has not answered about; uncommitted: why the
+    newest one that it answered about is no checkpoint, "" if it is one. ended: since when `main` has returned
+    everywhere. rewritten: members for which the generation's record was written again, as a whole.
     """
 
     buried: dict[str, None]
@@ -68,9 +68,10 @@ class LeaderState:
         return self.attempt
 
     def wait_longer(self, seconds: float, now: float) -> None:
-        """Nobody could write for so long: that time does not count for what others were waited for to register or say.
+        """Nobody could write for so many seconds: waits for others to register or report are prolonged by them.
 
-        Why trainers stopped they have the whole time to say again: who saw a death may have been the one that waited.
+        They have the whole time again to report why trainers stopped: the one that saw a death may be the one that
+        could not write.
         """
         self.interrupted = None
         self.below = _later(self.below, seconds, now)
@@ -81,7 +82,7 @@ class LeaderState:
         self.apart = _later(self.apart, seconds, now)
 
     def turn_to(self, revision: int) -> None:
-        """Forget what was waited for in an earlier generation; `revision` is the record's."""
+        """Forget the waits of an earlier generation; `revision` is the record's."""
         if revision != self._sealed:
             self._sealed = revision
             self.below = self.unplanned = self.orphan = self.interrupted = None

@@ -1,4 +1,4 @@
-"""The own neighbours on the ring: whom this member watches, who watches it, and whom of these it does not hear."""
+"""A member's neighbours on the ring: those it watches, those that watch it, and which of these it does not hear."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elastic3d.values import Node
 
 
 class Neighbours:
-    """Those of the node `id`. silent: which of them it does not hear, sorted."""
+    """The neighbours of the node `id`. silent: those it does not hear, sorted."""
 
     def __init__(self, id: str) -> None:
         self._id = id
@@ -20,12 +20,12 @@ class Neighbours:
     def hear(self, event: e.PeerHeard) -> None:
         """Take in that a neighbour is heard, or is not any more."""
         silent = set(self.silent)
-        # News of one who is no neighbour would never be followed by news of its end.
+        # The silence of a node that is not a neighbour would never be reported to be over.
         (silent.discard if event.alive or event.id not in self._near else silent.add)(event.id)
         self.silent = tuple(sorted(silent))
 
     def follow(self, view: View, actions: list[acts.Action]) -> None:
-        """Watch the next two of the ring, expect the two before, and forget what was heard of others."""
+        """Watch the next two on the ring, expect the two before, and forget what was heard of others."""
         ring = view.ring
         watch = acts.WatchPeers(peers=())
         if self._id in ring.index and self._id not in view.tombs:

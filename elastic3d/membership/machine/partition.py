@@ -1,14 +1,14 @@
-"""Who is cut off, as the ring tells it: a pure function of who does not hear whom.
+"""Which members are cut off, judged by the ring: a pure function of who does not hear whom.
 
 Each member is connected with the two before and the two after it. A connection is cut if either end calls the other
-silent; what is not cut holds the ring together in components. *Main* is the component with more active members than any
-other; whoever stands outside it is cut off, and every connection between the two sides is cut. Two members of main at
-the border who say so themselves are enough to know it (`sure`): a single member's word cuts none but its own
-connections, so that the one whose ears are broken isolates nobody but itself, and two members that are cut off together
-can confirm nothing about those they lost. The word of who stands apart is no witness against it: it may have lost its
-neighbours because they died. A connection that the ring has made just now holds nothing together yet: nobody could
-have missed it. With one witness, or with no main at all (two nodes, two halves), nobody can tell from the
-ring who is at fault: then the silent are asked through etcd.
+silent; those that are not cut hold the ring together in components. *Main* is the component with more active members
+than any other; members outside it are cut off, and every connection between the two sides is cut. Two members of main
+at the border that say so themselves are enough to know it (`sure`): a single member's word cuts only its own
+connections, so that one that cannot hear isolates nobody but itself, and two members that are cut off together can
+confirm nothing about those they lost. What a member that stands apart says is no evidence against it: it may have lost
+its neighbours because they died. A connection that the ring has only just made holds nothing together yet: nobody could
+have missed it. With one witness, or with no main at all (two nodes, two halves), nobody can tell from the ring who is
+at fault: then the silent are asked through etcd.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 REACH = 2
-"""How far around the ring connections go."""
+"""How far along the ring connections go."""
 
 Cut = tuple[str, str]
 """Two ids: the first says that the second is silent."""
@@ -25,11 +25,11 @@ Cut = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """A member that stands apart from the judge's side, and who there says that it or its companions are silent.
+    """A member that stands apart from the judge's side, and the witnesses there that it or its companions are silent.
 
-    main: the judge's side is main, whatever else may be cut without anybody knowing. sure: and two of it say so.
-    more: others of that side stand at the border, who may say so soon. asked: it is a neighbour of the judge's side
-    itself, so that its own silence is witnessed.
+    main: the judge's side is main, whatever else may be cut without anybody knowing. sure: and two members of it say
+    so. more: others of that side stand at the border and may say so soon. asked: it is itself a neighbour of the
+    judge's side, so that its own silence is witnessed.
     """
 
     id: str
@@ -41,7 +41,7 @@ class Suspect:
 
 
 def cuts_of(ids: Sequence[str], index: dict[str, int], silent: Iterable[Cut]) -> frozenset[Cut]:
-    """Return which of the pairs (who says so, about whom) are about connections of the ring."""
+    """Return which of the pairs (witness, silent id) are connections of the ring."""
     found = set()
     for one, other in silent:
         known = one in index and other in index and one != other
@@ -51,7 +51,7 @@ def cuts_of(ids: Sequence[str], index: dict[str, int], silent: Iterable[Cut]) ->
 
 
 def made(ids: Sequence[str], before: dict[str, int]) -> frozenset[Cut]:
-    """Return the connections of the ring `ids` that are none of the ring `before`, which is given by its index."""
+    """Return the connections of the ring `ids` that the ring `before`, given by its index, did not have."""
     found = set()
     for at, id in enumerate(ids):
         for step in range(1, min(REACH, len(ids) - 1) + 1):
@@ -64,9 +64,9 @@ def made(ids: Sequence[str], before: dict[str, int]) -> frozenset[Cut]:
 def suspects(
     ids: Sequence[str], cuts: frozenset[Cut], active: dict[str, int], judge: str, fresh: frozenset[Cut] = frozenset()
 ) -> tuple[Suspect, ...]:
-    """Return whom the judge's side has lost, in ring order: nobody, where the judge does not stand in main.
+    """Return the members that the judge's side has lost, in ring order: none if the judge does not stand in main.
 
-    `ids` is the ring without those that are out; `fresh` are connections of it that may be cut without anybody knowing.
+    `ids` is the ring without members that are out; `fresh` are its connections that may be cut without anybody knowing.
     """
     if not cuts or judge not in ids:
         return ()
@@ -122,7 +122,7 @@ def _weights(ids: Sequence[str], parts: list[int], active: dict[str, int]) -> di
 
 
 def _components(ids: Sequence[str], cuts: frozenset[Cut]) -> list[int]:
-    """Return for each place of the ring the number of its component."""
+    """Return, for each place on the ring, the number of its component."""
     size = len(ids)
     parent = list(range(size))
 

@@ -1,9 +1,9 @@
-"""Planned changes: newcomers come in, those who were told to leave go, machines in quarantine are set aside.
+"""Planned changes: newcomers come in, nodes that were told to leave go, machines in quarantine are set aside.
 
 The next generation is prepared beside the running one; when all are prepared, the running trainers leave at a step
-boundary, and it is sealed. A drain's deadline cuts the waiting short (`drains`). Where no legal generation remains
-without those that must leave, nothing is prepared: everybody is asked to leave at a boundary, so that the snapshots are
-held when the draining nodes go, and the others wait for a node to go on from memory.
+boundary, and it is sealed. A drain's deadline cuts the waiting short (`drains`). If no generation is legal without the
+nodes that must leave, nothing is prepared: everybody is asked to leave at a boundary, so that the snapshots are held
+when the draining nodes go, and the others wait for a node with which to go on from memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ RETRY = 5.0
 """Seconds before a membership whose preparation failed is proposed again."""
 
 PATIENCE = 10
-"""However many more come, nobody waits longer than this many times `Policy.gather`."""
+"""However many more nodes come, none waits longer than this many times `Policy.gather`."""
 
 
 def planned(situation: Situation) -> acts.Fenced | None:
-    """Return the next write towards a better membership, None while there is none or it takes its time."""
+    """Return the next write towards a better membership, None while there is none or it is not due yet."""
     view, roster, policy = situation.view, situation.roster, situation.policy
     leader_state, alarm = situation.leader_state, situation.alarm
     if view.coming is not None:
@@ -36,7 +36,7 @@ def planned(situation: Situation) -> acts.Fenced | None:
     current = view.generation
     assert current is not None
     going = drains.leaving(view, roster)
-    # Whoever lost its lease is not known to be dead: a plan without it would seal it out before its grace is over.
+    # A node that lost its lease is not known to be dead: a plan without it would seal it out before its grace is over.
     if roster.missing:
         return None
     # Where an active node cannot reach another one there are no steps, and no boundary to leave at.
@@ -59,8 +59,8 @@ def planned(situation: Situation) -> acts.Fenced | None:
             leader_state.proposed = alarm.now
             return forming.propose(view, formed)
         leader_state.considered, leader_state.waiting = roster.version, None
-    # While somebody stays, a node may come that makes it legal; where everybody goes there is nothing to wait for, but
-    # for who takes over from a single node.
+    # While somebody stays, a node may come that makes it legal; if everybody goes there is nothing to wait for, except
+    # for a node that takes over from a single one.
     at_once = policy.beside and drains.everybody(roster) and not drains.may_be_followed(view, going)
     if going and (drains.hurried(going, alarm) or at_once):
         return _ask_all(situation, going)
@@ -72,7 +72,7 @@ def _better(
     aside: list[str],
     going: dict[str, DepartureOrder],
 ) -> Generation | None:
-    """Return the generation to change to; None if the present one is as good as can be, or none is legal."""
+    """Return the generation to change to; None if none is better, or none is legal."""
     view, roster, policy, leader_state = situation.view, situation.roster, situation.policy, situation.leader_state
     current, index = view.generation, view.index
     assert current is not None
@@ -111,7 +111,7 @@ def _ask_all(
     situation: Situation,
     going: dict[str, DepartureOrder],
 ) -> acts.Fenced | None:
-    """Nobody can go on without those who must leave: ask everybody to leave at a boundary."""
+    """Ask everybody to leave at a boundary: none can go on without those that must leave."""
     view, roster, policy = situation.view, situation.roster, situation.policy
     leader_state, alarm = situation.leader_state, situation.alarm
     current = view.generation
@@ -134,7 +134,7 @@ def _ask_all(
 
 
 def _drive(situation: Situation) -> acts.Fenced | None:
-    """Bring a proposal to its seal: all prepared, then all left, then sealed; withdraw it when it cannot come."""
+    """Bring a proposal to its seal: all prepared, then all left, then sealed; withdraw it if that cannot happen."""
     view, roster, policy = situation.view, situation.roster, situation.policy
     leader_state, alarm = situation.leader_state, situation.alarm
     current, proposal = view.generation, view.proposal
@@ -154,7 +154,7 @@ def _drive(situation: Situation) -> acts.Fenced | None:
     failed = roster.reports.who("fault", formed.key) or roster.reports.who("error", formed.key)
     unfit = not proposal.switch and any(id in coming for id in roster.unfit)
     if formed.cause in (Cause.DRAIN, Cause.QUARANTINE) and not proposal.switch:
-        # What it is for may have been taken back.
+        # The reason for it may have been taken back.
         unfit = unfit or not any(view.active(id) for id in roster.unfit)
     if roster.uncertain or failed or unfit or alarm.due(leader_state.proposed + policy.prepare):
         return _withdraw(situation, soon=bool(unfit))
@@ -165,7 +165,7 @@ def _drive(situation: Situation) -> acts.Fenced | None:
         return None
     if not all_left:
         return None
-    # What was safe when it was proposed may have been nothing yet.
+    # No step may have been safe yet when it was proposed.
     reached = max(formed.reached, roster.reports.safe())
     return forming.seal(view, replace(formed, spent=spent(situation), reached=reached))
 

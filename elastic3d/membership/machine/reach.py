@@ -1,12 +1,13 @@
-"""Whom this member's node cannot connect to while its trainers stand still.
+"""Which nodes this member's node cannot connect to while its trainers stand still.
 
 Heartbeats go along the ring, and trainers talk to more nodes than a ring has neighbours. One dead connection between
-two nodes that everybody else reaches is a death to nobody: the trainers of both would meet, or wait in a collective,
-until their process groups give up. So a member whose trainers do not move tries the ports of the other active nodes
-(`acts.Probe`). A connection needs both directions, and a port that refuses is reached: its host answers.
+two nodes that everybody else reaches does not look like a death to anybody: the trainers of both would wait to meet, or
+wait in a collective, until their process groups give up. So a member whose trainers do not move tries the ports of the
+other active nodes (`acts.Probe`). A connection needs both directions, and a port that refuses counts as reached: its
+host answers.
 
-Who failed `TWICE` in a row is told in the report (`Report.unreachable`), until it has been reached for
-`Policy.reach_again` seconds, or a step was made that needed both nodes. While trainers move nobody is tried for their
+A node that failed `TWICE` in a row is named in the report (`Report.unreachable`), until it has been reached for
+`Policy.reach_again` seconds, or a step was made that needed both nodes. While trainers move no node is tried for their
 sake: what they do proves more.
 """
 
@@ -26,13 +27,13 @@ from elastic3d.membership.policy import Policy
 from elastic3d.values import Generation, Node
 
 MEETING = 3.0
-"""Seconds that trainers may take to build and to meet before the others are tried. Trying harms nobody."""
+"""Seconds that trainers may take to build and to meet before the other nodes are tried. A try does no harm."""
 
 STANDING = 10.0
 """Seconds without a step after which running trainers stand still."""
 
 STEPS = 3.0
-"""How many times the generation's longest step has to pass without one, where that is longer."""
+"""How many times the generation's longest step has to pass without one, if that is longer."""
 
 TWICE = 2
 """Tries in a row that have to fail: one may meet a full queue or a lost packet."""
@@ -41,16 +42,16 @@ AGAIN = 0.5
 """Seconds between a try that failed and the next."""
 
 EVERY = 5.0
-"""Seconds between two tries while somebody is told to be unreachable, and at first where all are reached."""
+"""Seconds between two tries while a node is reported unreachable, and at first if all are reached."""
 
 SELDOM = 60.0
-"""Seconds between two tries at most, doubled each time all were reached: trainers may stand still for good reasons."""
+"""Most seconds between two tries, doubled each time all were reached: trainers may stand still for good reasons."""
 
 MOST = 128
-"""Nodes of one generation tried at one time, and of those that failed before; in a larger job others the next time."""
+"""Most nodes of one generation tried at a time, and most that failed before; a larger job tries others next time."""
 
 UNANSWERED = 30.0
-"""Seconds after which a try whose outcome was never told is made again."""
+"""Seconds after which a try whose outcome was never reported is made again."""
 
 GONE = 600.0
 """Seconds after which a node that cannot be reached, and takes no part any more, is not tried again."""
@@ -58,7 +59,7 @@ GONE = 600.0
 
 @dataclass(slots=True)
 class _Unreachable:
-    """A node that is told to be unreachable. reached_since, outside_since: None while it is not so."""
+    """A node that is reported unreachable. reached_since, outside_since: None while it is not so."""
 
     peer: acts.RingPeer
     reached_since: float | None = None
@@ -67,7 +68,7 @@ class _Unreachable:
 
 @dataclass(slots=True)
 class _Stand:
-    """The own trainers of one generation: in `phase` since `since`, or since their last step. longest: of its steps."""
+    """This node's trainers of one generation: in `phase` since `since`, or since their last step. longest: a step's."""
 
     phase: Phase
     since: float
@@ -77,7 +78,7 @@ class _Stand:
 
 @dataclass(slots=True)
 class Reach:
-    """What the node `id` knows of whom it can connect to."""
+    """What the node `id` knows of the nodes it can connect to."""
 
     id: str
     _unreachable: dict[str, _Unreachable] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class Reach:
     _next_at: float = 0.0
     _pause: float = EVERY
     _turn: int = 0
-    _told: tuple[str, ...] = ()
+    _reported: tuple[str, ...] = ()
 
     @property
     def unreachable(self) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ class Reach:
                 del self._unreachable[id]
 
     def probed(self, event: e.Probed, now: float) -> None:
-        """Take in what came of a try."""
+        """Take in the outcome of a try."""
         tried, self._tried, self._asked_at = self._tried, {}, None
         for id in event.reached:
             self._failed.pop(id, None)
@@ -134,14 +135,14 @@ class Reach:
             self._pause = min(2 * self._pause, SELDOM)
 
     def follow(self, view: View, trainers: Trainers, policy: Policy, lost: str, alarm: Alarm) -> list[acts.Action]:
-        """Return whom to try, and who is unreachable where that changed.
+        """Return which nodes to try, and which are unreachable if that changed.
 
         lost: the key of the generation whose trainers lost a peer, "" for none.
         """
         self._forget(view, policy, alarm)
         still = self._standing(view, trainers, lost, alarm)
         if not still:
-            # Failures that nothing followed from; and the next standstill is looked into at once.
+            # Forget failures without consequences; the next standstill is looked into at once.
             self._failed.clear()
             self._pause = EVERY
             if not self._unreachable:
@@ -154,9 +155,9 @@ class Reach:
                 actions.append(acts.Probe(peers=tuple(self._tried.values())))
             else:
                 self._next_at = alarm.now + SELDOM
-        if self._told != self.unreachable:
-            self._told = self.unreachable
-            actions.append(acts.Unreachable(ids=self._told))
+        if self._reported != self.unreachable:
+            self._reported = self.unreachable
+            actions.append(acts.Unreachable(ids=self._reported))
         return actions
 
     def _may_try(self, alarm: Alarm) -> bool:
@@ -189,15 +190,15 @@ class Reach:
         return still
 
     def _chosen(self, still: list[Generation], out: Container[str]) -> dict[str, acts.RingPeer]:
-        """Return whom to try now: those that failed, and of the others as many as may be, others each time."""
+        """Return the nodes to try now: those that failed, and as many others as allowed, different ones each time."""
         chosen = {id: known.peer for id, known in islice(self._unreachable.items(), MOST)}
         for id in chosen:
-            # Behind those that are to be tried the next time.
+            # Move it behind those that are to be tried the next time.
             self._unreachable[id] = self._unreachable.pop(id)
         chosen |= {id: peer for id, (peer, _) in islice(self._failed.items(), MOST)}
         most = 0
         for generation in still:
-            # From itself on, so that not everybody tries the same ones; in a large job only some cost anything.
+            # Beginning after itself, so that not all nodes try the same ones; in a large job only some cost anything.
             nodes, here = generation.nodes, index_of(generation).node_ranks.get(self.id, 0)
             most = max(most, len(nodes) - 1)
             for step in range(min(len(nodes) - 1, MOST)):
@@ -207,7 +208,7 @@ class Reach:
         return {id: peer for id, peer in chosen.items() if id != self.id and id not in out}
 
     def _forget(self, view: View, policy: Policy, alarm: Alarm) -> None:
-        """Let go of whom it has reached for long enough, of who is out, and of who went."""
+        """Forget nodes that were reached for long enough, that are out, or that are long gone."""
         if not self._unreachable:
             return
         here = view.ring.index

@@ -1,4 +1,4 @@
-"""What all members report, and who reports the same: kept up to date with each report."""
+"""What all members report, and which members report the same: kept up to date with each report."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FIELDS = ("prepared", "left", "finished", "fault", "error", "interrupted", "unre
 class Reports:
     """The newest report of each member, by id.
 
-    accusing: who does not hear a neighbour. apart: who cannot connect to some node. saved: how many report each saved
-    step. notices: who has to leave soon, and since when that is known here.
+    accusing: members that do not hear a neighbour. apart: members that cannot connect to some node. saved: how many
+    report each saved step. notices: of members that have to leave soon, and since when each is known here.
     """
 
     def __init__(self) -> None:
@@ -35,15 +35,15 @@ class Reports:
         return self._reports[id]
 
     def ids(self) -> tuple[str, ...]:
-        """Return who reported anything."""
+        """Return the ids that reported anything."""
         return tuple(self._reports)
 
     def who(self, field: str, key: str) -> dict[str, None]:
-        """Return who reports this of a generation's key; `field` is one of `FIELDS`."""
+        """Return the ids that report `key` in `field`, one of `FIELDS`."""
         return self._said.get((field, key), {})
 
     def step(self) -> int:
-        """Return the newest step anybody committed, 0 for none."""
+        """Return the newest step that anybody made, 0 for none."""
         return max((report.step for report in self._reports.values()), default=0)
 
     def safe(self) -> int:

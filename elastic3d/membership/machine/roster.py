@@ -1,7 +1,7 @@
-"""What the leader knows beyond the board: who is registered, what they report, who shall leave, who is kept out.
+"""What the leader knows beyond the board: which members are registered, what they report, who shall leave or stay out.
 
-Every question the leader asks after each event is answered by a set that is kept up to date with each event, so that at
-10,000 nodes an event costs the same as at ten; only a decision that is taken looks at all members.
+Every question the leader asks after each event is answered by a set that is kept up to date with each event, so that an
+event costs the same at 10,000 nodes as at ten; only a decision that is taken looks at all members.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from elastic3d.values import Generation, Node
 
 
 class Board(Protocol):
-    """What the roster is read against: the sealed and the coming generation, and who is out of them."""
+    """What the roster is read against: the sealed and the coming generation, and the members that are out."""
 
     tombs: dict[str, Tomb]
 
     @property
     def index(self) -> GenerationIndex | None:
-        """Who is in the sealed generation."""
+        """The members of the sealed generation."""
         ...
 
     @property
@@ -56,9 +56,9 @@ class Present:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartureOrder:
-    """Why a node shall leave, since when that is known here, and when it must be gone; None: at leisure.
+    """Why a node shall leave, since when that is known here, and when it must be gone; None: no deadline.
 
-    stopping: its processes were sent a signal to end, and what sent it waits for them.
+    stopping: its processes were sent a signal to end, and the sender waits for them.
     """
 
     reason: str
@@ -72,9 +72,9 @@ class Roster:
 
     eligible: may be active in the next generation. unfit: registered, but may not. missing: active, not out and not
     registered, since when. uncertain: of the proposed generation, out or not registered. refused: may not take part,
-    and why. replaced: another incarnation came under its name. apart: stands aside, for it and these cannot connect to
-    each other. version: counts changes of
-    who may be active. changed_at: when somebody came, or was told to go, last.
+    and why. replaced: another incarnation came under its name. apart: stands aside because it and these cannot connect
+    to each other. version: counts the changes of eligible and unfit. changed_at: when a member last came, or was told
+    to go.
     """
 
     def __init__(self, me: MemberRecord, board: Board) -> None:
@@ -147,7 +147,7 @@ class Roster:
             case e.FlapGone() if self._newer(f"flaps/{event.place}", event.revision):
                 self.flaps.pop(event.place, None)
             case e.Unreadable() if self._newer(f"members/{event.id}", event.revision):
-                # Whoever takes part already was readable: its record was written over, and it will write it again.
+                # A member that takes part was readable: its record was overwritten, and it will write it again.
                 known = event.id in self.members or self._board.takes_part(event.id)
                 self._gone(event.id, now)
                 if not known:
@@ -194,10 +194,10 @@ class Roster:
             self.reformed(now)
             self.proposed()
 
-    # What the board has news of.
+    # News of the board.
 
     def buried(self, id: str) -> None:
-        """A tomb was put up, or cleared away, or lost with a rolled back etcd while the member's key came back."""
+        """A tomb was put up, or cleared away, or lost when etcd was rolled back and the member's key came back."""
         self.missing.pop(id, None)
         if id in self.members and id not in self._board.tombs:
             self._find_twins(self.members[id].node)
@@ -206,7 +206,7 @@ class Roster:
         self._part()
 
     def reformed(self, now: float) -> None:
-        """A generation was sealed: who is active is another set."""
+        """A generation was sealed: the set of active nodes has changed."""
         index = self._board.index
         active = index.ids if index is not None else ()
         known, out = self.missing, self._board.tombs
@@ -215,16 +215,16 @@ class Roster:
         self._part()
 
     def wait_anew(self, now: float) -> None:
-        """Nobody could register until now: who is missing is so since now."""
+        """Nobody could register until now: members that are missing count as missing from now on."""
         self.missing = dict.fromkeys(self.missing, now)
 
     def wait_for(self, id: str, now: float) -> None:
-        """A member is not missing, as etcd knows: the news of it is on its way, and late if it takes long from now."""
+        """Etcd knows that a member is not missing: news of it is on its way, and from now on its time runs again."""
         if id in self.missing:
             self.missing[id] = now
 
     def wait_longer(self, seconds: float, now: float) -> None:
-        """Etcd was away for so long: that time does not count."""
+        """Etcd was away for so many seconds: they do not count."""
         self.missing = {id: min(now, since + seconds) for id, since in self.missing.items()}
 
     def proposed(self) -> None:
@@ -235,7 +235,7 @@ class Roster:
             ids = index_of(formed).ids
             self.uncertain = {id: None for id in ids if id not in self.members or id in out}
 
-    # What the roster itself has news of.
+    # News of the roster itself.
 
     def hear(self, id: str, report: Report, now: float) -> None:
         """Take in a report."""
@@ -286,7 +286,7 @@ class Roster:
         self._part()
 
     def _find_twins(self, node: Node) -> None:
-        """Of two incarnations under one name the older one is out: who is in the generation, or registered earlier."""
+        """Mark the older of two incarnations under one name: the one in the generation, or registered earlier."""
         rivals = dict.fromkeys(self.named(node.name))
         index = self._board.index
         sealed = index.names.get(node.name) if index is not None else None
@@ -330,7 +330,7 @@ class Roster:
         _set(self.unfit, id, unfit)
 
     def _leaving(self, id: str) -> DepartureOrder | None:
-        """Return by when the member shall leave: by its own notice or an operator's word, whichever comes first."""
+        """Return the order to leave, by the member's notice or by an operator, whichever has the earlier deadline."""
         found = []
         if id in self.reports.notices:
             notice, since = self.reports.notices[id]
@@ -342,12 +342,12 @@ class Roster:
         if name in self.drains:
             drain, since = self.drains[name]
             if drain.incarnation in ("", incarnation):
-                said = drain.reason or "an operator's word"
+                said = drain.reason or "an operator's order"
                 found.append(DepartureOrder(reason=said, since=since, deadline=since + drain.seconds))
         return min(found, key=lambda one: float("inf") if one.deadline is None else one.deadline, default=None)
 
     def _part(self) -> None:
-        """Bring up to date who stands aside, for it and another node cannot connect to each other."""
+        """Bring up to date which nodes stand aside because they and another cannot connect to each other."""
         if not self.reports.apart and not self.apart:
             return
         there = self.members.keys() - self._board.tombs.keys()

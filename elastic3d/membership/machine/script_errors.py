@@ -1,16 +1,17 @@
-"""Whose code raises where nobody else's does: that node is put out, and the job goes on without it.
+"""A node whose code raises where no other's does is put out, and the job goes on without it.
 
 Two things show that it is the node and not the code:
 
-*A newcomer.* It has never made a step, its code raises, and an active node that has made steps does not raise. So does
-one whose code raises while it prepares for the generation that would take it in.
+*A newcomer.* It has never made a step, its code raises, and that of an active node which has made steps does not. The
+same goes for a node whose code raises while it prepares for the generation that would take it in.
 
 *The same one each time.* In all `Policy.tries` generations without progress the code of this node raised and no other's
-did, and enough nodes are left without it. This is taken for proof once: who raises next, before any progress, ends the
-job.
+did, and enough nodes are left without it. This counts as proof once: the next node whose code raises before any
+progress ends the job.
 
-Code that is wrong everywhere raises everywhere, but not at one moment, and whoever loses a peer first does not get to
-it. So nobody is judged before all the others have said what became of their trainers, or have had `HEARING` to do so.
+Code that is wrong everywhere raises everywhere, but not at the same moment, and a node that loses a peer first does not
+get to it. So no node is judged before all the others have reported the end of their trainers, or have had `HEARING`
+seconds to do so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
 
 HEARING = 2.0
-"""Seconds the others have to say that their code raised too."""
+"""Seconds the others have to report that their code raised too."""
 
 SAID = ("error", "interrupted", "fault", "left", "finished")
 """What a node may report of its trainers' end."""
@@ -30,14 +31,14 @@ SAID = ("error", "interrupted", "fault", "left", "finished")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raising:
-    """out: who is to be put out, each with why. waiting: somebody may have to be, once the others were heard."""
+    """out: ids to put out, each with the reason. waiting: more may follow once the others were heard."""
 
     out: dict[str, str] = field(default_factory=dict)
     waiting: bool = False
 
 
 def raising(situation: Situation) -> Raising:
-    """Judge whose code raised; nobody where torchrun restarts the workers, for it counts the tries itself."""
+    """Judge the nodes whose code raised; none where torchrun restarts the workers and counts the tries itself."""
     view, roster, policy = situation.view, situation.roster, situation.policy
     leader_state, alarm = situation.leader_state, situation.alarm
     current, index, coming = view.generation, view.index, view.coming

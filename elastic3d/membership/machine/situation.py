@@ -1,4 +1,4 @@
-"""What the leader's decisions look at: one value for all of them."""
+"""The input of the leader's decisions: one value for all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastic3d.planner import Plan
 from elastic3d.values import Layout
 
 Planner = Callable[[int, MemberRecord, Layout | None], Plan]
-"""(number of nodes, the leader's own record, the present layout) -> plan; raises LayoutError where none fits."""
+"""(number of nodes, the leader's own record, the present layout) -> plan; raises LayoutError if none fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Whom the judge suspects since when, from who calls whom silent, and what it has asked about them."""
+"""Whom the judge suspects and since when, from which members call which silent, and what it has asked about them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.view import View
 
 PROVEN = 3.3
-"""Seconds after which a connection that the ring has made would have been called silent if it were: the time that a
-first beat may take, and the way of the report."""
+"""Seconds after which a new connection of the ring would have been reported silent if it were: the time that a first
+beat may take, plus the way of the report."""
 
 
 @dataclass(slots=True)
 class Suspicions:
-    """Since when the judge suspects whom, and when it asked, by a question's mark; kept by the core between questions.
+    """Whom the judge suspects, since when, and when it asked, by the question's mark; the core keeps it.
 
-    main: since when the judge stands in main all the time, as seen from the suspect.
-    pending: of somebody it will be known soon whether it is dead.
+    main: by suspect, since when the judge has stood in main without a break.
+    pending: whether some suspect is dead will be known soon.
     """
 
     since: dict[str, float] = field(default_factory=dict)
@@ -29,11 +29,11 @@ class Suspicions:
     doubts: int = 0
     pending: bool = False
     _rings: list[tuple[Ring, float]] = field(default_factory=list)
-    _found: tuple[Suspect, ...] = ()
+    _suspects: tuple[Suspect, ...] = ()
     _key: tuple[Ring, Ring | None, frozenset[str], frozenset[str], frozenset[Cut]] | None = None
 
     def follow(self, view: View, now: float) -> None:
-        """Take note of when the ring changed. To be called after all news."""
+        """Take note of when the ring changed. Call it after all news."""
         ring = view.ring
         if not self._rings or self._rings[-1][0] is not ring:
             self._rings.append((ring, now))
@@ -41,7 +41,7 @@ class Suspicions:
             del self._rings[0]
 
     def suspects(self, view: View, roster: Roster, alarm: Alarm) -> tuple[Suspect, ...]:
-        """Return who is cut off from this member's side. Costs the ring's length only when a silence came or went."""
+        """Return the members cut off from this one's side. Costs the ring's length only when a silence came or went."""
         if not roster.reports.accusing:
             return ()
         ring, me = view.ring, view.me.node.id
@@ -56,12 +56,12 @@ class Suspicions:
             fresh = frozenset[Cut]()
             if before is not ring or gone != out:
                 fresh = made(ids, {} if before is None else _closed(before, gone)[1])
-            self._found = suspects(ids, cuts, members.node_ranks if members is not None else {}, me, fresh)
+            self._suspects = suspects(ids, cuts, members.node_ranks if members is not None else {}, me, fresh)
             self._key = key
-        return self._found
+        return self._suspects
 
     def _proven(self, view: View, alarm: Alarm) -> tuple[Ring | None, frozenset[str]]:
-        """Return the ring whose connections are proven by now, None if none is, and who was out of it by then."""
+        """Return the ring whose connections are proven by now, None for none, and the members then out of it."""
         (ring, since), *later = self._rings
         if later:
             alarm.due(later[0][1] + PROVEN)
@@ -70,12 +70,12 @@ class Suspicions:
         return ring, frozenset(id for id, at in view.tombs_at.items() if id in ring.index and alarm.due(at + PROVEN))
 
     def took(self, id: str, mark: str, seen: float) -> float:
-        """Return the seconds in which this question came to be `seen`: the answer may take as long. Others' took 0."""
+        """Return the seconds after which this question was `seen`: the answer may take as long. 0 if others asked."""
         return max(0.0, seen - self.asked.get(id, {}).get(mark, seen))
 
 
 def _closed(ring: Ring, out: frozenset[str]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the ids of the ring as it closes around those that are out, and their index."""
+    """Return the ids of the ring without those that are out, and their index."""
     if not out:
         return ring.ids, ring.index
     ids = tuple(id for id in ring.ids if id not in out)

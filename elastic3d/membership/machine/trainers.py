@@ -1,6 +1,6 @@
-"""The own trainers, brought to where the records say they should be.
+"""A member's own trainers, brought to the state that the records ask for.
 
-Per generation key they are `preparing` -> `prepared` -> `running` -> `over`.
+For each generation key they are `preparing` -> `prepared` -> `running` -> `over`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elastic3d.values import Generation
 
 
 class Phase(StrEnum):
-    """How far the own trainers of one generation are."""
+    """How far this node's trainers of one generation are."""
 
     PREPARING = "preparing"
     PREPARED = "prepared"
@@ -23,7 +23,7 @@ class Phase(StrEnum):
 
 
 class Trainers:
-    """Those of the node `id`, as far as the core knows. Methods append what is to be done to `actions`."""
+    """The trainers of the node `id`, as far as the core knows. Methods append what is to be done to `actions`."""
 
     def __init__(self, id: str) -> None:
         self._id = id
@@ -31,7 +31,7 @@ class Trainers:
         self._asked = ""
 
     def phase(self, key: str) -> Phase | None:
-        """Return how far the trainers of a generation are, None where there are none."""
+        """Return how far the trainers of a generation are, None if there are none."""
         return self._phase.get(key)
 
     def prepared(self, key: str) -> None:
@@ -55,7 +55,7 @@ class Trainers:
             self.stop(actions, key, why)
 
     def follow(self, view: View, actions: list[acts.Action]) -> None:
-        """Prepare, let go, ask to leave and stop, as generation and proposal want it."""
+        """Prepare, start, ask to leave and stop trainers, as generation and proposal want it."""
         current, proposal, formed = view.generation, view.proposal, view.coming
         wanted: list[Generation] = []
         if current is not None and self._id in index_of(current).node_ranks:

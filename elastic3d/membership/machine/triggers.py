@@ -1,4 +1,4 @@
-"""Why the sealed generation cannot go on: somebody is out, or somebody's trainers are."""
+"""Why the sealed generation cannot go on: a node is out, or a node's trainers are."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from elastic3d.membership.records import Out
 from elastic3d.values import Cause
 
 NAMED = 4
-"""Nodes whose trainers' words a generation's detail quotes."""
+"""Most nodes whose trainers' words a generation's detail quotes."""
 
 BOTH = 2.0
-"""Seconds in which others may say too whom they cannot connect to, once the first did: who is part of most pairs is
-known then, and a step may be made after all."""
+"""Seconds that others have to report, after the first did, which nodes they cannot connect to: it is known then which
+node is part of most pairs, and a step may be made after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,10 @@ def expired(situation: Situation) -> dict[str, str]:
     """Return active nodes whose lease is lost for good, with the evidence: nobody hears them.
 
     A lost lease is suspicion only. A neighbour on the ring that is registered and does not call the node silent vetoes;
-    what this member hears itself counts in any case. But a veto gives the node time to register again, no more: who
-    has not within `Policy.orphan` has lost etcd alone and stopped its trainers long ago, and the others would wait for
-    them for ever. And it protects a generation that trains: where trainers have lost a peer, or all others wait for
-    the one that is missing to prepare, it has stopped, and there is nothing left to wait for.
+    what this member hears itself counts in any case. But a veto gives the node time to register again, no more: one
+    that has not done so within `Policy.orphan` has lost etcd alone and stopped its trainers long ago, and the others
+    would wait for them for ever. And a veto protects a generation that trains: if trainers have lost a peer, or all
+    others wait for the missing one to prepare, it has stopped, and there is nothing left to wait for.
     """
     view, roster, policy = situation.view, situation.roster, situation.policy
     leader_state, alarm = situation.leader_state, situation.alarm
@@ -98,7 +98,7 @@ def urgent(situation: Situation, lost: dict[str, str]) -> Urgent | None:
         return Urgent(cause=Cause.QUARANTINE, detail=apart)
     leader_state.apart = None
     for field, cause in (("error", Cause.ERROR), ("fault", Cause.FAULT)):
-        # Whoever speaks before it has registered again is heard once it has.
+        # A member that reports before it has registered again is heard once it has.
         said = [id for id in roster.reports.who(field, key) if id in index.node_ranks and id in roster.members]
         if said:
             culprit = min(said, key=lambda id: index.node_ranks[id])
@@ -120,9 +120,9 @@ def urgent(situation: Situation, lost: dict[str, str]) -> Urgent | None:
 
 
 def _apart(situation: Situation) -> str:
-    """Return which active nodes have to stand aside for whom, "" for none, or where too few would be left.
+    """Return, in words, which active nodes have to stand aside, "" for none or if too few would be left.
 
-    What their trainers die of meanwhile is no fault of anybody's, nor of the code's.
+    If their trainers die meanwhile, that is not the fault of any node, nor of the code.
     """
     view, roster, policy = situation.view, situation.roster, situation.policy
     if not any(view.active(id) for id in roster.apart) or not policy.allowed(len(roster.eligible)):
@@ -135,7 +135,7 @@ def _apart(situation: Situation) -> str:
 
 
 def _said(roster: Roster, key: str) -> str:
-    """Return what the trainers that lost a peer said of it."""
+    """Return what the trainers that lost a peer said about it."""
     ids = sorted(roster.reports.who("interrupted", key))
     said = [f"{_name(id)}: {roster.reports[id].detail}" for id in ids if roster.reports[id].detail]
     more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""

@@ -1,9 +1,9 @@
 """What a member knows of the job: the latest of each record, as the watches delivered them.
 
-Events may come twice (the answer to an own write, then its echo in the watch) and a listing may be older than an event
-already heard; each record therefore keeps its revision, and only newer ones count.
+Events may come twice (the answer to this member's write, then its echo in the watch) and a listing may be older than an
+event already heard; each record therefore keeps its revision, and only newer ones count.
 
-Everybody knows the board. Who leads, or judges the leader, knows the roster too.
+Every member knows the board. One that leads, or judges the leader, knows the roster too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from elastic3d.values import Generation
 class View:
     """The job as known to the member `me`. Changed by `apply`, `open_roster` and `close_roster` alone.
 
-    outs: active nodes of the sealed generation that are out, by id, with the time that was heard of. fallen: whoever
-    died of it or of the generation proposed, with its machine, until the next is sealed. generation_revision: of what
-    stands under the generation's key; while it is spoiled that is something else than the generation. outdated: since
-    when that is an older record, for etcd was rolled back; None otherwise. forgotten: the greatest revision heard of
-    before that, 0 if it never was. garbage: revisions of keys that are to be swept. sealed_at: when the generation was
-    heard of. tombs_at, doubts_at: the same for these.
+    outs: active nodes of the sealed generation that are out, by id, with the time when that was heard. fallen: members
+    of it or of the proposed generation that died, with their machines, until the next is sealed. generation_revision:
+    of the value under the generation's key, which is not the generation while `spoiled`. outdated: since when that is
+    an older record because etcd was rolled back; None otherwise. forgotten: the greatest revision heard of before that,
+    0 if it never happened. garbage: revisions of keys that are to be swept. sealed_at: when the generation was heard
+    of. tombs_at, doubts_at: the same for these.
     """
 
     def __init__(self, me: MemberRecord) -> None:
@@ -54,17 +54,17 @@ class View:
 
     @property
     def index(self) -> GenerationIndex | None:
-        """Who is in the sealed generation; None before the first."""
+        """The members of the sealed generation; None before the first."""
         return index_of(self.generation) if self.generation is not None else None
 
     @property
     def standing(self) -> Generation | None:
-        """What the generation's key holds at `generation_revision`, None where that is no record or an older one."""
+        """What the generation's key holds at `generation_revision`, None if that is no record or an older one."""
         return None if self.spoiled else self.generation
 
     @property
     def unread(self) -> str:
-        """The revision of the generation's record, where it cannot be read and no generation is known; else ""."""
+        """The revision of the generation's record if it cannot be read and no generation is known; else ""."""
         known = self.generation is not None or not self.spoiled
         return "" if known or not self.generation_revision else str(self.generation_revision)
 
@@ -79,17 +79,17 @@ class View:
 
     @property
     def ring(self) -> Ring:
-        """Who watches whom, before tombs are left out."""
+        """The ring along which members watch each other, before buried ones are left out."""
         return ring_of(self.generation, self.coming)
 
     @property
     def leader_id(self) -> str:
-        """The identity of who leads, "" for nobody."""
+        """The id of the leader, "" for none."""
         return f"{self.leader.name}@{self.leader.incarnation}" if self.leader is not None else ""
 
     @property
     def led_by_newcomer(self) -> bool:
-        """Return whether etcd came back without the job, and who leads it now is none who could write it there again.
+        """Whether etcd came back without the job, and the one that leads now cannot write it there again.
 
         It would form a first generation of a job that is well under way.
         """
@@ -117,7 +117,7 @@ class View:
         return None
 
     def broken(self) -> str:
-        """Return by whose loss the sealed generation cannot go on, "" while it can: an active node of it is out."""
+        """Return the name of the first active node of the sealed generation that is out, "" for none."""
         return next(iter(self.outs), "").partition("@")[0]
 
     def open_roster(self) -> None:
@@ -129,7 +129,7 @@ class View:
         self.roster = None
 
     def apply(self, event: e.Event, now: float) -> None:
-        """Take in one event of a watch; other events are none of the view's business."""
+        """Take in one event of a watch; other events do not concern the view."""
         match event:
             case e.Listed(tier=e.Tier.BOARD):
                 self._list(event, now)
@@ -166,7 +166,7 @@ class View:
             case e.Garbage():
                 self.garbage[event.key] = event.revision
             case e.GenerationPut() if self._newer("generation", event.revision):
-                # Its record may be put again with what was found out meanwhile.
+                # Its record may be written again with what was learnt meanwhile.
                 mended = self.generation is not None and self.generation.key == event.generation.key
                 self.generation, self.generation_revision = event.generation, event.revision
                 self.spoiled, self.outdated = False, None
@@ -188,7 +188,7 @@ class View:
                     self.roster.apply(event, now)
 
     def wait_longer(self, seconds: float, now: float) -> None:
-        """Etcd was away for so long: that time does not count for who could neither register nor answer in it."""
+        """Etcd was away for so many seconds: they do not count for members that could neither register nor answer."""
         self.doubts_at = {id: min(now, at + seconds) for id, at in self.doubts_at.items()}
         if self.roster is not None:
             self.roster.wait_longer(seconds, now)
@@ -245,10 +245,10 @@ class View:
         self.listed = True
 
     def _without_the_past(self, event: e.Listed, now: float) -> e.Listed:
-        """Return a listing of a rolled back etcd without the records that were overcome before it was rolled back.
+        """Return a listing of a rolled back etcd without the records that had been replaced before the rollback.
 
-        Whoever leads writes the generation that it knows over an older one. An end that an older generation came to
-        was an earlier job's.
+        The leader writes the generation that it knows over an older one. An end beside an older generation was an
+        earlier job's.
         """
         known = self.generation
         past = next((item for item in event.items if isinstance(item, e.GenerationPut)), None)

@@ -89,8 +89,8 @@ def test_what_a_layout_names_is_fixed_and_nothing_else() -> None:
         (("--model", "llama-7b", "--calibration", "/nowhere.json"), "/nowhere.json.*cannot be read"),
         ((), "a script or --model"),
         (("train.py", "--model", "llama-7b"), "not both"),
-        (("/nowhere/train.py",), "/nowhere/train.py.*no script"),
-        ((SCRIPT, "--micro-batch", "2"), "the script's to say"),
+        (("/nowhere/train.py",), "/nowhere/train.py.*not a script"),
+        ((SCRIPT, "--micro-batch", "2"), "up to the script"),
     ],
 )
 def test_a_wrong_call_is_told_what_would_be_right(arguments: tuple[str, ...], words: str) -> None:

@@ -223,7 +223,7 @@ def test_a_last_step_that_is_no_checkpoint_is_no_good_end() -> None:
     finishing(refused, 1.0, LAST)
     (end,) = ends(refused.handle([e.Settled(saved=LAST, error="rank 2 wrote another step")], 2.0))
     assert end.failed
-    assert "its last step is no checkpoint: rank 2 wrote another step" in end.detail
+    assert "its last step is not in a checkpoint: rank 2 wrote another step" in end.detail
     finishing(silent, 1.0, LAST)
     assert ends(silent.handle([e.Tick()], COMMIT_LIMIT)) == []
     (end,) = ends(silent.handle([e.Tick()], 1.1 + COMMIT_LIMIT))

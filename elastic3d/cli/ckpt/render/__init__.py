@@ -1,1 +1,1 @@
-"""How what `checkpointing.inspection` finds is shown to a person, in terminals of any width."""
+"""Displays of what `checkpointing.inspection` computes, for terminals of any width."""

@@ -1,4 +1,4 @@
-"""What a check of a whole store found."""
+"""The findings of a check of a whole store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastic3d.cli.render import clean
 
 
 def findings(url: str, nbytes: int, found: Sequence[Finding], width: int) -> RenderableType:
-    """Return what `verify` says of a store of so many bytes."""
+    """Return the display of `verify` for a store of `nbytes` bytes."""
     if not found:
         what = f"every one of {nbytes:,} bytes is as it was written" if nbytes else "there is nothing in it"
         return Text.assemble(("ok", "green"), f" {clean(url)}: {what}.", overflow="fold")

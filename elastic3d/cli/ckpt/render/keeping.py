@@ -1,4 +1,4 @@
-"""What keeps checkpoints, and what a collection would do or has done."""
+"""Displays of what keeps checkpoints, and of what a collection would do or has done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LISTED = 20
 
 
 def pairs(noun: str, there: Mapping[str, str], url: str) -> RenderableType:
-    """Return tags with what they point to, or pinned checkpoints with their reasons."""
+    """Return the display of tags and their checkpoints, or of pinned checkpoints and their reasons."""
     if not there:
         none = "No tags" if noun == "tag" else "Nothing is pinned"
         return Text(f"{none} in {clean(url)}.", overflow="fold")
@@ -27,7 +27,7 @@ def pairs(noun: str, there: Mapping[str, str], url: str) -> RenderableType:
 
 
 def collection_plan(url: str, plan: CollectionPlan) -> RenderableType:
-    """Return what a collection would do."""
+    """Return the display of what a collection would do."""
     lines = [Text(f"{clean(url)}: {count(len(plan.kept), 'checkpoint')} would stay", style="bold", overflow="fold")]
     lines += [Text(f"  would drop {name}", style="yellow") for name in plan.dropped[:LISTED]]
     if len(plan.dropped) > LISTED:
@@ -38,7 +38,7 @@ def collection_plan(url: str, plan: CollectionPlan) -> RenderableType:
 
 
 def collected(url: str, done: Collected) -> RenderableType:
-    """Return what a collection has done."""
+    """Return the display of what a collection has done."""
     lines = [Text(f"  dropped {name}", style="yellow") for name in done.dropped[:LISTED]]
     if len(done.dropped) > LISTED:
         lines.append(Text(f"  and {len(done.dropped) - LISTED} more", style="dim"))
@@ -52,7 +52,7 @@ def collected(url: str, done: Collected) -> RenderableType:
 
 
 def _over(nbytes: int) -> list[Text]:
-    """Return a line where what must stay takes more than it may."""
+    """Return a line if what must stay takes more space than it may."""
     if not nbytes:
         return []
     why = "latest, verified, tags, pins or what is being read: untag or unpin some, or allow more"
@@ -60,7 +60,7 @@ def _over(nbytes: int) -> list[Text]:
 
 
 def repaired(url: str, generation: int, committed: Sequence[str]) -> RenderableType:
-    """Return what `latest` says after a repair."""
+    """Return the display of `latest` after a repair."""
     if not committed:
         return Text(f"{clean(url)}: latest points to nothing yet; generation {generation} may commit", overflow="fold")
     return Text(

@@ -85,7 +85,7 @@ def _lineage(told: Summary) -> str:
 
 
 def _mesh(told: Writers, width: int) -> list[RenderableType]:
-    """Draw which rank saved how much: a row for each stage, a column for each rank in it."""
+    """Draw how much each rank saved: a row for each stage, a column for each rank in it."""
     ranks = {holding.rank: holding for holding in told.ranks}
     columns = max(len(stage) for stage in told.stages)
     cuts = ", ".join(f"dim {dim} cut in {parts}" for dim, parts in told.cuts.items()) or "tensors whole"
@@ -156,7 +156,7 @@ def _grow(above: Tree, node: Node, depth: int, whole: int) -> None:
 def statistics(
     checkpoint: str, rows: Sequence[TensorStatistics], width: int, *, bad: bool, number_of: int, each: bool
 ) -> RenderableType:
-    """Return the table of `stats`: at most so many lines, and those of repeated blocks as one unless `each`."""
+    """Return the table of `stats`, at most `number_of` lines; repeated blocks are one line unless `each`."""
     if not rows:
         said = "has no NaN and no infinity" if bad else "has no tensors"
         return Text(f"{checkpoint} {said}, as far as statistics tell.", style="green" if bad else "", overflow="fold")

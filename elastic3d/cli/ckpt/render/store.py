@@ -1,4 +1,4 @@
-"""Whole stores: their checkpoints, their history, what they take."""
+"""Displays of whole stores: their checkpoints, their history, the space they take."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _tensors(commit: Commit) -> Text:
 
 
 def usage(url: str, told: StoreUsage, labels: Mapping[str, Sequence[str]], width: int) -> RenderableType:
-    """Return the table of `du`, and what the store holds beside."""
+    """Return the table of `du`, and totals of the store."""
     parts: list[RenderableType] = [Text(clean(url), style="bold", overflow="fold")]
     if told.checkpoints:
         columns = ["step", "size", "unique", "frees"]

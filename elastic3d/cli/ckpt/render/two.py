@@ -1,4 +1,4 @@
-"""Two things side by side: a checkpoint and another one, a checkpoint and the mesh that would restore it."""
+"""Displays of two things: two checkpoints, or a checkpoint and the mesh that would restore it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SIGN = {
 def difference(
     told: Difference, distances: Mapping[str, ValueDifference], width: int, *, each: bool = False
 ) -> RenderableType:
-    """Return the display of `diff`; exact distances stand in it where values were read."""
+    """Return the display of `diff`, with exact distances if values were read."""
     parts: list[RenderableType] = [
         Text.assemble(("- ", "red"), (told.before, "bold")),
         Text.assemble(("+ ", "green"), (told.after, "bold")),
@@ -194,7 +194,7 @@ def plan(
 
 
 def over(ratio: float | None) -> str:
-    """Return bytes read for each that is needed, as a factor."""
+    """Return bytes read for each byte needed, as a factor."""
     return "-" if ratio is None else f"{ratio:.2f} x"
 
 

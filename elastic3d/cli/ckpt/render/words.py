@@ -1,4 +1,4 @@
-"""Sizes, numbers and times in few letters, and the one form that all tables have."""
+"""Sizes, numbers and times in few letters, and the form of all tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def size(nbytes: int) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share, with a digit after the point where it matters; never 0 or 100 for what is not all or nothing."""
+    """Return a share, with a digit after the point where it matters; 0 and 100 only for nothing and all."""
     if not whole:
         return "-"
     share = 100 * part / whole
@@ -57,12 +57,12 @@ def signed(share: float | None) -> str:
 
 
 def count(amount: int, noun: str) -> str:
-    """Return an amount with its noun, in the plural where there is not one."""
+    """Return an amount with its noun, in the plural unless it is 1."""
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
 
 def when(seconds: float) -> str:
-    """Return a time of a store's clock, in UTC, as that is what stores give; - for none."""
+    """Return a time by a store's clock, in UTC, as stores give it; - for none."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if seconds else "-"
     except (OverflowError, ValueError, OSError):
@@ -70,7 +70,7 @@ def when(seconds: float) -> str:
 
 
 def called(checkpoint: str) -> str:
-    """Return a checkpoint's name without its zeros, as people can tell checkpoints apart: `1200 made 3.0 commit 4`."""
+    """Return a checkpoint's name in words: `step 1200 (made in 3, attempt 0, committed in 4)`."""
     parsed = parse_checkpoint(checkpoint)
     if parsed is None:
         return clean(checkpoint)
@@ -85,7 +85,7 @@ def step(checkpoint: str) -> str:
 
 
 def marks(labels: Sequence[str]) -> Text:
-    """Return what points to a checkpoint, such as latest."""
+    """Return the labels that point to a checkpoint, such as latest."""
     styles = {"latest": "bold green", "verified": "cyan"}
     shown = [Text(clean(label), style=styles.get(label, "yellow")) for label in labels]
     return Text(", ").join(shown)
@@ -97,7 +97,7 @@ def shape(dims: Iterable[int]) -> str:
 
 
 def table(*columns: str, right: Sequence[str] = (), fold: Sequence[str] = ()) -> Table:
-    """Return a table without lines; columns in `right` are for numbers, those in `fold` give way."""
+    """Return a table without lines; columns in `right` are for numbers, those in `fold` wrap where space is short."""
     made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         made.add_column(
