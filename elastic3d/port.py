@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from checkpointing.format.grid import TILE_BYTES
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Layout, ModelProfile, StoreAt
 
@@ -32,8 +33,8 @@ class Assignment:
     of two checkpoints, 0.0 where steps decide. seed_digest: the profile digest the leader planned from, ""
     where nobody has planned. places: of a measuring trainer, how many device places of its node to check before it
     ends, 0 for none. restore: which checkpoint to go on from where nothing is in memory. fresh: beginning at step 0
-    is meant though steps were made before. credentials: what it shows to the tile servers of the run; None while
-    measuring.
+    is meant though steps were made before. tile_bytes: the most of a tile of its snapshots. credentials: what it shows
+    to the tile servers of the run; None while measuring.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class Assignment:
     checkpoint_seconds: float = 0.0
     restore: str = "latest"
     fresh: bool = False
+    tile_bytes: int = TILE_BYTES
     credentials: Credentials | None = None
 
 

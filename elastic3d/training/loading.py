@@ -43,7 +43,8 @@ def load(
     saved = {offer.spec.key: offer.spec for offer in decision.offers}
     create_optimizer_state(model, optimizer, saved.values())
     room = Room([*held_by_model(model), *held_by_optimizer(model, optimizer)])
-    resolve(room.wanted(), restoring.offers(decision, sources), sources, room.destination)
+    wanted = list(room.wanted())
+    resolve(wanted, restoring.offers(decision, sources, wanted), sources, room.destination)
     room.settle()
     written.set_optimizer_groups(optimizer, facts["optimizer_groups"])
     written.set_schedule_state(schedule, facts["schedule"])

@@ -16,6 +16,7 @@ from checkpointing.reading.sources import Offered, TileSource
 from elastic3d.data import Order
 from elastic3d.errors import StateError, StateUnfit
 from elastic3d.log import process_log
+from elastic3d.snapshots.offers import OfferedShard, spell_out
 from elastic3d.values import StoreAt, from_json
 
 MEMORY, STORE, NONE = "memory", "store", "none"
@@ -23,20 +24,6 @@ MOVING = ("latest", "verified")
 """What `restore=` may name beside checkpoints that stay what they are."""
 BEGUN_FROM = "begun_from"
 """Among the facts of a state: the checkpoint that `restore=` named, to which the run it belongs to went back."""
-
-
-class PeerTile(Protocol):
-    """A tile in a keeper's memory."""
-
-    @property
-    def spec(self) -> TensorSpec:
-        """The tensor."""
-        ...
-
-    @property
-    def box(self) -> Box:
-        """The part of it."""
-        ...
 
 
 class PeerInventory(Protocol):
@@ -57,13 +44,8 @@ class PeerInventory(Protocol):
         """The state that is no tensor; equal for all ranks of one step."""
         ...
 
-    @property
-    def tiles(self) -> Sequence[PeerTile]:
-        """Its tiles."""
-        ...
-
-    def offers(self) -> Iterable[Offered]:
-        """Return its tiles as the resolver takes them."""
+    def offers(self) -> Sequence[Offered | OfferedShard]:
+        """Return all of it, on offer."""
         ...
 
 
@@ -79,7 +61,7 @@ class Decision:
     step: int = 0
     generation: int = 0
     facts: Mapping[str, Any] | None = None
-    offers: tuple[Offered, ...] = ()
+    offers: tuple[Offered | OfferedShard, ...] = ()
     checkpoint: str = ""
     damaged: tuple[str, ...] = ()
     detail: str = ""
@@ -138,11 +120,17 @@ class Tiers(Protocol):
         ...
 
 
-def offers(decision: Decision, sources: Mapping[str, TileSource]) -> list[Offered]:
-    """Return what is on offer to this node: a decision's offers, and what nearer sources make of the store's."""
-    stored = [offer for offer in decision.offers if offer.source == STORE]
-    near = [offer for source in sources.values() if isinstance(source, Nearer) for offer in source.offers(stored)]
-    return [*near, *decision.offers]
+def offers(
+    decision: Decision, sources: Mapping[str, TileSource], wanted: Iterable[tuple[TensorSpec, Box]]
+) -> list[Offered]:
+    """Return the tiles on offer to this node: a decision's offers, and what nearer sources make of the store's.
+
+    Of what is in memory only what can be of use for what is wanted.
+    """
+    tiles = list(spell_out(decision.offers, wanted))
+    stored = [tile for tile in tiles if tile.source == STORE]
+    near = [tile for source in sources.values() if isinstance(source, Nearer) for tile in source.offers(stored)]
+    return [*near, *tiles]
 
 
 AHEAD = 64
@@ -189,11 +177,11 @@ def _whole(inventories: Sequence[PeerInventory], wanted: Mapping[str, TensorSpec
     specs = dict(wanted)
     boxes: dict[str, list[Box]] = {key: [] for key in wanted}
     for inventory in inventories:
-        for tile in inventory.tiles:
-            specs.setdefault(tile.spec.key, tile.spec)
-            if specs[tile.spec.key] != tile.spec:
+        for offer in inventory.offers():
+            specs.setdefault(offer.spec.key, offer.spec)
+            if specs[offer.spec.key] != offer.spec:
                 return False
-            boxes.setdefault(tile.spec.key, []).append(tile.box)
+            boxes.setdefault(offer.spec.key, []).append(offer.box)
     return all(uncovered(specs[key], boxes[key]) is None for key in specs)
 
 
@@ -312,8 +300,7 @@ def dump(decision: Decision) -> bytes:
     """Return a decision as bytes to be broadcast."""
     specs = {offer.spec.key: [offer.spec.dtype, offer.spec.shape] for offer in decision.offers}
     offers = [
-        [offer.spec.key, offer.box.start, offer.box.stop, offer.digest, offer.source, offer.where]
-        for offer in decision.offers
+        [offer.spec.key, offer.box.start, offer.box.stop, offer.source, *_rest(offer)] for offer in decision.offers
     ]
     head = [decision.source, decision.step, decision.generation, decision.facts]
     head += [decision.checkpoint, list(decision.damaged), decision.detail]
@@ -322,20 +309,14 @@ def dump(decision: Decision) -> bytes:
 
 def load(data: bytes) -> Decision:
     """Return the decision that `dump` wrote."""
-    (source, step, generation, facts, checkpoint, damaged, detail), named, rows = json.loads(data)
+    (origin, step, generation, facts, checkpoint, damaged, detail), named, rows = json.loads(data)
     specs = {key: TensorSpec(key=key, dtype=dtype, shape=tuple(shape)) for key, (dtype, shape) in named.items()}
     offers = tuple(
-        Offered(
-            spec=specs[key],
-            box=Box(start=tuple(start), stop=tuple(stop)),
-            digest=digest,
-            source=offered_by,
-            where=where,
-        )
-        for key, start, stop, digest, offered_by, where in rows
+        _offer(specs[key], Box(start=tuple(start), stop=tuple(stop)), source, rest)
+        for key, start, stop, source, *rest in rows
     )
     return Decision(
-        source=source,
+        source=origin,
         step=step,
         generation=generation,
         facts=facts,
@@ -343,6 +324,30 @@ def load(data: bytes) -> Decision:
         checkpoint=checkpoint,
         damaged=tuple(damaged),
         detail=detail,
+    )
+
+
+def _rest(offer: Offered | OfferedShard) -> list[Any]:
+    if isinstance(offer, Offered):
+        return [offer.digest, offer.where]
+    return [offer.generation, offer.step, offer.rank, offer.offset, offer.tile_bytes, offer.digests]
+
+
+def _offer(spec: TensorSpec, box: Box, source: str, rest: Sequence[Any]) -> Offered | OfferedShard:
+    if len(rest) == 2:
+        digest, where = rest
+        return Offered(spec=spec, box=box, digest=digest, source=source, where=where)
+    generation, step, rank, offset, tile_bytes, digests = rest
+    return OfferedShard(
+        spec=spec,
+        box=box,
+        source=source,
+        generation=generation,
+        step=step,
+        rank=rank,
+        offset=offset,
+        tile_bytes=tile_bytes,
+        digests=digests,
     )
 
 

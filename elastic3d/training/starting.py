@@ -66,7 +66,8 @@ def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mappin
             "random weights"
         )
     room = Room(held)
-    resolve(room.wanted(), restoring.offers(decision, sources), sources, room.destination)
+    wanted = list(room.wanted())
+    resolve(wanted, restoring.offers(decision, sources, wanted), sources, room.destination)
     room.settle()
 
 

@@ -35,7 +35,7 @@ ALERT = b"\x15\x03\x03\x00\x02\x02\x28"
 """What TLS says to whom it cannot agree with. Sent in the clear it is understood by those who encrypt, and by ours."""
 
 _MAGIC = b"elastic3d"
-_VERSION = b"3"
+_VERSION = b"4"
 _TLS_HANDSHAKE, _TLS_ALERT = 0x16, 0x15
 """First byte of what a side that encrypts says. No message of ours begins with them: it would be too long."""
 

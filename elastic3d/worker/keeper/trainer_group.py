@@ -90,5 +90,6 @@ def assignment(
         places=places,
         restore=options.restore,
         fresh=options.fresh,
+        tile_bytes=options.saving.tile_bytes,
         credentials=credentials,
     )

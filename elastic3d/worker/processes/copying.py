@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from checkpointing.format.grid import TILE_BYTES
 from elastic3d import threads
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
@@ -105,15 +106,22 @@ def _from_device(copy: Copy, target: memoryview) -> None:
 
 
 def prepare(
-    tiles: Tiles, known: SnapshotTable | None, *, acquire: Callable[[], int], complete: Callable[[int], None]
+    tiles: Tiles,
+    known: SnapshotTable | None,
+    *,
+    tile_bytes: int = TILE_BYTES,
+    acquire: Callable[[], int],
+    complete: Callable[[int], None],
 ) -> Copy:
     """Return the copy of these tiles, under the table `known` if it still fits. ValueError where a tensor does not.
+
+    tile_bytes: the most of one tile that others cut it into.
 
     Runs on the training's thread: only bookkeeping, and a clone of the few tensors that are not contiguous.
     """
     boxes = [(spec, box) for spec, box, _ in tiles]
     if known is None or [(entry.spec, entry.box) for entry in known.entries] != boxes:
-        known = tables.lay_out(boxes)
+        known = tables.lay_out(boxes, tile_bytes)
     tensors = []
     ready: torch.cuda.Event | None = None
     for entry, (spec, box, tensor) in zip(known.entries, tiles, strict=True):

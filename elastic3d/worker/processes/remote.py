@@ -172,6 +172,7 @@ class SlotServer:
                         "world": stored.world,
                         "facts": dict(stored.facts),
                         "table": tables.to_wire(stored.table),
+                        "digests": list(stored.digest_all()),
                     }
                     _send(connection, {"pinned": pinned})
                     socket.send_fds(connection, [b"\0"], [descriptor])
@@ -293,7 +294,7 @@ class RemoteSlot:
                     rank=pinned["rank"],
                     world=pinned["world"],
                     facts=pinned["facts"],
-                    pieces=memory.pieces(table, arena.view(table.nbytes)),
+                    pieces=memory.pieces(table, arena.view(table.nbytes), pinned["digests"]),
                 )
             finally:
                 arena.close()

@@ -109,7 +109,13 @@ class ChannelPort:
             def complete(buffer: int) -> None:
                 self._say(channel.SnapshotWritten(buffer=buffer, step=step, checkpoint=checkpoint, facts=facts))
 
-            job = copying.prepare(tiles, self._table, acquire=lambda: self._acquire(wait), complete=complete)
+            job = copying.prepare(
+                tiles,
+                self._table,
+                tile_bytes=self.assignment.tile_bytes,
+                acquire=lambda: self._acquire(wait),
+                complete=complete,
+            )
             if job.table is not self._table:
                 self._table = job.table
                 self._say(channel.Tabled(table=tables.to_wire(job.table)))

@@ -52,7 +52,7 @@ def expected(step: int, key: str) -> bytes:
 def check(inventory: Inventory) -> None:
     """Fetch every tile of a snapshot and compare it with what the trainer had."""
     source = PeerSource(inventory.server, READER)
-    offers = inventory.offers()
+    offers = inventory.tiles()
     source.prefetch(offers)
     found: dict[str, bytes] = {}
     for offer in offers:
