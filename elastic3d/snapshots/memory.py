@@ -200,6 +200,12 @@ class SnapshotMemory:
             self._holdings.buddy_changed()
             self._changed.notify_all()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all snapshots take here, and those that may be written next: no segment shrinks."""
+        with self._changed:
+            return sum(arena.size for arena in (*self._arenas, *self._other_arenas))
+
     def close(self) -> None:
         """Let `wait_for_work` return. The memory goes when the last view of it does."""
         with self._changed:
