@@ -17,13 +17,12 @@ from elastic3d.data import Order
 from elastic3d.errors import StateError, StateUnfit
 from elastic3d.log import process_log
 from elastic3d.snapshots.offers import OfferedShard, spell_out
-from elastic3d.values import StoreAt, from_json
+from elastic3d.training.state_facts import StateFacts
+from elastic3d.values import StoreAt
 
 MEMORY, STORE, NONE = "memory", "store", "none"
 MOVING = ("latest", "verified")
 """What `restore=` may name beside checkpoints that stay what they are."""
-BEGUN_FROM = "begun_from"
-"""Among the facts of a state: the checkpoint that `restore=` named, to which the run it belongs to went back."""
 
 
 class PeerInventory(Protocol):
@@ -264,36 +263,30 @@ def _from_the_beginning(known: Known) -> Decision:
     )
 
 
-def check_facts(decision: Decision, order: Order, data: str = "") -> Mapping[str, Any]:
-    """Return a decision's facts; StateUnfit when its samples were counted in another order than this script's.
+def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:
+    """Accept the facts of the state of a step; StateUnfit when its samples were counted in another order than these.
 
     The micro-batch may differ: it changes the bits, not which samples are consumed. data: the data set's own
     fingerprint; one that has none is taken on trust.
     """
-    facts = decision.facts
-    if facts is None:
-        raise StateUnfit(
-            f"the state of step {decision.step} has no facts beside its tensors; it was not saved by a run"
-        )
-    saved = from_json(Order, facts["order"])
+    saved = facts.order
     for name in ("length", "global_batch", "seed"):
         then, now = getattr(saved, name), getattr(order, name)
         if name == "global_batch":
-            then, now = saved.taken(decision.step), order.taken(decision.step)
+            then, now = saved.taken(step), order.taken(step)
         if then != now:
             raise StateUnfit(
-                f"the state of step {decision.step} was trained with {name}={then} and run.batches now has {now}: its "
+                f"the state of step {step} was trained with {name}={then} and run.batches now has {now}: its "
                 "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
                 "new run"
             )
-    then = facts.get("data", "")
+    then = facts.data
     if then and data and then != data:
         raise StateUnfit(
-            f"the state of step {decision.step} was trained on the data set {then} and run.batches now has {data}: its "
+            f"the state of step {step} was trained on the data set {then} and run.batches now has {data}: its "
             "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
             "run"
         )
-    return facts
 
 
 def dump(decision: Decision) -> bytes:
