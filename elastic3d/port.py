@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from checkpointing.format.grid import TILE_BYTES
 from elastic3d.devices import ComputeDevice
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Layout, ModelProfile, StoreAt
@@ -33,9 +34,9 @@ class Assignment:
     two checkpoints, 0.0 if steps decide. seed_digest: the profile digest from which the leader planned, "" if nobody
     has planned. places: for a measuring trainer, how many device places of its node to check before it ends, 0 for
     none. restore: the checkpoint to go on from if nothing is in memory. fresh: beginning at step 0 is intended even if
-    steps were made before. credentials: for the tile servers of the run; None while measuring. device: the kind of
-    device it computes on; its slot says which one. device_free: bytes of the device's memory that are free while no
-    trainer holds any, 0 if that was not measured.
+    steps were made before. tile_bytes: largest size of a tile of its snapshots. credentials: for the tile servers of
+    the run; None while measuring. device: the kind of device it computes on; its slot says which one. device_free:
+    bytes of the device's memory that are free while no trainer holds any, 0 if that was not measured.
     """
 
     run_id: str
@@ -60,6 +61,7 @@ class Assignment:
     checkpoint_seconds: float = 0.0
     restore: str = "latest"
     fresh: bool = False
+    tile_bytes: int = TILE_BYTES
     credentials: Credentials | None = None
     device: str = "cpu"
     device_free: int = 0

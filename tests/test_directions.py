@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "log",
         "output",
         "quantities",
+        "tagged",
         "threads",
         "torch_support",
     ),

@@ -81,7 +81,8 @@ class Ours:
         decision = restoring.load(told[0])
         assert decision.step == step
         source = PackSource(self.store, STORE)
-        resolve(self._boxes(), decision.offers, {STORE: source}, lambda spec, box: self.state.bytes(spec.key))
+        offers = restoring.offers(decision, {STORE: source}, self._boxes())
+        resolve(self._boxes(), offers, {STORE: source}, lambda spec, box: self.state.bytes(spec.key))
 
     def remember(self) -> None:
         """Save the next step as the successor of this one."""

@@ -9,57 +9,83 @@ from collections.abc import Iterator
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 
 TILE_BYTES = 4 << 20
-"""Of the largest tile: what is worth a request of its own."""
+"""Of the largest tile, by default: what is worth a request of its own."""
 
-SMALL_BYTES = 64 << 10
-"""Of a tile that is not cut further: below this the description of a tile costs more than reading it in vain."""
+SMALL_BYTES = 256 << 10
+"""Of a tile that is not cut further: below this its description costs more than reading it in vain, and hashing it a
+third more a byte (at 64 KiB; at this size it costs what it does at 4 MiB)."""
 
 PARTS = 64
 """Tiles of a tensor that is cut finer than it must be: a reader under another layout takes whole tiles, and at the two
 edges of its shard some of them in vain."""
 
 
-def largest(spec: TensorSpec) -> int:
-    """Return how many bytes a tile of the tensor may have."""
-    return min(TILE_BYTES, max(SMALL_BYTES, spec.box.numel * spec.itemsize // PARTS))
+def largest(spec: TensorSpec, tile_bytes: int = TILE_BYTES) -> int:
+    """Return how many bytes a tile of the tensor may have, where no tile of any has more than `tile_bytes`."""
+    return _limit(math.prod(spec.shape) * spec.itemsize, tile_bytes)
 
 
-def steps(spec: TensorSpec, limit: int | None = None) -> tuple[int, ...]:
+def steps(spec: TensorSpec, tile_bytes: int = TILE_BYTES) -> tuple[int, ...]:
     """Return the grid's step along each dim up to the one that is cut last; later dims are not cut."""
-    limit = largest(spec) if limit is None else limit
-    for dim in range(len(spec.shape)):
-        row = math.prod(spec.shape[dim + 1 :]) * spec.itemsize
+    row = math.prod(spec.shape) * spec.itemsize
+    limit = _limit(row, tile_bytes)
+    for dim, size in enumerate(spec.shape):
+        row //= max(1, size)
         if row <= limit:
             return (1,) * dim + (max(1, limit // max(1, row)),)
     return ()
 
 
-def cut(piece: Piece, limit: int | None = None) -> Iterator[Piece]:
-    """Yield the tiles of a piece, as views of its bytes, in the order of their start.
+def _limit(nbytes: int, tile_bytes: int) -> int:
+    return min(tile_bytes, max(SMALL_BYTES, nbytes // PARTS))
 
-    ValueError when the box is not in the tensor or the bytes are not the box's.
+
+def count(spec: TensorSpec, box: Box, tile_bytes: int = TILE_BYTES) -> int:
+    """Return how many tiles `boxes` yields, without making them."""
+    if not box.numel:
+        return 0
+    grid = steps(spec, tile_bytes)
+    return math.prod(-(-b // step) - a // step for a, b, step in zip(box.start, box.stop, grid, strict=False))
+
+
+def boxes(spec: TensorSpec, box: Box, tile_bytes: int = TILE_BYTES, *, together: int = 1) -> Iterator[Box]:
+    """Yield the boxes that the grid cuts `box` into, in the order of their start; none for an empty one.
+
+    Their bytes follow one another in those of `box`. With `together`, up to so many neighbours stay in one box where
+    the grid allows it.
     """
+    if not box.numel:
+        return
+    grid = steps(spec, tile_bytes)
+    if grid:
+        grid = (*grid[:-1], grid[-1] * together)
+    edges = [
+        [a, *range((a // step + 1) * step, b, step), b] for a, b, step in zip(box.start, box.stop, grid, strict=False)
+    ]
+    rest_start, rest_stop = box.start[len(grid) :], box.stop[len(grid) :]
+    # All dims before the last one cut have length 1, so the boxes follow one another in memory.
+    starts = itertools.product(*(edge[:-1] for edge in edges))
+    stops = itertools.product(*(edge[1:] for edge in edges))
+    for start, stop in zip(starts, stops, strict=True):
+        yield Box(start=start + rest_start, stop=stop + rest_stop)
+
+
+def check(piece: Piece) -> None:
+    """Accept a piece whose box is in its tensor and whose bytes are its box's; ValueError."""
     spec, box = piece.spec, piece.box
     if len(box.start) != len(spec.shape) or any(b > n for b, n in zip(box.stop, spec.shape, strict=True)):
         raise ValueError(f"{spec.key}: {box} is not in a tensor of shape {spec.shape}")
     nbytes = box.numel * spec.itemsize
     if piece.data.nbytes != nbytes or not piece.data.c_contiguous:
         raise ValueError(f"{spec.key}: {box} of {spec.dtype} takes {nbytes} contiguous bytes, not {piece.data.nbytes}")
-    if not nbytes:
-        return
-    data = piece.data.cast("B")
-    grid = steps(spec, limit)
-    spans = [
-        [(max(low, a), min(low + step, b)) for low in range(a // step * step, b, step)]
-        for a, b, step in zip(box.start, box.stop, grid, strict=False)
-    ]
+
+
+def cut(piece: Piece, tile_bytes: int = TILE_BYTES) -> Iterator[Piece]:
+    """Yield the tiles of a piece, as views of its bytes, in the order of their start; ValueError as `check` has it."""
+    check(piece)
+    data = piece.data.cast("B") if piece.data.nbytes else piece.data
     offset = 0
-    for corner in itertools.product(*spans):
-        tile = Box(
-            start=tuple(a for a, _ in corner) + box.start[len(grid) :],
-            stop=tuple(b for _, b in corner) + box.stop[len(grid) :],
-        )
-        # All dims before the last one cut have length 1, so the tiles follow one another in memory.
-        nbytes = tile.numel * spec.itemsize
-        yield Piece(spec=spec, box=tile, data=data[offset : offset + nbytes])
+    for tile in boxes(piece.spec, piece.box, tile_bytes):
+        nbytes = tile.numel * piece.spec.itemsize
+        yield Piece(spec=piece.spec, box=tile, data=data[offset : offset + nbytes])
         offset += nbytes

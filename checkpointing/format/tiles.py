@@ -117,6 +117,8 @@ class Piece:
     """Which part of it."""
     data: memoryview
     """Its bytes: C-contiguous, native little-endian."""
+    digest: str = ""
+    """BLAKE3 digest of its bytes, in hex, where it was taken already: the piece is a tile then, and is cut no more."""
 
 
 def digest(spec: TensorSpec, box: Box, data: bytes | bytearray | memoryview) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from checkpointing.errors import FormatError
+from checkpointing.format import grid
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange import objects
 from checkpointing.interchange.objects import Path
-from checkpointing.interchange.tensors import cut_box
 from checkpointing.reading.reader import Checkpoint
 from checkpointing.reading.resolver import Offered, resolve
 
@@ -20,9 +20,18 @@ BATCH_BYTES = 64 << 20
 """Bytes held at once while a checkpoint is read or written piece by piece."""
 
 SLAB_TILES = 16
-"""Neighbouring tiles moved as one: at most 64 MiB."""
+"""Neighbouring tiles moved as one, as far as they are of `SLAB_BYTES` together."""
+
+SLAB_BYTES = 64 << 20
+"""Of the largest slab, unless one tile alone is larger."""
 
 _SOURCE = "store"
+
+
+def slab_boxes(spec: TensorSpec, box: Box, tile_bytes: int) -> Iterator[Box]:
+    """Yield the slabs of a box, in the order of their bytes, for tiles of up to `tile_bytes`."""
+    together = min(SLAB_TILES, SLAB_BYTES // grid.largest(spec, tile_bytes))
+    return grid.boxes(spec, box, tile_bytes, together=max(1, together))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +105,9 @@ class Contents:
         batch: list[Wanted] = []
         held = 0
         for spec in specs:
-            for box in cut_box(spec, spec.box, SLAB_TILES):
+            # As it was cut: a slab across the edges of tiles would read those at both of its ends in vain.
+            cut = max((offer.nbytes for offer in self._offers.get(spec.key, ())), default=grid.TILE_BYTES)
+            for box in slab_boxes(spec, spec.box, max(1, cut)):
                 nbytes = box.numel * spec.itemsize
                 if batch and held + nbytes > BATCH_BYTES:
                     yield from self._flush(batch)

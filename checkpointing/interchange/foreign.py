@@ -17,8 +17,7 @@ import numpy as np
 
 from checkpointing.errors import ForeignFormat
 from checkpointing.format.tiles import Box, TensorSpec
-from checkpointing.interchange.contents import SLAB_TILES
-from checkpointing.interchange.tensors import cut_box
+from checkpointing.interchange.contents import slab_boxes
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
@@ -60,7 +59,7 @@ def ties(tensors: Iterable[Stored]) -> list[list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slab:
-    """A part of a stored box, of at most `SLAB_TILES` tiles, and where its bytes begin among those of the box."""
+    """A part of a stored box, of some tiles, and where its bytes begin among those of the box."""
 
     stored: Stored
     box: Box
@@ -78,10 +77,10 @@ class Slab:
         return _gather(self.stored, self.box)
 
 
-def slabs(stored: Stored) -> Iterator[Slab]:
-    """Yield the slabs of a stored box, in the order of their bytes."""
+def slabs(stored: Stored, tile_bytes: int) -> Iterator[Slab]:
+    """Yield the slabs of a stored box, in the order of their bytes, for tiles of up to `tile_bytes`."""
     skip = 0
-    for box in cut_box(stored.spec, stored.box, SLAB_TILES):
+    for box in slab_boxes(stored.spec, stored.box, tile_bytes):
         slab = Slab(stored=stored, box=box, skip=skip)
         skip += slab.nbytes
         yield slab

@@ -1,16 +1,13 @@
-"""Torch's tensors as the format sees them: names of dtypes, bytes, and boxes cut as tiles are."""
+"""Torch's tensors as the format sees them: names of dtypes, and bytes."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from checkpointing.format.grid import steps
-from checkpointing.format.tiles import ITEMSIZE, Box, Piece, TensorSpec
+from checkpointing.format.tiles import ITEMSIZE, Piece, TensorSpec
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
 """Every dtype that the format knows and this torch has, under the format's name."""
@@ -38,28 +35,6 @@ def tensor_of(data: bytearray | memoryview, dtype: str, shape: tuple[int, ...]) 
     if not math.prod(shape):
         return torch.empty(shape, dtype=DTYPES[dtype])
     return torch.frombuffer(data, dtype=DTYPES[dtype]).reshape(shape)
-
-
-def cut_box(spec: TensorSpec, box: Box, tiles: int = 1) -> Iterator[Box]:
-    """Yield the boxes that the format's grid cuts `box` into, in the order of their start.
-
-    Their bytes follow one another in those of `box`. With `tiles`, up to so many neighbours are left together where
-    the grid allows it.
-    """
-    if not box.numel:
-        return
-    grid = steps(spec)
-    if grid:
-        grid = (*grid[:-1], grid[-1] * tiles)
-    spans = [
-        [(max(low, a), min(low + step, b)) for low in range(a // step * step, b, step)]
-        for a, b, step in zip(box.start, box.stop, grid, strict=False)
-    ]
-    for corner in itertools.product(*spans):
-        yield Box(
-            start=tuple(a for a, _ in corner) + box.start[len(grid) :],
-            stop=tuple(b for _, b in corner) + box.stop[len(grid) :],
-        )
 
 
 def object_piece(key: str, data: bytes) -> Piece:

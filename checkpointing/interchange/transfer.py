@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.errors import ForeignFormat, Inconsistent, NotExportable, Superseded
+from checkpointing.format.grid import TILE_BYTES
 from checkpointing.format.tiles import Piece, TensorSpec
 from checkpointing.interchange import dcp_files, safetensors_files, torch_files
 from checkpointing.interchange.contents import Contents
@@ -19,6 +20,7 @@ from checkpointing.interchange.foreign import Foreign, Progress, Slab, slabs
 from checkpointing.interchange.tensors import DTYPES, object_piece, shortened
 from checkpointing.reading.reader import Checkpoint, read_latest
 from checkpointing.saving.commit import Committed, commit
+from checkpointing.saving.options import SaveOptions
 from checkpointing.saving.save import save_rank
 from checkpointing.stores.protocol import Store
 
@@ -67,12 +69,14 @@ def import_checkpoint(
     *,
     step: int = 0,
     facts: Mapping[str, Any] | None = None,
+    tile_bytes: int = TILE_BYTES,
     progress: Progress | None = None,
 ) -> Committed:
     """Bring another tool's checkpoint into a store, and make it the latest there.
 
     source: a DCP folder, a file of `torch.save`, a `.safetensors` file, a folder of shards or their index. Nothing
-    in it is executed. facts: by default those that were exported with it, else what it was imported from. The
+    in it is executed. facts: by default those that were exported with it, else what it was imported from.
+    tile_bytes: as in `SaveOptions`. The
     generation is that of the store: nobody is fenced out, and Superseded says that the store already has this step or
     a later one.
     Repeated after a failure, it writes only the parts that are missing.
@@ -80,6 +84,7 @@ def import_checkpoint(
     ForeignFormat names what cannot be kept; nothing is cast.
     """
     known, path = _kind(kind), Path(source)
+    options = SaveOptions(tile_bytes=tile_bytes)
     if not path.exists():
         raise ForeignFormat(f"{path}: there is no such file or folder")
     ref = read_latest(store)
@@ -92,7 +97,7 @@ def import_checkpoint(
         raise ForeignFormat(f"{path}: cannot be read: {error}") from error
     if not foreign.tensors and not foreign.objects:
         raise ForeignFormat(f"{path}: holds nothing")
-    parts = list(_parts(foreign))
+    parts = list(_parts(foreign, tile_bytes))
     told = facts if facts is not None else foreign.facts or {"imported": {"kind": known.value}}
     total = sum(unit.nbytes for part in parts for unit in part if isinstance(unit, Slab))
     count = _Count(progress or _silent, total)
@@ -107,6 +112,7 @@ def import_checkpoint(
                 world=len(parts),
                 pieces=_pieces(part, count),
                 facts=dict(told),
+                options=options,
             )
         except Inconsistent as error:
             raise Inconsistent(
@@ -192,14 +198,14 @@ class _Count:
         self._progress(self._done, self._total)
 
 
-def _parts(foreign: Foreign) -> Iterator[list[Slab | Piece]]:
+def _parts(foreign: Foreign, tile_bytes: int) -> Iterator[list[Slab | Piece]]:
     """Yield what is to be written together: a pure function of what was found, so that a repeat finds its parts."""
     part: list[Slab | Piece] = [object_piece(key, data) for key, data in foreign.objects.items()]
     held = 0
     for stored in foreign.tensors:
         if not stored.box.numel:
             part.append(Piece(spec=stored.spec, box=stored.box, data=memoryview(b"")))
-        for slab in slabs(stored):
+        for slab in slabs(stored, tile_bytes):
             if held + slab.nbytes > PART_BYTES and part:
                 yield part
                 part, held = [], 0

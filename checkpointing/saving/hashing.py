@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from checkpointing.errors import Corrupt
 from checkpointing.format.stats import Stats, statistics
 from checkpointing.format.tiles import Piece, digest
 from checkpointing.saving.bases import Bases
@@ -15,9 +16,10 @@ _BATCH = 4 << 20  # small tiles go together: handing one over costs more than ha
 
 
 def hashed(tiles: Sequence[Piece], bases: Bases, workers: int) -> Generator[Hashed]:
-    """Yield every tile with its digest and statistics, in the given order.
+    """Yield every tile with its digest and statistics, in the given order; Corrupt for one that lost its digest.
 
-    The statistics of a tile that is known already are None: its own are kept.
+    The statistics of a tile that is known already are None: its own are kept. One that comes with its digest is then
+    not read at all.
     """
 
     def work(batch: Sequence[Piece]) -> list[Hashed]:
@@ -37,8 +39,15 @@ def hashed(tiles: Sequence[Piece], bases: Bases, workers: int) -> Generator[Hash
 
 
 def _hash(tile: Piece, bases: Bases) -> Hashed:
-    found = digest(tile.spec, tile.box, tile.data)
     stats: Stats = None
+    if tile.digest and bases.same(tile.spec, tile.box, tile.digest) is not None:
+        return Hashed(piece=tile, digest=tile.digest, stats=stats)
+    found = digest(tile.spec, tile.box, tile.data)
+    if tile.digest not in ("", found):
+        raise Corrupt(
+            f"{tile.spec.key} {tile.box}: its bytes changed in memory after their digest was taken, and were not "
+            "written. A save of a newer state helps; if this happens again, have the machine's memory tested"
+        )
     if bases.same(tile.spec, tile.box, found) is None:
         stats = statistics(tile.spec.dtype, tile.data)  # right after the digest, while the tile is in the cache
     return Hashed(piece=tile, digest=found, stats=stats)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from checkpointing.format.announcement import ANNOUNCED_AFTER
+from checkpointing.format.fields import LARGEST_TILE
+from checkpointing.format.grid import TILE_BYTES
 
 TRANSFERS = 4
 PACK_BYTES = 32 << 20
@@ -49,6 +51,9 @@ class SaveOptions:
     measuring)."""
     pack_bytes: int = PACK_BYTES
     """The most tile bytes in a pack."""
+    tile_bytes: int = TILE_BYTES
+    """The most bytes of a tile, up to 64 MiB: larger ones make manifests shorter, smaller ones let another layout read
+    less in vain. Tiles are kept from a parent that was cut alike."""
     transfers: int = TRANSFERS
     """Packs under way at once."""
     max_bandwidth: float | None = None
@@ -67,9 +72,11 @@ class SaveOptions:
     def __post_init__(self) -> None:
         if self.codec not in list(Choice):
             raise ValueError(f"codec {self.codec!r} is none of {', '.join(Choice)}")
-        for field in ("pack_bytes", "transfers", "workers"):
+        for field in ("pack_bytes", "tile_bytes", "transfers", "workers"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} is {getattr(self, field)}; it is at least 1")
+        if self.tile_bytes > LARGEST_TILE:
+            raise ValueError(f"tile_bytes is {self.tile_bytes}; readers refuse tiles of more than {LARGEST_TILE} bytes")
         if self.max_bandwidth is not None and not self.max_bandwidth > 0:
             raise ValueError(f"max_bandwidth is {self.max_bandwidth}; give bytes per second above 0, or None")
 

@@ -14,7 +14,7 @@ from checkpointing.errors import Inconsistent, StoreNotFound
 from checkpointing.format import names
 from checkpointing.format.announcement import Role
 from checkpointing.format.encoding import hexdigest
-from checkpointing.format.grid import cut
+from checkpointing.format.grid import check, cut
 from checkpointing.format.manifest import (
     RankManifest,
     StoredTile,
@@ -82,16 +82,18 @@ def save_rank(
     wherever the parent has them, and so are those that this rank has twice. The same pieces, parent and options give
     the same packs and manifest; where `options.codec` is "auto", the same tiles. Every rank gives the same `facts`,
     one JSON object. `recall(spec, box)` may give the bytes that box had in the parent, or in the parent's own base, if
-    they are still in memory, so that a difference to them need not read the store; they are verified.
+    they are still in memory, so that a difference to them need not read the store; they are verified. A piece that
+    comes with its digest is a tile: it is not cut, it is not even read where the parent has it, and it is compared with
+    its digest before it is written.
 
-    ValueError for pieces or facts that cannot be stored; Inconsistent when this rank saved something
-    else under the same step, generation and attempt.
+    Corrupt when such a tile's bytes have changed; ValueError for pieces or facts that cannot be stored; Inconsistent
+    when this rank saved something else under the same step, generation and attempt.
     """
     save = names.Save(step=step, made_in=made_in, attempt=attempt)
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} is not in a world of {world}")
     common = facts_digest(facts)
-    specs, tiles = _cut(pieces)
+    specs, tiles = _cut(pieces, options.tile_bytes)
     if parent is not None and parent.store.url != store.url:
         raise ValueError(f"the parent is in {parent.store.url}; only tiles of the same store, {store.url}, can be kept")
     bases = Bases(parent, recall)
@@ -149,7 +151,7 @@ def _pack(
         return packer.finish()
 
 
-def _cut(pieces: Iterable[Piece]) -> tuple[dict[str, TensorSpec], list[Piece]]:
+def _cut(pieces: Iterable[Piece], tile_bytes: int) -> tuple[dict[str, TensorSpec], list[Piece]]:
     specs: dict[str, TensorSpec] = {}
     tiles: list[Piece] = []
     for piece in pieces:
@@ -158,7 +160,11 @@ def _cut(pieces: Iterable[Piece]) -> tuple[dict[str, TensorSpec], list[Piece]]:
             raise ValueError(f"{spec.key[:80]!r} cannot name a tensor: at most 4,096 printable characters")
         if specs.setdefault(spec.key, spec) != spec:
             raise ValueError(f"{spec.key} is given with two specs: {specs[spec.key]} and {spec}")
-        tiles.extend(cut(piece))
+        if piece.digest:
+            check(piece)
+            tiles.append(piece)
+        else:
+            tiles.extend(cut(piece, tile_bytes))
     tiles.sort(key=lambda tile: (tile.spec.key, tile.box.start))
     for key, group in itertools.groupby(tiles, key=lambda tile: tile.spec.key):
         shared = overlapping([tile.box for tile in group])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from elastic3d.admission.check import Unfit
 from elastic3d.clock import Clock
+from elastic3d.snapshots.holdings import HOME_BUFFERS, most_copies
 from elastic3d.values import ModelProfile
 
 BUILT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -20,9 +21,6 @@ STEP = 0.05
 
 _STATE_BYTES = 3 * 4
 """A parameter and two moments of its optimizer, fp32."""
-
-_COPIES = 3
-"""Snapshots at home: the safe step and two on their way to being safe. As many are held for the buddy."""
 
 _SAMPLE = 64 * 1024
 
@@ -35,8 +33,8 @@ def room(profile: ModelProfile, *, least: int, most: int, available: int) -> str
     """
     needed = {nodes: _snapshot_bytes(profile, nodes) for nodes in (least, most)}
     words = (
-        f"snapshots of {profile.parameters:,} parameters (3 fp32 values each, {_COPIES} snapshots at home and as many "
-        "for the buddy) take {needed} of memory on each of {nodes} node(s); this one has {available}"
+        f"snapshots of {profile.parameters:,} parameters (3 fp32 values each, {HOME_BUFFERS} snapshots at home and as "
+        "many for the buddy) take {needed} of memory on each of {nodes} node(s); this one has {available}"
     )
 
     def said(nodes: int) -> str:
@@ -48,8 +46,7 @@ def room(profile: ModelProfile, *, least: int, most: int, available: int) -> str
 
 
 def _snapshot_bytes(profile: ModelProfile, nodes: int) -> int:
-    kept = _COPIES * (2 if nodes > 1 else 1)
-    return profile.parameters * _STATE_BYTES * kept // nodes
+    return profile.parameters * _STATE_BYTES * most_copies(buddy=nodes > 1) // nodes
 
 
 def _gib(size: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
 import threading
@@ -10,12 +11,12 @@ from typing import Any
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import UsageError
-from elastic3d.rendezvous.framing import NOTHING, Frames, family
+from elastic3d.rendezvous.table import SHAPE
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import dial_encrypted
-from elastic3d.trust.frames import Forged
+from elastic3d.trust.frames import Forged, Frames
 from elastic3d.trust.handshake import Dialling, HandshakeRejected, Peer, PortRole
-from elastic3d.trust.listening import Refusal, Refusals
+from elastic3d.trust.listening import Refusal, Refusals, family
 
 POLL = 0.1
 """Most seconds between two checks whether the generation is over."""
@@ -135,10 +136,11 @@ class Seat:
         try:
             connection, frames = self._connection()
             connection.settimeout(CONNECT)
-            connection.sendall(frames.pack(request))
+            connection.sendall(frames.pack_json(request))
             connection.settimeout(POLL)
-            while (answer := frames.next()) is NOTHING:
+            while (body := frames.next()) is None:
                 frames.take(self._receive(connection))
+            answer = json.loads(body)
             answered = True
             return answer
         finally:
@@ -157,7 +159,8 @@ class Seat:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
             credentials = self._credentials()
             self._socket, binding = dial_encrypted(self._socket, credentials)
-            self._frames = Frames(self._prove(self._socket, credentials, binding))
+            peer = self._prove(self._socket, credentials, binding)
+            self._frames = Frames(SHAPE, peer.keys, peer.rest)
         return self._socket, self._frames
 
     def _prove(self, connection: socket.socket, credentials: Credentials, binding: bytes) -> Peer:

@@ -5,8 +5,8 @@ a resolver gives no answer (pytorch#159007): 64 agents on one machine needed 10 
 timeout, and waiting for a key that may never come means polling. Here the server answers a wait when all its keys are
 there, and the guest can stop waiting at any time.
 
-A connection opens with the handshake of the run (`trust/handshake.py`); messages after that are those of `framing`. The
-requests and their answers:
+A connection opens with the handshake of the run (`trust/handshake.py`); then there are frames of JSON, as in
+`trust/frames.py`. The requests, and what answers them:
 
     ["set", key, value]                      true
     ["get", [key, ...]]                      the values, once all are there
@@ -24,6 +24,7 @@ encrypted.
 
 from __future__ import annotations
 
+import json
 import selectors
 import socket
 from collections.abc import Callable
@@ -32,14 +33,16 @@ from typing import Any
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.rendezvous.framing import NOTHING, Frames, family
 from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import load
-from elastic3d.trust.frames import Forged
+from elastic3d.trust.frames import Forged, Frames, FrameShape
 from elastic3d.trust.handshake import LIMIT, Answering, HandshakeRejected, PortRole
-from elastic3d.trust.listening import ACCEPTED_AT_ONCE, PAUSE, Listener, Refusal, Refusals, Waiting, most_known
+from elastic3d.trust.listening import ACCEPTED_AT_ONCE, PAUSE, Listener, Refusal, Refusals, Waiting, family, most_known
 from elastic3d.trust.stream import Stream
+
+SHAPE = FrameShape(most=64 << 20)
+"""Of all messages; who announces more does not speak this language."""
 
 MOST_ANSWERS = 100_000
 """Most answers that are remembered, in case they are asked for again: only the last one of each guest can be."""
@@ -233,12 +236,12 @@ class KeyTableServer:
             if guest.opening.peer is None:
                 return
             guest.stream.proved()
-            guest.frames = Frames(guest.opening.peer)
+            guest.frames = Frames(SHAPE, guest.opening.peer.keys, guest.opening.peer.rest)
             self._waiting.remove(guest)
         else:
             guest.frames.take(data)
-        while (message := guest.frames.next()) is not NOTHING:
-            self._answer(guest, message)
+        while (message := guest.frames.next()) is not None:
+            self._answer(guest, json.loads(message))
 
     def _answer(self, guest: _Guest, request: Any) -> None:
         match request:
@@ -303,7 +306,7 @@ class KeyTableServer:
 
     def _reply(self, guest: _Guest, answer: Any) -> None:
         assert guest.frames is not None
-        self._send(guest, guest.frames.pack(answer))
+        self._send(guest, guest.frames.pack_json(answer))
 
     def _send(self, guest: _Guest, data: bytes) -> None:
         if not guest.stream.send(data):

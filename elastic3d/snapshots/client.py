@@ -10,34 +10,22 @@ from functools import cached_property
 from typing import Any
 
 from checkpointing.errors import SourceError
-from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.sources import Offered
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots import wire
+from elastic3d.snapshots.offers import OfferedShard
 from elastic3d.snapshots.table import SnapshotTable
 from elastic3d.trust.channel import Channel, WireError
 from elastic3d.trust.credentials import Credentials
 
-_HEX_DIGITS = 64
 _ASKED_AT_ONCE = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldTile:
-    """One tile of a snapshot in a server's memory."""
-
-    spec: TensorSpec
-    box: Box
-    digest: str
-    offset: int
-    nbytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
     """One rank's snapshot as one server holds it, its own or another's replica.
 
-    rank, world: in the generation that made it. facts: as given to `snapshot`.
+    rank, world: in the generation that made it. facts: as given to `snapshot`. digests: of each box's tiles, together.
     """
 
     server: str
@@ -47,34 +35,33 @@ class Inventory:
     world: int
     facts: dict[str, Any]
     table: SnapshotTable
-    digests: str
+    digests: tuple[str, ...]
 
     @cached_property
-    def tiles(self) -> tuple[HeldTile, ...]:
-        """All tiles of the snapshot. Made on first use: most inventories are only looked at for their step."""
+    def shards(self) -> tuple[OfferedShard, ...]:
+        """All boxes of the snapshot, on offer."""
         return tuple(
-            HeldTile(
+            OfferedShard(
                 spec=entry.spec,
                 box=entry.box,
-                digest=self.digests[index * _HEX_DIGITS : (index + 1) * _HEX_DIGITS],
+                source=self.server,
+                generation=self.generation,
+                step=self.step,
+                rank=self.rank,
                 offset=entry.offset,
-                nbytes=entry.nbytes,
+                tile_bytes=self.table.tile_bytes,
+                digests=digests,
             )
-            for index, entry in enumerate(self.table.entries)
+            for entry, digests in zip(self.table.entries, self.digests, strict=True)
         )
 
-    def offers(self) -> list[Offered]:
-        """Return the tiles as the resolver takes them; the source of each is named by the server's address."""
-        return [
-            Offered(
-                spec=tile.spec,
-                box=tile.box,
-                digest=tile.digest,
-                source=self.server,
-                where=[self.generation, self.step, self.rank, tile.offset, tile.nbytes],
-            )
-            for tile in self.tiles
-        ]
+    def offers(self) -> Sequence[OfferedShard]:
+        """Return what is on offer; the source of it is named by the server's address."""
+        return self.shards
+
+    def tiles(self) -> list[Offered]:
+        """Return all of it tile by tile: many, of which a restore needs few."""
+        return [tile for shard in self.shards for tile in shard.tiles()]
 
 
 def inventories(servers: Sequence[str], credentials: Credentials) -> list[Inventory]:
@@ -107,9 +94,6 @@ def _read_inventories(server: str, answer: dict[str, Any]) -> list[Inventory]:
 
 
 def _inventory(server: str, one: dict[str, Any], table: SnapshotTable) -> Inventory:
-    digests = str(one["digests"])
-    if len(digests) != _HEX_DIGITS * len(table.entries):
-        raise ValueError(f"{len(table.entries)} tiles, and digests of {len(digests)} digits")
     return Inventory(
         server=server,
         generation=int(one["generation"]),
@@ -118,7 +102,7 @@ def _inventory(server: str, one: dict[str, Any], table: SnapshotTable) -> Invent
         world=int(one["world"]),
         facts=dict(one["facts"]),
         table=table,
-        digests=digests,
+        digests=tables.split_digests(table, str(one["digests"])),
     )
 
 

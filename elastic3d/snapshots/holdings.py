@@ -28,6 +28,15 @@ HOME_BUFFERS = 4
 _OUTSTANDING = 2
 
 
+def most_copies(*, buddy: bool) -> int:
+    """Return how many snapshots a slot's memory comes to hold, each of a rank's size: what a host must have room for.
+
+    Every buffer at home is used in its turn, and none shrinks. buddy: there are other nodes, and this slot holds for
+    one of theirs what that one has at home.
+    """
+    return HOME_BUFFERS * 2 if buddy else HOME_BUFFERS
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
     """Names a snapshot of one rank: positional, for it is written and compared everywhere."""

@@ -6,7 +6,7 @@ Shared by the slot's thread, the replicator and the tile server's threads; every
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +24,7 @@ from elastic3d.snapshots.table import SnapshotTable
 class Stored:
     """One complete snapshot in this host's memory.
 
-    table: as the trainer laid it out. cut: the same bytes in tiles; digests are of these, "" until computed, and
-    runs are the groups of tiles that are hashed and sent together.
+    digests: of the table's tiles, "" until computed.
     """
 
     mark: Mark
@@ -33,8 +32,6 @@ class Stored:
     world: int
     facts: Mapping[str, Any]
     table: SnapshotTable
-    cut: SnapshotTable
-    runs: list[tuple[int, int]]
     data: memoryview
     digests: list[str]
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -43,26 +40,26 @@ class Stored:
         """Return the digests of tiles [first, stop), computing those that nobody has."""
         with self.lock:
             if stop > first and not self.digests[stop - 1]:
-                self.digests[first:stop] = digests(self.cut, self.data, first, stop)
+                self.digests[first:stop] = digests(self.table, self.data, first, stop)
             return self.digests[first:stop]
 
     def digest_all(self) -> list[str]:
         """Return the digest of every tile, computing those that nobody has."""
-        for first, stop in self.runs:
+        for first, stop in self.table.runs:
             self.digest_run(first, stop)
         return self.digests
 
     def span(self, first: int, stop: int) -> tuple[int, int]:
         """Return the half-open range of bytes that tiles [first, stop) lie in."""
-        last = self.cut.entries[stop - 1]
-        return self.cut.entries[first].offset, last.offset + last.nbytes
+        last = self.table.tiles[stop - 1]
+        return self.table.tiles[first].offset, last.offset + last.nbytes
 
 
-def digests(cut: SnapshotTable, data: memoryview, first: int, stop: int) -> list[str]:
+def digests(table: SnapshotTable, data: memoryview, first: int, stop: int) -> list[str]:
     """Return the digests of tiles [first, stop) of a snapshot's bytes."""
     return [
-        tiles.digest(entry.spec, entry.box, data[entry.offset : entry.offset + entry.nbytes])
-        for entry in cut.entries[first:stop]
+        tiles.digest(tile.spec, tile.box, data[tile.offset : tile.offset + tile.nbytes])
+        for tile in table.tiles[first:stop]
     ]
 
 
@@ -98,7 +95,7 @@ class SnapshotMemory:
         self._home: dict[Mark, Stored] = {}
         self._others: dict[int, Stored] = {}
         self._other_arenas: list[Arena] = []
-        self._tables: dict[str, tuple[SnapshotTable, SnapshotTable, list[tuple[int, int]]]] = {}
+        self._tables: dict[str, SnapshotTable] = {}
         self._closed = False
 
     # The slot's thread, on behalf of the trainer.
@@ -112,11 +109,10 @@ class SnapshotMemory:
         with self._changed:
             if table.identity in self._tables:
                 return
-        # A table of many thousands takes a while, in which a vote must not wait.
-        cut = tables.cut(table)
-        runs = tables.groups(cut)
+        # To cut a table of many thousands takes a while, in which a vote must not wait.
+        assert table.runs is not None
         with self._changed:
-            self._tables.setdefault(table.identity, (table, cut, runs))
+            self._tables.setdefault(table.identity, table)
 
     def grant(self) -> list[int]:
         """Hand every free buffer to the trainer; return those newly granted."""
@@ -134,18 +130,16 @@ class SnapshotMemory:
     ) -> None:
         """Take note of a complete snapshot; `table` is the identity of one that was learnt."""
         with self._changed:
-            whole, cut, runs = self._tables[table]
+            known = self._tables[table]
             self._holdings.written(buffer, mark, checkpoint=checkpoint)
             self._home[mark] = Stored(
                 mark=mark,
                 rank=rank,
                 world=world,
                 facts=facts,
-                table=whole,
-                cut=cut,
-                runs=runs,
-                data=self._arenas[buffer].view(whole.nbytes),
-                digests=[""] * len(cut.entries),
+                table=known,
+                data=self._arenas[buffer].view(known.nbytes),
+                digests=[""] * len(known.tiles),
             )
             self._forget()
             self._changed.notify_all()
@@ -206,6 +200,12 @@ class SnapshotMemory:
             self._holdings.buddy_changed()
             self._changed.notify_all()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all snapshots take here, and those that may be written next: no segment shrinks."""
+        with self._changed:
+            return sum(arena.size for arena in (*self._arenas, *self._other_arenas))
+
     def close(self) -> None:
         """Let `wait_for_work` return. The memory goes when the last view of it does."""
         with self._changed:
@@ -251,15 +251,15 @@ class SnapshotMemory:
             if buffer is None:
                 return None
             self._forget()
-            whole, cut, runs = self._tables[table]
+            known = self._tables[table]
             while buffer >= len(self._other_arenas):
                 self._other_arenas.append(Arena.create())
             arena = self._other_arenas[buffer]
             try:
                 if self._replicas.count(origin) > REPLICAS:
                     raise NoRoom(f"{REPLICAS} snapshots of rank {rank} are here already")
-                self._check_room(arena, whole.nbytes)
-                arena.reserve(whole.nbytes)
+                self._check_room(arena, known.nbytes)
+                arena.reserve(known.nbytes)
             except BaseException:
                 self._replicas.abort(buffer)
                 raise
@@ -268,11 +268,9 @@ class SnapshotMemory:
                 rank=rank,
                 world=world,
                 facts=facts,
-                table=whole,
-                cut=cut,
-                runs=runs,
-                data=arena.view(whole.nbytes),
-                digests=[""] * len(cut.entries),
+                table=known,
+                data=arena.view(known.nbytes),
+                digests=[""] * len(known.tiles),
             )
             return Arriving(buffer=buffer, stored=stored)
 
@@ -340,9 +338,17 @@ class SnapshotMemory:
             del self._tables[identity]
 
 
-def pieces(table: SnapshotTable, data: memoryview) -> list[Piece]:
-    """Return a snapshot's bytes as pieces, one for each box the trainer gave."""
+def pieces(table: SnapshotTable, data: memoryview, told: Sequence[str]) -> list[Piece]:
+    """Return a snapshot's bytes as tiles with the digests that they are told to have, as a save takes them.
+
+    One without bytes has no digest: it tells the save of its tensor, and is no tile in a checkpoint.
+    """
     return [
-        Piece(spec=entry.spec, box=entry.box, data=data[entry.offset : entry.offset + entry.nbytes])
-        for entry in table.entries
+        Piece(
+            spec=tile.spec,
+            box=tile.box,
+            data=data[tile.offset : tile.offset + tile.nbytes],
+            digest=digest if tile.nbytes else "",
+        )
+        for tile, digest in zip(table.tiles, told, strict=True)
     ]

@@ -199,7 +199,7 @@ class Replicator:
             connection.send({**request, "table": tables.to_wire(stored.table)})
             answer = connection.receive()
         _expect("ok", answer)
-        for first, stop in stored.runs:
+        for first, stop in stored.table.runs:
             connection.send_sealed(bytes.fromhex("".join(stored.digest_run(first, stop))))
             low, high = stored.span(first, stop)
             connection.send_bytes(stored.data[low:high])

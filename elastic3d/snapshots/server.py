@@ -198,7 +198,7 @@ class TileServer:
         offered = self._memory.offered()
         channel.send(
             {
-                "tables": {one.cut.identity: tables.to_wire(one.cut) for one in offered},
+                "tables": {one.table.identity: tables.to_wire(one.table) for one in offered},
                 "snapshots": [
                     {
                         "generation": one.mark.generation,
@@ -206,7 +206,7 @@ class TileServer:
                         "rank": one.rank,
                         "world": one.world,
                         "facts": one.facts,
-                        "table": one.cut.identity,
+                        "table": one.table.identity,
                         "digests": "".join(one.digests),
                     }
                     for one in offered
@@ -275,11 +275,11 @@ class TileServer:
 def _receive_snapshot(channel: Channel, arriving: Arriving) -> bool:
     """Fill a snapshot and verify it; return whether every tile was good, having read them all."""
     stored, good = arriving.stored, True
-    for first, stop in stored.runs:
+    for first, stop in stored.table.runs:
         told = channel.receive_sealed((stop - first) * _DIGEST_BYTES).hex()
         low, high = stored.span(first, stop)
         channel.receive_into(stored.data[low:high])
-        found = memory.digests(stored.cut, stored.data, first, stop)
+        found = memory.digests(stored.table, stored.data, first, stop)
         stored.digests[first:stop] = found
         good = good and "".join(found) == told
     return good

@@ -1,24 +1,30 @@
-"""What lies where in a snapshot: shards as the trainer laid them out, cut into tiles as others fetch them.
+"""What lies where in a snapshot: shards as the trainer laid them out, and the tiles they are cut into.
 
-Tables change only with the layout, so each is sent and cut once and then named by its identity.
+Tables change only with the layout, so each is sent once, without its tiles, and then named by its identity: how it is
+cut follows from it, and whoever has it works that out alike.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import gt
 
+from checkpointing.format import grid
+from checkpointing.format.fields import LARGEST_TILE
 from checkpointing.format.tiles import Box, TensorSpec
 
 ALIGNMENT = 64
-TILE_BYTES = 4 << 20
+DIGEST_DIGITS = 64
+RUN_BYTES = 4 << 20
 MOST_ENTRIES = 1 << 20
 """Boxes of one rank's snapshot, as far as a table from elsewhere is believed."""
+
+MOST_TILES = 1 << 22
+"""Tiles of one rank's snapshot, likewise: a TiB in the smallest that a grid cuts a tensor into."""
 
 
 class UnknownTable(KeyError):
@@ -39,68 +45,77 @@ class BoxExtent:
         return self.box.numel * self.spec.itemsize
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotTable:
-    """All boxes of a snapshot, by offset, and the bytes they take together."""
+    """All boxes of a snapshot as the trainer gave them, and the tiles they are cut into, on the grid of checkpoints.
+
+    A tile is what is digested, fetched, replicated and uploaded: nothing cuts a snapshot's bytes in another way.
+    Compared by what was given; `tiles` and `runs` are worked out on first use, which takes a while where there are
+    many, and kept.
+    """
 
     entries: tuple[BoxExtent, ...]
+    """Each box, by offset."""
     nbytes: int
+    """Bytes of the snapshot."""
+    tile_bytes: int
+    """The most bytes of a tile."""
     identity: str
+    """Digest of all that, in hex."""
+
+    @cached_property
+    def tiles(self) -> tuple[BoxExtent, ...]:
+        """The tiles, by offset."""
+        return tuple(
+            BoxExtent(spec=entry.spec, box=box, offset=offset)
+            for entry in self.entries
+            for box, offset, _ in cut(entry, self.tile_bytes)
+        )
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many tiles each box has, without making them."""
+        return tuple(max(1, grid.count(entry.spec, entry.box, self.tile_bytes)) for entry in self.entries)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """Half-open runs of tiles that lie together in at least `RUN_BYTES`, the last one excepted.
+
+        A run is hashed, sent and received in one piece, so that a thousand small tiles do not cost a thousand calls.
+        """
+        return tuple(_runs(self.tiles, RUN_BYTES))
 
 
-def lay_out(boxes: Iterable[tuple[TensorSpec, Box]]) -> SnapshotTable:
+def lay_out(boxes: Iterable[tuple[TensorSpec, Box]], tile_bytes: int = grid.TILE_BYTES) -> SnapshotTable:
     """Return a table with each box at the next aligned offset."""
     entries, offset = [], 0
     for spec, box in boxes:
         entry = BoxExtent(spec=spec, box=box, offset=offset)
         entries.append(entry)
         offset = -(-(offset + entry.nbytes) // ALIGNMENT) * ALIGNMENT
-    return _table(entries, offset)
+    return _table(entries, offset, tile_bytes)
 
 
-def cut(table: SnapshotTable, limit: int = TILE_BYTES) -> SnapshotTable:
-    """Return the same bytes in tiles of at most `limit` bytes, as far as cutting whole rows can do it.
-
-    A trainer of another layout then fetches little more than the rows it needs.
-    """
-    tiles: list[BoxExtent] = []
-    for entry in table.entries:
-        tiles.extend(_rows(entry, limit))
-    return _table(tiles, table.nbytes)
-
-
-def _rows(entry: BoxExtent, limit: int) -> Iterable[BoxExtent]:
-    box = entry.box
-    if entry.nbytes <= limit or not box.shape or box.shape[0] < 2:
-        return [entry]
-    row = math.prod(box.shape[1:]) * entry.spec.itemsize
-    rows = max(1, limit // row)
-    # Cut at multiples of the global row, so that ranks that hold the same rows name the same tiles.
-    edges = [box.start[0], *range((box.start[0] // rows + 1) * rows, box.stop[0], rows), box.stop[0]]
-    return [
-        BoxExtent(
-            spec=entry.spec,
-            box=Box(start=(low, *box.start[1:]), stop=(high, *box.stop[1:])),
-            offset=entry.offset + (low - box.start[0]) * row,
-        )
-        for low, high in itertools.pairwise(edges)
-    ]
+def cut(entry: BoxExtent, tile_bytes: int) -> Iterator[tuple[Box, int, int]]:
+    """Yield the box, offset and length of each tile of a box; a box without bytes is one of its own."""
+    offset, itemsize = entry.offset, entry.spec.itemsize
+    if not entry.nbytes:
+        yield entry.box, offset, 0
+    for box in grid.boxes(entry.spec, entry.box, tile_bytes):
+        nbytes = box.numel * itemsize
+        yield box, offset, nbytes
+        offset += nbytes
 
 
-def groups(table: SnapshotTable, limit: int = TILE_BYTES) -> list[tuple[int, int]]:
-    """Return half-open runs of tiles that lie together in at least `limit` bytes where there are as many.
-
-    A run is hashed, sent and received in one piece, so that a thousand small tiles do not cost a thousand calls.
-    """
-    runs, first, size = [], 0, 0
-    for index, entry in enumerate(table.entries):
-        size += entry.nbytes
-        if size >= limit:
-            runs.append((first, index + 1))
+def _runs(tiles: Sequence[BoxExtent], least: int) -> Iterator[tuple[int, int]]:
+    first, size = 0, 0
+    for index, tile in enumerate(tiles):
+        size += tile.nbytes
+        if size >= least:
+            yield first, index + 1
             first, size = index + 1, 0
-    if first < len(table.entries):
-        runs.append((first, len(table.entries)))
-    return runs
+    if first < len(tiles):
+        yield first, len(tiles)
 
 
 def to_wire(table: SnapshotTable) -> dict[str, object]:
@@ -108,6 +123,7 @@ def to_wire(table: SnapshotTable) -> dict[str, object]:
     return {
         "identity": table.identity,
         "nbytes": table.nbytes,
+        "tile_bytes": table.tile_bytes,
         "entries": [[e.spec.key, e.spec.dtype, e.spec.shape, e.box.start, e.box.stop, e.offset] for e in table.entries],
     }
 
@@ -118,29 +134,45 @@ def from_wire(data: dict[str, object]) -> SnapshotTable:
     Believed only as far as it can be computed again: each box within its tensor and after the one before, the bytes
     those of the boxes, and the identity that of all of it.
     """
-    rows, nbytes = data["entries"], data["nbytes"]
-    if not isinstance(rows, list) or type(nbytes) is not int:
-        raise ValueError("not a table of tiles")
+    rows, nbytes, tile_bytes = data["entries"], data["nbytes"], data["tile_bytes"]
+    if not isinstance(rows, list) or type(nbytes) is not int or type(tile_bytes) is not int:
+        raise ValueError("not a table of a snapshot")
     if len(rows) > MOST_ENTRIES:
-        raise ValueError(f"a table of {len(rows)} tiles; {MOST_ENTRIES} are the most")
+        raise ValueError(f"a table of {len(rows)} boxes; {MOST_ENTRIES} are the most")
+    if not 1 <= tile_bytes <= LARGEST_TILE:
+        raise ValueError(f"a table in tiles of {tile_bytes} bytes; they have 1 to {LARGEST_TILE}")
     entries, end = [], 0
     for key, dtype, shape, start, stop, offset in rows:
         box = Box(start=_dims(start), stop=_dims(stop))
         entry = BoxExtent(spec=TensorSpec(key=str(key), dtype=str(dtype), shape=_dims(shape)), box=box, offset=offset)
         if len(box.stop) != len(entry.spec.shape) or any(map(gt, box.stop, entry.spec.shape)):
-            raise ValueError(f"tile {key} {box} lies outside its tensor of shape {entry.spec.shape}")
+            raise ValueError(f"box {key} {box} lies outside its tensor of shape {entry.spec.shape}")
         if type(offset) is not int or offset < end:
-            raise ValueError(f"tile {key} {box} lies over the one before")
+            raise ValueError(f"box {key} {box} lies over the one before")
         end = offset + entry.nbytes
         if end > nbytes:
-            raise ValueError(f"tile {key} {box} lies outside its snapshot")
+            raise ValueError(f"box {key} {box} lies outside its snapshot")
         entries.append(entry)
     if nbytes - end >= ALIGNMENT:
-        raise ValueError(f"a snapshot of {nbytes} bytes, of which tiles take {end}")
-    table = _table(entries, nbytes)
+        raise ValueError(f"a snapshot of {nbytes} bytes, of which boxes take {end}")
+    table = _table(entries, nbytes, tile_bytes)
+    if sum(table.counts) > MOST_TILES:
+        raise ValueError(f"a table of more than {MOST_TILES} tiles")
     if table.identity != data["identity"]:
         raise ValueError("a table under another identity than its own")
     return table
+
+
+def split_digests(table: SnapshotTable, digits: str) -> tuple[str, ...]:
+    """Return the digests of each box's tiles, from those of all of them in one text; ValueError for too many or few."""
+    found, at = [], 0
+    for count in table.counts:
+        size = count * DIGEST_DIGITS
+        found.append(digits[at : at + size])
+        at += size
+    if len(digits) != at:
+        raise ValueError(f"{at // DIGEST_DIGITS} tiles, and digests of {len(digits)} digits")
+    return tuple(found)
 
 
 def _dims(data: Sequence[int]) -> tuple[int, ...]:
@@ -150,7 +182,7 @@ def _dims(data: Sequence[int]) -> tuple[int, ...]:
     return dims
 
 
-def _table(entries: Sequence[BoxExtent], nbytes: int) -> SnapshotTable:
-    named = json.dumps([[e.spec.key, e.spec.dtype, e.spec.shape, e.box.start, e.box.stop, e.offset] for e in entries])
-    identity = hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
-    return SnapshotTable(entries=tuple(entries), nbytes=nbytes, identity=identity)
+def _table(entries: Sequence[BoxExtent], nbytes: int, tile_bytes: int) -> SnapshotTable:
+    rows = [[e.spec.key, e.spec.dtype, e.spec.shape, e.box.start, e.box.stop, e.offset] for e in entries]
+    identity = hashlib.blake2b(json.dumps([tile_bytes, rows]).encode(), digest_size=16).hexdigest()
+    return SnapshotTable(entries=tuple(entries), nbytes=nbytes, tile_bytes=tile_bytes, identity=identity)

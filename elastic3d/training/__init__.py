@@ -3,6 +3,7 @@
 run        the Run: shard, batches, restore, backward, step
 loading    state into a built model, and out again
 restoring  where the state comes from: a decision, made once for all ranks
+state_facts  what a state says beside its tensors: written and read in one place
 tiers      the places it may come from: keepers' memory, then the store
 alone      the host of a script that is started by hand
 begin      how a process goes through main

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from elastic3d.errors import StateError, StateUnfit
 from elastic3d.parallel import facts
+from elastic3d.training.state_facts import AskedState
 
 
 @functools.cache
@@ -40,38 +41,44 @@ def schedule_digest(optimizer: torch.optim.Optimizer, schedule: Any) -> str:
     return blake3(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def asked(optimizer: torch.optim.Optimizer, schedule: Any, micro_batch: int) -> dict[str, Any]:
-    """Return as plain JSON what the script asks for, from a fresh optimizer and schedule; saved with every state."""
-    said: dict[str, Any] = {"optimizer": kind_of(optimizer), "schedule": kind_of(schedule), "micro_batch": micro_batch}
+def asked(optimizer: torch.optim.Optimizer, schedule: Any, micro_batch: int) -> AskedState:
+    """Return what the script asks for, from a fresh optimizer and schedule; saved with every state."""
     try:
-        said |= {"groups": facts.optimizer_groups(optimizer), "schedule_state": facts.schedule_state(schedule)}
+        groups, state = tuple(facts.optimizer_groups(optimizer)), facts.schedule_state(schedule)
     except StateError:
-        said |= {"groups": [], "schedule_state": None}
-    return said
+        groups, state = (), None
+    return AskedState(
+        optimizer=kind_of(optimizer),
+        schedule=kind_of(schedule),
+        micro_batch=micro_batch,
+        groups=groups,
+        schedule_state=state,
+    )
 
 
-def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changes(saved: AskedState, now: AskedState) -> list[str]:
     """Return in words what the script asks for that a saved state was not made with, and which of the two counts.
 
     StateUnfit for another class of optimizer or schedule, whose state means nothing to this one.
     """
-    for what in ("optimizer", "schedule"):
-        if saved[what] != now[what]:
-            old, new = saved[what] or "none", now[what] or "none"
+    kinds = (("optimizer", saved.optimizer, now.optimizer), ("schedule", saved.schedule, now.schedule))
+    for what, then, here in kinds:
+        if then != here:
+            kind = then or "none"
             raise StateUnfit(
-                f"the saved state was made with {old} as its {what}, and this script has {new}. Trying again does not "
-                f"help: go back to {old}, or start a new run"
+                f"the saved state was made with {kind} as its {what}, and this script has {here or 'none'}. Trying "
+                f"again does not help: go back to {kind}, or start a new run"
             )
     found = []
-    if saved["micro_batch"] != now["micro_batch"]:
+    if saved.micro_batch != now.micro_batch:
         found.append(
-            f"micro_batch was {saved['micro_batch']} and is {now['micro_batch']} from here on: the samples are the "
+            f"micro_batch was {saved.micro_batch} and is {now.micro_batch} from here on: the samples are the "
             "same, the bits are not"
         )
-    for number, (old, new) in enumerate(zip(saved["groups"], now["groups"], strict=False)):
+    for number, (old, new) in enumerate(zip(saved.groups, now.groups, strict=False)):
         found += [_kept(f"{key} of parameter group {number}", old, new, key) for key in new if old.get(key) != new[key]]
-    old, new = saved["schedule_state"] or {}, now["schedule_state"] or {}
-    found += [_kept(f"{key} of the schedule", old, new, key) for key in new if old.get(key) != new[key]]
+    was, is_now = saved.schedule_state or {}, now.schedule_state or {}
+    found += [_kept(f"{key} of the schedule", was, is_now, key) for key in is_now if was.get(key) != is_now[key]]
     return found
 
 

@@ -13,14 +13,14 @@ from checkpointing.format.tiles import TensorSpec
 from checkpointing.reading.resolver import resolve
 from checkpointing.reading.sources import TileSource
 from elastic3d.data import Batches, Cursor
-from elastic3d.data.ledger import Ledger, Line
+from elastic3d.data.ledger import Ledger
 from elastic3d.errors import StateUnfit
 from elastic3d.parallel import facts as written
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.restore_buffers import Room
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
-from elastic3d.training import restoring, starting
-from elastic3d.values import from_json, to_json
+from elastic3d.training import restoring, starting, state_facts
+from elastic3d.training.state_facts import AskedState, StateFacts
 
 
 def load(
@@ -39,17 +39,19 @@ def load(
     if starting.is_foreign(decision):
         starting.load_weights(model, decision, sources)
         return ()
-    facts = restoring.check_facts(decision, batches.order, batches.fingerprint)
+    facts = state_facts.parse(decision.facts, decision.step)
+    restoring.check_facts(facts, decision.step, batches.order, batches.fingerprint)
     saved = {offer.spec.key: offer.spec for offer in decision.offers}
     create_optimizer_state(model, optimizer, saved.values())
     room = Room([*held_by_model(model), *held_by_optimizer(model, optimizer)])
-    resolve(room.wanted(), restoring.offers(decision, sources), sources, room.destination)
+    wanted = list(room.wanted())
+    resolve(wanted, restoring.offers(decision, sources, wanted), sources, room.destination)
     room.settle()
-    written.set_optimizer_groups(optimizer, facts["optimizer_groups"])
-    written.set_schedule_state(schedule, facts["schedule"])
-    cursor = facts.get("cursor")
+    written.set_optimizer_groups(optimizer, facts.optimizer_groups)
+    written.set_schedule_state(schedule, facts.schedule)
+    cursor = facts.cursor
     batches.go_on(decision.step, None if cursor is None else Cursor(**written.decode(cursor)))
-    return tuple(from_json(Line, line) for line in facts["ledger"])
+    return facts.ledger
 
 
 def check_model(decision: restoring.Decision, specs: Iterable[TensorSpec]) -> None:
@@ -83,17 +85,26 @@ def _few(what: str, names: list[str]) -> str:
 
 
 def facts(
-    batches: Batches, optimizer: torch.optim.Optimizer, schedule: Any, ledger: Ledger, scale: LossScale
-) -> dict[str, Any]:
-    """Return the state that is no tensor, equal on all ranks, as plain JSON data."""
+    batches: Batches,
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    ledger: Ledger,
+    scale: LossScale,
+    *,
+    asked: AskedState | None,
+    begun_from: str,
+) -> StateFacts:
+    """Return the state that is no tensor, equal on all ranks."""
     cursor = batches.cursor
-    return {
-        "step": batches.step,
-        "cursor": None if cursor is None else written.encode(asdict(cursor), "the data set's cursor"),
-        "order": to_json(batches.order),
-        "data": batches.fingerprint,
-        "optimizer_groups": written.optimizer_groups(optimizer),
-        "schedule": written.schedule_state(schedule),
-        "ledger": to_json(ledger),
-        "loss_scale": scale.facts(),
-    }
+    return StateFacts(
+        step=batches.step,
+        cursor=None if cursor is None else written.encode(asdict(cursor), "the data set's cursor"),
+        order=batches.order,
+        data=batches.fingerprint,
+        optimizer_groups=tuple(written.optimizer_groups(optimizer)),
+        schedule=written.schedule_state(schedule),
+        ledger=tuple(ledger),
+        loss_scale=None if scale.fixed else scale,
+        asked=asked,
+        begun_from=begun_from,
+    )

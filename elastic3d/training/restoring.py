@@ -16,27 +16,13 @@ from checkpointing.reading.sources import Offered, TileSource
 from elastic3d.data import Order
 from elastic3d.errors import StateError, StateUnfit
 from elastic3d.log import process_log
-from elastic3d.values import StoreAt, from_json
+from elastic3d.snapshots.offers import OfferedShard, spell_out
+from elastic3d.training.state_facts import StateFacts
+from elastic3d.values import StoreAt
 
 MEMORY, STORE, NONE = "memory", "store", "none"
 MOVING = ("latest", "verified")
 """What `restore=` may name beside checkpoints that stay what they are."""
-BEGUN_FROM = "begun_from"
-"""Among the facts of a state: the checkpoint that `restore=` named, to which the run it belongs to went back."""
-
-
-class PeerTile(Protocol):
-    """A tile in a keeper's memory."""
-
-    @property
-    def spec(self) -> TensorSpec:
-        """The tensor."""
-        ...
-
-    @property
-    def box(self) -> Box:
-        """The part of it."""
-        ...
 
 
 class PeerInventory(Protocol):
@@ -57,13 +43,8 @@ class PeerInventory(Protocol):
         """The state that is no tensor; equal for all ranks of one step."""
         ...
 
-    @property
-    def tiles(self) -> Sequence[PeerTile]:
-        """Its tiles."""
-        ...
-
-    def offers(self) -> Iterable[Offered]:
-        """Return its tiles as the resolver takes them."""
+    def offers(self) -> Sequence[Offered | OfferedShard]:
+        """Return all of it, on offer."""
         ...
 
 
@@ -79,7 +60,7 @@ class Decision:
     step: int = 0
     generation: int = 0
     facts: Mapping[str, Any] | None = None
-    offers: tuple[Offered, ...] = ()
+    offers: tuple[Offered | OfferedShard, ...] = ()
     checkpoint: str = ""
     damaged: tuple[str, ...] = ()
     detail: str = ""
@@ -138,11 +119,17 @@ class Tiers(Protocol):
         ...
 
 
-def offers(decision: Decision, sources: Mapping[str, TileSource]) -> list[Offered]:
-    """Return what is on offer to this node: a decision's offers, and what nearer sources make of the store's."""
-    stored = [offer for offer in decision.offers if offer.source == STORE]
-    near = [offer for source in sources.values() if isinstance(source, Nearer) for offer in source.offers(stored)]
-    return [*near, *decision.offers]
+def offers(
+    decision: Decision, sources: Mapping[str, TileSource], wanted: Iterable[tuple[TensorSpec, Box]]
+) -> list[Offered]:
+    """Return the tiles on offer to this node: a decision's offers, and what nearer sources make of the store's.
+
+    Of what is in memory only what can be of use for what is wanted.
+    """
+    tiles = list(spell_out(decision.offers, wanted))
+    stored = [tile for tile in tiles if tile.source == STORE]
+    near = [tile for source in sources.values() if isinstance(source, Nearer) for tile in source.offers(stored)]
+    return [*near, *tiles]
 
 
 AHEAD = 64
@@ -189,11 +176,11 @@ def _whole(inventories: Sequence[PeerInventory], wanted: Mapping[str, TensorSpec
     specs = dict(wanted)
     boxes: dict[str, list[Box]] = {key: [] for key in wanted}
     for inventory in inventories:
-        for tile in inventory.tiles:
-            specs.setdefault(tile.spec.key, tile.spec)
-            if specs[tile.spec.key] != tile.spec:
+        for offer in inventory.offers():
+            specs.setdefault(offer.spec.key, offer.spec)
+            if specs[offer.spec.key] != offer.spec:
                 return False
-            boxes.setdefault(tile.spec.key, []).append(tile.box)
+            boxes.setdefault(offer.spec.key, []).append(offer.box)
     return all(uncovered(specs[key], boxes[key]) is None for key in specs)
 
 
@@ -276,44 +263,37 @@ def _from_the_beginning(known: Known) -> Decision:
     )
 
 
-def check_facts(decision: Decision, order: Order, data: str = "") -> Mapping[str, Any]:
-    """Return a decision's facts; StateUnfit when its samples were counted in another order than this script's.
+def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:
+    """Accept the facts of the state of a step; StateUnfit when its samples were counted in another order than these.
 
     The micro-batch may differ: it changes the bits, not which samples are consumed. data: the data set's own
     fingerprint; one that has none is taken on trust.
     """
-    facts = decision.facts
-    if facts is None:
-        raise StateUnfit(
-            f"the state of step {decision.step} has no facts beside its tensors; it was not saved by a run"
-        )
-    saved = from_json(Order, facts["order"])
+    saved = facts.order
     for name in ("length", "global_batch", "seed"):
         then, now = getattr(saved, name), getattr(order, name)
         if name == "global_batch":
-            then, now = saved.taken(decision.step), order.taken(decision.step)
+            then, now = saved.taken(step), order.taken(step)
         if then != now:
             raise StateUnfit(
-                f"the state of step {decision.step} was trained with {name}={then} and run.batches now has {now}: its "
+                f"the state of step {step} was trained with {name}={then} and run.batches now has {now}: its "
                 "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
                 "new run"
             )
-    then = facts.get("data", "")
+    then = facts.data
     if then and data and then != data:
         raise StateUnfit(
-            f"the state of step {decision.step} was trained on the data set {then} and run.batches now has {data}: its "
+            f"the state of step {step} was trained on the data set {then} and run.batches now has {data}: its "
             "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
             "run"
         )
-    return facts
 
 
 def dump(decision: Decision) -> bytes:
     """Return a decision as bytes to be broadcast."""
     specs = {offer.spec.key: [offer.spec.dtype, offer.spec.shape] for offer in decision.offers}
     offers = [
-        [offer.spec.key, offer.box.start, offer.box.stop, offer.digest, offer.source, offer.where]
-        for offer in decision.offers
+        [offer.spec.key, offer.box.start, offer.box.stop, offer.source, *_rest(offer)] for offer in decision.offers
     ]
     head = [decision.source, decision.step, decision.generation, decision.facts]
     head += [decision.checkpoint, list(decision.damaged), decision.detail]
@@ -322,20 +302,14 @@ def dump(decision: Decision) -> bytes:
 
 def load(data: bytes) -> Decision:
     """Return the decision that `dump` wrote."""
-    (source, step, generation, facts, checkpoint, damaged, detail), named, rows = json.loads(data)
+    (origin, step, generation, facts, checkpoint, damaged, detail), named, rows = json.loads(data)
     specs = {key: TensorSpec(key=key, dtype=dtype, shape=tuple(shape)) for key, (dtype, shape) in named.items()}
     offers = tuple(
-        Offered(
-            spec=specs[key],
-            box=Box(start=tuple(start), stop=tuple(stop)),
-            digest=digest,
-            source=offered_by,
-            where=where,
-        )
-        for key, start, stop, digest, offered_by, where in rows
+        _offer(specs[key], Box(start=tuple(start), stop=tuple(stop)), source, rest)
+        for key, start, stop, source, *rest in rows
     )
     return Decision(
-        source=source,
+        source=origin,
         step=step,
         generation=generation,
         facts=facts,
@@ -343,6 +317,30 @@ def load(data: bytes) -> Decision:
         checkpoint=checkpoint,
         damaged=tuple(damaged),
         detail=detail,
+    )
+
+
+def _rest(offer: Offered | OfferedShard) -> list[Any]:
+    if isinstance(offer, Offered):
+        return [offer.digest, offer.where]
+    return [offer.generation, offer.step, offer.rank, offer.offset, offer.tile_bytes, offer.digests]
+
+
+def _offer(spec: TensorSpec, box: Box, source: str, rest: Sequence[Any]) -> Offered | OfferedShard:
+    if len(rest) == 2:
+        digest, where = rest
+        return Offered(spec=spec, box=box, digest=digest, source=source, where=where)
+    generation, step, rank, offset, tile_bytes, digests = rest
+    return OfferedShard(
+        spec=spec,
+        box=box,
+        source=source,
+        generation=generation,
+        step=step,
+        rank=rank,
+        offset=offset,
+        tile_bytes=tile_bytes,
+        digests=digests,
     )
 
 

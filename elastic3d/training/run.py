@@ -50,9 +50,10 @@ from elastic3d.parallel.state import local, tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Flags, Go, Port, StepRecord
-from elastic3d.training import identity, loading, restoring
+from elastic3d.training import identity, loading, restoring, state_facts
 from elastic3d.training.loss import Loss
-from elastic3d.training.state_loading import ASKED, StateLoader
+from elastic3d.training.state_facts import AskedState
+from elastic3d.training.state_loading import StateLoader
 from elastic3d.values import Layout
 
 
@@ -77,7 +78,7 @@ class Run:
         self._saved_step, self._saved_at = 0, self._clock.monotonic()
         self._stored_step = 0
         self._save_asked = False
-        self._asked: dict[str, Any] = {}
+        self._asked: AskedState | None = None
         self._go: Go | None = None
         self._ranks: AllRanks | None = None
         self._outside: Outside | None = None
@@ -441,11 +442,17 @@ class Run:
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
         tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)
         assert self._optimizer is not None
-        facts = loading.facts(self._ready_batches(), self._optimizer, self._schedule, self._ledger, self._scale)
-        facts[ASKED] = self._asked
-        if self._assignment.restore not in restoring.MOVING:
-            facts[restoring.BEGUN_FROM] = self._assignment.restore
-        self._port.snapshot(self.steps, tiles, facts, checkpoint=checkpoint, wait=wait)
+        restore = self._assignment.restore
+        facts = loading.facts(
+            self._ready_batches(),
+            self._optimizer,
+            self._schedule,
+            self._ledger,
+            self._scale,
+            asked=self._asked,
+            begun_from="" if restore in restoring.MOVING else restore,
+        )
+        self._port.snapshot(self.steps, tiles, state_facts.to_plain(facts), checkpoint=checkpoint, wait=wait)
 
     def _vote(
         self, assembly: Assembly, loss: Loss, flags: Flags, *, checkpoint: bool, clip: bool, skip: bool

@@ -18,7 +18,7 @@ from checkpointing.reading.sources import TileSource
 from elastic3d.errors import StateError
 from elastic3d.parallel.restore_buffers import Room
 from elastic3d.parallel.state import TensorInMemory, held_by_model
-from elastic3d.training import restoring
+from elastic3d.training import restoring, state_facts
 
 _OWN = "model/"
 _PLACES = (_OWN, "", "model.")
@@ -27,7 +27,7 @@ _SHOWN = 4
 
 def is_foreign(decision: restoring.Decision) -> bool:
     """Return whether what is to be loaded was not saved by a run: it does not say which samples were consumed."""
-    return decision.facts is not None and "order" not in decision.facts
+    return decision.facts is not None and not state_facts.by_a_run(decision.facts)
 
 
 def from_the_start(decision: restoring.Decision) -> restoring.Decision:
@@ -66,7 +66,8 @@ def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mappin
             "random weights"
         )
     room = Room(held)
-    resolve(room.wanted(), restoring.offers(decision, sources), sources, room.destination)
+    wanted = list(room.wanted())
+    resolve(wanted, restoring.offers(decision, sources, wanted), sources, room.destination)
     room.settle()
 
 

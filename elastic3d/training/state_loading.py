@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +16,9 @@ from elastic3d.log import process_log
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.port import Assignment, Go
-from elastic3d.training import identity, loading, restoring, starting
+from elastic3d.training import identity, loading, restoring, starting, state_facts
+from elastic3d.training.state_facts import AskedState
 from elastic3d.training.tiers import announced_read
-
-ASKED = "asked"
-"""The fact that says what the script asked for, beside what has become of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +43,8 @@ class StateLoader:
     schedule: Any
     """The learning-rate schedule, None for none."""
     batches: Batches
-    asked: Mapping[str, Any]
-    """What the script asks for, as `identity.asked` says it."""
+    asked: AskedState
+    """What the script asks for."""
     peers: Callable[[], AbstractContextManager[None]]
     """Wraps what all ranks do together, and ends the process where one of them is lost."""
 
@@ -77,7 +75,8 @@ class StateLoader:
                     if decision.source != restoring.STORE or not error.damaged:
                         raise
                     missing = error
-                scale = scale.restored(decision.facts or {})
+                if not starting.is_foreign(decision):
+                    scale = scale.restored(state_facts.parse(decision.facts, decision.step).loss_scale)
             with self.peers():
                 found_damaged = (
                     decision.source == restoring.STORE and self.assembly.mesh.highest(missing is not None) > 0
@@ -112,5 +111,7 @@ class StateLoader:
 
     def _changes(self, decision: restoring.Decision) -> list[str]:
         """Return what the script asks for otherwise than the one that saved the state; older states do not say."""
-        saved = (decision.facts or {}).get(ASKED)
+        saved = None
+        if decision.source != restoring.NONE and not starting.is_foreign(decision):
+            saved = state_facts.parse(decision.facts, decision.step).asked
         return [] if saved is None else identity.changes(saved, self.asked)

@@ -20,7 +20,7 @@ from elastic3d.errors import StateError
 from elastic3d.log import process_log
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
 from elastic3d.storage import open_to_read
-from elastic3d.training import restoring
+from elastic3d.training import restoring, state_facts
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import StoreAt
 
@@ -72,7 +72,7 @@ class KeepersAndStore:
         except NoCheckpoint:
             pass
         else:
-            if newest.checkpoint.facts.get(restoring.BEGUN_FROM) == wanted:
+            if state_facts.begun_from(newest.checkpoint.facts) == wanted:
                 return newest
         name = resolve_name(store, wanted)
         if name in damaged:

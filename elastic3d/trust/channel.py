@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from elastic3d.clock import SYSTEM
 from elastic3d.trust.credentials import Credentials
-from elastic3d.trust.frames import SEAL_BYTES, Forged, Seals
+from elastic3d.trust.frames import Forged, Frames, FrameShape, TooLong
 from elastic3d.trust.handshake import LIMIT, SECONDS, Answering, Dialling, HandshakeRejected, Peer, PortRole
 
 SILENCE_SECONDS = 5.0
@@ -26,8 +26,7 @@ SILENCE_SECONDS = 5.0
 SLOWEST = 512 << 10
 """Fewest bytes per second of a frame or a run of raw bytes, after a first allowance of `SILENCE_SECONDS`."""
 
-_LENGTH_BYTES = 4
-_FRAME_LIMIT = 1 << 30
+_SHAPE = FrameShape(most=1 << 30)
 _FIRST_PART = 64 << 10
 _SENT_AT_ONCE = 4 << 20
 
@@ -56,7 +55,7 @@ class Channel:
     def __init__(self, connection: socket.socket, peer: Peer) -> None:
         self.socket, self.peer = connection, peer
         self._ahead = memoryview(peer.rest)
-        self._sent, self._received = Seals(peer.keys.send), Seals(peer.keys.receive)
+        self._frames = Frames(_SHAPE, peer.keys)
 
     def __enter__(self) -> Self:
         return self
@@ -76,11 +75,11 @@ class Channel:
 
     def send(self, frame: dict[str, Any]) -> None:
         """Send a JSON object; WireError."""
-        self.send_sealed(json.dumps(frame, separators=(",", ":")).encode())
+        self.send_bytes(self._frames.pack_json(frame))
 
     def send_sealed(self, body: bytes) -> None:
         """Send bytes as a frame; WireError."""
-        self.send_bytes(b"".join((len(body).to_bytes(_LENGTH_BYTES, "big"), body, self._sent.next(body))))
+        self.send_bytes(self._frames.pack(body))
 
     def send_bytes(self, data: bytes | memoryview) -> None:
         """Send raw bytes that an earlier frame announced; WireError."""
@@ -104,28 +103,31 @@ class Channel:
             raise WireError("the other side does not speak the tile protocol")
         return frame
 
-    def receive_sealed(self, limit: int = _FRAME_LIMIT, *, idle: bool = False) -> bytearray:
+    def receive_sealed(self, limit: int = _SHAPE.most, *, idle: bool = False) -> bytes:
         """Return the body of the next frame, of at most `limit` bytes; WireError."""
-        head = bytearray(_LENGTH_BYTES)
+        frames = self._frames
         if idle:
-            self._fill(memoryview(head)[:1], Deadline(None), None)
-        self._fill(memoryview(head)[1 if idle else 0 :], Deadline(SILENCE_SECONDS))
-        size = int.from_bytes(head, "big")
+            self._take(1, Deadline(None), None)
+        deadline = Deadline(SILENCE_SECONDS)
+        while frames.announced is None:
+            self._take(frames.wanted, deadline)
+        size = frames.announced
         if size > limit:
             raise WireError(f"the other side announces a frame of {size} bytes; {limit} is the most")
-        deadline = Deadline(SILENCE_SECONDS + size / SLOWEST)
-        body = bytearray()
-        while len(body) < size:
-            part = bytearray(min(size - len(body), max(_FIRST_PART, len(body))))
-            self._fill(memoryview(part), deadline)
-            body += part
-        seal = bytearray(SEAL_BYTES)
-        self._fill(memoryview(seal), deadline)
+        deadline, arrived = Deadline(SILENCE_SECONDS + size / SLOWEST), 0
         try:
-            self._received.check(body, bytes(seal))
-        except Forged as error:
+            while (body := frames.next()) is None:
+                part = min(frames.wanted, max(_FIRST_PART, arrived))
+                self._take(part, deadline)
+                arrived += part
+        except (Forged, TooLong) as error:
             raise WireError(str(error)) from error
         return body
+
+    def _take(self, size: int, deadline: Deadline, most: float | None = SILENCE_SECONDS) -> None:
+        part = bytearray(size)
+        self._fill(memoryview(part), deadline, most)
+        self._frames.take(part)
 
     def receive_bytes(self, size: int) -> bytearray:
         """Return exactly `size` raw bytes, a number that this side chose; WireError."""

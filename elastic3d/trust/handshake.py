@@ -35,7 +35,7 @@ ALERT = b"\x15\x03\x03\x00\x02\x02\x28"
 """TLS's alert to a side with which it cannot agree, sent in the clear. Sides that encrypt understand it, ours too."""
 
 _MAGIC = b"elastic3d"
-_VERSION = b"3"
+_VERSION = b"4"
 _TLS_HANDSHAKE, _TLS_ALERT = 0x16, 0x15
 """First bytes of a side that encrypts. No message of ours begins with them: it would be too long."""
 

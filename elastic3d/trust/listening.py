@@ -192,3 +192,8 @@ class Waiting(Generic[T]):
     def remove(self, one: T) -> None:
         """Take note that it has proved itself, or is gone."""
         self._waiting.pop(one, None)
+
+
+def family(address: str) -> socket.AddressFamily:
+    """Return the family of an address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.format.announcement import ANNOUNCED_AFTER
+from checkpointing.format.fields import LARGEST_TILE
+from checkpointing.format.grid import SMALL_BYTES, TILE_BYTES
 from checkpointing.retention.collection import GRACE
 from checkpointing.stores.address import redacted
 from checkpointing.stores.retrying import PATIENCE
@@ -57,6 +59,10 @@ class Checkpointing:
     or as "10m"; all others have as long as they need. At least 60 s, 300 s by default."""
     codec: str = "raw"
     """How tiles are stored: "raw", the default, "planes", "xor", or "auto", which measures."""
+    tile_bytes: int | str = TILE_BYTES
+    """The most of a tile, which is what is digested, copied to a buddy, fetched and stored: 256 KiB to 64 MiB, in bytes
+    or as "16MiB"; 4 MiB by default. Larger ones make lists of tiles shorter where tensors have gigabytes; smaller ones
+    let another layout fetch less in vain. When it is changed, the next checkpoint is written whole."""
     verify: str = "sample"
     """How much is read back before a checkpoint counts as verified: "off", "sample", the default, or "all"."""
     max_bandwidth: int | str | None = None
@@ -91,15 +97,16 @@ _OF = "elastic3d.Checkpointing"
 class Saving:
     """How checkpoints are made and kept.
 
-    every: when one is due. codec: how tiles are stored. max_bandwidth: bytes a second that this node writes, None for
-    no limit; what a node leaves behind at a notice is written without. keep: how many of the newest are kept, None for
-    all; keep_every: those of every so many steps are kept too, 0 for none. keep_bytes: what all kept ones may take
-    together, None for no bound. grace: seconds that objects which nothing needs any more are left at least, for who
-    reads or writes and does not announce it.
+    every: when one is due. codec: how tiles are stored. tile_bytes: the most of one. max_bandwidth: bytes a second that
+    this node writes, None for no limit; what a node leaves behind at a notice is written without. keep: how many of the
+    newest are kept, None for all; keep_every: those of every so many steps are kept too, 0 for none. keep_bytes: what
+    all kept ones may take together, None for no bound. grace: seconds that objects which nothing needs any more are
+    left at least, for who reads or writes and does not announce it.
     """
 
     every: Every = TEN_STEPS
     codec: str = "raw"
+    tile_bytes: int = TILE_BYTES
     max_bandwidth: int | None = None
     keep: int | None = None
     keep_every: int = 0
@@ -200,9 +207,15 @@ def saving(given: Checkpointing, due: int | str = 10) -> Saving:
             f"{_OF}(grace={given.grace!r}): give at least {LEAST_GRACE:.0f}s: reads and saves need as long to "
             "announce themselves in the store"
         )
+    tile_bytes = size(given.tile_bytes, f"{_OF}: tile_bytes")
+    if not SMALL_BYTES <= tile_bytes <= LARGEST_TILE:
+        raise UsageError(
+            f"{_OF}(tile_bytes={given.tile_bytes!r}): give {SMALL_BYTES >> 10}KiB to {LARGEST_TILE >> 20}MiB"
+        )
     return Saving(
         every=every(due, "elastic3d.run: every"),
         codec=given.codec,
+        tile_bytes=tile_bytes,
         max_bandwidth=rate(given.max_bandwidth, f"{_OF}: max_bandwidth") if given.max_bandwidth is not None else None,
         keep=given.keep,
         keep_every=given.keep_every,

@@ -8,7 +8,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from checkpointing import Box, Checkpoint, Committed, Piece, Resolved, Store, TensorSpec, commit, resolve, save_rank
+from checkpointing import (
+    Box,
+    Checkpoint,
+    Committed,
+    Piece,
+    Resolved,
+    SaveOptions,
+    Store,
+    TensorSpec,
+    commit,
+    resolve,
+    save_rank,
+)
+from checkpointing.format.grid import TILE_BYTES
 from checkpointing.format.tiles import copy_box
 
 State = dict[TensorSpec, bytes]
@@ -78,6 +91,7 @@ def save(
     dim: int = 0,
     parent: Checkpoint | None = None,
     facts: dict[str, object] | None = None,
+    tile_bytes: int = TILE_BYTES,
 ) -> None:
     """Have every rank save its part."""
     for rank, pieces in enumerate(spread(state, world, cuts, dim)):
@@ -91,6 +105,7 @@ def save(
             pieces=pieces,
             facts=FACTS if facts is None else facts,
             parent=parent,
+            options=SaveOptions(tile_bytes=tile_bytes),
         )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import checkpointing.format.grid
 from checkpointing import Box, TensorSpec, commit, open_checkpoint, resolve
 from checkpointing.reading.tier import DiskTier
 from checkpointing.stores.local import LocalStore
@@ -51,11 +50,10 @@ def shard(spec: TensorSpec, rank: int, world: int, dim: int) -> Box:
 
 
 @pytest.fixture
-def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+def saved(tmp_path: Path) -> Counted:
     """Tensors of several tiles, saved by four ranks along the first dim."""
-    monkeypatch.setattr(checkpointing.format.grid.cut, "__defaults__", (1024,))
     store = Counted(tmp_path / "store")
-    save(store, make_state(MODEL), world=4, cuts=(16, 32, 48))
+    save(store, make_state(MODEL), world=4, cuts=(16, 32, 48), tile_bytes=1024)
     commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=4)
     return store
 
@@ -124,12 +122,11 @@ print((peak() - before) / sum(buffer.nbytes for buffer in list(buffers.values())
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_restore_holds_little_beside_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
+def test_a_restore_holds_little_beside_its_shard(tmp_path: Path, dim: int) -> None:
     """Peak memory, the destination with it, is at most 1.2 times the shard, however the tiles lie in it."""
-    monkeypatch.setattr(checkpointing.format.grid.cut, "__defaults__", (256 << 10,))
     store = LocalStore(tmp_path)
     state = make_state({"a": ("float32", (64, 64)), "b": ("float32", (4096, 2048)), "c": ("float32", (4096, 2048))})
-    save(store, state, world=2, cuts=(2048,))
+    save(store, state, world=2, cuts=(2048,), tile_bytes=256 << 10)
     commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=2)
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(dim)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

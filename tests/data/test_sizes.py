@@ -10,6 +10,7 @@ from elastic3d.data import Growing, Order, check
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.errors import ConfigurationError, StateError, UsageError
 from elastic3d.training import restoring
+from elastic3d.training.state_facts import StateFacts
 from elastic3d.values import from_json, to_json
 
 ORDER = Order(length=37, global_batch=4, micro_batch=2, seed=1, changes=((2, 8), (5, 6)))
@@ -70,12 +71,12 @@ def test_the_ledger_of_growing_batches_is_checked_in_samples() -> None:
 
 def test_sizes_already_taken_may_not_change_and_later_ones_may() -> None:
     """A run may be given another future; another past could not be accounted for."""
-    decision = restoring.Decision(source="memory", step=5, facts={"order": to_json(ORDER)})
+    facts = StateFacts(step=5, order=ORDER, ledger=(), optimizer_groups=(), schedule=None)
     later = Order(length=37, global_batch=4, micro_batch=2, seed=1, changes=((2, 8), (7, 16)))
-    restoring.check_facts(decision, later)
+    restoring.check_facts(facts, 5, later)
     other = Order(length=37, global_batch=4, micro_batch=2, seed=1, changes=((3, 8),))
     with pytest.raises(StateError, match=r"global_batch=Growing\(\(0, 4\), \(2, 8\)\) and run.batches now has Growing"):
-        restoring.check_facts(decision, other)
+        restoring.check_facts(facts, 5, other)
 
 
 @pytest.mark.parametrize(

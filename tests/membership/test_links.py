@@ -19,7 +19,7 @@ from chaos.certificates import Certificates
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import Links
-from elastic3d.membership.driver.messages import HEAD_BYTES, SEAL_BYTES
+from elastic3d.membership.driver.messages import SHAPE
 from elastic3d.membership.driver.neighbour import LONGEST
 from elastic3d.trust.channel import answer, dial
 from elastic3d.trust.credentials import Credentials
@@ -483,7 +483,7 @@ def test_a_forged_beat_ends_the_connection(watcher: Watcher) -> None:
     with socket.create_connection(("127.0.0.1", watcher.links.port), timeout=20) as connection:
         dial(connection, B, PortRole.LINK, meant="a@1")
         assert watcher.next(30) == heard("b@1")
-        connection.sendall(bytes(HEAD_BYTES + SEAL_BYTES))
+        connection.sendall(bytes(SHAPE.head_bytes + SHAPE.seal_bytes))
         with contextlib.suppress(ConnectionError):
             while connection.recv(1024):
                 pass

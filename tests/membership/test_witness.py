@@ -14,7 +14,7 @@ import pytest
 from chaos.certificates import Certificates
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
-from elastic3d.membership.driver.messages import MOST_TAKEN, SEAL_BYTES, Answer, Ask, Garbled, Message, Messages
+from elastic3d.membership.driver.messages import MOST_TAKEN, SHAPE, Answer, Ask, Garbled, Message, Messages
 from elastic3d.membership.driver.witness import ASKED, FRESH, MOST_WAITING, TRIED, Conclusion, Inquiries, Tries, Verdict
 from elastic3d.trust.channel import dial
 from elastic3d.trust.credentials import Credentials
@@ -141,14 +141,14 @@ def test_what_is_no_message_is_said_so(message: bytes) -> None:
     """An unknown kind, a beat with a body, a question about nobody, an answer that is none."""
     theirs = Messages(KEYS, b"")
     with pytest.raises(Garbled, match="is no message"):
-        theirs.take(message + Seals(KEYS.send, SEAL_BYTES).next(message))
+        theirs.take(message + Seals(KEYS.send, SHAPE.seal_bytes).next(message))
 
 
 def test_nothing_is_kept_for_an_announced_length() -> None:
     """More than a message may have is an error at once; more questions than anybody has are dropped."""
     with pytest.raises(Garbled):
         Messages(KEYS, b"").take(b"\x01\xff\xff")
-    theirs, seals = Messages(KEYS, b""), Seals(KEYS.send, SEAL_BYTES)
+    theirs, seals = Messages(KEYS, b""), Seals(KEYS.send, SHAPE.seal_bytes)
     message = b"\x01\x00\x05\0\0\0\1c"
     assert theirs.take(b"".join(message + seals.next(message) for _ in range(10 * MOST_TAKEN)))
     assert len(theirs.taken()) == MOST_TAKEN
@@ -329,7 +329,7 @@ def test_nobody_is_tried_but_neighbours(watcher: Watcher) -> None:
                 keys = channel.peer.keys
                 theirs = Messages(keys, channel.peer.rest)
                 message = b"\x01\x00\x07\0\0\0\x05" + asked.encode()
-                connection.sendall(message + Seals(keys.send, SEAL_BYTES).next(message))
+                connection.sendall(message + Seals(keys.send, SHAPE.seal_bytes).next(message))
                 answers: list[Message] = []
                 while not answers:
                     theirs.take(connection.recv(1024))

@@ -33,10 +33,9 @@ def test_the_scale_is_state() -> None:
     """It comes back from facts; where the saved run had none, or this one needs none, this run's own is kept."""
     held = LossScale(scale=2.0**9, good=7)
     fresh, none = LossScale.of(Precision.FP16), LossScale.of(Precision.BF16)
-    assert fresh.restored({"loss_scale": held.facts()}) == held
-    assert fresh.restored({"loss_scale": none.facts()}) == fresh
-    assert fresh.restored({}) == fresh
-    assert none.restored({"loss_scale": held.facts()}) == none
+    assert fresh.restored(held) == held
+    assert fresh.restored(None) == fresh
+    assert none.restored(held) == none
 
 
 def outcome(*ballots: Ballot, micro_batches: int = 2) -> Outcome:

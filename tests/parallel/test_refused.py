@@ -14,6 +14,8 @@ from checkpointing.reading.sources import Offered
 from elastic3d.errors import StateUnfit, UsageError
 from elastic3d.training import Run, identity, loading, restoring, run_alone
 from elastic3d.training.restoring import Decision
+from elastic3d.training.state_facts import AskedState
+from elastic3d.values import from_json, to_json
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
@@ -63,7 +65,8 @@ def test_the_state_of_another_model_is_refused_in_words() -> None:
 def asked(lr: float = 0.1, *, optimizer: type[Any] = torch.optim.SGD, steps: int = 9, micro_batch: int = 2) -> Any:
     made = optimizer(nn.Linear(2, 2).parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=steps)
-    return json.loads(json.dumps(identity.asked(made, schedule, micro_batch)))
+    plain = json.dumps(to_json(identity.asked(made, schedule, micro_batch)))
+    return from_json(AskedState, json.loads(plain))
 
 
 def test_a_script_that_was_changed_is_told_what_counts() -> None:

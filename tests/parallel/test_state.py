@@ -18,10 +18,12 @@ from checkpointing.reading.resolver import Offered
 from elastic3d.data import Order
 from elastic3d.errors import StateError, StateUnfit, UsageError
 from elastic3d.parallel import facts
+from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.parallel.state import create_optimizer_state, tiles_of
-from elastic3d.training import Run, restoring, run_alone
-from elastic3d.values import StoreAt, to_json
+from elastic3d.training import Run, restoring, run_alone, state_facts
+from elastic3d.training.state_facts import AskedState, StateFacts
+from elastic3d.values import StoreAt
 from tests.parallel.models import Model, Sentences, loss_fn
 
 plain_values = st.recursive(
@@ -335,25 +337,46 @@ def test_a_checkpoint_far_behind_what_was_in_memory_is_told() -> None:
     assert "step 43 was in memory that is gone: from step 20 on they are done again" in decision.detail
 
 
+def facts_of(order: Order, data: str = "") -> StateFacts:
+    return StateFacts(step=2, order=order, ledger=(), optimizer_groups=(), schedule=None, data=data)
+
+
 def test_a_state_of_other_samples_is_refused() -> None:
     """Another data set, batch or seed than the saved run's could not be accounted for; another micro-batch can."""
     order = Order(length=10, global_batch=4, micro_batch=2, seed=1)
-    decision = restoring.Decision(source="store", step=2, facts={"order": to_json(order)})
-    restoring.check_facts(decision, Order(length=10, global_batch=4, micro_batch=1, seed=1))
+    restoring.check_facts(facts_of(order), 2, Order(length=10, global_batch=4, micro_batch=1, seed=1))
     with pytest.raises(StateError, match=r"trained with global_batch=4 and run.batches now has 8"):
-        restoring.check_facts(decision, Order(length=10, global_batch=8, micro_batch=2, seed=1))
-    with pytest.raises(StateError, match="has no facts"):
-        restoring.check_facts(restoring.Decision(source="store", step=2), order)
+        restoring.check_facts(facts_of(order), 2, Order(length=10, global_batch=8, micro_batch=2, seed=1))
 
 
 def test_state_of_another_data_set_is_refused() -> None:
     """As many windows of other files are not the samples that were counted; who cannot tell is trusted."""
     order = Order(length=10, global_batch=4, micro_batch=2, seed=1)
-    decision = restoring.Decision(source="store", step=2, facts={"order": to_json(order), "data": "old.bin"})
+    facts = facts_of(order, "old.bin")
     with pytest.raises(StateError, match=r"data set old\.bin and run\.batches now has new\.bin"):
-        restoring.check_facts(decision, order, "new.bin")
-    restoring.check_facts(decision, order, "old.bin")
-    restoring.check_facts(decision, order)
+        restoring.check_facts(facts, 2, order, "new.bin")
+    restoring.check_facts(facts, 2, order, "old.bin")
+    restoring.check_facts(facts, 2, order)
+
+
+def test_facts_are_read_once_and_what_cannot_be_is_said() -> None:
+    """What a run wrote comes back, an older one's too; what no run has written is refused where it enters, in words."""
+    order = Order(length=10, global_batch=4, micro_batch=2, seed=1)
+    asked = AskedState(
+        optimizer="torch.optim.AdamW", schedule="", micro_batch=2, groups=({"lr": 0.1},), schedule_state=None
+    )
+    whole = replace(facts_of(order, "old.bin"), asked=asked, loss_scale=LossScale(scale=4.0, good=7), begun_from="v2")
+    plain = json.loads(json.dumps(state_facts.to_plain(whole)))
+    assert state_facts.parse(plain, 2) == whole
+    assert (state_facts.begun_from(plain), state_facts.by_a_run(plain)) == ("v2", True)
+    older = {name: plain[name] for name in ("step", "order", "ledger", "optimizer_groups", "schedule")}
+    assert state_facts.parse(older, 2) == facts_of(order)
+    assert "begun_from" not in state_facts.to_plain(facts_of(order))
+    with pytest.raises(StateUnfit, match="step 2 has no facts beside its tensors"):
+        state_facts.parse(None, 2)
+    for wrong in ({**plain, "order": 7}, {**plain, "ledger": [{"generation": "first"}]}, {"order": plain["order"]}):
+        with pytest.raises(StateUnfit, match=r"step 2 says beside its tensors cannot be read.* Trying again does not"):
+            state_facts.parse(wrong, 2)
 
 
 def test_calls_in_the_wrong_order_say_what_is_missing() -> None:

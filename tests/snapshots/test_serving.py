@@ -114,7 +114,7 @@ def fetch(server: str, rank: int, *, prefetch: bool = True) -> dict[str, bytes]:
     """Fetch a rank's newest snapshot from one server, each tile verified, joined by key."""
     newest = max((i for i in inventories([server], READER) if i.rank == rank), key=lambda i: (i.generation, i.step))
     source = PeerSource(server, READER)
-    offers = newest.offers()
+    offers = newest.tiles()
     if prefetch:
         source.prefetch(offers)
     found: dict[str, bytes] = {}
@@ -137,8 +137,8 @@ def test_a_snapshot_is_fetched_from_home_and_from_the_buddy(place: Callable[[int
     at_home, at_buddy = inventories([home.address, buddy.address], READER)
     assert (at_home.step, at_home.generation, at_home.rank, at_home.world) == (7, 1, 0, 2)
     assert at_home.facts == at_buddy.facts == {"step": 7}
-    assert [t.digest for t in at_home.tiles] == [t.digest for t in at_buddy.tiles]
-    assert len(at_home.tiles) > 2
+    assert [t.digest for t in at_home.tiles()] == [t.digest for t in at_buddy.tiles()]
+    assert len(at_home.tiles()) > 2
     size = SHAPE[0] * SHAPE[1] * 4
     assert fetch(home.address, 0)["model/w"] == data[:size]
     home.close()
@@ -277,9 +277,9 @@ def test_a_source_that_failed_is_not_asked_again(place: Callable[[int], Place]) 
     (inventory,) = inventories([home.address], READER)
     home.close()
     source = PeerSource(home.address, READER)
-    source.prefetch(inventory.offers())
+    source.prefetch(inventory.tiles())
     begun = time.monotonic()
-    for offer in inventory.offers() * 100:
+    for offer in inventory.tiles() * 100:
         with pytest.raises(SourceError, match="tile server"):
             source.fetch(offer)
     assert time.monotonic() - begun < 1.0
@@ -295,9 +295,9 @@ def test_a_tile_that_was_let_go_is_an_error_of_that_tile(place: Callable[[int], 
     home.memory.safe(Mark(1, 2))
     source = PeerSource(home.address, READER)
     with pytest.raises(SourceError, match="let go of step 1"):
-        source.fetch(old.offers()[0])
+        source.fetch(old.tiles()[0])
     (new,) = inventories([home.address], READER)
-    assert len(source.fetch(new.offers()[0])) == new.tiles[0].nbytes
+    assert len(source.fetch(new.tiles()[0])) == new.tiles()[0].nbytes
     source.close()
 
 
@@ -361,7 +361,7 @@ def test_a_bad_copy_at_home_is_replaced_by_the_buddys(place: Callable[[int], Pla
     filled = {spec.key: bytearray(box.numel * spec.itemsize) for spec, box in wanted}
     resolved = resolve(
         wanted,
-        [offer for one in found for offer in one.offers()],
+        [offer for one in found for offer in one.tiles()],
         sources,
         lambda spec, _: memoryview(filled[spec.key]),
     )
@@ -536,7 +536,7 @@ def test_with_a_certificate_the_state_of_a_run_travels_encrypted(place: Callable
     reader = replace(READER, certificate=str(made.client), key=str(made.client_key))
     (inventory,) = inventories([buddy.address], reader)
     source = PeerSource(buddy.address, reader)
-    for offer in inventory.offers():
+    for offer in inventory.tiles():
         assert tile_digest(offer.spec, offer.box, source.fetch(offer)) == offer.digest
     source.close()
     assert inventories([buddy.address], READER) == []

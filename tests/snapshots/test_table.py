@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpointing.format.tiles import Box, TensorSpec, uncovered
+from checkpointing import SaveOptions, open_store, save_rank
+from checkpointing.format.grid import SMALL_BYTES
+from checkpointing.format.manifest import decode_manifest
+from checkpointing.format.tiles import Box, Piece, TensorSpec, digest, uncovered
+from elastic3d.snapshots import memory
 from elastic3d.snapshots import table as tables
+from elastic3d.snapshots.offers import OfferedShard, spell_out
+from elastic3d.snapshots.table import SnapshotTable
 
 
 def spec(*shape: int, key: str = "model/w", dtype: str = "float32") -> TensorSpec:
@@ -15,28 +24,85 @@ def spec(*shape: int, key: str = "model/w", dtype: str = "float32") -> TensorSpe
     return TensorSpec(key=key, dtype=dtype, shape=shape)
 
 
-@given(rows=st.integers(0, 40), columns=st.integers(1, 8), low=st.integers(0, 40), limit=st.integers(1, 400))
+@given(rows=st.integers(0, 40), columns=st.integers(1, 8), low=st.integers(0, 40), limit=st.integers(4, 400))
 def test_cutting_keeps_every_byte_in_its_place(rows: int, columns: int, low: int, limit: int) -> None:
-    """Tiles cover the shard without a gap, each at the offset its first row has in the shard."""
+    """Tiles cover the shard without a gap, each at the offset its first element has in the shard."""
     whole = spec(low + rows, columns)
-    table = tables.lay_out([(whole, Box(start=(low, 0), stop=(low + rows, columns)))])
-    cut = tables.cut(table, limit)
-    at = low
-    for entry in cut.entries:
-        assert entry.box.start == (at, 0)
-        assert entry.offset == (at - low) * columns * 4
-        assert entry.nbytes <= max(limit, columns * 4)
-        at = entry.box.stop[0]
-    assert at == low + rows
-    assert cut.nbytes == table.nbytes
+    table = tables.lay_out([(whole, Box(start=(low, 0), stop=(low + rows, columns)))], limit)
+    at = 0
+    for tile in table.tiles:
+        assert tile.offset == at == ((tile.box.start[0] - low) * columns + tile.box.start[1]) * 4
+        assert tile.nbytes <= limit
+        at += tile.nbytes
+    assert at == rows * columns * 4
+    assert table.counts == (len(table.tiles),)
 
 
 def test_shards_of_two_layouts_are_cut_at_the_same_rows() -> None:
     """The cuts are those of the global tensor, not of the shard."""
     whole = spec(100, 10)
-    first = tables.cut(tables.lay_out([(whole, Box(start=(0, 0), stop=(100, 10)))]), 400)
-    second = tables.cut(tables.lay_out([(whole, Box(start=(33, 0), stop=(100, 10)))]), 400)
-    assert {e.box for e in second.entries} - {e.box for e in first.entries} == {Box(start=(33, 0), stop=(40, 10))}
+    first = tables.lay_out([(whole, Box(start=(0, 0), stop=(100, 10)))], 400)
+    second = tables.lay_out([(whole, Box(start=(33, 0), stop=(100, 10)))], 400)
+    assert {e.box for e in second.tiles} - {e.box for e in first.tiles} == {Box(start=(33, 0), stop=(40, 10))}
+
+
+def snapshot(tile_bytes: int) -> tuple[SnapshotTable, memoryview, list[str]]:
+    """Return a rank's snapshot of a shard of a large tensor, a small tensor, an empty one and a scalar."""
+    boxes = [
+        (spec(4096, 300), Box(start=(1000, 0), stop=(3000, 300))),
+        (spec(3, 7, key="model/b", dtype="bfloat16"), Box(start=(0, 0), stop=(3, 7))),
+        (spec(0, 4, key="model/none"), Box(start=(0, 0), stop=(0, 4))),
+        (spec(key="optimizer/w/step"), Box(start=(), stop=())),
+    ]
+    table = tables.lay_out(boxes, tile_bytes)
+    data = memoryview(np.random.default_rng(0).bytes(table.nbytes))
+    return table, data, memory.digests(table, data, 0, len(table.tiles))
+
+
+@pytest.mark.parametrize("tile_bytes", [4 << 20, SMALL_BYTES // 2])
+def test_the_tiles_of_a_snapshot_are_those_of_a_checkpoint(tile_bytes: int) -> None:
+    """What was cut and digested for the snapshot is stored just as a save of the whole boxes stores it."""
+    table, data, digests = snapshot(tile_bytes)
+    whole = [
+        Piece(spec=one.spec, box=one.box, data=data[one.offset : one.offset + one.nbytes]) for one in table.entries
+    ]
+    found = []
+    for name, pieces in (("tiles", memory.pieces(table, data, digests)), ("whole", whole)):
+        store = open_store(f"memory://grid-{name}-{tile_bytes}")
+        save_rank(
+            store, step=1, made_in=1, attempt=0, rank=0, world=1, pieces=pieces, facts={},
+            options=SaveOptions(tile_bytes=tile_bytes),
+        )  # fmt: skip
+        found.append({name: store.get(name) for prefix in ("saves/", "packs/") for name in store.list(prefix)})
+    assert found[0] == found[1]
+    (name,) = (name for name in found[0] if name.startswith("saves/"))
+    there = {(tile.spec, tile.box, tile.digest) for tile in decode_manifest(found[0][name], name).tiles}
+    cut = {(tile.spec, tile.box, told) for tile, told in zip(table.tiles, digests, strict=True) if tile.nbytes}
+    assert there == cut
+
+
+def test_the_same_tiles_are_on_offer_as_were_digested() -> None:
+    """A shard spelled out has the tiles of the table, and only where it is wanted."""
+    table, data, digests = snapshot(SMALL_BYTES)
+    offers = [
+        OfferedShard(
+            spec=entry.spec, box=entry.box, source="a:1", generation=3, step=7, rank=1, offset=entry.offset,
+            tile_bytes=table.tile_bytes, digests=told,
+        )
+        for entry, told in zip(table.entries, tables.split_digests(table, "".join(digests)), strict=True)
+    ]  # fmt: skip
+    spelled = list(spell_out(offers, [(one.spec, one.box) for one in offers if one.box.numel]))
+    there = [tile for tile in table.tiles if tile.nbytes]
+    assert [(tile.spec, tile.box) for tile in spelled] == [(tile.spec, tile.box) for tile in there]
+    for tile in spelled:
+        *_, offset, nbytes = tile.where
+        assert tile.where[:3] == [3, 7, 1]
+        assert digest(tile.spec, tile.box, data[offset : offset + nbytes]) == tile.digest
+    rows = (spec(4096, 300), Box(start=(0, 0), stop=(1000, 300)))
+    assert list(spell_out(offers, [rows])) == []
+    assert {tile.spec.key for tile in spell_out(offers, [(offers[1].spec, offers[1].box)])} == {"model/b"}
+    with pytest.raises(ValueError, match="digests of"):
+        tables.split_digests(table, "".join(digests[1:]))
 
 
 def test_scalars_empty_shards_and_odd_sizes_lie_aligned() -> None:
@@ -54,23 +120,42 @@ def test_scalars_empty_shards_and_odd_sizes_lie_aligned() -> None:
 
 
 def test_a_table_survives_the_wire() -> None:
-    """What is read is what was written, by the same identity."""
-    table = tables.cut(tables.lay_out([(spec(9, 9), Box(start=(3, 0), stop=(9, 9)))]), 100)
-    assert tables.from_wire(tables.to_wire(table)) == table
+    """What is read is what was written, by the same identity, and is cut alike."""
+    table = tables.lay_out([(spec(9, 9), Box(start=(3, 0), stop=(9, 9)))], 100)
+    read = tables.from_wire(tables.to_wire(table))
+    assert (read, read.tiles) == (table, table.tiles)
 
 
-def test_a_tile_outside_its_snapshot_is_refused() -> None:
-    """Nobody makes a server read beyond the snapshot."""
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"nbytes": 8}, "outside"),
+        ({"tile_bytes": 0}, "tiles of 0 bytes"),
+        ({"tile_bytes": 1 << 30}, "tiles of"),
+        ({"tile_bytes": True}, "not a table"),
+        ({"tile_bytes": 48}, "another identity"),
+        (
+            {"nbytes": 1 << 40, "entries": [["w", "float32", [1 << 38], [0], [1 << 38], 0]], "tile_bytes": 4},
+            f"more than {tables.MOST_TILES} tiles",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(changed: dict[str, Any], why: str) -> None:
+    """Nobody makes a server read beyond a snapshot, or list more tiles than there is memory for."""
     wire = tables.to_wire(tables.lay_out([(spec(4), Box(start=(0,), stop=(4,)))]))
-    with pytest.raises(ValueError, match="outside"):
-        tables.from_wire({**wire, "nbytes": 8})
+    with pytest.raises(ValueError, match=why):
+        tables.from_wire({**wire, **changed})
 
 
-@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 400))
-def test_runs_are_all_tiles_in_order(sizes: list[int], limit: int) -> None:
+@given(st.lists(st.integers(0, 50), max_size=30))
+def test_runs_are_all_tiles_in_order(sizes: list[int]) -> None:
     """Each tile is in exactly one run."""
     table = tables.lay_out(
-        [(spec(size, key=f"model/{i}"), Box(start=(0,), stop=(size,))) for i, size in enumerate(sizes)]
+        [
+            (spec(size, 1 << 16, key=f"model/{i}"), Box(start=(0, 0), stop=(size, 1 << 16)))
+            for i, size in enumerate(sizes)
+        ]
     )
-    runs = tables.groups(table, limit)
-    assert [index for first, stop in runs for index in range(first, stop)] == list(range(len(sizes)))
+    runs = [table.tiles[first:stop] for first, stop in table.runs]
+    assert [tile for run in runs for tile in run] == list(table.tiles)
+    assert all(sum(tile.nbytes for tile in run) >= tables.RUN_BYTES for run in runs[:-1])

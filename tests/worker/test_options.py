@@ -74,6 +74,9 @@ def test_what_is_no_rate_is_refused(value: Any) -> None:
         ({"key": 7}, "key=7"),
         ({"cache": b"x"}, "cache=b'x'"),
         ({"cache_limit": "some"}, "cache_limit='some'"),
+        ({"tile_bytes": "4"}, "tile_bytes='4'"),
+        ({"tile_bytes": "100MiB"}, "256KiB to 64MiB"),
+        ({"tile_bytes": 1000}, "256KiB to 64MiB"),
     ],
 )
 def test_what_makes_no_sense_is_said_before_anything_starts(wrong: dict[str, Any], word: str) -> None:
@@ -165,7 +168,11 @@ def test_each_option_of_checkpoints_is_documented() -> None:
 
 def test_what_is_given_arrives() -> None:
     """In the units that are counted in."""
-    made = saving(Checkpointing(keep=3, keep_every=100, keep_bytes="1GB", max_bandwidth="2MB/s", verify="all"), "30s")
+    given = Checkpointing(
+        keep=3, keep_every=100, keep_bytes="1GB", max_bandwidth="2MB/s", verify="all", tile_bytes="16MiB"
+    )
+    made = saving(given, "30s")
+    assert made.tile_bytes == 16 << 20
     assert (made.keep, made.keep_every, made.keep_bytes, made.max_bandwidth) == (3, 100, 10**9, 2 * 10**6)
     assert (made.every, str(made.verification)) == (Every(seconds=30.0), "all")
     at = store_at("/tmp/x", Checkpointing(key=Path("/k"), register="etcd", cache=Path("/c"), cache_limit="1GB"))

@@ -38,7 +38,7 @@ def restore(at: StoreAt) -> bytes:
     assert (decision.source, decision.step, decision.facts) == ("store", 5, {"step": 5})
     buffer = bytearray(WHOLE.numel * 4)
     sources = tiers.sources(decision, at, 0)
-    offers = restoring.offers(decision, sources)
+    offers = restoring.offers(decision, sources, [(SPEC, WHOLE)])
     resolve([(SPEC, WHOLE)], offers, sources, lambda spec, box: memoryview(buffer))
     return bytes(buffer)
 

@@ -36,13 +36,22 @@ from elastic3d.membership import events as e
 from elastic3d.membership.driver.asking import Asking, Trying, id_of
 from elastic3d.membership.driver.messages import Answer, Message
 from elastic3d.membership.driver.neighbour import Neighbour
-from elastic3d.membership.driver.wire import Dial, Guest, ReadResult, family
+from elastic3d.membership.driver.wire import Dial, Guest, ReadResult
 from elastic3d.membership.driver.witness import Verdict
 from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption
 from elastic3d.trust.handshake import Answering, PortRole
-from elastic3d.trust.listening import ACCEPTED_AT_ONCE, BACKLOG, Listener, Refusal, Refusals, Waiting, most_known
+from elastic3d.trust.listening import (
+    ACCEPTED_AT_ONCE,
+    BACKLOG,
+    Listener,
+    Refusal,
+    Refusals,
+    Waiting,
+    family,
+    most_known,
+)
 from elastic3d.trust.stream import Stream
 
 INTERVAL = 0.2

@@ -16,15 +16,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from elastic3d.membership.driver.witness import Verdict
-from elastic3d.trust.frames import Seals
+from elastic3d.trust.frames import Frames, FrameShape, TooLong
 from elastic3d.trust.handshake import LIMIT, Keys
 from elastic3d.trust.stream import Stream
 
-SEAL_BYTES = 8
-HEAD_BYTES = 3
-
-MOST = LIMIT
-"""Most bytes of a body: an id that was sent in a handshake is shorter."""
+SHAPE = FrameShape(most=LIMIT, kind_bytes=1, length_bytes=2, seal_bytes=8)
+"""Of a message; an id that was said in a handshake is shorter than its longest body."""
 
 MOST_TAKEN = 16
 """Most questions and answers that may wait to be read: further ones are dropped, as if they had been lost."""
@@ -65,8 +62,7 @@ class Messages:
     """The messages of one connection, in both directions."""
 
     def __init__(self, keys: Keys, rest: bytes) -> None:
-        self._ours, self._theirs = Seals(keys.send, SEAL_BYTES), Seals(keys.receive, SEAL_BYTES)
-        self._unread = rest
+        self._frames = Frames(SHAPE, keys, rest)
         self._taken: list[Message] = []
 
     def beat(self, stream: Stream) -> bool:
@@ -83,22 +79,18 @@ class Messages:
         return not stream.unsent and stream.send(self._sealed(*_written(message)))
 
     def take(self, data: bytes) -> bool:
-        """Take in what arrived; return whether that completed a message. Raises Forged or Garbled."""
-        self._unread += data
+        """Take in what arrived; return whether a message was whole. Forged, Garbled."""
+        self._frames.take(data)
         heard = False
-        while len(self._unread) >= HEAD_BYTES:
-            size = int.from_bytes(self._unread[1:HEAD_BYTES], "big")
-            if size > MOST:
-                raise Garbled(f"sent something that is no message: {size} bytes of kind {self._unread[0]}")
-            end = HEAD_BYTES + size
-            if len(self._unread) < end + SEAL_BYTES:
-                break
-            message = self._unread[:end]
-            self._theirs.check(message, self._unread[end : end + SEAL_BYTES])
-            self._unread, heard = self._unread[end + SEAL_BYTES :], True
-            found = _read(message[0], message[HEAD_BYTES:])
-            if found is not None and len(self._taken) < MOST_TAKEN:
-                self._taken.append(found)
+        try:
+            while (frame := self._frames.next_kind()) is not None:
+                heard = True
+                (kind,), body = frame
+                found = _read(kind, body)
+                if found is not None and len(self._taken) < MOST_TAKEN:
+                    self._taken.append(found)
+        except TooLong as error:
+            raise Garbled(f"sent what is no message: {error}") from error
         return heard
 
     def taken(self) -> list[Message]:
@@ -107,8 +99,7 @@ class Messages:
         return taken
 
     def _sealed(self, kind: Kind, body: bytes) -> bytes:
-        message = bytes([kind]) + len(body).to_bytes(2, "big") + body
-        return message + self._ours.next(message)
+        return self._frames.pack(body, bytes([kind]))
 
 
 def _written(message: Message) -> tuple[Kind, bytes]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership.actions import RingPeer
-from elastic3d.membership.driver.wire import family
 from elastic3d.membership.events import Probed
+from elastic3d.trust.listening import family
 
 SECONDS = 2.0
 """For all connections together: TCP sends a lost first packet again after one second."""

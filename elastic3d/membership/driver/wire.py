@@ -20,6 +20,7 @@ from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption
 from elastic3d.trust.frames import Forged
 from elastic3d.trust.handshake import Answering, Dialling, HandshakeRejected, PortRole
+from elastic3d.trust.listening import family
 from elastic3d.trust.stream import Stream
 
 STANDING = select.EPOLLRDHUP
@@ -272,8 +273,3 @@ class Guest:
     def close(self) -> None:
         """End the connection."""
         self.stream.hang_up(self.farewell)
-
-
-def family(address: str) -> socket.AddressFamily:
-    """Return the family of an address."""
-    return socket.AF_INET6 if ":" in address else socket.AF_INET

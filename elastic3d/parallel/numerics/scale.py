@@ -7,12 +7,9 @@ gradient overflowed, and doubles after a long run of good steps; figures are tor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from elastic3d.parallel.numerics.precision import Precision
-from elastic3d.values import from_json, to_json
 
 FIRST = 2.0**16
 LEAST = 2.0**-24
@@ -42,11 +39,6 @@ class LossScale:
             return LossScale(scale=self.scale * 2)
         return LossScale(scale=self.scale, good=self.good + 1)
 
-    def facts(self) -> dict[str, Any] | None:
-        """Return the state as plain JSON data; None where there is none."""
-        return None if self.fixed else to_json(self)
-
-    def restored(self, facts: Mapping[str, Any]) -> LossScale:
+    def restored(self, saved: LossScale | None) -> LossScale:
         """Return the scale that a saved state goes on with; a state saved in another precision says nothing of it."""
-        saved = facts.get("loss_scale")
-        return self if self.fixed or saved is None else from_json(LossScale, saved)
+        return self if self.fixed or saved is None else saved

@@ -91,6 +91,7 @@ def assignment(
         places=places,
         restore=options.restore,
         fresh=options.fresh,
+        tile_bytes=options.saving.tile_bytes,
         credentials=credentials,
         device=options.device,
         device_free=device.memory - device.reserve if device is not None else 0,

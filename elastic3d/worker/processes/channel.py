@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from elastic3d.admission.check import CheckResult
 from elastic3d.port import Flags, Go, StepRecord
-from elastic3d.values import DeviceFacts, ModelProfile, from_json, to_json
+from elastic3d.tagged import Tagged
+from elastic3d.trust.frames import Frames, FrameShape, TooLong
+from elastic3d.values import DeviceFacts, ModelProfile
 from elastic3d.worker.processes.events import TrainerFault
 
-_LENGTH = struct.Struct("<I")
-_FRAME_LIMIT = 1 << 30
+_SHAPE = FrameShape(most=1 << 30, order="little")
 BUFFER_BYTES = 4 << 20
 
 
@@ -153,52 +153,31 @@ FromTrainer = (
 )
 FromKeeper = Start | Raised | Granted | SnapshotSafe
 Message = FromTrainer | FromKeeper
-_KINDS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        MainReady,
-        Profiled,
-        StateRestored,
-        Tabled,
-        SnapshotWritten,
-        BufferWanted,
-        StepTaken,
-        MainLeft,
-        MainReturned,
-        MainRaised,
-        Start,
-        Raised,
-        Granted,
-        SnapshotSafe,
-    )
-}
+_MESSAGES: Tagged[Message] = Tagged((*get_args(FromTrainer), *get_args(FromKeeper)))
 
 
 def encode(message: Message) -> bytes:
     """Return the message as one frame."""
-    body = json.dumps([type(message).__name__, to_json(message)], separators=(",", ":")).encode()
-    return _LENGTH.pack(len(body)) + body
+    return Frames(_SHAPE).pack_json(_MESSAGES.to_json(message))
 
 
 class Decoder:
     """Turns bytes, cut anywhere, into messages."""
 
     def __init__(self) -> None:
-        self._data = bytearray()
+        self._frames = Frames(_SHAPE)
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Take more bytes and yield every message that is complete; ValueError for what is none."""
-        self._data += data
-        while len(self._data) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._data)
-            if size > _FRAME_LIMIT:
-                raise ValueError(f"a frame of {size} bytes: this is not a trainer's channel")
-            if len(self._data) < _LENGTH.size + size:
-                return
-            body = bytes(self._data[_LENGTH.size : _LENGTH.size + size])
-            del self._data[: _LENGTH.size + size]
-            name, fields = json.loads(body)
-            yield cast(Message, from_json(_KINDS[name], fields))
+        self._frames.take(data)
+        while (body := self._next()) is not None:
+            yield _MESSAGES.from_json(*json.loads(body))
+
+    def _next(self) -> bytes | None:
+        try:
+            return self._frames.next()
+        except TooLong as error:
+            raise ValueError(f"{error}: this is not a trainer's channel") from error
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from checkpointing.format.grid import TILE_BYTES
 from elastic3d import threads
 from elastic3d.devices import ComputeDevice, CopyStream, Move
 from elastic3d.snapshots import table as tables
@@ -96,16 +97,19 @@ def prepare(
     known: SnapshotTable | None,
     device: ComputeDevice,
     *,
+    tile_bytes: int = TILE_BYTES,
     acquire: Callable[[], int],
     complete: Callable[[int], None],
 ) -> Copy:
     """Return the copy of these tiles, under the table `known` if it still fits. ValueError where a tensor does not.
 
+    tile_bytes: the most of one tile that others cut it into.
+
     Runs on the training's thread: only bookkeeping, and a clone of the few tensors that are not contiguous.
     """
     boxes = [(spec, box) for spec, box, _ in tiles]
     if known is None or [(entry.spec, entry.box) for entry in known.entries] != boxes:
-        known = tables.lay_out(boxes)
+        known = tables.lay_out(boxes, tile_bytes)
     tensors = []
     for entry, (spec, box, tensor) in zip(known.entries, tiles, strict=True):
         if tuple(tensor.shape) != box.shape or str(tensor.dtype).removeprefix("torch.") != spec.dtype:

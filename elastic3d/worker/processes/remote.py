@@ -30,16 +30,17 @@ from elastic3d.port import Assignment, Go
 from elastic3d.snapshots import memory
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
+from elastic3d.tagged import Tagged
 from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.frames import Frames, FrameShape
 from elastic3d.trust.listening import Listener, Refusal, Refusals
 from elastic3d.values import from_json, to_json
 from elastic3d.worker.processes.events import ConnectionRefused, SlotAlive, SlotEvent, SlotLost, SlotSignalled
 from elastic3d.worker.processes.slot import LocalSlot, PinnedSnapshot
 
-_LENGTH = struct.Struct("<I")
-_LONGEST = 64 << 20
+_SHAPE = FrameShape(most=64 << 20, order="little")
 _READ_AT_ONCE = 1 << 20
-_EVENTS = {kind.__name__: kind for kind in get_args(SlotEvent)}
+_EVENTS: Tagged[SlotEvent] = Tagged(get_args(SlotEvent))
 _CLOSE_SECONDS = 5.0
 
 INTERVAL = 0.5
@@ -136,8 +137,9 @@ class SlotServer:
         with contextlib.suppress(OSError):
             while True:
                 event = self._events.get()
+                name, body = _EVENTS.to_json(event)
                 with lock:
-                    _send(connection, {"event": type(event).__name__, "body": to_json(event)})
+                    _send(connection, {"event": name, "body": body})
 
     def _accept_pins(self) -> None:
         refused = Refusals(f"slot-{self._slot.index}", self._refused)
@@ -172,6 +174,7 @@ class SlotServer:
                         "world": stored.world,
                         "facts": dict(stored.facts),
                         "table": tables.to_wire(stored.table),
+                        "digests": list(stored.digest_all()),
                     }
                     _send(connection, {"pinned": pinned})
                     socket.send_fds(connection, [b"\0"], [descriptor])
@@ -293,7 +296,7 @@ class RemoteSlot:
                     rank=pinned["rank"],
                     world=pinned["world"],
                     facts=pinned["facts"],
-                    pieces=memory.pieces(table, arena.view(table.nbytes)),
+                    pieces=memory.pieces(table, arena.view(table.nbytes), pinned["digests"]),
                 )
             finally:
                 arena.close()
@@ -360,7 +363,7 @@ class RemoteSlot:
         try:
             while (frame := _receive(self._connection)) is not None:
                 self._heard_at = SYSTEM.monotonic()
-                event = cast(SlotEvent, from_json(_EVENTS[frame["event"]], frame["body"]))
+                event = _EVENTS.from_json(frame["event"], frame["body"])
                 if not isinstance(event, SlotAlive):
                     self._events.put(event)
         except OSError:
@@ -415,8 +418,7 @@ def _user(connection: socket.socket) -> int:
 
 
 def _frame(frame: dict[str, Any]) -> bytes:
-    body = json.dumps(frame, separators=(",", ":")).encode()
-    return _LENGTH.pack(len(body)) + body
+    return Frames(_SHAPE).pack_json(frame)
 
 
 _PING = _frame({"call": "ping"})
@@ -427,23 +429,17 @@ def _send(connection: socket.socket, frame: dict[str, Any]) -> None:
 
 
 def _receive(connection: socket.socket) -> dict[str, Any] | None:
-    """Return the next frame, None at the end; ConnectionError for what is none."""
-    head = _exactly(connection, _LENGTH.size)
-    size = 0 if head is None else _LENGTH.unpack(head)[0]
-    if size > _LONGEST:
-        raise ConnectionError(f"a frame of {size} bytes")
-    body = None if head is None else _exactly(connection, size)
+    """Return the next frame, None at the end; ConnectionError for what is none.
+
+    Nothing behind it is read: a descriptor may follow.
+    """
+    frames = Frames(_SHAPE)
     try:
-        return None if body is None else cast(dict[str, Any], json.loads(body))
+        while (body := frames.next()) is None:
+            part = connection.recv(min(frames.wanted, _READ_AT_ONCE))
+            if not part:
+                return None
+            frames.take(part)
+        return cast(dict[str, Any], json.loads(body))
     except (ValueError, RecursionError) as error:
         raise ConnectionError(f"not a frame: {error}") from error
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        part = connection.recv(min(size - len(data), _READ_AT_ONCE))
-        if not part:
-            return None
-        data += part
-    return bytes(data)

@@ -28,7 +28,10 @@ from elastic3d.worker.processes.trainer import Entry, run_trainer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedSnapshot:
-    """A snapshot that stays as it is while the context that gave it is open. facts: of the trainer's snapshot call."""
+    """A snapshot that stays as it is while the context that gave it is open.
+
+    facts: of the trainer's snapshot call. pieces: its tiles with their digests, as a save takes them.
+    """
 
     generation: int
     step: int
@@ -226,7 +229,7 @@ class LocalSlot:
                 rank=stored.rank,
                 world=stored.world,
                 facts=stored.facts,
-                pieces=memory.pieces(stored.table, stored.data),
+                pieces=memory.pieces(stored.table, stored.data, stored.digest_all()),
             )
 
     @contextlib.contextmanager

@@ -26,11 +26,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, cast
+from typing import NoReturn, get_args
 
 from elastic3d import output
 from elastic3d.clock import SYSTEM
-from elastic3d.values import from_json, to_json
+from elastic3d.tagged import Tagged
 from elastic3d.worker.processes import process
 
 TrainerMain = Callable[[str, tuple[int, ...]], object]
@@ -88,13 +88,13 @@ class ProcessExited:
     code: int
 
 
-_PACKETS = {kind.__name__: kind for kind in (Fork, Kill, TemplateReady, Forked, Unforked, ProcessExited)}
 Packet = Fork | Kill | TemplateReady | Forked | Unforked | ProcessExited
+_PACKETS: Tagged[Packet] = Tagged(get_args(Packet))
 
 
 def send(control: socket.socket, packet: Packet, descriptors: Sequence[int] = ()) -> None:
     """Send one packet whole, with descriptors."""
-    data = json.dumps([type(packet).__name__, to_json(packet)]).encode()
+    data = json.dumps(_PACKETS.to_json(packet)).encode()
     socket.send_fds(control, [data], list(descriptors))
 
 
@@ -109,8 +109,7 @@ def receive(control: socket.socket) -> tuple[Packet, list[int]] | None:
     if not data:
         return None
     assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC), "a packet was cut"
-    name, body = json.loads(data)
-    return cast(Packet, from_json(_PACKETS[name], body)), descriptors
+    return _PACKETS.from_json(*json.loads(data)), descriptors
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

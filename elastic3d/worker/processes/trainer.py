@@ -122,7 +122,12 @@ class ChannelPort:
                 self._say(channel.SnapshotWritten(buffer=buffer, step=step, checkpoint=checkpoint, facts=facts))
 
             job = copying.prepare(
-                tiles, self._table, self.device, acquire=lambda: self._acquire(wait), complete=complete
+                tiles,
+                self._table,
+                self.device,
+                tile_bytes=self.assignment.tile_bytes,
+                acquire=lambda: self._acquire(wait),
+                complete=complete,
             )
             if job.table is not self._table:
                 self._table = job.table

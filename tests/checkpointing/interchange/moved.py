@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from checkpointing import open_checkpoint, open_store
-from checkpointing.interchange import contents, export_checkpoint, foreign, import_checkpoint, transfer
+from checkpointing.interchange import contents, export_checkpoint, import_checkpoint, transfer
 
 
 def peak() -> int:
@@ -21,7 +21,7 @@ def main() -> None:
     store = open_store(url)
     # The amounts held at once are scaled down, so that a small state is many times as large.
     transfer.PART_BYTES = contents.BATCH_BYTES = 16 << 20
-    foreign.SLAB_TILES = contents.SLAB_TILES = 2
+    contents.SLAB_TILES = 2
     if what == "export":
         checkpoint = open_checkpoint(store)
         # Torch's lazy parts are loaded before anything is measured.

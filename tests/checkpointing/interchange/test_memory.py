@@ -53,10 +53,10 @@ def test_the_whole_model_is_never_in_memory(tmp_path: Path) -> None:
 
 def test_memory_follows_the_batch_and_not_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each slab is read when its part is written, and parts are small."""
-    from checkpointing.interchange import foreign, transfer
+    from checkpointing.interchange import contents, foreign, transfer
 
     monkeypatch.setattr(transfer, "PART_BYTES", 8 << 20)
-    monkeypatch.setattr(foreign, "SLAB_TILES", 1)
+    monkeypatch.setattr(contents, "SLAB_TILES", 1)
     torch.save({"w": torch.ones(8, 1 << 20)}, tmp_path / "in.pt")
     held: list[int] = []
     read = foreign.Slab.read

@@ -15,9 +15,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from checkpointing import Checkpoint, Store, open_checkpoint, open_store, verify
+from checkpointing import Checkpoint, Committed, Store, open_checkpoint, open_store, verify
 from checkpointing.errors import ForeignFormat, NotExportable, Superseded
-from checkpointing.interchange import Kind, Reader, Writer, export_checkpoint, foreign, import_checkpoint, transfer
+from checkpointing.format.grid import TILE_BYTES
+from checkpointing.interchange import Kind, Reader, Writer, export_checkpoint, import_checkpoint, transfer
 from checkpointing.interchange import contents as reading
 from checkpointing.interchange import safetensors_files as layout
 from tests.checkpointing.interchange.samples import as_dcp_has_it, every_dtype, nested, same
@@ -39,20 +40,18 @@ def store(tmp_path: Path) -> Store:
     return open_store(str(tmp_path / "store"))
 
 
-def imported(store: Store, kind: str, source: Path, step: int = 0) -> Checkpoint:
-    import_checkpoint(kind, source, store, step=step)
+def imported(store: Store, kind: str, source: Path, step: int = 0, tile_bytes: int = TILE_BYTES) -> Checkpoint:
+    import_checkpoint(kind, source, store, step=step, tile_bytes=tile_bytes)
     return open_checkpoint(store)
 
 
 @pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut everything into many slabs, batches and parts."""
-    monkeypatch.setattr("checkpointing.interchange.tensors.steps.__defaults__", (48,))
-    monkeypatch.setattr("checkpointing.format.grid.cut.__defaults__", (48,))
-    monkeypatch.setattr(foreign, "SLAB_TILES", 2)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Cut everything into many slabs, batches and parts; return the size of tiles to go with them."""
     monkeypatch.setattr(reading, "SLAB_TILES", 2)
     monkeypatch.setattr(reading, "BATCH_BYTES", 200)
     monkeypatch.setattr(transfer, "PART_BYTES", 300)
+    return 48
 
 
 def test_torch_save_in_and_out_is_the_same_state(tmp_path: Path, store: Store) -> None:
@@ -105,7 +104,7 @@ def test_one_file_of_safetensors_in_and_out(tmp_path: Path, store: Store) -> Non
 
 
 def test_shards_of_hugging_face_in_and_out(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, small_parts: None
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, small_parts: int
 ) -> None:
     """Shards and their index, as Hugging Face lays them out; DCP's reader of that layout loads them."""
     monkeypatch.setattr(layout, "SHARD_BYTES", 120)
@@ -118,8 +117,9 @@ def test_shards_of_hugging_face_in_and_out(
         (source / file).write_bytes(safetensors.torch.save({name: value}, metadata={"format": "pt"}))
         index[name] = file
     (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    checkpoint = imported(store, "safetensors", source)
-    again = import_checkpoint("safetensors", source / "model.safetensors.index.json", store)
+    checkpoint = imported(store, "safetensors", source, tile_bytes=small_parts)
+    index_file = source / "model.safetensors.index.json"
+    again = import_checkpoint("safetensors", index_file, store, tile_bytes=small_parts)
     assert (again.root, again.moved) == (checkpoint.root, False)
     export_checkpoint("safetensors", checkpoint, tmp_path / "out")
     written = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -146,17 +146,18 @@ def test_a_small_folder_has_one_file_and_no_index(tmp_path: Path, store: Store) 
 @pytest.mark.parametrize("kind", list(Kind))
 @pytest.mark.parametrize("state", [{"all": SAFE}, nested()], ids=["dtypes", "nested"])
 def test_import_export_import_is_the_same_checkpoint(
-    kind: Kind, state: dict[str, object], tmp_path: Path, small_parts: None
+    kind: Kind, state: dict[str, object], tmp_path: Path, small_parts: int
 ) -> None:
     """The root, which names every tensor, object and fact, is the same again, though slabs and parts are tiny."""
     state = as_dcp_has_it(state)
     torch.save(state, tmp_path / "in.pt")
     first, second = open_store(str(tmp_path / "first")), open_store(str(tmp_path / "second"))
     facts = {"run": "größe"}
-    one = import_checkpoint("torch", tmp_path / "in.pt", first, facts=facts)
+    one = import_checkpoint("torch", tmp_path / "in.pt", first, facts=facts, tile_bytes=small_parts)
     suffix = ".safetensors" if kind is Kind.SAFETENSORS else ""
     export_checkpoint(kind, open_checkpoint(first), tmp_path / f"out{suffix}")
-    two = import_checkpoint(kind, tmp_path / f"out{suffix}", second, facts=None if kind is Kind.SAFETENSORS else facts)
+    told = None if kind is Kind.SAFETENSORS else facts
+    two = import_checkpoint(kind, tmp_path / f"out{suffix}", second, facts=told, tile_bytes=small_parts)
     assert two.root == one.root
     assert one.totals.tiles > 20
 
@@ -184,7 +185,7 @@ def test_a_prefix_takes_the_model_alone(kind: Kind, tmp_path: Path, store: Store
     assert set(imported(other, kind, tmp_path / "out").specs) - {"object/paths"} == {"w", "v"}
 
 
-def test_an_import_tells_how_far_it_is_and_goes_on_after_a_failure(tmp_path: Path, small_parts: None) -> None:
+def test_an_import_tells_how_far_it_is_and_goes_on_after_a_failure(tmp_path: Path, small_parts: int) -> None:
     """Progress ends at the whole; a repeat writes the parts that are missing, and no other."""
     torch.save({"w": torch.arange(400.0)}, tmp_path / "in.pt")
     store = open_store(str(tmp_path / "store"))
@@ -196,14 +197,20 @@ def test_an_import_tells_how_far_it_is_and_goes_on_after_a_failure(tmp_path: Pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        import_checkpoint("torch", tmp_path / "in.pt", store, progress=give_up)
+        import_checkpoint("torch", tmp_path / "in.pt", store, tile_bytes=small_parts, progress=give_up)
     before = {name: (tmp_path / "store" / name).stat().st_ino for name in store.list("")}
     assert before
-    done = import_checkpoint("torch", tmp_path / "in.pt", store, progress=lambda *now: seen.append(now))
+
+    def go_on() -> Committed:
+        return import_checkpoint(
+            "torch", tmp_path / "in.pt", store, tile_bytes=small_parts, progress=lambda *now: seen.append(now)
+        )
+
+    done = go_on()
     assert seen[-1] == (1600, 1600)
     assert done.moved
     assert all((tmp_path / "store" / name).stat().st_ino == inode for name, inode in before.items())
-    assert not import_checkpoint("torch", tmp_path / "in.pt", store).moved
+    assert not go_on().moved
 
 
 def test_an_import_fences_nobody_out(tmp_path: Path, store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 import tracemalloc
@@ -14,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import checkpointing.format.grid
 from checkpointing import (
     Box,
     Checkpoint,
@@ -29,10 +29,11 @@ from checkpointing import (
     save_rank,
     verify,
 )
-from checkpointing.errors import Miswritten, StoreError
+from checkpointing.errors import Corrupt, Miswritten, StoreError
 from checkpointing.format import names
 from checkpointing.format.codecs import Codec, decode
 from checkpointing.format.encoding import hexdigest
+from checkpointing.format.grid import cut
 from checkpointing.format.manifest import Base, StoredTile, decode_manifest
 from checkpointing.format.pack import check_tiles, read_index
 from checkpointing.format.tiles import copy_box, digest
@@ -48,10 +49,9 @@ def fresh() -> Store:
     return open_store(f"memory://saving-{next(_numbers)}")
 
 
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut tensors into tiles of 1 KiB."""
-    monkeypatch.setattr(checkpointing.format.grid.cut, "__defaults__", (1024,))
+def tiny(**options: Any) -> SaveOptions:
+    """Return options that cut tensors into tiles of 1 KiB."""
+    return SaveOptions(tile_bytes=1024, **options)
 
 
 class Seam:
@@ -183,25 +183,23 @@ options = st.builds(
 def test_any_chain_of_saves_gives_back_every_byte(steps: list[tuple[int, SaveOptions]], limit: int) -> None:
     """Whatever packs, codecs and parents a state was saved with, its tiles alone give it back; `verify` is silent."""
     store, parent = fresh(), None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpointing.format.grid.cut, "__defaults__", (limit,))
-        for number, (step, chosen) in enumerate(steps):
-            saved = save_one(store, training(step), chosen, step=number, parent=parent)
-            parent = committed(store, number)
-            assert by_hand(parent) == load(parent)[0] == training(step)
-            assert saved.bytes == sum(map(len, training(step).values()))
-            assert saved.stored == sum(parent.packs[pack] for pack in saved.packs)
+    for number, (step, chosen) in enumerate(steps):
+        chosen = dataclasses.replace(chosen, tile_bytes=limit)
+        saved = save_one(store, training(step), chosen, step=number, parent=parent)
+        parent = committed(store, number)
+        assert by_hand(parent) == load(parent)[0] == training(step)
+        assert saved.bytes == sum(map(len, training(step).values()))
+        assert saved.stored == sum(parent.packs[pack] for pack in saved.packs)
     assert list(verify(store)) == []
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("codec", ["raw", "planes", "xor"])
 def test_threads_do_not_show(codec: str) -> None:
     """The same pieces, parent, codec and pack size give the same objects, however many threads worked on them."""
     stores = []
     for threads in (1, 2, 4):
         store = fresh()
-        chosen = SaveOptions(codec=codec, pack_bytes=5000, transfers=threads, workers=threads)
+        chosen = tiny(codec=codec, pack_bytes=5000, transfers=threads, workers=threads)
         save_one(store, training(0), chosen)
         save_one(store, training(1), chosen, step=2, parent=committed(store))
         stores.append({name: store.get(name) for name in store.list("saves/")})
@@ -210,11 +208,10 @@ def test_threads_do_not_show(codec: str) -> None:
     assert len(stores[0]) > 6
 
 
-@pytest.mark.usefixtures("tiny")
 def test_packs_are_as_large_as_asked_and_check_themselves() -> None:
     """No pack holds more tile bytes than asked, and each agrees with its own index, encoded tiles too."""
     store = fresh()
-    saved = save_one(store, training(2), SaveOptions(codec="planes", pack_bytes=4096))
+    saved = save_one(store, training(2), tiny(codec="planes", pack_bytes=4096))
     assert len(saved.packs) >= saved.bytes // 4096
     codecs = set()
     for pack in saved.packs:
@@ -225,30 +222,28 @@ def test_packs_are_as_large_as_asked_and_check_themselves() -> None:
     assert codecs == {Codec.RAW, Codec.PLANES}  # the scalar is not worth a codec
 
 
-@pytest.mark.usefixtures("tiny")
 def test_equal_tiles_are_stored_once() -> None:
     """Tied tensors, empty moments and renamed tensors share their bytes, within a save and with its parent."""
     store = fresh()
     one, two = (TensorSpec(key=key, dtype="float32", shape=(16, 64)) for key in ("embedding", "head"))
     zeros = TensorSpec(key="zeros", dtype="float32", shape=(16, 64))
     data = weights("float32", (16, 64), 3)
-    saved = save_one(store, {one: data, two: data, zeros: bytes(4096)}, SaveOptions())
+    saved = save_one(store, {one: data, two: data, zeros: bytes(4096)}, tiny())
     assert (saved.tiles, saved.bytes, saved.written) == (12, 3 * 4096, 4096 + 1024)
     renamed = TensorSpec(key="renamed", dtype="float32", shape=(16, 64))
-    again = save_one(store, {renamed: data}, SaveOptions(), step=2, parent=committed(store))
+    again = save_one(store, {renamed: data}, tiny(), step=2, parent=committed(store))
     assert (again.written, again.stored, again.packs) == (0, 0, ())
     checkpoint = committed(store, 2)
     assert by_hand(checkpoint) == {renamed: data}
     assert list(verify(store)) == []
 
 
-@pytest.mark.usefixtures("tiny")
 def test_ninety_percent_frozen_costs_ten() -> None:
     """What is written, manifest and indexes included, is at most 1.05 of what changed when tiles are large enough."""
     store, state = fresh(), make_state({f"layer{n}": ("float32", (256, 64)) for n in range(10)})
-    first = save_one(store, state, SaveOptions(pack_bytes=32 << 10))
+    first = save_one(store, state, tiny(pack_bytes=32 << 10))
     changed = {**state, **make_state({"layer7": ("float32", (256, 64))}, seed=3)}
-    saved = save_one(store, changed, SaveOptions(pack_bytes=32 << 10), step=2, parent=committed(store))
+    saved = save_one(store, changed, tiny(pack_bytes=32 << 10), step=2, parent=committed(store))
     assert first.written == 10 * (64 << 10)
     assert saved.written == 64 << 10
     index = 200 * 64  # tiles are 1 KiB here and 4 MiB elsewhere: what is said of each one is set aside
@@ -256,13 +251,12 @@ def test_ninety_percent_frozen_costs_ten() -> None:
     assert by_hand(committed(store, 2)) == changed
 
 
-@pytest.mark.usefixtures("tiny")
 def test_a_save_killed_at_ninety_percent_is_nearly_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """The retry uploads what was missing or under way: at most 15 % of the bytes of a save of sixty tiles."""
     small, tiles = 1024, 60
     monkeypatch.setattr("checkpointing.saving.options._SMALL", small)
     store, state = fresh(), make_state({"w": ("float32", (4 * tiles, 64))})
-    chosen = SaveOptions(pack_bytes=8 * small, transfers=4)
+    chosen = tiny(pack_bytes=8 * small, transfers=4)
     total = save_one(fresh(), state, chosen).stored
     landed, lock = [0], threading.Lock()
 
@@ -293,7 +287,6 @@ def test_packs_become_smaller_towards_the_end() -> None:
     assert SaveOptions(pack_bytes=1000).limit(1 << 30) == 1000
 
 
-@pytest.mark.usefixtures("tiny")
 def test_transfers_go_side_by_side_and_no_more_than_asked() -> None:
     """All transfers are under way at once; a pack is not even encoded before one is free."""
     store, state = fresh(), make_state({"w": ("float32", (128, 64))})
@@ -308,7 +301,7 @@ def test_transfers_go_side_by_side_and_no_more_than_asked() -> None:
             now[0] -= 1
         return data
 
-    saved = save_one(Seam(store, meets), state, SaveOptions(pack_bytes=1024, transfers=4, check=False))
+    saved = save_one(Seam(store, meets), state, tiny(pack_bytes=1024, transfers=4, check=False))
     assert (len(saved.packs), most) == (32, [4])
 
 
@@ -332,11 +325,10 @@ def test_what_arrives_damaged_is_sent_again() -> None:
     assert by_hand(committed(store)) == state
 
 
-@pytest.mark.usefixtures("tiny")
 def test_differences_are_one_deep() -> None:
     """A difference to a tile that is one itself is made to that one's base; grown old, it stands by itself again."""
     store, parent, seen = fresh(), None, []
-    chosen = SaveOptions(codec="xor")
+    chosen = tiny(codec="xor")
     for step in range(4):
         save_one(store, training(step), chosen, step=step, parent=parent)
         parent = committed(store, step)
@@ -352,11 +344,10 @@ def test_differences_are_one_deep() -> None:
     assert not any(tile.base for tile in committed(store, 4).tiles if tile.spec.key == "w")
 
 
-@pytest.mark.usefixtures("tiny")
 def test_a_base_that_is_gone_or_damaged_is_not_used() -> None:
     """The tile is then stored by itself."""
     store = fresh()
-    chosen = SaveOptions(codec="xor", pack_bytes=1 << 20)
+    chosen = tiny(codec="xor", pack_bytes=1 << 20)
     saved = save_one(store, training(0), chosen)
     parent = committed(store)
     (pack,) = saved.packs
@@ -373,11 +364,10 @@ def test_a_base_that_is_gone_or_damaged_is_not_used() -> None:
         assert not any(tile.base for tile in manifest.tiles)
 
 
-@pytest.mark.usefixtures("tiny")
 def test_an_older_state_in_memory_spares_reading_it() -> None:
     """What `recall` gives is used when it is the older tile, and not when it is not; the bytes come out right."""
     store = fresh()
-    chosen = SaveOptions(codec="xor")
+    chosen = tiny(codec="xor")
     save_one(store, training(0), chosen)
     committed(store)
     seam = Seam(store, lambda _, data: data)
@@ -423,12 +413,11 @@ def test_memory_is_bounded(tmp_path: Path, codec: str, most: int) -> None:
     assert saved.bytes == 48 << 20
 
 
-@pytest.mark.usefixtures("tiny")
 def test_what_does_not_shrink_is_stored_as_it_is() -> None:
     """Below a ratio of 1.05 a tile stays raw, whatever the save was asked for."""
     store, state = fresh(), make_state({"w": ("int8", (64, 64)), "b": ("bfloat16", (600,))})
     for step, codec in enumerate(["planes", "xor"]):
-        saved = save_one(store, state, SaveOptions(codec=codec), step=step)
+        saved = save_one(store, state, tiny(codec=codec), step=step)
         assert {tile.codec for tile in committed(store, step).tiles} == {Codec.RAW}
         assert saved.written == saved.bytes
 
@@ -472,7 +461,6 @@ class Time:
             self.now += seconds
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(("most", "codec"), [(99, Codec.PLANES), (1 << 62, Codec.RAW)])
 def test_auto_measures(most: int, codec: Codec) -> None:
     """On a slow store what follows the first transfers is encoded, if it becomes smaller; a retry does the same."""
@@ -482,7 +470,7 @@ def test_auto_measures(most: int, codec: Codec) -> None:
         time.sleep(1.0)
         return data
 
-    chosen = SaveOptions(codec="auto", pack_bytes=2048, transfers=2)
+    chosen = tiny(codec="auto", pack_bytes=2048, transfers=2)
     spec = TensorSpec(key="w", dtype="int64", shape=(32, 64))
     state, later = ({spec: np.random.default_rng(n).integers(-most, most, 2048).tobytes()} for n in range(2))
     saved = save_one(Seam(store, slow), state, chosen, clock=time.clock, sleep=time.sleep)
@@ -493,9 +481,56 @@ def test_auto_measures(most: int, codec: Codec) -> None:
     store.delete(saved.manifest)
     again = save_one(store, state, chosen, clock=time.clock, sleep=time.sleep)
     assert (again.sent, again.packs) == (0, saved.packs)
-    known = SaveOptions(codec="auto", speeds=saved.speeds)
+    known = tiny(codec="auto", speeds=saved.speeds)
     save_one(store, later, known, step=2, parent=checkpoint)
     assert {tile.codec for tile in committed(store, 2).tiles} == {codec}
+
+
+def digested(state: State, tile_bytes: int) -> list[Piece]:
+    """Return a state cut into tiles that come with their digests."""
+    return [
+        dataclasses.replace(tile, digest=digest(tile.spec, tile.box, tile.data))
+        for spec, data in state.items()
+        for tile in cut(piece(spec, data, spec.box), tile_bytes)
+    ]
+
+
+def save_tiles(store: Store, tiles: list[Piece], *, step: int = 1, parent: Checkpoint | None = None) -> SavedRank:
+    """Save tiles as one rank."""
+    return save_rank(
+        store, step=step, made_in=1, attempt=0, rank=0, world=1, pieces=tiles, facts=FACTS, parent=parent
+    )  # fmt: skip
+
+
+def test_tiles_that_come_with_their_digests_are_saved_as_they_were_cut() -> None:
+    """Whoever has cut and digested them, the checkpoint is the one that a save of whole pieces makes."""
+    store, other = fresh(), fresh()
+    save_one(store, training(0), tiny())
+    saved = save_tiles(other, digested(training(0), 1024))
+    assert (saved.tiles, saved.packs) == (len(committed(store).tiles), tuple(committed(store).packs))
+    assert committed(other).root == committed(store).root
+    assert by_hand(committed(other)) == training(0)
+
+
+def test_a_tile_that_the_parent_has_is_not_read_again() -> None:
+    """Its digest is all that is looked at: that its bytes are others by now does not matter."""
+    store = fresh()
+    save_tiles(store, digested(training(0), 1024))
+    before = committed(store)
+    tiles = [dataclasses.replace(tile, data=memoryview(bytes(len(tile.data)))) for tile in digested(training(0), 1024)]
+    assert save_tiles(store, tiles, step=2, parent=before).written == 0
+    assert by_hand(committed(store, 2)) == training(0)
+
+
+def test_a_tile_that_changed_after_it_was_digested_is_not_written() -> None:
+    """A bit that flips in memory between snapshot and upload is found, and named, before it is in a checkpoint."""
+    store, tiles = fresh(), digested(training(0), 1024)
+    flipped = bytearray(tiles[3].data)
+    flipped[7] ^= 1
+    tiles[3] = dataclasses.replace(tiles[3], data=memoryview(flipped))
+    with pytest.raises(Corrupt, match=rf"{tiles[3].spec.key} .* changed in memory"):
+        save_tiles(store, tiles)
+    assert not list(store.list("saves/"))
 
 
 def test_a_limited_save_takes_its_time() -> None:
@@ -507,7 +542,13 @@ def test_a_limited_save_takes_its_time() -> None:
 
 @pytest.mark.parametrize(
     ("bad", "message"),
-    [({"codec": "zip"}, "zip"), ({"transfers": 0}, "transfers"), ({"max_bandwidth": 0.0}, "max_bandwidth")],
+    [
+        ({"codec": "zip"}, "zip"),
+        ({"transfers": 0}, "transfers"),
+        ({"max_bandwidth": 0.0}, "max_bandwidth"),
+        ({"tile_bytes": 0}, "tile_bytes"),
+        ({"tile_bytes": (64 << 20) + 1}, "readers refuse"),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(bad: dict[str, Any], message: str) -> None:
     """When they are made, not in the middle of a save."""

@@ -52,7 +52,7 @@ def expected(step: int, key: str) -> bytes:
 def check(inventory: Inventory) -> None:
     """Fetch every tile of a snapshot and compare it with what the trainer had."""
     source = PeerSource(inventory.server, READER)
-    offers = inventory.offers()
+    offers = inventory.tiles()
     source.prefetch(offers)
     found: dict[str, bytes] = {}
     for offer in offers:
@@ -66,10 +66,13 @@ def check(inventory: Inventory) -> None:
 
 
 def check_pinned(pinned: PinnedSnapshot) -> None:
-    """Compare a pinned snapshot's pieces with what the trainer had."""
+    """Compare a pinned snapshot's tiles, in order, with what the trainer had."""
+    found: dict[str, bytes] = {}
     for piece in pinned.pieces:
-        assert bytes(piece.data) == expected(pinned.step, piece.spec.key), piece.spec
-    assert len(pinned.pieces) == 4
+        assert digest(piece.spec, piece.box, piece.data) == piece.digest
+        found[piece.spec.key] = found.get(piece.spec.key, b"") + bytes(piece.data)
+    assert found == {key: expected(pinned.step, key) for key in found}
+    assert len(found) == 4
 
 
 def test_snapshots_survive_the_trainer(nursery: Nursery) -> None:

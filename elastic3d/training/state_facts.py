@@ -1,0 +1,88 @@
+"""What a saved state says beside its tensors: written here, and read here, once, where it comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastic3d.data import Order
+from elastic3d.data.ledger import Line
+from elastic3d.errors import StateUnfit
+from elastic3d.parallel.numerics.scale import LossScale
+from elastic3d.values import from_json, to_json
+
+_BEGUN_FROM = "begun_from"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedState:
+    """What the script asked for when the run began, as far as it can be written down."""
+
+    optimizer: str
+    """Name of the optimizer's class."""
+    schedule: str
+    """Name of the schedule's class, "" for none."""
+    micro_batch: int
+    """Samples of a micro-batch."""
+    groups: tuple[dict[str, Any], ...]
+    """Hyperparameters of each parameter group, as `parallel.facts` encodes them."""
+    schedule_state: Any
+    """The schedule's state, encoded likewise; None without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFacts:
+    """The state that is no tensor, equal on all ranks."""
+
+    step: int
+    """It is of this step."""
+    order: Order
+    """In which samples are consumed."""
+    ledger: tuple[Line, ...]
+    """Which steps consumed which samples."""
+    optimizer_groups: tuple[Any, ...]
+    """Hyperparameters of each parameter group, encoded."""
+    schedule: Any
+    """The schedule's state, encoded; None without one."""
+    cursor: Any = None
+    """Where a data set without positions was, encoded; None for one with positions."""
+    data: str = ""
+    """Fingerprint of the data set, "" for one that has none."""
+    loss_scale: LossScale | None = None
+    """The loss scale; None where there is none."""
+    asked: AskedState | None = None
+    """What the script asked for; None in states of older versions, which do not say."""
+    begun_from: str = ""
+    """The checkpoint that `restore=` named and the run went back to, "" for none."""
+
+
+def to_plain(facts: StateFacts) -> dict[str, Any]:
+    """Return facts as plain JSON data, as they are kept with a state."""
+    plain: dict[str, Any] = to_json(facts)
+    if not facts.begun_from:
+        del plain[_BEGUN_FROM]
+    return plain
+
+
+def by_a_run(plain: Mapping[str, Any]) -> bool:
+    """Return whether a run has saved this: it says which samples were consumed."""
+    return "order" in plain
+
+
+def begun_from(plain: Mapping[str, Any]) -> str:
+    """Return what `restore=` had named where a state was saved, whoever saved it; "" for nothing."""
+    return str(plain.get(_BEGUN_FROM, ""))
+
+
+def parse(plain: Mapping[str, Any] | None, step: int) -> StateFacts:
+    """Return the facts of the state of a step; StateUnfit for what no run has saved, or not whole."""
+    if plain is None:
+        raise StateUnfit(f"the state of step {step} has no facts beside its tensors; it was not saved by a run")
+    try:
+        return from_json(StateFacts, plain)
+    except (TypeError, ValueError) as error:
+        raise StateUnfit(
+            f"what the state of step {step} says beside its tensors cannot be read: {error}. Trying again does not "
+            "help: upgrade if a newer version saved it, or go back to another checkpoint with restore="
+        ) from error
