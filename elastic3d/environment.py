@@ -99,6 +99,9 @@ NVML_CHECK = _variable(
     "PYTORCH_NVML_BASED_CUDA_CHECK", SetBy.ELASTIC3D, "that torch looks for devices without initialising CUDA"
 )
 GLOO_INTERFACE = _variable("GLOO_SOCKET_IFNAME", SetBy.ELASTIC3D, "network interface of a trainer's collectives")
+NCCL_INTERFACE = _variable("NCCL_SOCKET_IFNAME", SetBy.USER, "network interfaces of NCCL, by the beginnings of names")
+VISIBLE_CUDA = _variable("CUDA_VISIBLE_DEVICES", SetBy.USER, "which NVIDIA devices a process sees")
+VISIBLE_ROCM = _variable("HIP_VISIBLE_DEVICES", SetBy.USER, "which AMD devices a process sees")
 TEMPORARY = _variable("TMPDIR", SetBy.MACHINE, "folder for temporary files")
 SLURM_NODE = _variable("SLURMD_NODENAME", SetBy.MACHINE, "name of this node in Slurm: its label host")
 SLURM_LEVELS = _variable("SLURM_TOPOLOGY_ADDR_PATTERN", SetBy.MACHINE, "what the parts of SLURM_TOPOLOGY_ADDR are")

@@ -21,7 +21,7 @@ STEP = 0.05
 _STATE_BYTES = 3 * 4
 """A parameter and two moments of its optimizer, fp32."""
 
-_COPIES = 3
+COPIES = 3
 """Snapshots at home: the safe step and two on their way to be safe. The buddy's are as many."""
 
 _SAMPLE = 64 * 1024
@@ -35,7 +35,7 @@ def room(profile: ModelProfile, *, least: int, most: int, available: int) -> str
     """
     needed = {nodes: _snapshot_bytes(profile, nodes) for nodes in (least, most)}
     words = (
-        f"snapshots of {profile.parameters:,} parameters (3 fp32 values each, {_COPIES} snapshots at home and as many "
+        f"snapshots of {profile.parameters:,} parameters (3 fp32 values each, {COPIES} snapshots at home and as many "
         "for the buddy) take {needed} of memory on each of {nodes} node(s); this one has {available}"
     )
 
@@ -48,7 +48,7 @@ def room(profile: ModelProfile, *, least: int, most: int, available: int) -> str
 
 
 def _snapshot_bytes(profile: ModelProfile, nodes: int) -> int:
-    kept = _COPIES * (2 if nodes > 1 else 1)
+    kept = COPIES * (2 if nodes > 1 else 1)
     return profile.parameters * _STATE_BYTES * kept // nodes
 
 
