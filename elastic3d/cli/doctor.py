@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -123,11 +124,11 @@ def doctor(
         id=new_id(),
     )
     listener = PeerListener(listen, Versions.here()) if listen is not None else None
-    with _signals():
+    with _signals() as ended_by:
         if listener is not None and not wanted.peers:
             _listen(listener)
             return
-        found, stuck = _examined(wanted, listener, total)
+        found, stuck = _examined(wanted, listener, total, ended_by)
     _tell(found, as_json)
     code = int(found.status is FindingStatus.FAILURE)
     if stuck:
@@ -194,8 +195,13 @@ def _place(endpoint: str, prefix: str, user: str, password_file: str, ca: str, c
     )
 
 
-def _examined(wanted: Wanted, listener: PeerListener | None, total: float) -> tuple[Examination, bool]:
-    """Make all checks; return what they found, and whether one of them is still at it."""
+def _examined(
+    wanted: Wanted, listener: PeerListener | None, total: float, ended_by: Sequence[int]
+) -> tuple[Examination, bool]:
+    """Make all checks; return what they found, and whether one of them is still at it.
+
+    ended_by: the signals, but for Ctrl-C's, that interrupted it.
+    """
     begun = SYSTEM.monotonic()
     checkup = Checkup(wanted)
     runs = CheckRuns(checkup.checks(), limit=total)
@@ -208,10 +214,14 @@ def _examined(wanted: Wanted, listener: PeerListener | None, total: float) -> tu
                 found += (warning(Subject.ETCD, "password", *_halves(sent)),) if sent else ()
             if listener is not None:
                 _wait_for_callers(listener, spinner, len(wanted.peers), begun + total)
-    except KeyboardInterrupt as interrupt:
-        for what in runs.stop():
+    except KeyboardInterrupt:
+        try:
+            left = runs.stop()
+        except KeyboardInterrupt:
+            left = runs.made  # who insists is not kept waiting
+        for what in left:
             print(f"elastic3d: {what} may be left behind; remove it by hand", file=sys.stderr)
-        code = 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
+        code = 128 + next(iter(ended_by), signal.SIGINT)
         if runs.stuck:
             sys.stderr.flush()
             os._exit(code)
@@ -267,17 +277,19 @@ def _tell(found: Examination, as_json: bool) -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Let SIGTERM, and a terminal that goes away, end it as Ctrl-C does: with everything removed."""
+def _signals() -> Iterator[list[int]]:
+    """Let SIGTERM, and a terminal that goes away, end it as Ctrl-C does: with everything removed. Yields by which."""
+    by: list[int] = []
 
-    def interrupt(number: int, _frame: object) -> None:
-        raise KeyboardInterrupt(number)
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        by.append(number)
+        signal.default_int_handler(number, frame)
 
     before: dict[signal.Signals, Any] = {}
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             before[number] = signal.signal(number, interrupt)
-        yield
+        yield by
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)

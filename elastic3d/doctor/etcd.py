@@ -21,8 +21,8 @@ from elastic3d.doctor.clock import ClockReading
 from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
 from elastic3d.doctor.running import CheckRun
 from elastic3d.doctor.words import spell_size, spell_time
-from elastic3d.errors import EtcdError
-from elastic3d.etcd import Endpoint, EtcdClient, LeaseGone, MemberStatus, Tls
+from elastic3d.errors import EtcdError, EtcdUnavailable
+from elastic3d.etcd import Endpoint, EtcdClient, Impaired, LeaseGone, MemberStatus, Tls
 
 ROUNDS = 7
 """Reads and writes whose median counts."""
@@ -45,6 +45,13 @@ TIMEOUT, BUDGET = 2.0, 6.0
 """Seconds for one try, and for one call with all its tries."""
 
 _SET_UP = "see docs/guides/etcd.md"
+_REMEDIES = {
+    "wrong user name or password": "correct --user and --password-file",
+    "asks who we are": "give --user and --password-file, or --cert and --key",
+    "does not speak TLS": "write http:// before it, and leave out --ca, --cert and --key",
+    "speaks TLS": "write https:// before it, and give who signed its certificate by --ca",
+}
+"""By what an error says: what to do, where the error itself names settings of other programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +78,14 @@ class EtcdPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberFacts:
-    """One member. error: why it did not answer or let us in, with what to do; the other fields then mean nothing.
+    """One member. error: why it did not answer or let us in, remedy: what to do; the other fields then mean nothing.
 
     read: median seconds of a linearizable read. certificate_ends: wall time, None without TLS.
     """
 
     endpoint: str
     error: str = ""
+    remedy: str = ""
     status: MemberStatus | None = None
     read: float = 0.0
     certificate_ends: float | None = None
@@ -85,9 +93,10 @@ class MemberFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteFacts:
-    """The write. error: why it failed. median: seconds. removed: it was there under its lease, and gone with it."""
+    """The write. error: why it failed, remedy: what to do. median: seconds. removed: it was there, and then gone."""
 
     error: str = ""
+    remedy: str = ""
     median: float = 0.0
     removed: bool = True
 
@@ -95,7 +104,7 @@ class WriteFacts:
 def judge_member(facts: MemberFacts, now: float) -> tuple[Finding, ...]:
     """Say whether a member serves as it should. now: wall time."""
     if facts.error or facts.status is None:
-        return (_error(facts.endpoint, facts.error),)
+        return (_bad(facts, facts.error, facts.remedy),)
     status = facts.status
     role = "leader" if status.leads else "learner" if status.learner else "follower"
     seen = f"version {status.version}, {role}, reads in {spell_time(facts.read)}, database {spell_size(status.size)}"
@@ -126,10 +135,15 @@ def _bad(facts: MemberFacts, seen: str, remedy: str) -> Finding:
     return failure(Subject.ETCD, facts.endpoint, seen, remedy)
 
 
-def _error(name: str, error: str) -> Finding:
-    """Split what an error says into what happened and what to do: ours have both, in that order."""
-    seen, _, remedy = error.partition("; ")
-    return failure(Subject.ETCD, name, seen.removeprefix("etcd: "), remedy or _SET_UP)
+def explained(error: EtcdError) -> tuple[str, str]:
+    """Return what an error says happened, and what to do about it on this command line."""
+    text = " ".join(str(error).split())
+    for words, remedy in _REMEDIES.items():
+        if words in text:
+            return text.partition(";")[0].removeprefix("etcd: "), remedy
+    # Ours have both, in this order.
+    seen, _, remedy = text.partition("; ")
+    return seen.removeprefix("etcd: "), remedy or _SET_UP
 
 
 def _alarms(endpoint: str, status: MemberStatus) -> list[Finding]:
@@ -231,7 +245,7 @@ def judge_write(facts: WriteFacts, prefix: str) -> Finding:
     """Say whether this node can write as a job does."""
     name = f"write under {prefix}"
     if facts.error:
-        return _error(name, facts.error)
+        return failure(Subject.ETCD, name, facts.error, facts.remedy)
     seen = f"a key under a lease, in {spell_time(facts.median)}"
     if not facts.removed:
         return failure(
@@ -263,7 +277,10 @@ def measure_member(place: EtcdPlace, endpoint: Endpoint, run: CheckRun, clock: C
                 run.go_on(f"{name}: reads")
                 times.append(_timed(clock, lambda: client.exists(f"{place.prefix}/")))
         except EtcdError as error:
-            return MemberFacts(endpoint=name, error=str(error))
+            seen, remedy = explained(error)
+            if isinstance(error, EtcdUnavailable) and not isinstance(error, Impaired):
+                seen, remedy = _unanswered(endpoint), "see that etcd runs there, the name, the route and the firewalls"
+            return MemberFacts(endpoint=name, error=seen.removeprefix(f"{name} "), remedy=remedy)
     run.go_on(f"{name}: certificate")
     return MemberFacts(
         endpoint=name,
@@ -280,8 +297,8 @@ def measure_write(place: EtcdPlace, run: CheckRun, clock: Clock = SYSTEM) -> Wri
     with place.client(place.endpoints) as client:
         try:
             what = f"key {key} in etcd, which its lease removes within {TTL:g} s,"
-            run.making(what)
             lease, _ = client.grant(TTL)
+            run.making(what)
             try:
                 times = []
                 for _ in range(ROUNDS):
@@ -295,9 +312,11 @@ def measure_write(place: EtcdPlace, run: CheckRun, clock: Clock = SYSTEM) -> Wri
                     run.removed(what)  # by its lease, where not by us
             gone = client.get(key) is None
         except LeaseGone:
-            return WriteFacts(error=f"the lease of {TTL:g} s was over before the writes were; etcd is far too slow")
+            slow = f"the lease of {TTL:g} s was over before {ROUNDS} writes were"
+            return WriteFacts(error=slow, remedy="etcd is far too slow for a job: look at its disks and its load")
         except EtcdError as error:
-            return WriteFacts(error=str(error))
+            seen, remedy = explained(error)
+            return WriteFacts(error=seen, remedy=remedy)
         return WriteFacts(median=statistics.median(times), removed=there and gone)
 
 
@@ -315,6 +334,19 @@ def measure_clock(place: EtcdPlace, endpoint: Endpoint, clock: Clock = SYSTEM) -
                 return None
             return clocks.reading(f"etcd {endpoint.target}", before=before, after=after, theirs=theirs, grain=1.0)
     return None
+
+
+def _unanswered(endpoint: Endpoint) -> str:
+    """Return in words why nobody who speaks etcd's protocol answered there."""
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), TIMEOUT).close()
+    except ConnectionRefusedError:
+        return "the host answers, and nobody listens there"
+    except TimeoutError:
+        return f"no answer within {TIMEOUT:g} s"
+    except (OSError, UnicodeError) as error:
+        return f"cannot be reached: {getattr(error, 'strerror', None) or error}"
+    return "takes connections, and answers nothing that etcd would"
 
 
 def _timed(clock: Clock, call: Callable[[], object]) -> float:

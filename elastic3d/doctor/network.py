@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic3d import environment
 from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
-from elastic3d.environment import GLOO_INTERFACE, NCCL_INTERFACE
 from elastic3d.errors import ConfigurationError
 from elastic3d.rendezvous.settings import own_address
 
@@ -133,7 +133,7 @@ def _host(facts: NetworkFacts) -> Finding:
 
 
 def _gloo(facts: NetworkFacts) -> Finding:
-    name = GLOO_INTERFACE.name
+    name = environment.GLOO_INTERFACE.name
     given = {one.name: one for one in facts.interfaces}
     ours = interface_of(facts)
     there = ", ".join(sorted(given)) or "none"
@@ -159,7 +159,7 @@ def _gloo(facts: NetworkFacts) -> Finding:
 
 
 def _nccl(facts: NetworkFacts) -> Finding:
-    name = NCCL_INTERFACE.name
+    name = environment.NCCL_INTERFACE.name
     usable = [one for one in facts.interfaces if one.up and one.addresses]
     there = ", ".join(one.name for one in usable) or "none"
     if facts.nccl:
@@ -202,8 +202,8 @@ def measure(endpoint: str) -> NetworkFacts:
         interfaces=interfaces(),
         host=host,
         resolved=_resolved(host),
-        gloo=GLOO_INTERFACE.read(),
-        nccl=NCCL_INTERFACE.read(),
+        gloo=environment.GLOO_INTERFACE.read(),
+        nccl=environment.NCCL_INTERFACE.read(),
     )
 
 

@@ -138,6 +138,11 @@ class CheckRuns:
         ends = self._clock.monotonic() + CLEANING
         for run in self.runs:
             run.done.wait(max(0.0, ends - self._clock.monotonic()))
+        return self.made
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """What is there at the moment and has to be removed."""
         return tuple(what for run in self.runs for what in run.made)
 
     @property
