@@ -37,6 +37,8 @@ from elastic3d.values import to_json
 ETCD, STORE, PEERS = "etcd", "Store", "Other nodes"
 SHORTEST, LONGEST = 1.0, 3600.0
 WIDE = 72
+MEMBERS = 64
+"""More endpoints than any etcd has members: each is asked on a thread of its own."""
 _STYLES = {FindingStatus.OK: "green", FindingStatus.WARNING: "yellow", FindingStatus.FAILURE: "bold red"}
 
 
@@ -186,8 +188,11 @@ def _place(endpoint: str, prefix: str, user: str, password_file: str, ca: str, c
         endpoint=endpoint, prefix=prefix, user=user, password_file=password_file, ca=ca, cert=cert, key=key
     )
     tls = options.tls()
+    endpoints = parse_endpoints(endpoint, tls=tls is not None)
+    if len(endpoints) > MEMBERS:
+        raise UsageError(f"--endpoint names {len(endpoints)} members; no etcd has more than {MEMBERS}")
     return EtcdPlace(
-        endpoints=parse_endpoints(endpoint, tls=tls is not None),
+        endpoints=endpoints,
         prefix=options.path,
         user=user,
         password=options.password(),

@@ -8,7 +8,7 @@ host          memory, shared memory and limits of this machine
 clock         this machine's clock against others'
 network       by which address and interface others reach this machine
 etcd          each member, and a write under a lease
-store         reads, writes, conditions, bandwidth
+store         reads, writes, conditions, bandwidth; directory: one that is a folder
 peers         other nodes, by the port on which they listen
 node          all of them together
 

@@ -42,7 +42,7 @@ class Said:
 
 
 def ask(command: Sequence[str], run: CheckRun, *, limit: float) -> Said:
-    """Run a program for at most `limit` seconds and return what it said.."""
+    """Run a program for at most `limit` seconds, or until it has said far too much, and return what it said."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command],
@@ -60,6 +60,8 @@ def ask(command: Sequence[str], run: CheckRun, *, limit: float) -> Said:
                     code = process.wait(TURN)
                 except subprocess.TimeoutExpired:
                     run.go_on()
+                    if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > MOST:
+                        break
         except Stopped:
             pass  # what it said until now is told all the same
         finally:

@@ -46,6 +46,9 @@ ROUNDS = 5
 AT_ONCE = 64
 """Callers that are served at the same time."""
 
+MOST = 256
+"""Peers of one call: each is called on a thread of its own."""
+
 SLOW = 0.05
 """Seconds for a connection beyond which people are warned."""
 
@@ -111,6 +114,8 @@ def parse_peers(text: str) -> tuple[PeerAddress, ...]:
         found.append(PeerAddress(host=bare, port=int(port)))
     if not found:
         raise UsageError(f"--peers {text!r}: give HOST:PORT, several separated by commas")
+    if len(found) > MOST:
+        raise UsageError(f"--peers names {len(found)} nodes: give at most {MOST}, some of those of a larger job")
     return tuple(dict.fromkeys(found))
 
 

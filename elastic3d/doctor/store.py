@@ -7,7 +7,9 @@ nodes and a job at work do not meet; in other stores it is below `probe/`, which
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import secrets
 import shutil
 import statistics
@@ -20,12 +22,15 @@ from checkpointing.errors import StoreDenied, StoreError, StoreFull, StoreUnfit,
 from checkpointing.format.names import PROBE
 from checkpointing.retention.store_clock import modified_at
 from checkpointing.stores.address import parse, redacted
+from checkpointing.stores.local import LocalStore
 from checkpointing.stores.opening import open_store
 from checkpointing.stores.probing import probe
 from checkpointing.stores.protocol import Store
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.doctor import clock as clocks
+from elastic3d.doctor import directory as directories
 from elastic3d.doctor.clock import ClockReading
+from elastic3d.doctor.directory import DirectoryFacts
 from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
 from elastic3d.doctor.running import CheckRun
 from elastic3d.doctor.words import spell_rate, spell_size, spell_time
@@ -45,44 +50,17 @@ SECONDS, MOST = 3.0, 256 << 20
 SLOW = 10e6
 """Bytes a second below which people are warned: a checkpoint of 10 GB takes a quarter of an hour."""
 
-ROOM = 10 << 30
-"""Free bytes of a directory's file system below which people are warned."""
+_KINDS = {
+    errno.EACCES: StoreDenied,
+    errno.EPERM: StoreDenied,
+    errno.EROFS: StoreDenied,
+    errno.ENOSPC: StoreFull,
+    errno.EDQUOT: StoreFull,
+}
 
-SHARED = frozenset(
-    (
-        "nfs",
-        "nfs4",
-        "lustre",
-        "ceph",
-        "cifs",
-        "smb3",
-        "gpfs",
-        "beegfs",
-        "glusterfs",
-        "ocfs2",
-        "gfs2",
-        "9p",
-        "virtiofs",
-        "afs",
-    )
-)
-"""Kinds of file systems that several machines see; all of FUSE may be such, too."""
+_FOLDER = ".elastic3d-doctor-"
 
 _SWAPS = "use S3, Google Cloud Storage, Azure or a directory; or let etcd decide: Checkpointing(register='etcd')"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DirectoryFacts:
-    """Where a directory's objects would be. there: it is there already; else it would be made in `inside`.
-
-    kind: of its file system, "" where that cannot be told. denied: its folders that this user may not write to.
-    """
-
-    there: bool
-    inside: str
-    kind: str
-    free: int
-    denied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +95,7 @@ class StoreFacts:
 
 def judge(facts: StoreFacts, *, register: bool) -> tuple[Finding, ...]:
     """Say whether checkpoints can be kept there. register: etcd decides what the store cannot."""
-    found = [] if facts.directory is None else _directory(facts.directory, facts.url)
+    found = [] if facts.directory is None else directories.judge(facts.directory, facts.url)
     if facts.small is not None:
         seen = f"a small object in {spell_time(facts.small)}, and back"
         found.append(
@@ -147,36 +125,6 @@ def judge(facts: StoreFacts, *, register: bool) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _directory(facts: DirectoryFacts, url: str) -> list[Finding]:
-    name = "directory"
-    if facts.denied:
-        return [
-            failure(
-                Subject.STORE,
-                name,
-                f"this user may not write to {', '.join(facts.denied)} in {url}",
-                "somebody else made them: chown or chmod them, or run as that user",
-            )
-        ]
-    seen = f"{spell_size(facts.free)} free" + (f" on {facts.kind}" if facts.kind else "")
-    if not facts.there:
-        seen = f"it will be made in {facts.inside}; {seen}"
-    if facts.free < ROOM:
-        return [
-            warning(Subject.STORE, name, seen, "free space: a job that cannot write a checkpoint goes on without one")
-        ]
-    if facts.kind and facts.kind not in SHARED and not facts.kind.startswith("fuse"):
-        return [
-            warning(
-                Subject.STORE,
-                name,
-                f"{seen}: only this machine sees it",
-                "with more than one node, give a directory that all of them mount, or an object store",
-            )
-        ]
-    return [ok(Subject.STORE, name, seen)]
-
-
 def _stopped(error: StoreError) -> Finding:
     remedy = "look at the URL, and at the store's own log"
     match error:
@@ -188,7 +136,9 @@ def _stopped(error: StoreError) -> Finding:
             remedy = "free space, raise the quota, or give another place"
         case StoreUnfit():
             remedy = "correct the URL, or use another store"
-    return failure(Subject.STORE, "reach", str(error).removeprefix("store "), remedy)
+    # The folder is the check's own, and gone by now.
+    seen = re.sub(rf"/{re.escape(_FOLDER)}[0-9a-f]+", "", str(error).removeprefix("store "))
+    return failure(Subject.STORE, "reach", seen, remedy)
 
 
 def _conditions(facts: StoreFacts, *, register: bool) -> list[Finding]:
@@ -227,26 +177,25 @@ def measure(facts: StoreFacts, run: CheckRun, clock: Clock = SYSTEM) -> None:
             store, name = open_store(facts.url, write=False, patience=PATIENCE), f"{PROBE}doctor-{secrets.token_hex(8)}"
             _try_out(store, name, run, facts, clock)
             return
-        facts.directory = directory_facts(path)
+        facts.directory = directories.measure(path)
         inside = path if facts.directory.there else Path(facts.directory.inside)
         with _folder(inside, run) as folder:
-            _try_out(open_store(str(folder), write=True), "object", run, facts, clock, folder, facts.directory.free)
+            _try_out(LocalStore(folder), "object", run, facts, clock, folder, facts.directory.free)
     except StoreError as error:
         facts.stopped = error
     except OSError as error:
-        facts.stopped = StoreError(f"store {redacted(facts.url)}: {error.strerror or error}")
+        kind = _KINDS.get(error.errno or 0, StoreError)
+        facts.stopped = kind(f"store {redacted(facts.url)}: {error.strerror or error}")
 
 
 @contextmanager
 def _folder(inside: Path, run: CheckRun) -> Iterator[Path]:
     """Give a folder of our own and remove it with all that is in it."""
-    folder = inside / f".elastic3d-doctor-{secrets.token_hex(8)}"
+    folder = inside / f"{_FOLDER}{secrets.token_hex(8)}"
     run.making(f"folder {folder}")
     try:
         folder.mkdir()
         yield folder
-    except PermissionError as error:
-        raise StoreDenied(f"store {inside}: cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -364,41 +313,6 @@ def _forget(path: Path) -> None:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)
-
-
-def directory_facts(path: Path) -> DirectoryFacts:
-    """Look at where a directory is, or would be made; StoreError where neither can be."""
-    there = path.is_dir()
-    inside = path
-    while not inside.is_dir():
-        if inside.exists() or inside.is_symlink():
-            raise StoreUnfit(f"store {path}: {inside} is no directory")
-        inside = inside.parent
-    room = os.statvfs(inside)
-    denied = [
-        one.name for one in os.scandir(inside) if there and one.is_dir() and not os.access(one.path, os.W_OK | os.X_OK)
-    ]
-    return DirectoryFacts(
-        there=there,
-        inside=str(inside),
-        kind=file_system_of(inside.resolve(), Path("/proc/self/mountinfo").read_text()),
-        free=room.f_frsize * room.f_bavail,
-        denied=tuple(sorted(name for name in denied if not name.startswith("."))),
-    )
-
-
-def file_system_of(path: Path, mounts: str) -> str:
-    """Return the kind of file system that `path` is on, from the text of mountinfo (proc(5)); "" if none fits."""
-    best, kind = "", ""
-    for line in mounts.splitlines():
-        before, dash, after = line.partition(" - ")
-        fields = before.split()
-        if not dash or len(fields) < 5:
-            continue
-        point = fields[4].encode().decode("unicode_escape")
-        if (path == Path(point) or Path(point) in path.parents) and len(point) >= len(best):
-            best, kind = point, after.split()[0]
-    return kind
 
 
 def _timed(clock: Clock, call: Callable[[], object]) -> float:

@@ -52,6 +52,8 @@ def test_wrong_calls_are_told_before_anything_is_looked_at(tmp_path: Path) -> No
         ("--register", "redis"),
         ("--peers", "host"),
         ("--peers", ","),
+        ("--peers", ",".join(f"h{index}:1" for index in range(5000))),
+        ("--endpoint", ",".join(f"h{index}:1" for index in range(5000))),
         ("--listen", "0"),
         ("--listen", "65536"),
         ("--endpoint", "e1:2379/path"),
@@ -65,7 +67,7 @@ def test_wrong_calls_are_told_before_anything_is_looked_at(tmp_path: Path) -> No
         ("--endpoint", "e1", "--prefix", "a b"),
         ("nonsense",),
     ]
-    assert [(call, code) for call in calls if (code := run(*call)[0]) != 2] == []
+    assert [(call[:4], code) for call in calls if (code := run(*call)[0]) != 2] == []
 
 
 @pytest.mark.etcd

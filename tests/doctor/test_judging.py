@@ -12,16 +12,17 @@ from rich.console import Console
 
 from checkpointing.errors import StoreDenied, StoreUnreachable
 from elastic3d.cli.doctor import document, picture
-from elastic3d.doctor import clock, devices, etcd, host, network, peers, store
+from elastic3d.doctor import clock, devices, directory, etcd, host, network, peers, store
 from elastic3d.doctor.child import Said
 from elastic3d.doctor.clock import ClockReading
 from elastic3d.doctor.devices import DeviceFacts, DriverDevice, SeenDevice, TorchFacts
+from elastic3d.doctor.directory import DirectoryFacts
 from elastic3d.doctor.etcd import MemberFacts, WriteFacts
 from elastic3d.doctor.findings import Examination, Finding, FindingStatus, Subject, failure, ok, ordered, warning, worst
 from elastic3d.doctor.host import HostFacts
 from elastic3d.doctor.network import Interface, NetworkFacts
 from elastic3d.doctor.peers import PeerAddress, PeerFacts, Versions
-from elastic3d.doctor.store import DirectoryFacts, Flow, StoreFacts
+from elastic3d.doctor.store import Flow, StoreFacts
 from elastic3d.errors import UsageError
 from elastic3d.etcd import MemberStatus
 from tests.doctor.looks import named, statuses
@@ -347,7 +348,7 @@ def test_the_file_system_of_a_path_is_the_nearest_mount() -> None:
         "31 22 0:31 / /data/with\\040space rw shared:1 - lustre x rw\n"
     )
     found = [
-        store.file_system_of(Path(path), mounts)
+        directory.file_system_of(Path(path), mounts)
         for path in ("/tmp/x", "/data", "/data/a/b", "/database", "/data/with space/c")
     ]
     assert found == ["ext4", "nfs4", "nfs4", "ext4", "lustre"]

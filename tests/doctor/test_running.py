@@ -133,3 +133,10 @@ def test_a_stopped_check_does_not_wait_for_its_program() -> None:
     begun = SYSTEM.monotonic()
     assert child.ask(["sleep", "600"], run, limit=60).code is None
     assert SYSTEM.monotonic() - begun < 30
+
+
+def test_a_program_that_floods_is_ended() -> None:
+    """Before it fills the disk; what it said is cut."""
+    said = child.ask(["yes"], under_way(), limit=60)
+    assert said.code is None
+    assert len(said.output) == child.MOST
