@@ -111,6 +111,8 @@ NCCL_MONITORING = _variable(
 )
 NCCL_NVLS = _variable("NCCL_NVLS_ENABLE", SetBy.ELASTIC3D, "0 with tp above 1, where sums in the switch change bits")
 CUBLAS_WORKSPACE = _variable("CUBLAS_WORKSPACE_CONFIG", SetBy.ELASTIC3D, "workspaces with which products repeat")
+VISIBLE_CUDA = _variable("CUDA_VISIBLE_DEVICES", SetBy.USER, "which NVIDIA devices a process sees")
+VISIBLE_ROCM = _variable("HIP_VISIBLE_DEVICES", SetBy.USER, "which AMD devices a process sees")
 TEMPORARY = _variable("TMPDIR", SetBy.MACHINE, "folder for temporary files")
 SLURM_NODE = _variable("SLURMD_NODENAME", SetBy.MACHINE, "name of this node in Slurm: its label host")
 SLURM_LEVELS = _variable("SLURM_TOPOLOGY_ADDR_PATTERN", SetBy.MACHINE, "kinds of the parts of SLURM_TOPOLOGY_ADDR")

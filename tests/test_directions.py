@@ -14,7 +14,8 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 
 # Inside elastic3d each line may import itself and what stands above it. `training` is the Run that a user's main sees,
 # `entry` the elastic3d.run that a script calls; `storage` is the run's store, `etcd_refs` its refs in etcd;
-# `rendezvous` is torchrun's side of a node, `worker` the job's. `calibration` asks scripts and measures.
+# `rendezvous` is torchrun's side of a node, `worker` the job's. `calibration` asks scripts and measures,
+# `doctor` looks at one node.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "values",
@@ -37,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rendezvous", "admission"),
     ("worker",),
     ("training",),
-    ("calibration",),
+    ("calibration", "doctor"),
     ("entry",),
     ("cli",),
 )

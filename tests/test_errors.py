@@ -15,6 +15,7 @@ CAUGHT_INSIDE = {
     "_Seen": "calibration.block, from the block's own input",
     "_ProfileMade": "calibration.script_question, out of the user's main",
     "Drawn": "data.batches, where a stream has ended",
+    "Stopped": "doctor.running, which says at what the check was",
     "RpcFailure": "etcd.session, which makes it an EtcdError",
     "ListAgain": "etcd.watch",
     "Unheard": "notices.watcher, which tries again and says so",

@@ -23,6 +23,7 @@ import typer.main
 
 from elastic3d import log
 from elastic3d.cli import application
+from elastic3d.doctor.findings import Examination
 from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
 
@@ -122,7 +123,7 @@ def _comments(source: str) -> dict[str, str]:
 
 
 def documents() -> str:
-    """Return the page of the JSON documents that describe a live job, from the dataclasses they are made of."""
+    """Return the page of the JSON documents about a live job or a node, from the dataclasses they are made of."""
     lines = [
         "# JSON documents",
         "",
@@ -131,8 +132,9 @@ def documents() -> str:
         "",
         "`elastic3d status --json` prints [`Status`](#status) and its `schema`; `elastic3d events --json` prints",
         "`schema`, `run_id` and `generations`, a list of [`GenerationHistory`](#generationhistory).",
+        "`elastic3d doctor --json` prints [`Examination`](#examination) and its `schema`.",
     ]
-    seen: dict[type[Any], None] = {Status: None, GenerationHistory: None}
+    seen: dict[type[Any], None] = {Status: None, GenerationHistory: None, Examination: None}
     queue = list(seen)
     while queue:
         kind = queue.pop(0)

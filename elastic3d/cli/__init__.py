@@ -14,6 +14,7 @@ import typer
 
 from elastic3d.cli import ckpt, node_commands, samples, status
 from elastic3d.cli.calibrate import calibrate
+from elastic3d.cli.doctor import doctor
 from elastic3d.cli.job import about_a_job
 from elastic3d.cli.plan import plan
 from elastic3d.errors import Elastic3dError
@@ -62,6 +63,7 @@ def application() -> typer.Typer:
         ("release", node_commands.release),
     ):
         app.command(name, rich_help_panel=ORDER)(about_a_job(command))
+    app.command("doctor", rich_help_panel=AHEAD)(doctor)
     app.command("plan", rich_help_panel=AHEAD)(plan)
     app.command("calibrate", rich_help_panel=AHEAD)(calibrate)
     app.add_typer(ckpt.app, name="ckpt", rich_help_panel="Look at checkpoints")

@@ -20,7 +20,7 @@ from elastic3d.etcd import diagnosis, messages, transport
 from elastic3d.etcd.codec import Codec
 from elastic3d.etcd.endpoints import parse_endpoints
 from elastic3d.etcd.failures import LeaseGone
-from elastic3d.etcd.operations import Compare, Get, KeyValue, Operation, TxnResult
+from elastic3d.etcd.operations import Compare, Get, KeyValue, MemberStatus, Operation, TxnResult
 from elastic3d.etcd.session import Session
 from elastic3d.etcd.tls import Tls
 
@@ -166,6 +166,22 @@ class EtcdClient:
     def database_size(self, *, budget: float | None = None) -> int:
         """Return the bytes allocated by the database of the member that answers."""
         return int(self.session.call(transport.STATUS, messages.new("StatusRequest"), safe=True, budget=budget).dbSize)
+
+    def member_status(self, *, budget: float | None = None) -> MemberStatus:
+        """Return what the member which answers says of itself; nobody is asked for a password for it."""
+        answer = self.session.call(transport.STATUS, messages.new("StatusRequest"), safe=True, budget=budget)
+        return MemberStatus(
+            cluster=int(answer.header.cluster_id),
+            member=int(answer.header.member_id),
+            version=str(answer.version),
+            leads=answer.leader != 0 and answer.leader == answer.header.member_id,
+            has_leader=answer.leader != 0,
+            learner=bool(answer.isLearner),
+            size=int(answer.dbSize),
+            in_use=int(answer.dbSizeInUse),
+            quota=int(answer.dbSizeQuota),
+            errors=tuple(map(str, answer.errors)),
+        )
 
     def compact(self, revision: int) -> None:
         """Have etcd discard the states of all keys, others' too, before `revision`; current values stay."""

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Iterable
 
+from elastic3d.clock import SYSTEM
 from elastic3d.errors import EtcdError, EtcdRefused
 from elastic3d.etcd.endpoints import Endpoint
 from elastic3d.etcd.tls import Tls
@@ -91,8 +92,11 @@ def _ask(endpoint: Endpoint, timeout: float) -> bytes:
         with socket.create_connection((endpoint.host, endpoint.port), timeout) as connection:
             connection.settimeout(timeout)
             connection.sendall(f"GET /version HTTP/1.0\r\nHost: {endpoint.target}\r\n\r\n".encode())
+            # For the whole answer: what sends a byte now and then would be heard for hours otherwise.
+            ends = SYSTEM.monotonic() + timeout
             while len(answer) < 1 << 16 and (part := connection.recv(1 << 14)):
                 answer += part
+                connection.settimeout(max(0.001, ends - SYSTEM.monotonic()))
     except OSError:
         pass  # whatever came before it is the answer
     return answer

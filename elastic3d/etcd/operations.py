@@ -100,3 +100,24 @@ class TxnResult:
     succeeded: bool
     revision: int
     gets: tuple[tuple[KeyValue, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStatus:
+    """What one member says of itself. Sizes in bytes of its database: as allocated, and what of it is in use.
+
+    leads: it is the cluster's leader; has_leader: it knows one. learner: it has no vote yet, and serves next to
+    nothing. quota: beyond which it takes no writes, 0 where it does not say (before etcd 3.6). errors: alarms and the
+    like, in its own words.
+    """
+
+    cluster: int
+    member: int
+    version: str
+    leads: bool
+    has_leader: bool
+    learner: bool
+    size: int
+    in_use: int
+    quota: int
+    errors: tuple[str, ...]
