@@ -131,11 +131,17 @@ def doctor(
             _listen(listener)
             return
         found, stuck = _examined(wanted, listener, total, ended_by)
-    _tell(found, as_json)
     code = int(found.status is FindingStatus.FAILURE)
+    try:
+        _tell(found, as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # click ends quietly: whoever read has read enough
+    except OSError as error:
+        print(f"elastic3d: what was found cannot be written: {error.strerror}", file=sys.stderr)
+        code = 1
     if stuck:
         # Its thread may stand in the kernel: waiting for it is what would hang.
-        sys.stdout.flush()
         os._exit(code)
     raise typer.Exit(code)
 

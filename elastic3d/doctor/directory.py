@@ -13,9 +13,10 @@ from elastic3d.doctor.words import spell_size
 ROOM = 10 << 30
 """Free bytes of a directory's file system below which people are warned."""
 
-SHARED = frozenset(
-    "nfs nfs4 lustre ceph cifs smb3 gpfs beegfs glusterfs ocfs2 gfs2 9p virtiofs afs wekafs pvfs2 orangefs".split()
-)
+SHARED = frozenset((
+    "nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "gpfs", "beegfs", "glusterfs", "ocfs2", "gfs2", "9p", "virtiofs",
+    "afs", "wekafs", "pvfs2", "orangefs",
+))  # fmt: skip
 """Kinds of file systems that several machines see; all of FUSE may be such, too."""
 
 

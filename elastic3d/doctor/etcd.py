@@ -12,7 +12,7 @@ import ssl
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 
 from elastic3d.clock import SYSTEM, Clock
@@ -61,7 +61,7 @@ class EtcdPlace:
     endpoints: tuple[Endpoint, ...]
     prefix: str = "/elastic3d"
     user: str = ""
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     tls: Tls | None = None
 
     def client(self, endpoints: Sequence[Endpoint]) -> EtcdClient:

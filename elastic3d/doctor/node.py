@@ -13,7 +13,7 @@ from elastic3d.doctor.clock import ClockReading
 from elastic3d.doctor.etcd import EtcdPlace, MemberFacts, WriteFacts
 from elastic3d.doctor.findings import Examination, Finding, Subject, ordered, worst
 from elastic3d.doctor.peers import PeerAddress, Versions
-from elastic3d.doctor.running import CheckRun, NodeCheck
+from elastic3d.doctor.running import CheckRun, NodeCheck, Stopped
 from elastic3d.doctor.store import StoreFacts
 from elastic3d.etcd import Endpoint
 
@@ -89,7 +89,11 @@ class Checkup:
     def _devices(self, run: CheckRun) -> None:
         # Memory is looked at before torch is asked, which takes some.
         memory = host.measure()
-        facts = devices.measure(run, self._wanted.slots)
+        try:
+            facts = devices.measure(run, self._wanted.slots)
+        except Stopped:
+            run.tell(*host.judge(memory, self._wanted.slots or 1))
+            raise
         slots = devices.slots_of(facts, self._wanted.slots)
         run.tell(*devices.judge(facts, slots), *host.judge(memory, slots))
 

@@ -15,7 +15,12 @@ import pytest
 import checkpointing
 import elastic3d
 
-MODULES = ("elastic3d.membership.policy", "elastic3d.membership.inspection.status", "elastic3d.rendezvous.settings")
+MODULES = (
+    "elastic3d.doctor.findings",
+    "elastic3d.membership.inspection.status",
+    "elastic3d.membership.policy",
+    "elastic3d.rendezvous.settings",
+)
 """Whose dataclasses people meet, beside those that the packages show."""
 
 

@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -210,16 +209,20 @@ def test_a_member_that_stands_still_holds_up_nobody() -> None:
             still.resume()
 
 
-def test_an_answer_that_drips_is_not_waited_for(tmp_path: Path) -> None:
+def test_an_answer_that_drips_is_not_waited_for() -> None:
     """The question why an endpoint does not answer has its own time, for the whole answer."""
     done = threading.Event()
+    all_said = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def drip() -> None:
             connection, _ = server.accept()
             with connection, contextlib.suppress(OSError):
-                while not done.wait(0.05):
+                for _ in range(600):
+                    if done.wait(0.05):
+                        return
                     connection.sendall(b"H")
+                all_said.set()
 
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
@@ -227,8 +230,8 @@ def test_an_answer_that_drips_is_not_waited_for(tmp_path: Path) -> None:
         answer = etcd_diagnosis._ask(endpoint, 0.3)
         done.set()
         thread.join(30)
-    assert set(answer) == {ord("H")}
-    assert len(answer) < 1000
+    assert set(answer) <= {ord("H")}
+    assert not all_said.is_set()
 
 
 def test_the_prefix_is_the_jobs(server: EtcdServer) -> None:

@@ -144,6 +144,19 @@ def test_s3(server: chaos.s3.S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.clock is not None
     assert list(open_store(server.url("whole"), options=server.options).entries("")) == []
 
+    class Impatient(CheckRun):
+        def go_on(self, doing: str = "") -> None:
+            if doing.startswith("reading"):
+                self.stop()
+            super().go_on(doing)
+
+    own = under_way()
+    run = Impatient(own.check, own.limit, own._clock)
+    with pytest.raises(Stopped):
+        store.measure(StoreFacts(url=server.url("given-up")), run)
+    assert run.made == ()
+    assert list(open_store(server.url("given-up"), options=server.options).entries("")) == []
+
 
 @pytest.mark.s3
 def test_s3_that_ignores_conditions_or_refuses(server: chaos.s3.S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
