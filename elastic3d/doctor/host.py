@@ -14,16 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic3d.admission.host import COPIES, available_memory
+from elastic3d.admission.host import available_memory
 from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
 from elastic3d.doctor.words import spell_size
 from elastic3d.snapshots.arena import Arena
+from elastic3d.snapshots.holdings import most_copies
 from elastic3d.trust.listening import MOST_FILES
 
 TRAINER = 1 << 29
 """Bytes of host memory that a trainer takes before it holds anything: an interpreter with torch imported, and more."""
 
-HELD = 2 * COPIES
+HELD = most_copies(buddy=True)
 """Snapshots in a node's memory for each slot: its own and its buddy's."""
 
 SHM = 1 << 30
