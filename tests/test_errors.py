@@ -30,7 +30,7 @@ CAUGHT_INSIDE = {
     "HandshakeInterrupted": "snapshots.client, as any WireError",
     "Garbled": "membership.driver.wire, which closes the connection and says so",
     "Forged": "trust.channel and rendezvous, which close the connection and say so",
-    "TooLong": "whoever reads the connection, which is closed",
+    "FrameTooLong": "whoever reads the connection, which is closed",
     "HandshakeRejected": "trust.channel and rendezvous, which close the connection and say so",
     "TemplateLost": "worker.processes.loop, which starts another",
 }

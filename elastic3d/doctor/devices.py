@@ -78,10 +78,11 @@ class TorchFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
-    """pci: vendors of the accelerators on the bus. nodes: of them in /dev. driver: its version, "" for none.
+class HostDevices:
+    """What this host shows of its accelerators, to any process.
 
-    driver_error: why its program said nothing. visible: what hides devices, as NAME=value, "" where nothing does.
+    pci: vendors of those on the bus. nodes: their names in /dev. driver: its version, "" for none. driver_error: why
+    its program said nothing. visible: what hides devices, as NAME=value, "" where nothing does.
     cores: that this process may use.
     """
 
@@ -95,12 +96,12 @@ class DeviceFacts:
     cores: int = field(default=1)
 
 
-def slots_of(facts: DeviceFacts, asked: int) -> int:
+def slots_of(facts: HostDevices, asked: int) -> int:
     """Return how many slots this node has: as asked, else its devices, else one."""
     return asked or len(facts.torch.devices) or 1
 
 
-def judge(facts: DeviceFacts, slots: int) -> tuple[Finding, ...]:
+def judge(facts: HostDevices, slots: int) -> tuple[Finding, ...]:
     """Say what would train here. slots: as asked for, 0 where nobody did."""
     found = [*_torch(facts.torch)]
     if facts.torch.silent:
@@ -161,7 +162,7 @@ def _torch(torch: TorchFacts) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _devices(facts: DeviceFacts, slots: int) -> list[Finding]:
+def _devices(facts: HostDevices, slots: int) -> list[Finding]:
     devices = facts.torch.devices
     counts = Counter((one.name, one.memory) for one in devices)
     seen = ", ".join(f"{count} x {name} ({spell_size(memory)})" for (name, memory), count in counts.items())
@@ -213,7 +214,7 @@ def _devices(facts: DeviceFacts, slots: int) -> list[Finding]:
     return found
 
 
-def _none(facts: DeviceFacts, slots: int) -> list[Finding]:
+def _none(facts: HostDevices, slots: int) -> list[Finding]:
     torch = facts.torch
     vendors = ", ".join(sorted(set(facts.pci)))
     first = torch.error.strip().splitlines()[0] if torch.error.strip() else ""
@@ -289,7 +290,7 @@ def _none(facts: DeviceFacts, slots: int) -> list[Finding]:
     return [ok(Subject.DEVICE, "devices", seen)]
 
 
-def measure(run: CheckRun, slots: int) -> DeviceFacts:
+def measure(run: CheckRun, slots: int) -> HostDevices:
     """Ask the system, the driver's program and torch. slots: as asked for, 0 where nobody did."""
     run.go_on("what the system shows")
     nodes, pci = seen_nodes(Path("/dev")), seen_on_bus(Path("/sys/bus/pci/devices"))
@@ -306,7 +307,7 @@ def measure(run: CheckRun, slots: int) -> DeviceFacts:
             driver_error = f"nvidia-smi did not answer within {DRIVER:g} s"
     run.go_on("torch and what it sees")
     said = child.ask([sys.executable, "-m", "elastic3d.doctor.device_child", str(slots)], run, limit=ASKED)
-    return DeviceFacts(
+    return HostDevices(
         torch=parse_torch(said),
         pci=pci,
         nodes=nodes,

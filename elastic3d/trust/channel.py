@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from elastic3d.clock import SYSTEM
 from elastic3d.trust.credentials import Credentials
-from elastic3d.trust.frames import Forged, Frames, FrameShape, TooLong
+from elastic3d.trust.frames import Forged, Frames, FrameShape, FrameTooLong
 from elastic3d.trust.handshake import LIMIT, SECONDS, Answering, Dialling, HandshakeRejected, Peer, PortRole
 
 SILENCE_SECONDS = 5.0
@@ -120,7 +120,7 @@ class Channel:
                 part = min(frames.wanted, max(_FIRST_PART, arrived))
                 self._take(part, deadline)
                 arrived += part
-        except (Forged, TooLong) as error:
+        except (Forged, FrameTooLong) as error:
             raise WireError(str(error)) from error
         return body
 

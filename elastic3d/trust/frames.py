@@ -23,7 +23,7 @@ class Forged(Exception):
     """A frame is not what the other side sent: the connection cannot be trusted any more."""
 
 
-class TooLong(ValueError):
+class FrameTooLong(ValueError):
     """The other side announces a frame that is none of this port's: it does not speak its language."""
 
 
@@ -111,17 +111,17 @@ class Frames:
         return max(0, self._shape.head_bytes + announced + self._tail - len(self._inbox))
 
     def next(self) -> bytes | None:
-        """Return the body of the next whole frame, None while it is not there; TooLong, Forged."""
+        """Return the body of the next whole frame, None while it is not there; FrameTooLong, Forged."""
         frame = self.next_kind()
         return None if frame is None else frame[1]
 
     def next_kind(self) -> tuple[bytes, bytes] | None:
-        """Return the kind and the body of the next whole frame, None while it is not there; TooLong, Forged."""
+        """Return the kind and the body of the next whole frame, None while it is not there; FrameTooLong, Forged."""
         shape, inbox, size = self._shape, self._inbox, self.announced
         if size is None:
             return None
         if size > shape.most:
-            raise TooLong(f"a frame of {size} bytes; {shape.most} are the most")
+            raise FrameTooLong(f"a frame of {size} bytes; {shape.most} are the most")
         end = shape.head_bytes + size
         if len(inbox) < end + self._tail:
             return None

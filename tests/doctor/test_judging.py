@@ -15,7 +15,7 @@ from elastic3d.cli.doctor import document, picture
 from elastic3d.doctor import clock, devices, directory, etcd, host, network, peers, store
 from elastic3d.doctor.child import Said
 from elastic3d.doctor.clock import ClockReading
-from elastic3d.doctor.devices import DeviceFacts, DriverDevice, SeenDevice, TorchFacts
+from elastic3d.doctor.devices import DriverDevice, HostDevices, SeenDevice, TorchFacts
 from elastic3d.doctor.directory import DirectoryFacts
 from elastic3d.doctor.etcd import MemberFacts, WriteFacts
 from elastic3d.doctor.findings import Examination, Finding, FindingStatus, Subject, failure, ok, ordered, warning, worst
@@ -43,7 +43,7 @@ def listed(count: int, *, used: int = 0, mig: bool = False) -> tuple[DriverDevic
 
 def test_a_machine_without_accelerators_trains_on_its_cpu() -> None:
     """That is ok, and said; more slots than cores are a warning."""
-    facts = DeviceFacts(torch=CPU, cores=16)
+    facts = HostDevices(torch=CPU, cores=16)
     assert "training would run on the CPU" in named(devices.judge(facts, 1), "devices").seen
     assert set(statuses(devices.judge(facts, 16)).values()) == {OK}
     assert statuses(devices.judge(facts, 17))["devices"] is WARNING
@@ -51,7 +51,7 @@ def test_a_machine_without_accelerators_trains_on_its_cpu() -> None:
 
 def test_eight_devices_are_ok() -> None:
     """With their driver, torch and NCCL."""
-    facts = DeviceFacts(torch=CUDA, driver="570.1", listed=listed(8), nodes=("nvidia0",) * 8)
+    facts = HostDevices(torch=CUDA, driver="570.1", listed=listed(8), nodes=("nvidia0",) * 8)
     found = devices.judge(facts, 8)
     assert set(statuses(found).values()) == {OK}
     assert named(found, "devices").seen == "8 x NVIDIA H200 (139 GiB), driver 570.1"
@@ -64,32 +64,32 @@ TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Pl
 
 def test_what_is_wrong_with_devices_is_named() -> None:
     """One line each, with what to do."""
-    cases: list[tuple[DeviceFacts, int, str, FindingStatus | None, str]] = [
-        (DeviceFacts(torch=CPU, nodes=("nvidia0", "nvidia1")), 1, "devices", FAILURE, "built for the CPU alone"),
-        (DeviceFacts(torch=replace(CUDA, devices=(), error=TOO_OLD), nodes=("nvidia0",)), 1, "devices", FAILURE, "old"),
+    cases: list[tuple[HostDevices, int, str, FindingStatus | None, str]] = [
+        (HostDevices(torch=CPU, nodes=("nvidia0", "nvidia1")), 1, "devices", FAILURE, "built for the CPU alone"),
+        (HostDevices(torch=replace(CUDA, devices=(), error=TOO_OLD), nodes=("nvidia0",)), 1, "devices", FAILURE, "old"),
         (
-            DeviceFacts(torch=replace(CUDA, devices=()), listed=listed(8), visible="CUDA_VISIBLE_DEVICES='-1'"),
+            HostDevices(torch=replace(CUDA, devices=()), listed=listed(8), visible="CUDA_VISIBLE_DEVICES='-1'"),
             *(1, "devices", FAILURE, "CUDA_VISIBLE_DEVICES='-1' hides all of 8"),
         ),
-        (DeviceFacts(torch=replace(CUDA, devices=()), nodes=("nvidia0",)), 1, "devices", FAILURE, "torch sees none"),
-        (DeviceFacts(torch=CPU, pci=("NVIDIA",)), 1, "devices", WARNING, "on the bus"),
-        (DeviceFacts(torch=replace(CPU, other="xpu")), 1, "devices", WARNING, "kind xpu"),
-        (DeviceFacts(torch=CUDA), 9, "devices", FAILURE, "9 slots were asked for"),
-        (DeviceFacts(torch=replace(CUDA, devices=MIG)), 2, "devices", FAILURE, "MIG slices of unlike size"),
+        (HostDevices(torch=replace(CUDA, devices=()), nodes=("nvidia0",)), 1, "devices", FAILURE, "torch sees none"),
+        (HostDevices(torch=CPU, pci=("NVIDIA",)), 1, "devices", WARNING, "on the bus"),
+        (HostDevices(torch=replace(CPU, other="xpu")), 1, "devices", WARNING, "kind xpu"),
+        (HostDevices(torch=CUDA), 9, "devices", FAILURE, "9 slots were asked for"),
+        (HostDevices(torch=replace(CUDA, devices=MIG)), 2, "devices", FAILURE, "MIG slices of unlike size"),
         (
-            DeviceFacts(torch=replace(CUDA, devices=(H200, SeenDevice(name="A100", memory=80 * GIB)))),
+            HostDevices(torch=replace(CUDA, devices=(H200, SeenDevice(name="A100", memory=80 * GIB)))),
             *(2, "devices", FAILURE, "unlike devices"),
         ),
         (
-            DeviceFacts(torch=CUDA, listed=listed(16), visible="CUDA_VISIBLE_DEVICES='0,1'"),
+            HostDevices(torch=CUDA, listed=listed(16), visible="CUDA_VISIBLE_DEVICES='0,1'"),
             *(8, "hidden", WARNING, "hides 8 of 16"),
         ),
-        (DeviceFacts(torch=CUDA, listed=listed(8, used=3 * GIB)), 8, "in use", WARNING, "device 0: 3 GiB"),
-        (DeviceFacts(torch=replace(CUDA, nccl="")), 8, "NCCL", FAILURE, "without it"),
-        (DeviceFacts(torch=replace(CUDA, broken=("cuda:3 multiplies wrongly",))), 8, "product", FAILURE, "cuda:3"),
-        (DeviceFacts(torch=TorchFacts(missing="ModuleNotFoundError")), 1, "torch", FAILURE, "cannot be imported"),
-        (DeviceFacts(torch=TorchFacts(torch="2.13.0", silent="it did not answer")), 1, "driver", None, ""),
-        (DeviceFacts(torch=CUDA, driver_error="nvidia-smi ends with 9"), 8, "driver", WARNING, "ends with 9"),
+        (HostDevices(torch=CUDA, listed=listed(8, used=3 * GIB)), 8, "in use", WARNING, "device 0: 3 GiB"),
+        (HostDevices(torch=replace(CUDA, nccl="")), 8, "NCCL", FAILURE, "without it"),
+        (HostDevices(torch=replace(CUDA, broken=("cuda:3 multiplies wrongly",))), 8, "product", FAILURE, "cuda:3"),
+        (HostDevices(torch=TorchFacts(missing="ModuleNotFoundError")), 1, "torch", FAILURE, "cannot be imported"),
+        (HostDevices(torch=TorchFacts(torch="2.13.0", silent="it did not answer")), 1, "driver", None, ""),
+        (HostDevices(torch=CUDA, driver_error="nvidia-smi ends with 9"), 8, "driver", WARNING, "ends with 9"),
     ]
     for facts, slots, name, status, words in cases:
         found = devices.judge(facts, slots)
@@ -139,10 +139,10 @@ WELL = HostFacts(
 
 
 def test_room_for_snapshots_is_told() -> None:
-    """What is left beside the trainers, for three snapshots of one's own and three of the buddy's."""
+    """What is left beside the trainers, for as many snapshots as a host holds of its own and of its buddy."""
     found = host.judge(WELL, 8)
     assert set(statuses(found).values()) == {OK}
-    assert "room for snapshots of 4.08 GiB of state on each of 8 slot(s)" in named(found, "host").seen
+    assert "room for snapshots of 3.06 GiB of state on each of 8 slot(s)" in named(found, "host").seen
 
 
 def test_what_is_short_on_a_host_is_named() -> None:

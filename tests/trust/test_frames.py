@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic3d.trust.frames import Forged, Frames, FrameShape, TooLong
+from elastic3d.trust.frames import Forged, Frames, FrameShape, FrameTooLong
 from elastic3d.trust.handshake import Keys
 
 SHAPES = {
@@ -72,5 +72,5 @@ def test_what_was_changed_repeated_or_is_too_long_is_noticed(shape: FrameShape) 
         theirs.next()
     ours, theirs = pair(shape)
     theirs.take(ours.pack(bytes(1001), kind)[:-500])
-    with pytest.raises(TooLong, match="1001 bytes"):
+    with pytest.raises(FrameTooLong, match="1001 bytes"):
         theirs.next()

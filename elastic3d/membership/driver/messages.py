@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from elastic3d.membership.driver.witness import Verdict
-from elastic3d.trust.frames import Frames, FrameShape, TooLong
+from elastic3d.trust.frames import Frames, FrameShape, FrameTooLong
 from elastic3d.trust.handshake import LIMIT, Keys
 from elastic3d.trust.stream import Stream
 
@@ -89,7 +89,7 @@ class Messages:
                 found = _read(kind, body)
                 if found is not None and len(self._taken) < MOST_TAKEN:
                     self._taken.append(found)
-        except TooLong as error:
+        except FrameTooLong as error:
             raise Garbled(f"sent what is no message: {error}") from error
         return heard
 

@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 from elastic3d.admission.check import CheckResult
 from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.tagged import Tagged
-from elastic3d.trust.frames import Frames, FrameShape, TooLong
+from elastic3d.trust.frames import Frames, FrameShape, FrameTooLong
 from elastic3d.values import DeviceFacts, ModelProfile
 from elastic3d.worker.processes.events import TrainerFault
 
@@ -176,7 +176,7 @@ class Decoder:
     def _next(self) -> bytes | None:
         try:
             return self._frames.next()
-        except TooLong as error:
+        except FrameTooLong as error:
             raise ValueError(f"{error}: this is not a trainer's channel") from error
 
 
