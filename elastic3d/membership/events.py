@@ -364,7 +364,7 @@ class MainFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFailed:
-    """An own trainer died (`error=False`) or the user's code raised (`error=True`).
+    """An own trainer failed: the script raised (`error=True`), or it ended in another way that nobody asked for.
 
     final: trying again cannot mend it.
     """
@@ -377,7 +377,10 @@ class TrainerFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLostPeer:
-    """An own trainer lost a peer and stopped; somebody else knows why. detail: what its collective said, one line."""
+    """An own trainer lost a peer and stopped, which is no failure of its own; somebody else knows why.
+
+    detail: what its collective said, one line.
+    """
 
     key: str
     detail: str = ""

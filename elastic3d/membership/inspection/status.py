@@ -428,8 +428,8 @@ class _Rows:
         if report is not None and self.key:
             for mark, what in (
                 (report.error, "its code raised"),
-                (report.fault, "a trainer died"),
-                (report.interrupted, "a trainer lost a peer"),
+                (report.failed, "a trainer failed"),
+                (report.peer_lost, "a trainer lost a peer"),
             ):
                 if mark == self.key:
                     wrong.append(f"{what}: {report.detail}" if report.detail else what)

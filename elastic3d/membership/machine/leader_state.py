@@ -40,7 +40,7 @@ class LeaderState:
     awaited: int = 0
     unplanned: float | None = None
     orphan: float | None = None
-    interrupted: float | None = None
+    peer_lost: float | None = None
     proposed: float | None = None
     waiting: float | None = None
     lost_at: float | None = None
@@ -72,7 +72,7 @@ class LeaderState:
 
         Why trainers stopped they have the whole time to say again: who saw a death may have been the one that waited.
         """
-        self.interrupted = None
+        self.peer_lost = None
         self.below = _later(self.below, seconds, now)
         self.unplanned = _later(self.unplanned, seconds, now)
         self.orphan = _later(self.orphan, seconds, now)
@@ -84,7 +84,7 @@ class LeaderState:
         """Forget what was waited for in an earlier generation; `revision` is the record's."""
         if revision != self._sealed:
             self._sealed = revision
-            self.below = self.unplanned = self.orphan = self.interrupted = None
+            self.below = self.unplanned = self.orphan = self.peer_lost = None
             self.proposed = self.waiting = self.lost_at = self.raised = self.apart = self.ended = None
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from elastic3d.admission.check import CheckResult
 from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.values import ModelProfile, from_json, to_json
-from elastic3d.worker.processes.events import TrainerFault
+from elastic3d.worker.processes.events import RaisedException
 
 _LENGTH = struct.Struct("<I")
 _FRAME_LIMIT = 1 << 30
@@ -100,7 +100,7 @@ class MainRaised:
     """Trainer, last message: an exception ended it; `peer` says that it came from a collective."""
 
     peer: bool
-    fault: TrainerFault
+    exception: RaisedException
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
