@@ -119,3 +119,16 @@ def test_no_error_of_python_is_raised_at_people() -> None:
     new = [line for path, lines in found.items() if path not in BARE for line in lines]
     assert not new, "raise an error of elastic3d.errors, or say in BARE who sees it:\n" + "\n".join(new)
     assert BARE.keys() <= found.keys()
+
+
+def test_the_base_of_the_tree_is_never_raised_itself() -> None:
+    """Nobody could catch one error of elastic3d and not all the others."""
+    bare = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise)
+        and isinstance(node.exc, ast.Call)
+        and ast.unparse(node.exc.func).rpartition(".")[2] in ("Elastic3dError", "EtcdError")
+    ]
+    assert not bare
