@@ -15,7 +15,14 @@ import pytest
 import checkpointing
 import elastic3d
 
-MODULES = ("elastic3d.membership.policy", "elastic3d.membership.inspection.status", "elastic3d.rendezvous.settings")
+MODULES = (
+    "elastic3d.cli.ckpt.documents",
+    "elastic3d.cli.plan.documents",
+    "elastic3d.cli.samples_documents",
+    "elastic3d.membership.inspection.status",
+    "elastic3d.membership.policy",
+    "elastic3d.rendezvous.settings",
+)
 """Whose dataclasses people meet, beside those that the packages show."""
 
 
