@@ -1,289 +1,105 @@
-"""What a member hears: the news of etcd and of its own adapters, as plain frozen values."""
+"""What a member hears: what etcd's keys tell (`key_events`) and its own adapters, as plain frozen values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from elastic3d.membership.actions import Write
-from elastic3d.membership.records import (
-    Claim,
-    Doubt,
-    Drain,
-    End,
-    Flap,
-    MemberRecord,
-    Notice,
-    Proposal,
-    Quarantine,
-    Report,
-    SavedStep,
-    Tomb,
+from elastic3d.membership.key_events import (
+    DoubtGone,
+    DoubtPut,
+    DrainGone,
+    DrainPut,
+    EndPut,
+    FlapGone,
+    FlapPut,
+    Garbage,
+    GenerationPut,
+    GenerationSpoiled,
+    LeaderGone,
+    LeaderPut,
+    Listed,
+    MemberGone,
+    MemberPut,
+    OfBoard,
+    OfRoster,
+    ProposalGone,
+    ProposalPut,
+    QuarantineGone,
+    QuarantinePut,
+    ReportGone,
+    ReportPut,
+    Tier,
+    TombGone,
+    TombPut,
+    Unreadable,
 )
-from elastic3d.values import Generation
-
-# News of the roster, for the leader and for who must judge it. `id` is `Node.id`, name@incarnation.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberPut:
-    """A member key was written; `order` is its create revision: who came first."""
-
-    record: MemberRecord
-    order: int
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberGone:
-    """A member key vanished. Without a tomb that is a lost lease: suspicion, not death."""
-
-    id: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportPut:
-    """A member's report was written."""
-
-    id: str
-    report: Report
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportGone:
-    """A member's report vanished with its lease."""
-
-    id: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainPut:
-    """An operator wants this node, by name, to leave."""
-
-    name: str
-    drain: Drain
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainGone:
-    """The operator took it back, or it was done."""
-
-    name: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantinePut:
-    """This machine, by `Node.place`, is kept out."""
-
-    place: str
-    quarantine: Quarantine
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineGone:
-    """The machine was released, or its time is over."""
-
-    place: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlapPut:
-    """How often this machine was lost lately."""
-
-    place: str
-    flap: Flap
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlapGone:
-    """The machine behaved long enough to be forgotten."""
-
-    place: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
-    """A member's own record is garbage or of a newer schema: it cannot take part, and nobody else is disturbed."""
-
-    id: str
-    detail: str
-    revision: int
-
-
-# News of the board, for everybody.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TombPut:
-    """An incarnation is out."""
-
-    id: str
-    tomb: Tomb
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TombGone:
-    """An old tomb was cleared away."""
-
-    id: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoubtPut:
-    """Somebody does not hear this incarnation."""
-
-    id: str
-    doubt: Doubt
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoubtGone:
-    """The doubt was settled, or its author is gone."""
-
-    id: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderPut:
-    """Somebody leads; the revision is the fencing token."""
-
-    claim: Claim
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderGone:
-    """Nobody leads. token: the revision of what stands under the leader's key nevertheless, 0 for nothing."""
-
-    revision: int
-    token: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationPut:
-    """A generation was sealed."""
-
-    generation: Generation
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationSpoiled:
-    """Somebody deleted the generation's record (`stands` 0), or wrote garbage over it, of this revision."""
-
-    revision: int
-    stands: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposalPut:
-    """A generation is being prepared."""
-
-    proposal: Proposal
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposalGone:
-    """The proposal was sealed or withdrawn."""
-
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndPut:
-    """The job is over."""
-
-    end: End
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Garbage:
-    """What stands under this key, below the run's root, is no record, and in the way of those that would."""
-
-    key: str
-    revision: int
-
-
-OfRoster = (
-    MemberPut
-    | MemberGone
-    | ReportPut
-    | ReportGone
-    | DrainPut
-    | DrainGone
-    | QuarantinePut
-    | QuarantineGone
-    | FlapPut
-    | FlapGone
-    | Unreadable
-    | Garbage
-)
-OfBoard = (
-    TombPut
-    | TombGone
-    | DoubtPut
-    | DoubtGone
-    | LeaderPut
-    | LeaderGone
-    | GenerationPut
-    | GenerationSpoiled
-    | ProposalPut
-    | ProposalGone
-    | EndPut
-    | Garbage
-)
-
-
-class Tier(StrEnum):
-    """Which half of the keys a listing is of."""
-
-    BOARD = "board"
-    ROSTER = "roll"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """All of one tier, read at one revision: at the start, or after a gap in its watch.
-
-    rolled_back: etcd lost what it had told before, having come back empty or from a backup; revisions known from before
-    mean nothing any more.
-    """
-
-    tier: Tier
-    items: tuple[OfRoster | OfBoard, ...]
-    revision: int
-    gap: bool = True
-    rolled_back: bool = False
-
-
-# What the own adapters say.
+from elastic3d.membership.records import Notice, SavedStep
+
+__all__ = [
+    "Broken",
+    "CompactionRefused",
+    "DoubtGone",
+    "DoubtPut",
+    "DrainGone",
+    "DrainPut",
+    "EndPut",
+    "EtcdBack",
+    "EtcdImpaired",
+    "EtcdLost",
+    "Event",
+    "FlapGone",
+    "FlapPut",
+    "Garbage",
+    "GenerationPut",
+    "GenerationSpoiled",
+    "LeaderGone",
+    "LeaderPut",
+    "LeaveAsked",
+    "Left",
+    "Listed",
+    "MainFinished",
+    "MemberGone",
+    "MemberPut",
+    "Noticed",
+    "OfBoard",
+    "OfRoster",
+    "PeerHeard",
+    "PeerRefused",
+    "Probed",
+    "ProposalGone",
+    "ProposalPut",
+    "QuarantineGone",
+    "QuarantinePut",
+    "Registered",
+    "ReportGone",
+    "ReportPut",
+    "Saved",
+    "Settled",
+    "StepReported",
+    "Tick",
+    "Tier",
+    "TombGone",
+    "TombPut",
+    "TrainerFailed",
+    "TrainerLostPeer",
+    "TrainersPrepared",
+    "Unreadable",
+    "Unregistered",
+    "WriteDone",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """The own member key stands in etcd."""
+    """This member's key is in etcd."""
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unregistered:
-    """The own lease is lost, or the own key was found missing: register again."""
+    """This member's lease is lost, or its key was found missing: register again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +124,7 @@ class EtcdImpaired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRefused:
-    """etcd will not compact the past of its keys until somebody mends what `reason` says; "": it did again."""
+    """etcd will not compact the past of its keys until somebody mends what `reason` says; "": it does again."""
 
     reason: str
 
@@ -334,7 +150,7 @@ class PeerHeard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What came of an `actions.Probe`: with these ids a connection could be made, or was refused; with those not."""
+    """The outcome of an `actions.Probe`: the ids to which a connection was made or refused, and those where neither."""
 
     reached: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
@@ -342,14 +158,14 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainersPrepared:
-    """All own trainers of this generation are built and wait."""
+    """All of this node's trainers of this generation are built and wait."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """All own trainers left after `step`, and their last snapshot is safe: in the store where nobody takes over."""
+    """All of this node's trainers left after `step`; their last snapshot is safe, in the store if nobody takes over."""
 
     key: str
     step: int
@@ -357,14 +173,14 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainFinished:
-    """`main` returned on all own slots."""
+    """`main` returned on all of this node's slots."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFailed:
-    """An own trainer failed: the script raised (`error=True`), or it ended in another way that nobody asked for.
+    """A trainer of this node failed: the script raised (`error=True`), or it ended and nobody had asked it to.
 
     final: trying again cannot mend it.
     """
@@ -377,9 +193,9 @@ class TrainerFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLostPeer:
-    """An own trainer lost a peer and stopped, which is no failure of its own; somebody else knows why.
+    """A trainer of this node lost a peer and stopped, which is no failure of its own; somebody else knows why.
 
-    detail: what its collective said, one line.
+    detail: the collective's error.
     """
 
     key: str
@@ -400,14 +216,14 @@ class StepReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """All own slots wrote their tiles of this step to the store."""
+    """All of this node's slots wrote their tiles of this step to the store."""
 
     saved: SavedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A save that this leader had committed is a checkpoint, or with an error never will be."""
+    """A save that this leader wanted committed is a checkpoint or, with an error, never will be."""
 
     saved: SavedStep
     error: str = ""
@@ -415,7 +231,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
-    """This node leaves the job now, with whatever its trainers are doing."""
+    """This node leaves the job now, whatever its trainers are doing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
