@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# How a trainer or a job can end: by an error in the user's code, or by any fault at all.
-_ERRORS = ("user_error", "error")
-_FAULTS = (*_ERRORS, "signal", "template", "peer_lost")
+# How a trainer or a job can end: by an error of the script, or by anything that ends the generation too.
+_ERROR = "error"
+_FAILURES = (_ERROR, "crash", "template", "peer_lost")
 
 # Changes of membership that everybody leaves for at a step boundary, what brings them about, and for how many seconds
 # before them something else that was done to the job may be what took their steps.
@@ -190,7 +190,7 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
         errors=tuple(
             str(event.fields["error"])
             for event in ordered
-            if event.name in ("trainer.exited", "job.ended") and event.fields.get("kind") in _ERRORS
+            if event.name in ("trainer.exited", "job.ended") and event.fields.get("kind") == _ERROR
         ),
         news=_news(ordered, injections),
         ended=tuple(event.node for event in ordered if event.name == "job.ended" and event.slot == 0),
@@ -331,7 +331,7 @@ def _cause_at(
         and (
             (event.name == "peer.lost" and event.fields.get("peer") in gone)
             or (event.name == "member.joined" and event.node in come)
-            or (event.name == "trainer.exited" and event.fields.get("kind") in _FAULTS)
+            or (event.name == "trainer.exited" and event.fields.get("kind") in _FAILURES)
         )
     ]
     return min(noticed, default=sealed.at)
@@ -370,7 +370,7 @@ def _line(event: Event) -> str | None:
             return f"checkpoint of step {fields['step']} failed: {fields['error']}"
         case "etcd.lost" | "etcd.back":
             return event.name.replace(".", " ")
-        case "trainer.exited" if fields.get("kind") in _ERRORS:
+        case "trainer.exited" if fields.get("kind") == _ERROR:
             return f"trainer on {event.node} raised: {' '.join(str(fields['error']).strip().splitlines()[-1:])}"
         case _:
             return None

@@ -32,8 +32,10 @@ from elastic3d.worker.keeper.warming import Inbox
 from elastic3d.worker.options import Checkpointing, RunOptions, refuse_moved, saving, store_at
 from elastic3d.worker.processes.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.processes.process import ExitCode, die_with_agent
-from elastic3d.worker.processes.remote import RemoteSlot, SlotServer, private_name
+from elastic3d.worker.processes.remote import RemoteSlot
 from elastic3d.worker.processes.slot import LocalSlot, SlotPort, serve_role
+from elastic3d.worker.processes.slot_frames import private_name
+from elastic3d.worker.processes.slot_server import SlotServer
 from elastic3d.worker.safety import MOST_SECONDS, MOST_SNAPSHOTS
 
 COMPANION_PATIENCE = 120.0

@@ -28,6 +28,8 @@ Every error says what happened, whether trying again helps, and what the person 
       StateError            state that was asked for is nowhere, or does not fit the model
         StateUnfit          it does not fit the script; trying again does not help
       UnmatchedCollective   some ranks made a collective call, and others had ended
+      CollectiveFailed      a collective of a script that was started by hand failed
+      CalibrationFailed     something could not be measured; trying again helps where the machine was only busy
       TrainingFailed        the user's code raised on every try
 
 Some are defined beside the code that raises them; tests/test_errors.py holds that none is missing here.
@@ -105,6 +107,14 @@ class StateUnfit(StateError):
 
 class UnmatchedCollective(Elastic3dError):
     """Some ranks made a collective call when `main` had returned on others; make it on every rank."""
+
+
+class CollectiveFailed(Elastic3dError):
+    """A collective that a script made itself failed, outside any job of elastic3d; the message is the backend's."""
+
+
+class CalibrationFailed(Elastic3dError):
+    """Something could not be measured in its time; trying again helps where the machine was only busy."""
 
 
 class TrainingFailed(Elastic3dError):

@@ -277,10 +277,15 @@ class Cause(StrEnum):
     DEATH = "death"
     JOIN = "join"
     LEAVE = "leave"
-    FAULT = "fault"
+    FAILURE = "failure"
     ERROR = "error"
     DRAIN = "drain"
     QUARANTINE = "quarantine"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Cause | None:
+        """Return what a record written before meant by a word that is not used any more."""
+        return cls.FAILURE if value == "fault" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

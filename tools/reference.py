@@ -23,12 +23,16 @@ import typer.main
 
 from elastic3d import log
 from elastic3d.cli import application
+from elastic3d.cli.ckpt.documents import CheckpointDocument
+from elastic3d.cli.plan.documents import PlanDocument
+from elastic3d.cli.samples_documents import CheckpointSamplesDocument, EventSamplesDocument, SamplesDocument
 from elastic3d.doctor.findings import Examination
 from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "reference"
+CHECKPOINTS: tuple[type[Any], ...] = typing.get_args(CheckpointDocument)
 
 
 def command_line() -> str:
@@ -123,7 +127,7 @@ def _comments(source: str) -> dict[str, str]:
 
 
 def documents() -> str:
-    """Return the page of the JSON documents about a live job or a node, from the dataclasses they are made of."""
+    """Return the page of the JSON documents, from the dataclasses they are made of."""
     lines = [
         "# JSON documents",
         "",
@@ -133,8 +137,32 @@ def documents() -> str:
         "`elastic3d status --json` prints [`Status`](#status) and its `schema`; `elastic3d events --json` prints",
         "`schema`, `run_id` and `generations`, a list of [`GenerationHistory`](#generationhistory).",
         "`elastic3d doctor --json` prints [`Examination`](#examination) and its `schema`.",
+        "",
+        "`elastic3d ckpt ... --json` prints the `schema`, the `store` and the fields of",
+        "the document that is named after the command:",
+        "",
+        *(f"- [`{kind.__name__}`](#{kind.__name__.lower()})" for kind in CHECKPOINTS),
+        "",
+        'Numbers that JSON cannot express are texts: "inf", "-inf", "nan".',
+        "",
+        "`elastic3d plan --json` prints the `schema` and a [`PlanDocument`](#plandocument).",
+        "",
+        "`elastic3d samples check --json` prints the `schema`, a [`SamplesDocument`](#samplesdocument) and",
+        "of a store a [`CheckpointSamplesDocument`](#checkpointsamplesdocument), of event files an",
+        "[`EventSamplesDocument`](#eventsamplesdocument), all in one object.",
     ]
-    seen: dict[type[Any], None] = {Status: None, GenerationHistory: None, Examination: None}
+    seen: dict[type[Any], None] = dict.fromkeys(
+        (
+            Status,
+            GenerationHistory,
+            Examination,
+            *CHECKPOINTS,
+            PlanDocument,
+            SamplesDocument,
+            CheckpointSamplesDocument,
+            EventSamplesDocument,
+        )
+    )
     queue = list(seen)
     while queue:
         kind = queue.pop(0)
@@ -186,7 +214,8 @@ def _named(hint: Any) -> str:
         return "object of " + _named(parts[1])
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, Enum)):
         return f"[`{hint.__name__}`](#{hint.__name__.lower()})"
-    return {str: "text", int: "integer", float: "number", bool: "boolean", type(None): "`null`"}.get(hint, str(hint))
+    names = {str: "text", int: "integer", float: "number", bool: "boolean", type(None): "`null`", Any: "any"}
+    return names[hint]
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

@@ -291,7 +291,7 @@ class Checker(Observer):
         return len(self._broken) > 1 or not self.world.policy.beside or not self.world.policy.allowed(len(sound))
 
     def erred(self) -> None:
-        """Take note of an error of the user's code, or a fault: enough of them may end the job."""
+        """Take note of an error of the script, or another failure: enough of them may end the job."""
         self._errors += 1
 
     def _tomb(self, event: e.TombPut) -> None:
@@ -391,7 +391,7 @@ class Checker(Observer):
                 self._rest(member, action.key)
             case acts.PutReport():
                 report = action.report
-                for key in (report.fault, report.error, report.interrupted, report.left):
+                for key in (report.failed, report.error, report.peer_lost, report.left):
                     if key:
                         self._troubled[key] = None
             case acts.Exit():

@@ -248,7 +248,7 @@ def _do_to(world: World, checker: Checker, command: Command, host: int) -> None:
         case Do.NOTICE:
             checker.ail(member.id, "drained")
             world.notice(host, seconds)
-        case Do.FAULT | Do.ERROR:
+        case Do.FAIL | Do.ERROR:
             if world.trainers.fail(member, error=command.do is Do.ERROR):
                 checker.erred()
         case Do.LOSE | Do.ISOLATE:

@@ -35,7 +35,7 @@ class Do(StrEnum):
     NOTICE = "notice"  # it is told that it has to leave within the time
     DRAIN = "drain"  # an operator wants it to leave within the time
     QUARANTINE = "quarantine"  # an operator keeps the machine out for a time
-    FAULT = "fault"  # a trainer dies
+    FAIL = "fail"  # a trainer dies
     ERROR = "error"  # the user's code raises
     CUT = "cut"  # these hear nothing of the others, nor the others of these
     MUTE = "mute"  # nothing that these send arrives at the others
@@ -153,7 +153,7 @@ def _command(at: float, words: list[str]) -> Command:
 
 _WEIGHTS = {
     Do.START: 8, Do.KILL: 6, Do.VANISH: 6, Do.PAUSE: 10, Do.LEAVE: 2, Do.NOTICE: 3, Do.DRAIN: 3, Do.QUARANTINE: 2,
-    Do.FAULT: 4, Do.ERROR: 1, Do.CUT: 7, Do.MUTE: 3, Do.DEAFEN: 3, Do.ISOLATE: 4, Do.LOSE: 4, Do.LAG: 3,
+    Do.FAIL: 4, Do.ERROR: 1, Do.CUT: 7, Do.MUTE: 3, Do.DEAFEN: 3, Do.ISOLATE: 4, Do.LOSE: 4, Do.LAG: 3,
     Do.UNANSWERED: 3, Do.REVOKE: 2, Do.ETCD_AWAY: 4, Do.ETCD_STOP: 3, Do.ETCD_ELECT: 3, Do.ETCD_SLOW: 2, Do.COMPACT: 5,
     Do.FINISH: 0, Do.BROKEN: 3,
 }  # fmt: skip

@@ -159,7 +159,7 @@ class Trainers:
             group.told = True
             for id, other in group.members.items():
                 if group.phase[id] is Phase.RUNNING:
-                    self.loop.later(self.random.uniform(0.005, 0.05), self._interrupted, other, group)
+                    self.loop.later(self.random.uniform(0.005, 0.05), self._lose_peer, other, group)
 
     def stop_all(self, member: Member, *, silent: bool) -> None:
         """Kill all trainers of a node."""
@@ -184,7 +184,7 @@ class Trainers:
         self.stop(member, group.generation.key)
         member.tell(e.TrainerFailed(key=group.generation.key, detail="the code of this node alone", error=True))
 
-    def _interrupted(self, member: Member, group: _Group) -> None:
+    def _lose_peer(self, member: Member, group: _Group) -> None:
         if group.phase[member.id] is Phase.RUNNING:
             group.phase[member.id] = Phase.OVER
             member.tell(e.TrainerLostPeer(key=group.generation.key))

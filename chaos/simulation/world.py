@@ -256,7 +256,7 @@ class World:
                 self.lines.append(line)
 
 
-_TOLD = ("prepared", "left", "finished", "fault", "error", "interrupted", "step", "silent", "answered")
+_TOLD = ("prepared", "left", "finished", "failed", "error", "peer_lost", "step", "silent", "answered")
 
 
 def _short(what: object) -> str:
@@ -269,9 +269,9 @@ def _short(what: object) -> str:
                     "prepared",
                     "left",
                     "finished",
-                    "fault",
+                    "failed",
                     "error",
-                    "interrupted",
+                    "peer_lost",
                     "step",
                     "silent",
                     "answered",

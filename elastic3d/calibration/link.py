@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from elastic3d.calibration.linear_fit import fit
 from elastic3d.calibration.record import MeasuredLink, Sample
 from elastic3d.clock import SYSTEM
-from elastic3d.errors import Elastic3dError
+from elastic3d.errors import CalibrationFailed
 from elastic3d.values import from_json, to_json
 
 SIZES = tuple(1 << power for power in (10, 14, 17, 20, 22, 24))
@@ -67,7 +67,10 @@ def inside(device: str, *, seconds: float, sizes: Sequence[int] = SIZES, patienc
             ends = SYSTEM.monotonic() + patience + seconds
             codes = [process.wait(max(0.1, ends - SYSTEM.monotonic())) for process in processes]
         except subprocess.TimeoutExpired:
-            raise Elastic3dError(f"two processes of this node did not meet within {patience + seconds:.0f} s") from None
+            raise CalibrationFailed(
+                f"two processes of this node did not meet within {patience + seconds:.0f} s; try again when the "
+                "machine is less busy"
+            ) from None
         finally:
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
@@ -75,7 +78,7 @@ def inside(device: str, *, seconds: float, sizes: Sequence[int] = SIZES, patienc
                 process.wait()
         if any(codes):
             said_last = Path(folder, f"said-{next(i for i, code in enumerate(codes) if code)}").read_text()[-2000:]
-            raise Elastic3dError(f"the link inside the node could not be measured:\n{said_last.strip()}")
+            raise CalibrationFailed(f"the link inside the node could not be measured:\n{said_last.strip()}")
         return from_json(MeasuredLink, json.loads(answer.read_text()))
 
 
@@ -84,14 +87,15 @@ def meet(
 ) -> MeasuredLink:
     """Measure the link to another node's process, which calls this with the other rank; both meet at host:port.
 
-    master: serve the store there. Elastic3dError if nobody comes.
+    master: serve the store there. CalibrationFailed if nobody comes.
     """
     try:
         store = TCPStore(host, port, None, master, timedelta(seconds=PATIENCE), wait_for_workers=False)
         return exchange(PrefixStore("elastic3d-calibrate", store), rank, device, seconds=seconds, sizes=sizes)
     except dist.DistError as error:
-        raise Elastic3dError(
-            f"no other node met this one at {host}:{port} within {PATIENCE:.0f} s, or it left: {error}"
+        raise CalibrationFailed(
+            f"no other node met this one at {host}:{port} within {PATIENCE:.0f} s, or it left: {error}. "
+            "Start both at about the same time, and see that nothing between them closes that port"
         ) from error
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from elastic3d import environment
 from elastic3d.calibration.record import BlockTimes
-from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.errors import CalibrationFailed, UsageError
 from elastic3d.values import ModelProfile, from_json, to_json
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def ask(
             try:
                 code = process.wait(limit)
             except subprocess.TimeoutExpired:
-                raise Elastic3dError(
+                raise CalibrationFailed(
                     f"{script} did not reach run.restore within {limit:.0f} s: does it build or load something large "
                     f"before? Give it longer with --timeout.{_tail(said)}"
                 ) from None

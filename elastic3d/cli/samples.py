@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -23,6 +23,7 @@ from elastic3d.errors import Elastic3dError, StateError, UsageError
 from elastic3d.values import from_json, to_json
 
 if TYPE_CHECKING:
+    from elastic3d.cli.samples_documents import CheckpointSamplesDocument, EventSamplesDocument
     from elastic3d.data import Account, Line, Order
     from elastic3d.data.ledger import Ledger
 
@@ -107,8 +108,11 @@ def _store(url: str, key_file: str, checkpoint: str, as_json: bool) -> bool:
         account = check(ledger, order, stop_step=steps, progress=advance)
     where = f"{url}, checkpoint {chosen.name}"
     if as_json:
-        told = {"store": url, "checkpoint": chosen.name, "order": order, "step": steps, "lines": ledger}
-        _print(told, account)
+        from elastic3d.cli.samples_documents import CheckpointSamplesDocument
+
+        _print(
+            CheckpointSamplesDocument(store=url, checkpoint=chosen.name, order=order, step=steps, lines=ledger), account
+        )
     else:
         console = Console(highlight=False)
         console.print(_picture(where, ledger, order, account, console.width))
@@ -135,7 +139,9 @@ def _events(folder: Path, as_json: bool) -> bool:
         raise UsageError(f"--events {folder}: no step.committed in the {len(files)} event file(s) there")
     account = count((steps[step].first, steps[step].stop) for step in sorted(steps))
     if as_json:
-        _print({"events": str(folder), "steps": len(steps)}, account)
+        from elastic3d.cli.samples_documents import EventSamplesDocument
+
+        _print(EventSamplesDocument(events=str(folder), steps=len(steps)), account)
     else:
         Console(highlight=False).print(_verdict(f"{len(steps)} steps in {clean(str(folder))}", account))
     return account.whole
@@ -155,9 +161,17 @@ def _step(line: bytes) -> _Step | None:
         return None
 
 
-def _print(told: dict[str, Any], account: Account) -> None:
-    data = {"schema": SCHEMA, **told, **to_json(account), "whole": account.whole}
-    print(json.dumps({name: to_json(value) for name, value in data.items()}, indent=2))
+def _print(told: CheckpointSamplesDocument | EventSamplesDocument, account: Account) -> None:
+    from elastic3d.cli.samples_documents import SamplesDocument
+
+    proved = SamplesDocument(
+        consumed=account.consumed,
+        repeated=account.repeated,
+        missing=account.missing,
+        wrong=account.wrong,
+        whole=account.whole,
+    )
+    print(json.dumps({"schema": SCHEMA, **to_json(told), **to_json(proved)}, indent=2))
 
 
 def _picture(where: str, ledger: Ledger, order: Order, account: Account, width: int) -> RenderableType:

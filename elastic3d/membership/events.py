@@ -1,277 +1,93 @@
-"""What a member hears: the news of etcd and of its own adapters, as plain frozen values."""
+"""What a member hears: what etcd's keys tell (`key_events`) and its own adapters, as plain frozen values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from elastic3d.membership.actions import Write
-from elastic3d.membership.records import (
-    Claim,
-    Doubt,
-    Drain,
-    End,
-    Flap,
-    MemberRecord,
-    Notice,
-    Proposal,
-    Quarantine,
-    Report,
-    SavedStep,
-    Tomb,
+from elastic3d.membership.key_events import (
+    DoubtGone,
+    DoubtPut,
+    DrainGone,
+    DrainPut,
+    EndPut,
+    FlapGone,
+    FlapPut,
+    Garbage,
+    GenerationPut,
+    GenerationSpoiled,
+    LeaderGone,
+    LeaderPut,
+    Listed,
+    MemberGone,
+    MemberPut,
+    OfBoard,
+    OfRoster,
+    ProposalGone,
+    ProposalPut,
+    QuarantineGone,
+    QuarantinePut,
+    ReportGone,
+    ReportPut,
+    Tier,
+    TombGone,
+    TombPut,
+    Unreadable,
 )
-from elastic3d.values import Generation
-
-# News of the roster, for the leader and for members that must judge it. `id` is `Node.id`, name@incarnation.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberPut:
-    """A member key was written; `order` is its create revision, which says who came first."""
-
-    record: MemberRecord
-    order: int
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberGone:
-    """A member key vanished. Without a tomb that is a lost lease: suspicion, not death."""
-
-    id: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportPut:
-    """A member's report was written."""
-
-    id: str
-    report: Report
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportGone:
-    """A member's report vanished with its lease."""
-
-    id: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainPut:
-    """An operator wants this node, by name, to leave."""
-
-    name: str
-    drain: Drain
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainGone:
-    """The operator took it back, or it was done."""
-
-    name: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantinePut:
-    """This machine, by `Node.place`, is kept out."""
-
-    place: str
-    quarantine: Quarantine
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineGone:
-    """The machine was released, or its time is over."""
-
-    place: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlapPut:
-    """How often this machine was lost lately."""
-
-    place: str
-    flap: Flap
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlapGone:
-    """The machine's losses were long enough ago to be forgotten."""
-
-    place: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
-    """A member's own record is garbage or of a newer schema: it cannot take part, and nobody else is disturbed."""
-
-    id: str
-    detail: str
-    revision: int
-
-
-# News of the board, for everybody.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TombPut:
-    """An incarnation is out."""
-
-    id: str
-    tomb: Tomb
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TombGone:
-    """An old tomb was cleared away."""
-
-    id: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoubtPut:
-    """Somebody does not hear this incarnation."""
-
-    id: str
-    doubt: Doubt
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoubtGone:
-    """The doubt was settled, or its author is gone."""
-
-    id: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderPut:
-    """Somebody leads; the revision is the fencing token."""
-
-    claim: Claim
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderGone:
-    """Nobody leads. token: the revision of whatever is under the leader's key all the same, 0 for nothing."""
-
-    revision: int
-    token: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationPut:
-    """A generation was sealed."""
-
-    generation: Generation
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationSpoiled:
-    """Somebody deleted the generation's record (`stands` 0), or overwrote it with garbage of that revision."""
-
-    revision: int
-    stands: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposalPut:
-    """A generation is being prepared."""
-
-    proposal: Proposal
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposalGone:
-    """The proposal was sealed or withdrawn."""
-
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndPut:
-    """The job is over."""
-
-    end: End
-    revision: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Garbage:
-    """The value under this key, below the run's root, is not a record, and is in the way of one."""
-
-    key: str
-    revision: int
-
-
-OfRoster = (
-    MemberPut
-    | MemberGone
-    | ReportPut
-    | ReportGone
-    | DrainPut
-    | DrainGone
-    | QuarantinePut
-    | QuarantineGone
-    | FlapPut
-    | FlapGone
-    | Unreadable
-    | Garbage
-)
-OfBoard = (
-    TombPut
-    | TombGone
-    | DoubtPut
-    | DoubtGone
-    | LeaderPut
-    | LeaderGone
-    | GenerationPut
-    | GenerationSpoiled
-    | ProposalPut
-    | ProposalGone
-    | EndPut
-    | Garbage
-)
-
-
-class Tier(StrEnum):
-    """Which half of the keys a listing is of."""
-
-    BOARD = "board"
-    ROSTER = "roll"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """All of one tier, read at one revision: at the start, or after a gap in its watch.
-
-    rolled_back: etcd came back empty or from a backup, and lost what it had reported before; revisions known from
-    before mean nothing any more.
-    """
-
-    tier: Tier
-    items: tuple[OfRoster | OfBoard, ...]
-    revision: int
-    gap: bool = True
-    rolled_back: bool = False
-
-
-# News of this member's own adapters.
+from elastic3d.membership.records import Notice, SavedStep
+
+__all__ = [
+    "Broken",
+    "CompactionRefused",
+    "DoubtGone",
+    "DoubtPut",
+    "DrainGone",
+    "DrainPut",
+    "EndPut",
+    "EtcdBack",
+    "EtcdImpaired",
+    "EtcdLost",
+    "Event",
+    "FlapGone",
+    "FlapPut",
+    "Garbage",
+    "GenerationPut",
+    "GenerationSpoiled",
+    "LeaderGone",
+    "LeaderPut",
+    "LeaveAsked",
+    "Left",
+    "Listed",
+    "MainFinished",
+    "MemberGone",
+    "MemberPut",
+    "Noticed",
+    "OfBoard",
+    "OfRoster",
+    "PeerHeard",
+    "PeerRefused",
+    "Probed",
+    "ProposalGone",
+    "ProposalPut",
+    "QuarantineGone",
+    "QuarantinePut",
+    "Registered",
+    "ReportGone",
+    "ReportPut",
+    "Saved",
+    "Settled",
+    "StepReported",
+    "Tick",
+    "Tier",
+    "TombGone",
+    "TombPut",
+    "TrainerFailed",
+    "TrainerLostPeer",
+    "TrainersPrepared",
+    "Unreadable",
+    "Unregistered",
+    "WriteDone",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,7 +180,7 @@ class MainFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFailed:
-    """A trainer of this node died (`error=False`) or the user's code raised (`error=True`).
+    """A trainer of this node failed: the script raised (`error=True`), or it ended and nobody had asked it to.
 
     final: trying again cannot mend it.
     """
@@ -377,7 +193,10 @@ class TrainerFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLostPeer:
-    """A trainer of this node lost a peer and stopped; somebody else knows why. detail: the collective's error."""
+    """A trainer of this node lost a peer and stopped, which is no failure of its own; somebody else knows why.
+
+    detail: the collective's error.
+    """
 
     key: str
     detail: str = ""

@@ -31,7 +31,7 @@ class Policy:
     tries: int = 3
     """Generations ended by the user's own error, or by a dying trainer, without progress between them, before the job
     fails."""
-    interrupted: float = 5.0
+    peer_lost: float = 5.0
     """How long trainers that lost a peer wait for somebody to be declared dead before the generation ends anyway."""
     prepare: float = 300.0
     """How long nodes may take to build their trainers beside the running ones before the change is given up."""
@@ -76,7 +76,7 @@ class Policy:
             "gather",
             "below_minimum",
             "orphan",
-            "interrupted",
+            "peer_lost",
             "prepare",
             "doubt",
             "confirm",

@@ -39,8 +39,11 @@ from elastic3d.errors import ConfigurationError
 from elastic3d.membership import changes, encoding
 from elastic3d.values import Cause, DeviceFacts, Generation, ModelProfile, Node, from_json, to_json
 
-SCHEMA = 2
-"""Schema 1 had no changes: every generation and proposal was written whole."""
+SCHEMA = 3
+"""Schema 1 had no changes: every generation and proposal was written whole. Up to 2 reports had other names."""
+
+_RENAMED = {"fault": "failed", "interrupted": "peer_lost"}
+"""Fields of reports by the names that schema 2 has for them."""
 
 T = TypeVar("T")
 
@@ -95,22 +98,23 @@ class Report:
     """What a member says about itself. Each of the key fields names a generation's `key`, "" for none.
 
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`. finished: `main`
-    returned on all its slots. fault: a trainer died. error: the user's code raised. final: trying again cannot mend
-    that error. interrupted: a trainer lost a peer and stopped. detail: what died, raised or was lost, in words. silent:
-    ids of the neighbours on the ring it does not hear. unreachable: ids of nodes it could not connect to while its
-    trainers stood still (`machine/reach.py`). answered: the newest doubt about itself that it has seen. notice: why
-    this node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the
-    newest step made, and the newest one that all ranks hold at home and at their buddies; 0 for none.
-    unread: the revision of the generation's record, if this member cannot read it and knows no generation.
+    returned on all its slots. failed: a trainer failed, and not by an error of the script. error: the script raised.
+    final: trying again cannot mend that error. peer_lost: a trainer lost a peer and stopped, which is no failure of its
+    own. detail: what failed, raised or was lost, in words. silent: ids of the neighbours on the ring it does not hear.
+    unreachable: ids of nodes it could not connect to while its trainers stood still (`machine/reach.py`). answered: the
+    newest doubt about itself that it has seen. notice: why this node has to leave soon. saved: the newest step whose
+    tiles all its slots wrote to the store. step, safe: the newest step committed, and the newest one that all ranks
+    hold at home and at their buddies; 0 for none. unread: the revision of the generation's record, if this member
+    cannot read it and knows no generation.
     """
 
     incarnation: str
     prepared: str = ""
     left: str = ""
     finished: str = ""
-    fault: str = ""
+    failed: str = ""
     error: str = ""
-    interrupted: str = ""
+    peer_lost: str = ""
     detail: str = ""
     final: bool = False
     step: int = 0
@@ -304,6 +308,8 @@ def decode(kind: type[T], value: bytes, key: str, *, base: Generation | None = N
             if not isinstance(switch, bool):
                 raise ValueError(f"expected bool, got {switch!r}")
             return typing.cast(T, Proposal(generation=formed(data.get("generation")), switch=switch))
+        if kind is Report and schema < 3:
+            data = {_RENAMED.get(name, name): value for name, value in data.items()}
         return from_json(kind, data)
     except BaseUnknown:
         raise

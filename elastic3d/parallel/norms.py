@@ -71,6 +71,11 @@ def fold(values: torch.Tensor) -> torch.Tensor:
     return values[:, 0].clone()
 
 
+def norm(rows: torch.Tensor) -> float:
+    """Return the norm of what has these sums of squares of its rows, all of them in the vote's order."""
+    return math.sqrt(float(fold(rows.unsqueeze(0).clone())[0]))
+
+
 def clip_coefficient(norm: float, clip: float) -> float:
     """Return the factor that brings a gradient of this norm down to `clip`; 1.0 where it is below."""
     return min(1.0, clip / (norm + NORM_EPSILON)) if math.isfinite(norm) else norm

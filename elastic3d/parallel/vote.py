@@ -18,7 +18,7 @@ import torch
 
 from elastic3d.data.positions import fold_sums
 from elastic3d.errors import UsageError
-from elastic3d.parallel.norms import fold
+from elastic3d.parallel import norms
 
 FLAGS = 6
 
@@ -119,7 +119,6 @@ class Paper:
             total += loss
         tokens = _tokens(votes[self._tokens_at : self._samples_at].tolist())
         present = votes[self._present_at : self._rows_at].tolist()
-        squares = float(fold(votes[self._rows_at :].unsqueeze(0).clone())[0]) if norm else None
         return Outcome(
             leave=bool((flags[:, 0] != 0).all()),
             etcd_away=bool((flags[:, 1] != 0).all()),
@@ -128,7 +127,7 @@ class Paper:
             loss=_mean(total, self.micro_batches if tokens is None else tokens),
             tokens=tokens,
             gradients_finite=bool((flags[:, 5] != 0).all()),
-            norm=None if squares is None else math.sqrt(squares),
+            norm=norms.norm(votes[self._rows_at :]) if norm else None,
             samples=int(votes[self._samples_at]),
             sample_sum=fold_sums([int(votes[self._samples_at + 1])]),
             absent=frozenset(name for name, count in zip(self._names, present, strict=True) if not count),

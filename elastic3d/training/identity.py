@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from elastic3d.errors import StateError, StateUnfit
+from elastic3d.errors import ConfigurationError, StateError, StateUnfit
 from elastic3d.parallel import facts
+from elastic3d.port import Assignment
 from elastic3d.training.state_facts import AskedState
 
 
@@ -28,6 +29,18 @@ def script_digest() -> str:
         return "" if path is None else blake3(Path(path).read_bytes()).hexdigest()[:32]
     except OSError:
         return ""
+
+
+def check_planned(profile: str, assignment: Assignment) -> None:
+    """Raise ConfigurationError where the leader planned from another profile: this node would train another model.
+
+    profile: digest of this script's.
+    """
+    if profile != assignment.seed_digest:
+        raise ConfigurationError(
+            f"node {assignment.node}: this script's model, batches or seeds are not those the run was planned from; "
+            "run the same script with the same arguments on every node"
+        )
 
 
 def schedule_digest(optimizer: torch.optim.Optimizer, schedule: Any) -> str:

@@ -30,8 +30,7 @@ from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.devices.contract import deterministic
 from elastic3d.devices.turn import await_memory
-from elastic3d.errors import ConfigurationError, UsageError
-from elastic3d.parallel import norms, vote
+from elastic3d.errors import UsageError
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
@@ -41,19 +40,22 @@ from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.objective import UserLoss, objective
 from elastic3d.parallel.numerics.precision import Precision
 from elastic3d.parallel.numerics.scale import LossScale
-from elastic3d.parallel.numerics.update import finite, update
+from elastic3d.parallel.numerics.update import scale_gradients, update
 from elastic3d.parallel.outside import Outside
 from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.parallel.reduction.units import reshard
 from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters
-from elastic3d.parallel.state import local, tiles_of
+from elastic3d.parallel.state import tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
+from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
-from elastic3d.port import Flags, Go, Port, StepRecord
+from elastic3d.port import Go, Port, StepRecord
 from elastic3d.training import identity, loading, restoring, state_facts
+from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.loss import Loss
 from elastic3d.training.state_facts import AskedState
 from elastic3d.training.state_loading import StateLoader
+from elastic3d.training.step_vote import vote
 from elastic3d.values import Layout
 
 
@@ -75,9 +77,8 @@ class Run:
         self._ledger: Ledger = ()
         self._scale = LossScale.of(Precision.FP32)
         self._since = 0.0
-        self._saved_step, self._saved_at = 0, self._clock.monotonic()
+        self._timer = CheckpointTimer(port.assignment, clock)
         self._stored_step = 0
-        self._save_asked = False
         self._asked: AskedState | None = None
         self._go: Go | None = None
         self._ranks: AllRanks | None = None
@@ -254,7 +255,8 @@ class Run:
         self._optimizer, self._schedule = optimizer, schedule
         self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch)
         assembly = self._made()
-        self._check_profile(assembly, batches)
+        if self._assignment.seed_digest:
+            identity.check_planned(assembly.profile_digest(batches), self._assignment)
         with self._peers():
             assembly.prepare(batches)
             go = self._go or self._port.await_go()
@@ -278,7 +280,7 @@ class Run:
             detail="; ".join(filter(None, [decision.detail, *loaded.changes])),
             damaged=decision.damaged,
         )
-        self._saved_step, self._saved_at = batches.step, self._clock.monotonic()
+        self._timer.count_from(batches.step)
         if decision.source == restoring.STORE:
             self._stored_step = batches.step
         if decision.source != restoring.NONE:
@@ -316,18 +318,13 @@ class Run:
         `loss.skipped` tells. Ends the process at this step's end when all ranks were told to leave.
         """
         assembly, batches = self._made(), self._ready(optimizer, schedule)
-        flags = self._port.flags()
         done = batches.step + 1
+        due, skip = self._timer.due(done), skip_nonfinite or not self._scale.fixed
         with self._peers():
-            skip = skip_nonfinite or not self._scale.fixed
-            outcome = self._vote(assembly, loss, flags, checkpoint=self._due(done), clip=clip is not None, skip=skip)
+            outcome = vote(assembly, loss, self._port, checkpoint=due, clip=clip is not None, skip=skip)
         change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
         self._scale = self._scale.after(finite=change.finite)
-        parameters = dict(assembly.model.named_parameters())
-        for name in outcome.absent:
-            if name in parameters:
-                parameters[name].grad = None
-        norms.scale([local(p.grad) for p in parameters.values() if p.grad is not None], change.factor)
+        scale_gradients(assembly.model, outcome, change)
         self._port.finish_copy()
         if not change.skipped:
             with self._peers():
@@ -336,16 +333,20 @@ class Run:
                 schedule.step()
         optimizer.zero_grad(set_to_none=True)
         loss.settle(outcome.loss, skipped=change.skipped)
-        self._account(batches, outcome)
+        self._ledger = add(
+            self._ledger,
+            generation=self.generation,
+            step=batches.step,
+            layout=str(self.layout),
+            samples=outcome.samples,
+            sample_sum=outcome.sample_sum,
+        )
         batches.step = done
         every = self._assignment.snapshot_every
         if outcome.checkpoint:
-            self._saved_step, self._saved_at = done, self._clock.monotonic()
-            self._save_asked = False
-        if outcome.leave:
-            self._snapshot(checkpoint=outcome.checkpoint, wait=True)
-        elif outcome.checkpoint or (every and done % every == 0):
-            self._snapshot(checkpoint=outcome.checkpoint, wait=False)
+            self._timer.begun(done)
+        if outcome.leave or outcome.checkpoint or (every and done % every == 0):
+            self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
         self._commit(batches, outcome, change.norm)
         if outcome.leave:
             self._port.leave(done)
@@ -358,7 +359,7 @@ class Run:
         """
         if self._assignment.store is None and self._assignment.store_prefix:
             raise UsageError("run.save: this job has no store to save to; give one as elastic3d.run(main, store=...)")
-        self._save_asked = True
+        self._timer.ask()
 
     def digest(self) -> str:
         """Return one digest of parameters, buffers and optimizer state, equal for equal bits in any layout.
@@ -421,24 +422,6 @@ class Run:
             raise UsageError("run.step needs the optimizer and the schedule that run.restore was given")
         return self._batches
 
-    def _due(self, step: int) -> bool:
-        """Return whether a checkpoint is due after `step`: what no rank was ready for stays due."""
-        if self._save_asked:
-            return True
-        every, seconds = self._assignment.checkpoint_every, self._assignment.checkpoint_seconds
-        if seconds and self._clock.monotonic() - self._saved_at >= seconds:
-            return True
-        return bool(every) and step // every > self._saved_step // every
-
-    def _check_profile(self, assembly: Assembly, batches: Batches) -> None:
-        """The leader planned from one profile; a node whose script says otherwise would train another model."""
-        planned = self._assignment.seed_digest
-        if planned and planned != assembly.profile_digest(batches):
-            raise ConfigurationError(
-                f"node {self._assignment.node}: this script's model, batches or seeds are not those the run was "
-                "planned from; run the same script with the same arguments on every node"
-            )
-
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
         tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)
         assert self._optimizer is not None
@@ -454,41 +437,7 @@ class Run:
         )
         self._port.snapshot(self.steps, tiles, state_facts.to_plain(facts), checkpoint=checkpoint, wait=wait)
 
-    def _vote(
-        self, assembly: Assembly, loss: Loss, flags: Flags, *, checkpoint: bool, clip: bool, skip: bool
-    ) -> vote.Outcome:
-        assembly.reduction.finish()
-        place = assembly.mesh.place
-        counts = place.pp == 0 and place.tp == 0
-        ballot = vote.Ballot(
-            leave=flags.leave,
-            etcd_away=flags.etcd_away,
-            checkpoint=checkpoint,
-            ready=flags.ready,
-            finite=clip or not skip or finite(assembly.model),
-            held=self._port.held(),
-            losses=loss.parts() if place.tp == 0 else {},
-            tokens=loss.tokens() if place.tp == 0 else {},
-            samples=loss.batch.samples if counts else 0,
-            sample_sum=loss.batch.sample_sum if counts else 0,
-            present=assembly.present(),
-            rows=assembly.squares() if clip else {},
-        )
-        paper = assembly.paper(loss.batch.count)
-        votes = assembly.mesh.sum(paper.fill(self.rank, ballot, norm=clip))
-        return paper.read(votes, norm=clip)
-
-    def _account(self, batches: Batches, outcome: vote.Outcome) -> None:
-        self._ledger = add(
-            self._ledger,
-            generation=self.generation,
-            step=batches.step,
-            layout=str(self.layout),
-            samples=outcome.samples,
-            sample_sum=outcome.sample_sum,
-        )
-
-    def _commit(self, batches: Batches, outcome: vote.Outcome, norm: float | None) -> None:
+    def _commit(self, batches: Batches, outcome: Outcome, norm: float | None) -> None:
         now = self._clock.monotonic()
         record = StepRecord(
             generation=self.generation,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from elastic3d.devices import device_at
-from elastic3d.errors import Elastic3dError
+from elastic3d.errors import CollectiveFailed
 from elastic3d.port import Assignment, Flags, Go, StepRecord
 from elastic3d.values import Layout, ModelProfile
 
@@ -100,7 +100,7 @@ class StandalonePort:
 
     def peer_lost(self, error: BaseException) -> NoReturn:
         """Raise: there is no peer of ours, so a collective failed that the script itself made."""
-        raise Elastic3dError(f"a collective of the script's own failed: {error}") from error
+        raise CollectiveFailed(f"a collective of the script's own failed: {error}") from error
 
     def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
         """End the script."""

@@ -122,9 +122,10 @@ class Journal:
                 )
             case w.TrainerExited():
                 error = None if event.kind in WELL else event.detail or None
-                if event.kind is w.ExitKind.PEER_LOST and event.fault is not None:
+                raised = event.exception
+                if event.kind is w.ExitKind.PEER_LOST and raised is not None:
                     # The only place where it is kept: nobody is told of it when a peer was lost indeed.
-                    error = f"{error}: {event.fault.kind}: {event.fault.message}\n\n{event.fault.traceback}"
+                    error = f"{error}: {raised.kind}: {raised.message}\n\n{raised.traceback}"
                 log.emit("trainer.exited", kind=str(event.kind), step=event.step, error=error)
             case _:
                 pass

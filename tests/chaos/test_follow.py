@@ -82,7 +82,7 @@ def test_the_order_of_lines_in_files_does_not_matter(shuffler: random.Random) ->
 
 def test_an_error_in_the_users_code_is_shown() -> None:
     """The trainer's own error reaches the picture."""
-    failed = event("trainer.exited", 3.0, pid=1, kind="user_error", step=2, error="rank 0: ValueError: bad\n")
+    failed = event("trainer.exited", 3.0, pid=1, kind="error", step=2, error="rank 0: ValueError: bad\n")
     assert picture([failed]).errors == ("rank 0: ValueError: bad\n",)
 
 

@@ -16,6 +16,9 @@ import checkpointing
 import elastic3d
 
 MODULES = (
+    "elastic3d.cli.ckpt.documents",
+    "elastic3d.cli.plan.documents",
+    "elastic3d.cli.samples_documents",
     "elastic3d.doctor.findings",
     "elastic3d.membership.inspection.status",
     "elastic3d.membership.policy",

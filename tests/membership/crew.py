@@ -24,7 +24,7 @@ from elastic3d.trust.secret import obtain
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 
 PROFILE = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, digest="job")
-POLICY = Policy(minimum=1, maximum=4, lease=2, grace=1, first_gather=0.5, gather=0.1, orphan=4, interrupted=3)
+POLICY = Policy(minimum=1, maximum=4, lease=2, grace=1, first_gather=0.5, gather=0.1, orphan=4, peer_lost=3)
 
 Connect = Callable[[], EtcdClient]
 

@@ -14,7 +14,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > vanish b                       its host dies: nothing is refused, only silence and the lease's end
     > stop b | wake b                all its processes are stopped, and go on
     > leave b                        it goes in good order, and its process ends
-    > fault b | error b              a trainer dies | the user's code raises
+    > fail b | error b               a trainer fails | the user's code raises
     > final b                        the user's code raises what trying again cannot mend
     > lost b                         its trainers lose a peer, and stop
     > unprepared b                   the user's code raises while it prepares for what is proposed
@@ -161,11 +161,11 @@ class Story:
             case "leave":
                 for name in words:
                     self.to(name, e.LeaveAsked())
-            case "fault" | "error" | "final":
+            case "fail" | "error" | "final":
                 for name in words:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
-                    error, final = verb != "fault", verb == "final"
+                    error, final = verb != "fail", verb == "final"
                     self.to(name, e.TrainerFailed(key=key, detail="the trainer's own words", error=error, final=final))
             case "lost":
                 for name in words:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import zstandard
@@ -67,6 +68,16 @@ def test_unknown_fields_are_ignored() -> None:
     """A field a later version added under the same schema does not matter."""
     value = json.dumps({**json.loads(encode(End(failed=False))), "colour": "red"}).encode()
     assert decode(End, value, "key") == End(failed=False)
+
+
+def test_a_report_of_an_older_schema_is_read_by_the_names_it_has() -> None:
+    """Up to schema 2 a failure and a lost peer had other names; a node that was not upgraded yet is understood."""
+    value = b'{"schema": 2, "incarnation": "a1", "fault": "3.9", "interrupted": "3.8", "error": "3.7"}'
+    assert decode(Report, value, "key") == Report(incarnation="a1", failed="3.9", peer_lost="3.8", error="3.7")
+    failed = replace(GENERATION, cause=Cause.FAILURE)
+    value = encode(failed).replace(b'"failure"', b'"fault"')
+    assert b'"fault"' in value
+    assert decode(Generation, value, "key").cause is Cause.FAILURE
 
 
 @pytest.mark.parametrize(

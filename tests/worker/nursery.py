@@ -22,8 +22,8 @@ from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.port import Port, StepRecord
 from elastic3d.values import ModelProfile
 from elastic3d.worker.processes import process, template
-from elastic3d.worker.processes.remote import SlotServer
 from elastic3d.worker.processes.slot import LocalSlot, serve_role
+from elastic3d.worker.processes.slot_server import SlotServer
 
 ROWS, COLUMNS = 1024, 256
 

@@ -12,6 +12,7 @@ from checkpointing.inspection.difference import Change, Difference, difference
 from checkpointing.inspection.documents import find
 from checkpointing.inspection.values import ValueDifference, doubtful, to_read, value_differences
 from elastic3d.cli.ckpt.completing import complete_checkpoints
+from elastic3d.cli.ckpt.documents import DiffDocument
 from elastic3d.cli.ckpt.inspecting import Each, Match, fits
 from elastic3d.cli.ckpt.naming import before, choose
 from elastic3d.cli.ckpt.place import StorePlace
@@ -88,11 +89,11 @@ def diff(
             distances = {one.key: one for one in value_differences(*sides, keys, step)}
     if quiet:
         raise typer.Exit(1 if differs(found, distances) else 0)
-    data = {
-        "difference": found,
-        "drifts": {one.key: one.drift for one in found.tensors if one.drift is not None},
-        "values": list(distances.values()) if values else None,
-    }
+    data = DiffDocument(
+        difference=found,
+        drifts={one.key: one.drift for one in found.tensors if one.drift is not None},
+        values=tuple(distances.values()) if values else None,
+    )
     tell(store, data, lambda width: shown.difference(found, distances, width, each=each), as_json=as_json)
 
 

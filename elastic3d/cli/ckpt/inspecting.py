@@ -16,6 +16,7 @@ from checkpointing.inspection.statistics import TensorStatistics
 from checkpointing.inspection.statistics import summarise as statistics
 from checkpointing.inspection.summary import lineage, summarise
 from checkpointing.inspection.tree import tree as grouped
+from elastic3d.cli.ckpt.documents import ShowDocument, StatsDocument, TreeDocument
 from elastic3d.cli.ckpt.naming import choose, labels
 from elastic3d.cli.ckpt.place import StorePlace, Which
 from elastic3d.cli.ckpt.render import one as shown
@@ -73,7 +74,7 @@ def show(
     summary = summarise(found, labels(store).get(found.name, ()), lineage(store, found, ANCESTORS))
     tell(
         store,
-        {"summary": summary},
+        ShowDocument(summary=summary),
         lambda width: shown.summary(store.url, summary, width, all_facts=facts),
         as_json=as_json,
     )
@@ -104,7 +105,7 @@ def tree(
     found = _documents(store, checkpoint)
     specs = matching(found, match)
     nodes = grouped(specs, fold=not each)
-    data = {"checkpoint": found.name, "tree": nodes}
+    data = TreeDocument(checkpoint=found.name, tree=nodes)
     tell(store, data, lambda width: shown.names(found.name, nodes, width, depth=depth), as_json=as_json)
 
 
@@ -140,7 +141,7 @@ def stats(
     if bad:
         rows = [row for row in rows if not row.sound]
     rows = sorted(rows, key=lambda row: _order(row, sort))
-    data = {"checkpoint": found.name, "tensors": rows[:number]}
+    data = StatsDocument(checkpoint=found.name, tensors=tuple(rows[:number]))
     tell(
         store,
         data,

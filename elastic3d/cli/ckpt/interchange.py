@@ -12,6 +12,7 @@ from rich.text import Text
 
 from checkpointing.reading.announcing import reading
 from elastic3d.cli.ckpt.completing import complete_checkpoints
+from elastic3d.cli.ckpt.documents import ExportDocument, ImportDocument
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import StorePlace
 from elastic3d.cli.ckpt.render.words import count, size
@@ -76,7 +77,7 @@ def import_(
         done = import_checkpoint(str(kind), source, store, step=step, facts=said, progress=advance)
     totals = done.totals
     what = f"{done.checkpoint}: {count(totals.tensors, 'tensor')}, {size(totals.bytes)} from {source}"
-    data = {"checkpoint": done.checkpoint, "root": done.root, "totals": totals, "moved": done.moved}
+    data = ImportDocument(checkpoint=done.checkpoint, root=done.root, totals=totals, moved=done.moved)
     tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
 
 
@@ -119,8 +120,14 @@ def export(
     what = f"{target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} of {found.name}, as {kind}"
     if done.left_out:
         what += f"; {count(done.left_out, 'object')} that are not tensors left out"
-    data = {"checkpoint": found.name, "target": str(target), "kind": kind, "tensors": done.tensors, "bytes": done.bytes}
-    data["left_out"] = done.left_out
+    data = ExportDocument(
+        checkpoint=found.name,
+        target=str(target),
+        kind=str(kind),
+        tensors=done.tensors,
+        bytes=done.bytes,
+        left_out=done.left_out,
+    )
     tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
 
 

@@ -14,6 +14,17 @@ from checkpointing.reading.naming import committed
 from checkpointing.retention import collection, protection, ref_repair
 from checkpointing.retention.policy import Retention
 from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tags
+from elastic3d.cli.ckpt.documents import (
+    GcDocument,
+    GcPlanDocument,
+    PinDocument,
+    PinsDocument,
+    RepairDocument,
+    TagDocument,
+    TagsDocument,
+    UnpinDocument,
+    UntagDocument,
+)
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import StorePlace, Which
 from elastic3d.cli.ckpt.render import keeping as shown
@@ -65,12 +76,12 @@ def tag(
     if not name:
         store = place.open()
         there = protection.tags(store)
-        tell(store, {"tags": there}, lambda width: shown.pairs("tag", there, store.url), as_json=as_json)
+        tell(store, TagsDocument(tags=there), lambda width: shown.pairs("tag", there, store.url), as_json=as_json)
         return
     store = place.open(write=True)
     with _usage_errors():
         chosen = protection.tag(store, name, checkpoint, move=move)
-    tell(store, {"tag": name, "checkpoint": chosen}, lambda _: Text(f"{name} -> {chosen}"), as_json=as_json)
+    tell(store, TagDocument(tag=name, checkpoint=chosen), lambda _: Text(f"{name} -> {chosen}"), as_json=as_json)
 
 
 def untag(
@@ -88,7 +99,7 @@ def untag(
     store = place.open(write=True)
     if not protection.untag(store, name):
         raise UsageError(f"store {store.url}: there is no tag {name!r}; `elastic3d ckpt tag` lists those there are")
-    tell(store, {"untagged": name}, lambda _: Text(f"{name} points to nothing any more"), as_json=as_json)
+    tell(store, UntagDocument(untagged=name), lambda _: Text(f"{name} points to nothing any more"), as_json=as_json)
 
 
 def pin(
@@ -109,12 +120,12 @@ def pin(
     if not checkpoint:
         store = place.open()
         there = protection.pins(store)
-        tell(store, {"pins": there}, lambda width: shown.pairs("pinned", there, store.url), as_json=as_json)
+        tell(store, PinsDocument(pins=there), lambda width: shown.pairs("pinned", there, store.url), as_json=as_json)
         return
     store = place.open(write=True)
     with _usage_errors():
         name = protection.pin(store, checkpoint, reason)
-    tell(store, {"pinned": name, "reason": reason}, lambda _: Text(f"{name} is pinned"), as_json=as_json)
+    tell(store, PinDocument(pinned=name, reason=reason), lambda _: Text(f"{name} is pinned"), as_json=as_json)
 
 
 def unpin(place: StorePlace, checkpoint: _One, *, as_json: bool) -> None:
@@ -128,7 +139,7 @@ def unpin(place: StorePlace, checkpoint: _One, *, as_json: bool) -> None:
     name = choose(store, checkpoint).name
     if not protection.unpin(store, name):
         raise UsageError(f"store {store.url}: {name} is not pinned; `elastic3d ckpt pin` lists those that are")
-    tell(store, {"unpinned": name}, lambda _: Text(f"{name} is not pinned any more"), as_json=as_json)
+    tell(store, UnpinDocument(unpinned=name), lambda _: Text(f"{name} is not pinned any more"), as_json=as_json)
 
 
 def gc(
@@ -178,16 +189,28 @@ def gc(
     store = place.open(write=True)
     if dry_run:
         plan = collection.plan_collection(store, retention, grace=seconds)
-        data = {"dry_run": True, "kept": plan.kept, "dropped": plan.dropped, "objects": len(plan.objects)}
-        data |= {"bytes": plan.bytes, "over": plan.over, "names": [doomed.name for doomed in plan.objects]}
-        tell(store, data, lambda _: shown.collection_plan(store.url, plan), as_json=as_json)
+        planned = GcPlanDocument(
+            kept=plan.kept,
+            dropped=plan.dropped,
+            objects=len(plan.objects),
+            bytes=plan.bytes,
+            over=plan.over,
+            names=tuple(doomed.name for doomed in plan.objects),
+        )
+        tell(store, planned, lambda _: shown.collection_plan(store.url, plan), as_json=as_json)
         return
     with bar("deleting" if not wait else "collecting", in_bytes=False) as advance:
         done = collection.collect(
             store, retention, grace=seconds, wait=wait, progress=lambda progress: advance(progress.done, progress.total)
         )
-    data = {"dry_run": False, "dropped": done.dropped, "objects": len(done.objects), "bytes": done.bytes}
-    data |= {"spared": done.spared, "waiting": done.waiting, "over": done.over or 0}
+    data = GcDocument(
+        dropped=done.dropped,
+        objects=len(done.objects),
+        bytes=done.bytes,
+        spared=done.spared,
+        waiting=done.waiting,
+        over=done.over or 0,
+    )
     tell(store, data, lambda _: shown.collected(store.url, done), as_json=as_json)
 
 
@@ -213,7 +236,7 @@ def repair(
     store = place.open(write=True)
     ref = ref_repair.repair_latest(store, generation=generation)
     listed = committed(store, ref)
-    data = {"checkpoint": ref.checkpoint, "generation": ref.generation, "committed": listed}
+    data = RepairDocument(checkpoint=ref.checkpoint, generation=ref.generation, committed=tuple(listed))
     tell(store, data, lambda _: shown.repaired(store.url, ref.generation, listed), as_json=as_json)
 
 

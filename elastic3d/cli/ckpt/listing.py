@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from checkpointing.inspection.documents import find, times
 from checkpointing.inspection.history import history
 from checkpointing.inspection.usage import usage
 from checkpointing.reading.reader import read_record
+from elastic3d.cli.ckpt.documents import DuDocument, LogDocument, LsDocument
 from elastic3d.cli.ckpt.naming import committed, labels
 from elastic3d.cli.ckpt.place import StorePlace, complain
 from elastic3d.cli.ckpt.render import store as shown
@@ -39,16 +40,16 @@ def ls(place: StorePlace, *, as_json: bool) -> None:
     ref = read_latest(store)
     generation = ref.generation if ref is not None else None
     pointed, modified = labels(store), times(store)
-    rows: list[shown.Row] = []
+    rows: list[shown.CheckpointRow] = []
     for name in committed(store):
         marks = pointed.get(name, ())
         try:
             record = read_record(store, name)
         except CheckpointError as error:
-            rows.append(shown.Row(checkpoint=name, labels=marks, error=str(error)))
+            rows.append(shown.CheckpointRow(checkpoint=name, labels=marks, error=str(error)))
             continue
         rows.append(
-            shown.Row(
+            shown.CheckpointRow(
                 checkpoint=name,
                 labels=marks,
                 latest="latest" in marks,
@@ -63,7 +64,7 @@ def ls(place: StorePlace, *, as_json: bool) -> None:
                 modified=modified.get(name, 0.0),
             )
         )
-    data = {"generation": generation, "checkpoints": rows}
+    data = LsDocument(generation=generation, checkpoints=tuple(rows))
     tell(store, data, lambda width: shown.checkpoints(store.url, generation, rows, width), as_json=as_json)
     if any(row.error for row in rows):
         raise typer.Exit(1)
@@ -97,7 +98,7 @@ def log(
             commits.append(commit)
             advance(len(commits))
     more = len(names) - len(commits)
-    data: dict[str, Any] = {"commits": commits, "more": more, "labels": pointed}
+    data = LogDocument(commits=tuple(commits), more=more, labels=pointed)
     tell(store, data, lambda width: shown.commits(store.url, commits, pointed, more, width), as_json=as_json)
     if any(commit.error for commit in commits):
         raise typer.Exit(1)
@@ -130,7 +131,7 @@ def du(place: StorePlace, *, as_json: bool) -> None:
             advance(done)
     with Console(stderr=True).status("listing objects"):
         total = usage(checkpoints, store.entries(""))
-    data = {"usage": total, "unreadable": unreadable}
+    data = DuDocument(usage=total, unreadable=tuple(unreadable))
     tell(store, data, lambda width: shown.usage(store.url, total, labels(store), width), as_json=as_json)
     if unreadable:
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ import typer
 from checkpointing.inspection.documents import CheckpointDocuments, find
 from checkpointing.inspection.reads import Reads, TileIndex
 from checkpointing.inspection.writers import writers
+from elastic3d.cli.ckpt.documents import ReaderDocument, ReshardDocument, TensorHomes
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import StorePlace, Which
 from elastic3d.cli.ckpt.render import two as shown
@@ -67,19 +68,19 @@ def plan(
             places = [place_of(rank, target) for rank in ranks]
             readers.append(shown.ReadingRanks(ranks=tuple(ranks), places=tuple(places), reads=reads))
             advance(reader + 1)
-    data = {
-        "checkpoint": found.name,
-        "target": target,
-        "slots": slots,
-        "homes": {
-            "blocks": homes.blocks,
-            "count": homes.count,
-            "last": sorted(homes.last),
-            "whole": sorted(homes.whole),
-            "guessed": sorted(homes.guessed),
-        },
-        "readers": [{"ranks": r.ranks, "places": r.places, **_plain(r.reads)} for r in readers],
-    }
+    data = ReshardDocument(
+        checkpoint=found.name,
+        target=target,
+        slots=slots,
+        homes=TensorHomes(
+            blocks=homes.blocks,
+            count=homes.count,
+            last=tuple(sorted(homes.last)),
+            whole=tuple(sorted(homes.whole)),
+            guessed=tuple(sorted(homes.guessed)),
+        ),
+        readers=tuple(map(_reader, readers)),
+    )
     tell(store, data, lambda width: shown.plan(found, target, homes, readers, width), as_json=as_json)
 
 
@@ -106,13 +107,15 @@ def plan_reads(found: CheckpointDocuments, target: MeshSizes, homes: Homes, slot
         yield catalogue.reads(wanted for rank in ranks for wanted in boxes_of(specs, rank, target, homes, shapes))
 
 
-def _plain(reads: Reads) -> dict[str, float | None]:
-    return {
-        "needed": reads.needed,
-        "read": reads.read,
-        "stored": reads.stored,
-        "tiles": reads.tiles,
-        "requests": reads.requests,
-        "packs": reads.packs,
-        "over_read": reads.over_read,
-    }
+def _reader(one: shown.ReadingRanks) -> ReaderDocument:
+    return ReaderDocument(
+        ranks=one.ranks,
+        places=one.places,
+        needed=one.reads.needed,
+        read=one.reads.read,
+        stored=one.reads.stored,
+        tiles=one.reads.tiles,
+        requests=one.reads.requests,
+        packs=one.reads.packs,
+        over_read=one.reads.over_read,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections import Counter
@@ -17,6 +16,7 @@ from checkpointing import Box, Checkpoint, TensorSpec, open_checkpoint, verify
 from checkpointing.inspection.arrays import array, widened
 from checkpointing.reading.resolver import resolve
 from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tensors
+from elastic3d.cli.ckpt.documents import CatDocument, VerifyDocument
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import StorePlace, complain
 from elastic3d.cli.ckpt.render import checks as shown
@@ -79,8 +79,7 @@ def cat(
     form = form or _form(out)
     if as_json:
         values = array(spec.dtype, data).reshape(shape)
-        told = {"checkpoint": found.name, "tensor": spec, "box": box, "values": _values(values)}
-        print_json(store, told)
+        print_json(store, CatDocument(checkpoint=found.name, tensor=spec, box=box, values=_values(values)))
     elif form is Form.TEXT:
         threshold = sys.maxsize if full else 1000
         text = np.array2string(array(spec.dtype, data).reshape(shape), threshold=threshold, max_line_width=120)
@@ -113,9 +112,9 @@ def verify_store(place: StorePlace, *, as_json: bool) -> None:
             size = progress.total
             advance(progress.done, progress.total)
 
-        findings = list(verify(store, step))
-    found = [dataclasses.asdict(finding) for finding in findings]
-    data = {"bytes": size, "findings": found, "faults": Counter(str(finding.fault) for finding in findings)}
+        findings = tuple(verify(store, step))
+    faults = Counter(str(finding.fault) for finding in findings)
+    data = VerifyDocument(bytes=size, findings=findings, faults=faults)
     tell(store, data, lambda width: shown.findings(store.url, size, findings, width), as_json=as_json)
     if findings:
         raise typer.Exit(1)

@@ -21,12 +21,13 @@ from rich.progress import (
 )
 
 from checkpointing import Store
+from elastic3d.cli.ckpt.documents import CheckpointDocument
 from elastic3d.values import to_json
 
 SCHEMA = 1
 
 
-def tell(store: Store, data: dict[str, Any], picture: Callable[[int], RenderableType], *, as_json: bool) -> None:
+def tell(store: Store, data: CheckpointDocument, picture: Callable[[int], RenderableType], *, as_json: bool) -> None:
     """Print a result, as `data` in JSON or as its picture for a terminal of some width."""
     if as_json:
         print_json(store, data)
@@ -35,14 +36,14 @@ def tell(store: Store, data: dict[str, Any], picture: Callable[[int], Renderable
         console.print(picture(console.width))
 
 
-def print_json(store: Store, data: dict[str, Any]) -> None:
+def print_json(store: Store, data: CheckpointDocument) -> None:
     """Print one document; numbers that JSON cannot express are strings: "inf", "-inf", "nan"."""
     print(json.dumps(document(store.url, data), indent=2, allow_nan=False))
 
 
-def document(url: str, data: dict[str, Any]) -> dict[str, Any]:
+def document(url: str, data: CheckpointDocument) -> dict[str, Any]:
     """Return what `--json` prints."""
-    return {"schema": SCHEMA, "store": url, **{name: _plain(to_json(value)) for name, value in data.items()}}
+    return {"schema": SCHEMA, "store": url, **_plain(to_json(data))}
 
 
 def _plain(value: Any) -> Any:

@@ -13,14 +13,15 @@ from rich.console import Console
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import ask
 from elastic3d.cli.plan import shown
+from elastic3d.cli.plan.documents import PlanDocument
 from elastic3d.cli.plan.question import Question, check_size, described, number_for, requested
 from elastic3d.errors import UsageError
 from elastic3d.planner import rank
 from elastic3d.planner.costs import Costs
 from elastic3d.planner.devices import Number, Sheet, device_named
-from elastic3d.planner.results import Candidate, Ranking, RejectedLayout
+from elastic3d.planner.results import Ranking
 from elastic3d.quantities import some_seconds
-from elastic3d.values import ModelProfile, to_json
+from elastic3d.values import ModelProfile
 
 SCHEMA = 1
 
@@ -123,26 +124,17 @@ def plan(
 
 def document(question: Question, found: Ranking) -> dict[str, Any]:
     """Return what `--json` prints. Times are seconds of a step, memory bytes of the fullest device."""
-    return {
-        "schema": SCHEMA,
-        "model": question.model,
-        "nodes": question.nodes,
-        "slots": question.slots,
-        "device": question.device,
-        "parameters": question.profile.parameters,
-        "global_batch": question.profile.micro_batches * question.profile.micro_batch,
-        "ranking": [_candidate(one) for one in found.ranking],
-        "rejected": [{**_layout(one), "nodes": one.nodes, "reason": one.reason} for one in found.rejected],
-    }
-
-
-def _layout(one: Candidate | RejectedLayout) -> dict[str, Any]:
-    data: dict[str, Any] = to_json(one.layout)
-    return data
-
-
-def _candidate(one: Candidate) -> dict[str, Any]:
-    return {**_layout(one), **{name: value for name, value in to_json(one).items() if name != "layout"}}
+    told = PlanDocument(
+        model=question.model,
+        nodes=question.nodes,
+        slots=question.slots,
+        device=question.device,
+        parameters=question.profile.parameters,
+        global_batch=question.profile.micro_batches * question.profile.micro_batch,
+        ranking=found.ranking,
+        rejected=found.rejected,
+    )
+    return {"schema": SCHEMA, **told.data()}
 
 
 def _changed(profile: ModelProfile, global_batch: int | None, recompute: str) -> ModelProfile:

@@ -8,8 +8,9 @@ from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import EtcdRefused, JobUnknown, UsageError
 from elastic3d.etcd import EtcdClient
+from elastic3d.membership.inspection.derivation import status
 from elastic3d.membership.inspection.keys import find
-from elastic3d.membership.inspection.status import Status, status
+from elastic3d.membership.inspection.status import Status
 
 # What follows "/" in the order of keys: the end of everything below a path.
 _AFTER_SLASH = chr(ord("/") + 1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from elastic3d import etcd_keys as keys
 from elastic3d.errors import ConfigurationError
@@ -26,6 +26,8 @@ from elastic3d.membership.records import (
     decode,
 )
 from elastic3d.values import Generation, to_json
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,24 +71,19 @@ class RunKeys:
     problems: list[str] = field(default_factory=list)
 
 
-_ONE: dict[str, tuple[str, type[Any]]] = {
-    keys.LEADER: ("leader", Claim),
-    keys.GENERATION: ("generation", Generation),
-    keys.PROPOSAL: ("proposal", Proposal),
-    keys.END: ("end", End),
+_MANY: dict[str, tuple[type[Any], Callable[[RunKeys], dict[str, Any]]]] = {
+    keys.MEMBERS: (MemberRecord, lambda found: found.members),
+    keys.REPORTS: (Report, lambda found: found.reports),
+    keys.TOMBS: (Tomb, lambda found: found.tombs),
+    keys.DOUBTS: (Doubt, lambda found: found.doubts),
+    keys.DRAINS: (Drain, lambda found: found.drains),
+    keys.QUARANTINE: (Quarantine, lambda found: found.quarantine),
+    keys.FLAPS: (Flap, lambda found: found.flaps),
+    keys.PULSES: (Pulse, lambda found: found.pulses),
+    keys.HISTORY: (GenerationHistory, lambda found: found.history),
+    keys.REFUSED: (AdmissionFailure, lambda found: found.refused),
 }
-_MANY: dict[str, tuple[str, type[Any]]] = {
-    keys.MEMBERS: ("members", MemberRecord),
-    keys.REPORTS: ("reports", Report),
-    keys.TOMBS: ("tombs", Tomb),
-    keys.DOUBTS: ("doubts", Doubt),
-    keys.DRAINS: ("drains", Drain),
-    keys.QUARANTINE: ("quarantine", Quarantine),
-    keys.FLAPS: ("flaps", Flap),
-    keys.PULSES: ("pulses", Pulse),
-    keys.HISTORY: ("history", GenerationHistory),
-    keys.REFUSED: ("refused", AdmissionFailure),
-}
+_LEASED = {keys.QUARANTINE: "quarantine", keys.FLAPS: "flaps", keys.REFUSED: "refused"}
 _WHOLE = (keys.whole(keys.GENERATION), keys.whole(keys.PROPOSAL))
 # Their few floats are never shown, and they are long.
 _UNCHECKED = (Generation, Proposal, MemberRecord)
@@ -102,15 +99,18 @@ def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
         if below == keys.SECRET or below in _WHOLE:
             continue
         try:
-            if below in _ONE:
-                name, kind = _ONE[below]
-                setattr(found, name, _record(kind, item, wholes.get(keys.whole(item.key), b"")))
-                continue
-            head = next((head for head in _MANY if below.startswith(head) and below != head), None)
-            if head is None:
-                raise ConfigurationError(f"etcd key {item.key} is not one that this elastic3d knows")
-            name, kind = _MANY[head]
-            _add(found, name, below.removeprefix(head), _record(kind, item), item)
+            whole = wholes.get(keys.whole(item.key), b"")
+            match below:
+                case keys.LEADER:
+                    found.leader = _record(Claim, item)
+                case keys.GENERATION:
+                    found.generation = _record(Generation, item, whole)
+                case keys.PROPOSAL:
+                    found.proposal = _record(Proposal, item, whole)
+                case keys.END:
+                    found.end = _record(End, item)
+                case _:
+                    _add(found, below, item)
         except ConfigurationError as error:
             found.problems.append(str(error))
             if below.startswith(keys.MEMBERS):
@@ -125,15 +125,20 @@ def history(root: str, items: Iterable[KeyValue]) -> tuple[list[GenerationHistor
     return told, found.problems
 
 
-def _add(found: RunKeys, name: str, key: str, record: Any, item: KeyValue) -> None:
-    if name == "members" and record.node.id != key:
+def _add(found: RunKeys, below: str, item: KeyValue) -> None:
+    head = next((head for head in _MANY if below.startswith(head) and below != head), None)
+    if head is None:
+        raise ConfigurationError(f"etcd key {item.key} is not one that this elastic3d knows")
+    kind, of = _MANY[head]
+    key, record = below.removeprefix(head), _record(kind, item)
+    if isinstance(record, MemberRecord) and record.node.id != key:
         raise ConfigurationError(f"etcd key {item.key} holds the record of {record.node.id}")
-    getattr(found, name)[key] = record
-    if item.lease and name in ("quarantine", "flaps", "refused"):
-        found.leases[f"{name}/{key}"] = item.lease
+    of(found)[key] = record
+    if item.lease and head in _LEASED:
+        found.leases[f"{_LEASED[head]}/{key}"] = item.lease
 
 
-def _record(kind: type[Any], item: KeyValue, whole: bytes | None = None) -> Any:
+def _record(kind: type[T], item: KeyValue, whole: bytes | None = None) -> T:
     record = decode(kind, item.value, item.key, whole=whole)
     if kind not in _UNCHECKED and not _finite(to_json(record)):
         raise ConfigurationError(f"etcd key {item.key} holds a number that is not finite")

@@ -138,7 +138,7 @@ class Core:
             self._trainers.follow(self.view, actions)
             self._neighbours.follow(self.view, actions)
             if self.policy.beside:
-                lost = self.report.interrupted
+                lost = self.report.peer_lost
                 actions += self._reach.follow(self.view, self._trainers, self.policy, lost, self._alarm)
             self._answer()
             self._govern(actions, now)
@@ -219,13 +219,13 @@ class Core:
                 if event.error:
                     self.report = replace(self.report, error=event.key, detail=event.detail, final=event.final)
                 else:
-                    self.report = replace(self.report, fault=event.key, detail=event.detail)
+                    self.report = replace(self.report, failed=event.key, detail=event.detail)
             case e.TrainerLostPeer() if trainers.phase(event.key) is not None:
                 trainers.over(event.key)
-                # A report that a trainer died, or that the code raised, says more than this.
-                worse = event.key in (self.report.error, self.report.fault)
+                # A report that a trainer failed, or that the script raised, says more than this.
+                worse = event.key in (self.report.error, self.report.failed)
                 detail = self.report.detail if worse else event.detail
-                self.report = replace(self.report, interrupted=event.key, detail=detail)
+                self.report = replace(self.report, peer_lost=event.key, detail=detail)
             case e.StepReported():
                 if self.running is not None:
                     self._reach.stepped(self.running, now)
@@ -414,7 +414,7 @@ class Core:
             if self._alarm.due(alone_since + min(max(patience, NOTICING), longest)):
                 detail = "this node alone lost etcd"
                 self._trainers.stop(actions, generation.key, detail)
-                self.report = replace(self.report, fault=generation.key, detail=detail)
+                self.report = replace(self.report, failed=generation.key, detail=detail)
         if self.running is None and self._registered and self._alarm.due(self._lost_since + patience):
             self._registered = self._registering = False
             actions.append(acts.LetGo())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic3d.membership.machine.situation import Situation
-from elastic3d.membership.machine.triggers import Urgent
+from elastic3d.membership.machine.triggers import Interruption
 
 SOON = 10.0
 """A generation that a loss ends within these seconds belongs to a storm."""
@@ -14,7 +14,7 @@ GROWTH = 0.2
 HOUR = 3600.0
 
 
-def storm(situation: Situation, why: Urgent) -> int:
+def storm(situation: Situation, why: Interruption) -> int:
     """Return how many generations in a row a loss ended soon, this one included."""
     view, leader_state, now = situation.view, situation.leader_state, situation.alarm.now
     assert view.generation is not None

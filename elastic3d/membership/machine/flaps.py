@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.leader_state import CountedLoss
 from elastic3d.membership.machine.situation import Situation
-from elastic3d.membership.machine.triggers import Urgent
+from elastic3d.membership.machine.triggers import Interruption
 from elastic3d.membership.records import Flap, Quarantine
 from elastic3d.values import Cause
 
@@ -20,15 +20,15 @@ def count(situation: Situation, lost: dict[str, str]) -> None:
             leader_state.losses.append(CountedLoss(id=id, place=place))
 
 
-def blame(situation: Situation, why: Urgent) -> None:
-    """Put a fault of one node on the list. Where torchrun restarts the workers, it is not known whose fault it was."""
+def blame(situation: Situation, why: Interruption) -> None:
+    """Put a failure of one node on the list. Where torchrun restarts the workers, it is not known whose it was."""
     view, policy, leader_state = situation.view, situation.policy, situation.leader_state
     current, place = view.generation, view.place(why.culprit)
-    if why.cause is Cause.FAULT and current is not None and place is not None and policy.beside:
-        fault = f"{why.culprit}/{current.key}"
-        if fault not in leader_state.counted:
-            leader_state.counted[fault] = None
-            leader_state.losses.append(CountedLoss(id=fault, place=place))
+    if why.cause is Cause.FAILURE and current is not None and place is not None and policy.beside:
+        failure = f"{why.culprit}/{current.key}"
+        if failure not in leader_state.counted:
+            leader_state.counted[failure] = None
+            leader_state.losses.append(CountedLoss(id=failure, place=place))
 
 
 def condemned(situation: Situation) -> set[str]:

@@ -21,7 +21,7 @@ from elastic3d.membership.machine.planned import planned
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.script_errors import Raising, raised_in, raising
 from elastic3d.membership.machine.situation import Situation
-from elastic3d.membership.machine.triggers import Urgent, expired, urgent
+from elastic3d.membership.machine.triggers import Interruption, expired, interruption
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import End, Out
 from elastic3d.values import Cause
@@ -79,7 +79,7 @@ def _fenced(
     if finished == len(current.nodes):
         return _over(situation)
     leader_state.ended = None
-    why = urgent(situation, lost)
+    why = interruption(situation, lost)
     if why is not None:
         if why.cause is Cause.ERROR and raised.waiting:
             return None
@@ -139,7 +139,7 @@ def _first(situation: Situation) -> acts.Fenced | None:
 
 def _reform(
     situation: Situation,
-    why: Urgent,
+    why: Interruption,
     lost: dict[str, str],
 ) -> acts.Fenced | None:
     """Seal a new generation at once; wait only for the minimum of nodes, and in a storm for its next loss."""
@@ -152,7 +152,7 @@ def _reform(
     if why.cause is Cause.ERROR and not policy.beside:
         return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
     # Where torchrun restarts the workers, it counts the tries.
-    own = why.cause in (Cause.ERROR, Cause.FAULT) and policy.beside
+    own = why.cause in (Cause.ERROR, Cause.FAILURE) and policy.beside
     step = roster.reports.step() if own else 0
     tries = 0 if not own else (current.tries + 1 if step <= current.tried_at else 1)
     if own and not why.out and (why.final or tries >= policy.tries):

@@ -40,7 +40,7 @@ class LeaderState:
     awaited: int = 0
     unplanned: float | None = None
     orphan: float | None = None
-    interrupted: float | None = None
+    peer_lost: float | None = None
     proposed: float | None = None
     waiting: float | None = None
     lost_at: float | None = None
@@ -73,7 +73,7 @@ class LeaderState:
         They have the whole time again to report why trainers stopped: the one that saw a death may be the one that
         could not write.
         """
-        self.interrupted = None
+        self.peer_lost = None
         self.below = _later(self.below, seconds, now)
         self.unplanned = _later(self.unplanned, seconds, now)
         self.orphan = _later(self.orphan, seconds, now)
@@ -85,7 +85,7 @@ class LeaderState:
         """Forget the waits of an earlier generation; `revision` is the record's."""
         if revision != self._sealed:
             self._sealed = revision
-            self.below = self.unplanned = self.orphan = self.interrupted = None
+            self.below = self.unplanned = self.orphan = self.peer_lost = None
             self.proposed = self.waiting = self.lost_at = self.raised = self.apart = self.ended = None
 
 

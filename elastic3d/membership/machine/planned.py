@@ -151,7 +151,7 @@ def _drive(situation: Situation) -> acts.Fenced | None:
             return drains.end(view)
         return None
     coming = index_of(formed).node_ranks
-    failed = roster.reports.who("fault", formed.key) or roster.reports.who("error", formed.key)
+    failed = roster.reports.who("failed", formed.key) or roster.reports.who("error", formed.key)
     unfit = not proposal.switch and any(id in coming for id in roster.unfit)
     if formed.cause in (Cause.DRAIN, Cause.QUARANTINE) and not proposal.switch:
         # The reason for it may have been taken back.

@@ -25,7 +25,7 @@ from elastic3d.membership.machine.view import View
 HEARING = 2.0
 """Seconds the others have to report that their code raised too."""
 
-SAID = ("error", "interrupted", "fault", "left", "finished")
+SAID = ("error", "peer_lost", "failed", "left", "finished")
 """What a node may report of its trainers' end."""
 
 

@@ -18,8 +18,8 @@ node is part of most pairs, and a step may be made after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Urgent:
-    """Why the generation must end at once. culprit: whose trainer it was; lost: nodes are gone.
+class Interruption:
+    """Why the sealed generation must end at once. culprit: whose trainer it was; lost: nodes are gone.
 
     out: nodes whose code alone raised are put out. final: trying again cannot mend the error.
     """
@@ -50,7 +50,7 @@ def expired(situation: Situation) -> dict[str, str]:
     ring = view.ring
     current = view.generation
     assert current is not None
-    stands = bool(roster.reports.who("interrupted", current.key))
+    stands = bool(roster.reports.who("peer_lost", current.key))
     prepared = len(roster.reports.who("prepared", current.key))
     waits = prepared >= len(current.nodes) - len(roster.missing)
     for id, since in roster.missing.items():
@@ -70,7 +70,7 @@ def expired(situation: Situation) -> dict[str, str]:
     return found
 
 
-def urgent(situation: Situation, lost: dict[str, str]) -> Urgent | None:
+def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | None:
     """Return why the sealed generation must end at once, None if it need not. `lost`: dead, tombs under way."""
     view, roster, policy = situation.view, situation.roster, situation.policy
     leader_state, alarm = situation.leader_state, situation.alarm
@@ -86,18 +86,18 @@ def urgent(situation: Situation, lost: dict[str, str]) -> Urgent | None:
         evidence = "; ".join(detail for detail in details if detail)
         names = ", ".join(id.partition("@")[0] for _, id in dead)
         if len(tombs) == len(dead) and all(tomb.how is Out.FAILED for tomb in tombs.values()):
-            return Urgent(cause=Cause.ERROR, detail=evidence, out=True)
+            return Interruption(cause=Cause.ERROR, detail=evidence, out=True)
         cause = Cause.DRAIN if drained else Cause.LEAVE if left else Cause.DEATH
-        return Urgent(cause=cause, detail=names + (f": {evidence}" if evidence else ""), lost=not drained)
+        return Interruption(cause=cause, detail=names + (f": {evidence}" if evidence else ""), lost=not drained)
     key = current.key
     apart = _apart(situation)
     if apart:
         leader_state.apart = alarm.now if leader_state.apart is None else leader_state.apart
         if not alarm.due(leader_state.apart + BOTH):
             return None
-        return Urgent(cause=Cause.QUARANTINE, detail=apart)
+        return Interruption(cause=Cause.QUARANTINE, detail=apart)
     leader_state.apart = None
-    for field, cause in (("error", Cause.ERROR), ("fault", Cause.FAULT)):
+    for field, cause in (("error", Cause.ERROR), ("failed", Cause.FAILURE)):
         # A member that reports before it has registered again is heard once it has.
         said = [id for id in roster.reports.who(field, key) if id in index.node_ranks and id in roster.members]
         if said:
@@ -106,23 +106,24 @@ def urgent(situation: Situation, lost: dict[str, str]) -> Urgent | None:
             name = culprit.partition("@")[0]
             if field == "error":
                 final = any(roster.reports[id].final for id in said)
-                return Urgent(cause=cause, detail=detail, culprit=culprit, final=final)
-            return Urgent(cause=cause, detail=f"{name}: {detail}", culprit=culprit)
+                return Interruption(cause=cause, detail=detail, culprit=culprit, final=final)
+            return Interruption(cause=cause, detail=f"{name}: {detail}", culprit=culprit)
     if roster.reports.who("left", key) and view.proposal is None:
-        return Urgent(cause=Cause.DEATH, detail="the others had left for a membership that lost a node")
-    if not roster.reports.who("interrupted", key):
-        leader_state.interrupted = None
+        return Interruption(cause=Cause.DEATH, detail="the others had left for a membership that lost a node")
+    if not roster.reports.who("peer_lost", key):
+        leader_state.peer_lost = None
         return None
-    leader_state.interrupted = alarm.now if leader_state.interrupted is None else leader_state.interrupted
-    if alarm.due(leader_state.interrupted + policy.interrupted):
-        return Urgent(cause=Cause.FAULT, detail=f"trainers lost each other, and nobody died{_said(roster, key)}")
+    leader_state.peer_lost = alarm.now if leader_state.peer_lost is None else leader_state.peer_lost
+    if alarm.due(leader_state.peer_lost + policy.peer_lost):
+        detail = f"trainers lost each other, and nobody died{_said(roster, key)}"
+        return Interruption(cause=Cause.FAILURE, detail=detail)
     return None
 
 
 def _apart(situation: Situation) -> str:
     """Return, in words, which active nodes have to stand aside, "" for none or if too few would be left.
 
-    If their trainers die meanwhile, that is not the fault of any node, nor of the code.
+    If their trainers die meanwhile, that is not the failure of any node, nor of the script.
     """
     view, roster, policy = situation.view, situation.roster, situation.policy
     if not any(view.active(id) for id in roster.apart) or not policy.allowed(len(roster.eligible)):
@@ -136,7 +137,7 @@ def _apart(situation: Situation) -> str:
 
 def _said(roster: Roster, key: str) -> str:
     """Return what the trainers that lost a peer said about it."""
-    ids = sorted(roster.reports.who("interrupted", key))
+    ids = sorted(roster.reports.who("peer_lost", key))
     said = [f"{_name(id)}: {roster.reports[id].detail}" for id in ids if roster.reports[id].detail]
     more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
     return f" ({'; '.join(said[:NAMED])}{more})" if said else ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from elastic3d.parallel import norms
 from elastic3d.parallel.norms import clip_coefficient
 from elastic3d.parallel.state import local
 from elastic3d.parallel.vote import Outcome
@@ -41,6 +42,15 @@ def update(outcome: Outcome, *, clip: float | None, scale: float, skip: bool) ->
         return Update(factor=1.0, norm=norm, finite=False, skipped=True)
     factor = 1.0 if clip is None or norm is None else clip_coefficient(norm, clip)
     return Update(factor=factor / divisor, norm=norm, finite=outcome.finite, skipped=False)
+
+
+def scale_gradients(model: nn.Module, outcome: Outcome, change: Update) -> None:
+    """Make the gradients those of the update; of what got none anywhere, take away what reduction left."""
+    parameters = dict(model.named_parameters())
+    for name in outcome.absent:
+        if name in parameters:
+            parameters[name].grad = None
+    norms.scale([local(p.grad) for p in parameters.values() if p.grad is not None], change.factor)
 
 
 def finite(model: nn.Module) -> bool:

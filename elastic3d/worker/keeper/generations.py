@@ -295,17 +295,18 @@ class Generations:
             case w.ExitKind.STOPPED:
                 pass
             case w.ExitKind.PEER_LOST:
-                said = event.fault.message.strip().partition("\n")[0][:LINE] if event.fault is not None else ""
+                exception = event.exception
+                said = exception.message.strip().partition("\n")[0][:LINE] if exception is not None else ""
                 self._tell(m.TrainerLostPeer(key=key, detail=f"rank {rank}: {said}" if said else ""))
                 self.stop(key)
-            case w.ExitKind.USER_ERROR:
+            case w.ExitKind.ERROR:
                 said = self.raised = words(event, self._settings.node, rank)
-                fault = event.fault
-                final = fault is not None and fault.final
+                exception = event.exception
+                final = exception is not None and exception.final
                 self._journal.emit(
                     "script.raised",
                     error=said.partition("\n")[0],
-                    traceback=fault.traceback if fault is not None else None,
+                    traceback=exception.traceback if exception is not None else None,
                     final=final,
                     generation=world.generation.number,
                     rank=rank,

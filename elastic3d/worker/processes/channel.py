@@ -18,7 +18,7 @@ from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.tagged import Tagged
 from elastic3d.trust.frames import Frames, FrameShape, FrameTooLong
 from elastic3d.values import DeviceFacts, ModelProfile
-from elastic3d.worker.processes.events import TrainerFault
+from elastic3d.worker.processes.events import RaisedException
 
 _SHAPE = FrameShape(most=1 << 30, order="little")
 BUFFER_BYTES = 4 << 20
@@ -104,7 +104,7 @@ class MainRaised:
     """Trainer, last message: an exception ended it; `peer` says that it came from a collective."""
 
     peer: bool
-    fault: TrainerFault
+    exception: RaisedException
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

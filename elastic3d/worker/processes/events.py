@@ -21,14 +21,14 @@ class ExitKind(StrEnum):
     LEFT = "left"  # asked to leave, and left at a step boundary
     MEASURED = "measured"  # a measuring trainer reported its profile
     PEER_LOST = "peer_lost"  # a collective failed: somebody else is gone
-    USER_ERROR = "user_error"  # the user's code raised
+    ERROR = "error"  # the script raised
     STOPPED = "stopped"  # killed because the keeper asked for it
-    SIGNAL = "signal"  # died by a signal nobody here asked for, or with an exit code that is not ours
+    CRASH = "crash"  # died by a signal nobody here asked for, or with an exit code that is not ours
     TEMPLATE = "template"  # its template died and took it along
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerFault:
+class RaisedException:
     """An exception that travelled: its class, its message and its formatted traceback.
 
     final: it is bound to be raised again, however often it is tried.
@@ -135,7 +135,7 @@ class TrainerExited:
     """A trainer and its whole process group are dead and reaped; the last event of that trainer.
 
     step: the last step it committed or left at, -1 for none. code: exit code, or minus the signal's number.
-    digest: of the final state, where kind is `done` and it was computed. fault: where kind is `user_error` or
+    digest: of the final state, where kind is `done` and it was computed. exception: where kind is `error` or
     `peer_lost`. unsaved: where kind is `done`, the step that goes to the store yet, -1 for none. detail: one line for
     people.
     """
@@ -146,7 +146,7 @@ class TrainerExited:
     step: int
     code: int
     digest: str | None = None
-    fault: TrainerFault | None = None
+    exception: RaisedException | None = None
     unsaved: int = -1
     detail: str = ""
 

@@ -46,9 +46,10 @@ def ended(detail: str, raised: str) -> str:
 
 def words(event: TrainerExited, node: str, rank: int) -> str:
     """Return what ended a trainer, with its traceback where its code raised."""
-    if event.fault is None:
+    raised = event.exception
+    if raised is None:
         return f"rank {rank} on {node}: {event.detail or event.kind}"
-    return f"rank {rank} on {node}: {event.fault.kind}: {event.fault.message}\n\n{event.fault.traceback[-8000:]}"
+    return f"rank {rank} on {node}: {raised.kind}: {raised.message}\n\n{raised.traceback[-8000:]}"
 
 
 def guarded(work: Callable[[], None]) -> int:

@@ -417,7 +417,7 @@ class SlotLoop:
                 step=trainer.step,
                 code=code,
                 digest=trainer.last.digest if isinstance(trainer.last, channel.MainReturned) else None,
-                fault=trainer.last.fault if isinstance(trainer.last, channel.MainRaised) else None,
+                exception=trainer.last.exception if isinstance(trainer.last, channel.MainRaised) else None,
                 unsaved=trainer.last.unsaved if isinstance(trainer.last, channel.MainReturned) else -1,
                 detail=detail or f"the trainer of rank {trainer.assignment.rank} {describe_exit(code)}",
             )
@@ -453,9 +453,9 @@ def _kind(trainer: _Trainer, code: int) -> ExitKind:
             return ExitKind.MEASURED
         case ExitCode.PEER_LOST, channel.MainRaised(peer=True):
             return ExitKind.PEER_LOST
-        case ExitCode.USER_ERROR, channel.MainRaised(peer=False):
-            return ExitKind.USER_ERROR
+        case ExitCode.ERROR, channel.MainRaised(peer=False):
+            return ExitKind.ERROR
         case -9, _ if trainer.stopped:
             return ExitKind.STOPPED
         case _:
-            return ExitKind.SIGNAL
+            return ExitKind.CRASH

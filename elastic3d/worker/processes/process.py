@@ -33,7 +33,7 @@ class ExitCode(IntEnum):
     DONE = 0
     LEFT = 81
     PEER_LOST = 82
-    USER_ERROR = 83
+    ERROR = 83
     MEASURED = 84
     ORPHANED = 85
 

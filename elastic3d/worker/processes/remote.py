@@ -1,27 +1,23 @@
 """Slots of the node's other keepers, as the first keeper sees them: the same calls and events, over a Unix socket.
 
-A companion keeper listens under an abstract name (nothing to clean up, gone with its process) and leaves when the
-first keeper's connection ends. An abstract name has no permissions, so that both ends ask the kernel whose process the
-other one is, and the names cannot be guessed from those that can be seen (`private_name`). Frames are a length and a
-JSON object. A pinned snapshot has a connection of its own, over which its memory's descriptor travels: nothing is
-copied, and whatever ends the connection ends the pin.
+A companion keeper listens under an abstract name (it is gone with its process and leaves nothing to clean up) and
+leaves when the first keeper's connection ends. An abstract name has no permissions: both ends therefore ask the kernel
+for the user of the other process, and names cannot be guessed from those that can be seen (`private_name`). Frames are
+a length and a JSON object. A pinned snapshot has a connection of its own, over which the descriptor of its memory is
+passed: nothing is copied, and whatever ends the connection ends the pin.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import queue
 import signal
 import socket
-import struct
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, cast, get_args
-
-from blake3 import blake3
+from typing import Any
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM
@@ -30,166 +26,32 @@ from elastic3d.port import Assignment, Go
 from elastic3d.snapshots import memory
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
-from elastic3d.tagged import Tagged
 from elastic3d.trust.credentials import Credentials
-from elastic3d.trust.frames import Frames, FrameShape
-from elastic3d.trust.listening import Listener, Refusal, Refusals
-from elastic3d.values import from_json, to_json
-from elastic3d.worker.processes.events import ConnectionRefused, SlotAlive, SlotEvent, SlotLost, SlotSignalled
-from elastic3d.worker.processes.slot import LocalSlot, PinnedSnapshot
+from elastic3d.values import to_json
+from elastic3d.worker.processes.events import SlotAlive, SlotEvent, SlotLost
+from elastic3d.worker.processes.slot import PinnedSnapshot
+from elastic3d.worker.processes.slot_frames import EVENTS, frame_of, receive, send, user_of
 
-_SHAPE = FrameShape(most=64 << 20, order="little")
-_READ_AT_ONCE = 1 << 20
-_EVENTS: Tagged[SlotEvent] = Tagged(get_args(SlotEvent))
 _CLOSE_SECONDS = 5.0
+_PING = frame_of({"call": "ping"})
 
 INTERVAL = 0.5
-"""Seconds between two questions to a companion keeper whether it is there."""
+"""Seconds between two checks whether a companion keeper is there."""
 
 SILENCE = 10.0
-"""Seconds without an answer after which it is killed. It shares this host: what is late here is late there."""
+"""Seconds without an answer after which it is killed. It is on this host: a delay here is a delay there."""
 
 PAUSE = 0.5
-"""Seconds this process may be late itself before the time is taken off the companion's silence."""
-
-
-def private_name(token: str, *parts: object) -> str:
-    """Return the abstract name that `parts` have among the processes that know the token, and nobody else can tell.
-
-    Every user can list the names there are: one that showed the token would let another user take the next one first.
-    """
-    said = "\0".join(map(str, (token, *parts)))
-    return f"elastic3d-{blake3(said.encode(), derive_key_context='elastic3d slot names').hexdigest(16)}"
-
-
-class SlotServer:
-    """Exposes this keeper's slot to the node's first keeper."""
-
-    def __init__(self, slot: LocalSlot, events: queue.SimpleQueue[SlotEvent], name: str) -> None:
-        """Listen under the abstract name. events: the queue the slot was created with; it is read here."""
-        self._slot = slot
-        self._events = events
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind("\0" + name)
-        self._listener.listen(16)
-
-    def serve(self, patience: float) -> None:
-        """Obey the first keeper until its connection ends; give up when it does not come in `patience` seconds.
-
-        On the main thread: from then on SIGTERM and SIGINT are the first keeper's to heed, for the node leaves as one.
-        """
-        try:
-            self._listener.settimeout(patience)
-            with _accept(self._listener) as connection:
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    signal.signal(number, self._signalled)
-                _send(connection, {"index": self._slot.index, "tile_port": self._slot.tile_port, "pid": os.getpid()})
-                self._listener.settimeout(None)
-                threads.start(self._accept_pins, name="slot-pins")
-                lock = threading.Lock()
-                threads.start(self._forward, connection, lock, name="slot-events")
-                with contextlib.suppress(OSError):
-                    while (frame := _receive(connection)) is not None and frame["call"] != "close":
-                        self._obey(frame)
-        except TimeoutError:
-            pass
-        finally:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-
-    def _signalled(self, number: int, _frame: object) -> None:
-        self._events.put(SlotSignalled(slot=self._slot.index, number=number))
-
-    def _obey(self, frame: dict[str, Any]) -> None:
-        slot = self._slot
-        match frame["call"]:
-            case "prepare":
-                slot.prepare(from_json(Assignment, frame["assignment"]), trainer=frame["trainer"])
-            case "go":
-                slot.go(frame["trainer"], from_json(Go, frame["go"]))
-            case "ask_leave":
-                slot.ask_leave(frame["trainer"])
-            case "set_etcd_away":
-                slot.set_etcd_away(frame["away"])
-            case "set_ready":
-                slot.set_ready(frame["ready"])
-            case "stop":
-                slot.stop(frame["trainer"])
-            case "stop_all":
-                slot.stop_all()
-            case "set_buddy":
-                slot.set_buddy(frame["address"])
-            case "set_generation":
-                slot.set_generation(frame["number"])
-            case "set_credentials":
-                slot.set_credentials(from_json(Credentials, frame["credentials"]))
-            case "sealed":
-                slot.sealed(frame["generation"], frame["ranks"])
-            case "unpin":
-                slot.unpin(frame["step"])
-            case "ping":
-                self._events.put(SlotAlive(slot=slot.index))
-            case other:
-                raise AssertionError(other)
-
-    def _forward(self, connection: socket.socket, lock: threading.Lock) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                event = self._events.get()
-                name, body = _EVENTS.to_json(event)
-                with lock:
-                    _send(connection, {"event": name, "body": body})
-
-    def _accept_pins(self) -> None:
-        refused = Refusals(f"slot-{self._slot.index}", self._refused)
-        listener = Listener(self._listener, refused)
-        while (found := listener.accept()) is not None:
-            if isinstance(found, float):
-                SYSTEM.sleep(found)
-                continue
-            connection = found[0]
-            connection.settimeout(None)
-            user = _user(connection)
-            if user != os.geteuid():
-                refused(f"user {user}", "is not the user that runs this job")
-                connection.close()
-                continue
-            threads.start(self._serve_pin, connection, name="slot-pin", edge=threads.Edge.ALONE)
-
-    def _refused(self, refusal: Refusal) -> None:
-        self._events.put(ConnectionRefused(slot=self._slot.index, refusal=refusal))
-
-    def _serve_pin(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            frame = _receive(connection)
-            if frame is None:
-                return
-            try:
-                with self._slot.segment(frame["pin"]) as (stored, descriptor):
-                    pinned = {
-                        "generation": stored.mark.generation,
-                        "step": stored.mark.step,
-                        "rank": stored.rank,
-                        "world": stored.world,
-                        "facts": dict(stored.facts),
-                        "table": tables.to_wire(stored.table),
-                        "digests": list(stored.digest_all()),
-                    }
-                    _send(connection, {"pinned": pinned})
-                    socket.send_fds(connection, [b"\0"], [descriptor])
-                    connection.recv(1)
-            except StateError as error:
-                _send(connection, {"error": str(error)})
+"""Seconds by which this process may itself be late before that time is taken off the companion's silence."""
 
 
 class RemoteSlot:
-    """A companion keeper's slot; see `slot.SlotPort`. Events arrive in the queue given here."""
+    """The slot of a companion keeper; see `slot.SlotPort`. Events arrive in the queue given here."""
 
     def __init__(
         self, name: str, events: queue.SimpleQueue[SlotEvent], *, patience: float, silence: float = SILENCE
     ) -> None:
-        """Connect to the `SlotServer` of this abstract name; MembershipError when it does not come in `patience` s.
+        """Connect to the `SlotServer` of this abstract name; MembershipError if it does not answer within `patience` s.
 
         silence: seconds without an answer after which the companion is killed, and the slot lost.
         """
@@ -199,7 +61,7 @@ class RemoteSlot:
         self._lock = threading.Lock()
         self._closed = self._killed = False
         self._connection = _connect(name, patience)
-        hello = _receive(self._connection)
+        hello = receive(self._connection)
         if hello is None:
             raise MembershipError(
                 "another process of this node left before it was asked for anything: its own output says why. Trying "
@@ -246,7 +108,7 @@ class RemoteSlot:
         self._call("set_etcd_away", away=away)
 
     def set_ready(self, ready: bool) -> None:
-        """Say whether another checkpoint would be taken."""
+        """Set whether another checkpoint would be taken."""
         self._call("set_ready", ready=ready)
 
     def stop(self, trainer: int) -> None:
@@ -266,7 +128,7 @@ class RemoteSlot:
         self._call("set_generation", number=number)
 
     def set_credentials(self, credentials: Credentials) -> None:
-        """Show these to other nodes, and serve who holds the same secret."""
+        """Show these to other nodes, and serve those that hold the same secret."""
         self._call("set_credentials", credentials=to_json(credentials))
 
     def sealed(self, generation: int, ranks: Sequence[str]) -> None:
@@ -281,8 +143,8 @@ class RemoteSlot:
     def pieces(self, step: int) -> Iterator[PinnedSnapshot]:
         """Pin the newest home snapshot of `step` while the context is open; StateError if it is not held."""
         with _pin_connection(self._name) as connection:
-            _send(connection, {"pin": step})
-            answer = _receive(connection)
+            send(connection, {"pin": step})
+            answer = receive(connection)
             if answer is None or "error" in answer:
                 raise StateError(answer["error"] if answer else "the companion keeper is gone; use another copy")
             pinned = answer["pinned"]
@@ -316,14 +178,14 @@ class RemoteSlot:
         self._connection.close()
 
     def _call(self, name: str, **arguments: Any) -> None:
-        # A companion that is gone is told of by the reader, once.
+        # The reader reports a companion that is gone, once.
         with self._lock, contextlib.suppress(OSError):
-            _send(self._connection, {"call": name, **arguments})
+            send(self._connection, {"call": name, **arguments})
 
     def _watch(self) -> None:
-        """Ask the companion whether it is there, and kill one that does not answer: it holds up every rank.
+        """Check whether the companion is there, and kill it if it does not answer, since it holds up every rank.
 
-        Time in which this process did not run counts for nobody.
+        Time in which this process did not run is not counted.
         """
         turned_at = SYSTEM.monotonic()
         while not self._left.wait(INTERVAL):
@@ -336,20 +198,20 @@ class RemoteSlot:
             if silent >= self._silence:
                 self._kill(silent)
                 return
-            # A call that waits for a companion which takes nothing in is no reason to wait here.
+            # A call may hold the lock while the companion reads nothing: that is no reason to wait here.
             if self._lock.acquire(timeout=INTERVAL):
                 try:
                     self._connection.send(_PING, socket.MSG_DONTWAIT)
                 except BlockingIOError:
-                    pass  # what it has not read yet is question enough
+                    pass  # what it has not read yet will show whether it answers
                 except OSError:
-                    return  # the reader tells
+                    return  # the reader reports it
                 finally:
                     self._lock.release()
 
     def _kill(self, silent: float) -> None:
         self._killed = True
-        detail = f"its keeper has not answered for {silent:.1f} s, so it was stopped or hangs, and was killed"
+        detail = f"its keeper has not answered for {silent:.1f} s: it was stopped or hung, and has been killed"
         self._events.put(SlotLost(slot=self.index, detail=detail))
         try:
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
@@ -361,9 +223,9 @@ class RemoteSlot:
 
     def _read(self) -> None:
         try:
-            while (frame := _receive(self._connection)) is not None:
+            while (frame := receive(self._connection)) is not None:
                 self._heard_at = SYSTEM.monotonic()
-                event = _EVENTS.from_json(frame["event"], frame["body"])
+                event = EVENTS.from_json(frame["event"], frame["body"])
                 if not isinstance(event, SlotAlive):
                     self._events.put(event)
         except OSError:
@@ -388,58 +250,14 @@ def _connect(name: str, patience: float) -> socket.socket:
 
 
 def _pin_connection(name: str) -> socket.socket:
-    """Return a connection to whoever listens under a name; OSError where nobody does, or another user's process."""
+    """Return a connection to the listener of a name; OSError if there is none, or it is another user's process."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect("\0" + name)
-        user = _user(connection)
+        user = user_of(connection)
         if user != os.geteuid():
             raise PermissionError(f"a process of user {user} listens there, not one of user {os.geteuid()}")
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _accept(listener: socket.socket) -> socket.socket:
-    """Return the next connection of a process of the same user."""
-    while True:
-        connection, _ = listener.accept()
-        connection.settimeout(None)
-        if _user(connection) == os.geteuid():
-            return connection
-        connection.close()
-
-
-def _user(connection: socket.socket) -> int:
-    """Return whose process is at the other end: the one that connected, or that listened."""
-    size = struct.calcsize("3i")
-    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
-
-
-def _frame(frame: dict[str, Any]) -> bytes:
-    return Frames(_SHAPE).pack_json(frame)
-
-
-_PING = _frame({"call": "ping"})
-
-
-def _send(connection: socket.socket, frame: dict[str, Any]) -> None:
-    connection.sendall(_frame(frame))
-
-
-def _receive(connection: socket.socket) -> dict[str, Any] | None:
-    """Return the next frame, None at the end; ConnectionError for what is none.
-
-    Nothing behind it is read: a descriptor may follow.
-    """
-    frames = Frames(_SHAPE)
-    try:
-        while (body := frames.next()) is None:
-            part = connection.recv(min(frames.wanted, _READ_AT_ONCE))
-            if not part:
-                return None
-            frames.take(part)
-        return cast(dict[str, Any], json.loads(body))
-    except (ValueError, RecursionError) as error:
-        raise ConnectionError(f"not a frame: {error}") from error

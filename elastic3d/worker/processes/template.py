@@ -161,7 +161,7 @@ def run_trainer_main(trainer_main: TrainerMain, spec: str, descriptors: tuple[in
     except BaseException:  # noqa: BLE001 - the edge of a process: the stack below belongs to the template or the script
         traceback.print_exc()
     finally:
-        process.leave(process.ExitCode.USER_ERROR)
+        process.leave(process.ExitCode.ERROR)
 
 
 def _fork() -> int:

@@ -29,7 +29,7 @@ from elastic3d.snapshots.table import SnapshotTable
 from elastic3d.values import DeviceFacts, ModelProfile, from_json
 from elastic3d.worker.processes import channel, copying, process
 from elastic3d.worker.processes.channel import FromKeeper, TrainerEnd
-from elastic3d.worker.processes.events import TrainerFault
+from elastic3d.worker.processes.events import RaisedException
 from elastic3d.worker.processes.process import ExitCode
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class ChannelPort:
     def peer_lost(self, error: BaseException) -> NoReturn:
         """End this trainer because a collective failed. A snapshot being copied is completed: its step was made."""
         self._finish_quietly()
-        self._say(channel.MainRaised(peer=True, fault=_fault(error)))
+        self._say(channel.MainRaised(peer=True, exception=_raised(error)))
         process.leave(ExitCode.PEER_LOST)
 
     def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:
@@ -173,8 +173,8 @@ class ChannelPort:
     def failed(self, error: BaseException) -> NoReturn:
         """End this trainer because the user's code raised."""
         self._finish_quietly()
-        self._say(channel.MainRaised(peer=False, fault=_fault(error)))
-        process.leave(ExitCode.USER_ERROR)
+        self._say(channel.MainRaised(peer=False, exception=_raised(error)))
+        process.leave(ExitCode.ERROR)
 
     def _say(self, message: channel.FromTrainer) -> None:
         try:
@@ -226,8 +226,8 @@ class ChannelPort:
                 self._held = max(self._held, message.step)
 
 
-def _fault(error: BaseException) -> TrainerFault:
-    return TrainerFault(
+def _raised(error: BaseException) -> RaisedException:
+    return RaisedException(
         kind=type(error).__name__,
         message=str(error),
         traceback="".join(traceback.format_exception(error)),

@@ -46,7 +46,7 @@ FOUND = {
         2.000 mute n4 for 0.5
         2.600 pause n1 for 6.6
         3.527 etcd-stop for 6.79
-        3.532 fault leader
+        3.532 fail leader
         3.544 vanish n5
         8.000 pause leader for 4.04
         12.200 etcd-empty for 0.63
@@ -188,7 +188,7 @@ FOUND = {
     "replaced, and then without a lease": """
         job seed=70159 members=5 minimum=2 maximum=8 multiple_of=1 beside=1
         2.400 leave n3
-        11.700 fault n2
+        11.700 fail n2
         13.000 etcd-away for 0.7
         13.800 vanish n5
         14.700 start n5
@@ -217,7 +217,7 @@ FOUND = {
     "leases revoked, and a leader that is deaf": """
         job seed=113300 members=4 minimum=2 maximum=5 multiple_of=1 beside=1
         3.500 etcd-elect for 1.4
-        3.500 fault n3
+        3.500 fail n3
         3.600 revoke n1,n2
         3.600 deafen n3 for 1.8
         4.100 revoke n4

@@ -56,7 +56,7 @@ def listed(history: History) -> list[store.Row]:
         record = found(history, place).record
         labels = ("latest",) if place == 3 else LABELS if place == 1 else ()
         rows.append(
-            store.Row(
+            store.CheckpointRow(
                 checkpoint=record.checkpoint,
                 labels=labels,
                 latest=place == 3,
@@ -71,7 +71,9 @@ def listed(history: History) -> list[store.Row]:
                 modified=WHEN + 60 * place,
             )
         )
-    broken = store.Row(checkpoint="000000000050.00000001.0000.00000001", error="its bytes do not have their digest")
+    broken = store.CheckpointRow(
+        checkpoint="000000000050.00000001.0000.00000001", error="its bytes do not have their digest"
+    )
     return [*rows, broken]
 
 

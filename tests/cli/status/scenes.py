@@ -268,7 +268,7 @@ def past() -> Scene:
     four = generation(
         4, (C, F, D, E), Cause.DRAIN, attempt=9, layout=Layout(pp=2, dp=2), detail="a drains: spot interruption (aws)"
     )
-    five = generation(5, (C, F, D, E), Cause.FAULT, layout=Layout(pp=2, dp=2), detail="a trainer on f died (SIGSEGV)")
+    five = generation(5, (C, F, D, E), Cause.FAILURE, layout=Layout(pp=2, dp=2), detail="a trainer on f died (SIGSEGV)")
     scene = Scene()
     scene.write(A, sealed(one, joined=("a", "b", "c", "d"), ago=200_000), sealed(two, left=("b",), ago=4000))
     scene.write(A, sealed(three, joined=("e", "f"), ago=3900), sealed(four, left=("a",), ago=300))

@@ -19,8 +19,9 @@ from rich.console import Console, RenderableType
 from elastic3d.cli import render
 from elastic3d.cli.status import document
 from elastic3d.etcd import KeyValue
+from elastic3d.membership.inspection.derivation import status
 from elastic3d.membership.inspection.keys import find, history
-from elastic3d.membership.inspection.status import GenerationStatus, JobState, NodeState, NodeStatus, Status, status
+from elastic3d.membership.inspection.status import GenerationStatus, JobState, NodeState, NodeStatus, Status
 from elastic3d.membership.records import Pulse
 from tests.cli.status import scenes
 from tests.cli.status.scenes import ROOT, SCENES, WALL, Scene

@@ -139,14 +139,14 @@ def test_many_events_at_once_are_decided_once() -> None:
     ids=["full", "away"],
 )
 def test_trainers_lose_each_other_while_nobody_can_say_why(gone: e.Event, back: e.Event) -> None:
-    """Whoever knows that a node is dead has `Policy.interrupted` to say so from when etcd takes writes again.
+    """Whoever knows that a node is dead has `Policy.peer_lost` to say so from when etcd takes writes again.
 
     Else the dead node is sealed into one more generation, because its tomb and that generation are written at once.
     """
 
     def listed() -> list[e.Event]:
         members = [e.MemberPut(record=MemberRecord(node=n), order=i, revision=i) for i, n in enumerate(NODES, 1)]
-        report = e.ReportPut(id="b@b1", report=Report(incarnation="b1", interrupted="1.1"), revision=10)
+        report = e.ReportPut(id="b@b1", report=Report(incarnation="b1", peer_lost="1.1"), revision=10)
         return [e.Listed(tier=e.Tier.ROSTER, items=(*members, report), revision=10, gap=False)]
 
     core = member("a")
@@ -156,7 +156,7 @@ def test_trainers_lose_each_other_while_nobody_can_say_why(gone: e.Event, back: 
     assert not [action for action in told if isinstance(action, acts.Seal)]
     assert not [a for a in core.handle([e.Tick()], 44.9) if isinstance(a, acts.Seal)]
     (seal,) = (action for action in core.handle([e.Tick()], 45.1) if isinstance(action, acts.Seal))
-    assert seal.generation.cause is Cause.FAULT
+    assert seal.generation.cause is Cause.FAILURE
 
 
 def test_what_trainers_said_of_a_lost_peer_is_told() -> None:
@@ -167,7 +167,7 @@ def test_what_trainers_said_of_a_lost_peer_is_told() -> None:
     story.to("b", e.TrainerLostPeer(key=key, detail="rank 1: connection timed out, remote=[10.0.0.3]:41"))
     story.tell("> lost a\n> run 6")
     said = "trainers lost each other, and nobody died (b: rank 1: connection timed out, remote=[10.0.0.3]:41)"
-    assert (story.generation.cause, story.generation.detail) == (Cause.FAULT, said)
+    assert (story.generation.cause, story.generation.detail) == (Cause.FAILURE, said)
 
 
 def test_an_idle_member_asks_for_no_tick() -> None:

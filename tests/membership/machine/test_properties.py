@@ -27,7 +27,7 @@ EVENTS = st.one_of(
     about("kill"),
     about("vanish"),
     about("leave"),
-    about("fault"),
+    about("fail"),
     about("error"),
     about("cut"),
     about("heal"),
@@ -73,7 +73,7 @@ class Teller:
         match verb:
             case "start":
                 possible = name not in self.story.cores
-            case "fault" | "error":
+            case "fail" | "error":
                 possible = name in alive and alive[name].running is not None
             case "kill" | "vanish" | "leave" | "cut" | "deaf":
                 possible = name in alive

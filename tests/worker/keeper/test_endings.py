@@ -71,9 +71,11 @@ def test_a_node_that_was_to_leave_has_left() -> None:
 def test_what_a_trainer_says_of_a_lost_peer_is_kept(tmp_path: Path) -> None:
     """With its traceback: where no peer was lost after all, this is the only trace of what it was."""
     journal = Journal(str(tmp_path), "run", "node")
-    fault = w.TrainerFault(kind="RuntimeError", message="Connection reset by peer", traceback="in user.py line 7")
+    exception = w.RaisedException(
+        kind="RuntimeError", message="Connection reset by peer", traceback="in user.py line 7"
+    )
     event = w.TrainerExited(
-        slot=0, trainer=1, kind=w.ExitKind.PEER_LOST, step=3, code=82, fault=fault, detail="exited with code 82"
+        slot=0, trainer=1, kind=w.ExitKind.PEER_LOST, step=3, code=82, exception=exception, detail="exited with code 82"
     )
     journal.trainer(event, 1, 0)
     journal.close()

@@ -10,7 +10,7 @@ from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.values import ModelProfile
 from elastic3d.worker.processes import channel
 from elastic3d.worker.processes.channel import Decoder, KeeperEnd, TrainerEnd, encode
-from elastic3d.worker.processes.events import TrainerFault
+from elastic3d.worker.processes.events import RaisedException
 
 MESSAGES = (
     channel.MainReady(),
@@ -32,7 +32,7 @@ MESSAGES = (
     ),
     channel.MainLeft(step=4),
     channel.MainReturned(digest=None),
-    channel.MainRaised(peer=True, fault=TrainerFault(kind="E", message="m", traceback="t\n" * 1000)),
+    channel.MainRaised(peer=True, exception=RaisedException(kind="E", message="m", traceback="t\n" * 1000)),
     channel.Start(go=Go(servers=("a:1", "b:2"))),
     channel.Raised(flags=Flags(leave=True, etcd_away=False)),
     channel.Granted(buffer=2),

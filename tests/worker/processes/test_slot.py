@@ -52,9 +52,9 @@ def test_a_trainer_prepares_starts_steps_and_leaves(nursery: Nursery) -> None:
 @pytest.mark.parametrize(
     ("entry", "kind", "words"),
     [
-        ("user_error", ExitKind.USER_ERROR, "the user's own words"),
+        ("user_error", ExitKind.ERROR, "the user's own words"),
         ("peer_lost", ExitKind.PEER_LOST, "Connection closed by peer"),
-        ("system_exit", ExitKind.USER_ERROR, "sys.exit of the user's script"),
+        ("system_exit", ExitKind.ERROR, "sys.exit of the user's script"),
     ],
 )
 def test_an_exception_travels_with_its_traceback(nursery: Nursery, entry: str, kind: ExitKind, words: str) -> None:
@@ -63,16 +63,16 @@ def test_an_exception_travels_with_its_traceback(nursery: Nursery, entry: str, k
     keeper.slot.prepare(assignment())
     ended = keeper.wait(TrainerExited)
     assert ended.kind is kind
-    assert ended.fault is not None
-    assert words in ended.fault.message
-    assert "nursery.py" in ended.fault.traceback or kind is ExitKind.PEER_LOST
+    assert ended.exception is not None
+    assert words in ended.exception.message
+    assert "nursery.py" in ended.exception.traceback or kind is ExitKind.PEER_LOST
 
 
 def test_an_exit_code_without_its_last_words_means_nothing(nursery: Nursery) -> None:
     """A library's os._exit with one of our codes is no clean leave."""
     keeper = nursery.keeper("exits_behind_our_back")
     keeper.slot.prepare(assignment())
-    assert keeper.wait(TrainerExited).kind is ExitKind.SIGNAL
+    assert keeper.wait(TrainerExited).kind is ExitKind.CRASH
 
 
 def test_done_flushes_output_and_overwrites_what_torchrun_said(nursery: Nursery) -> None:

@@ -15,7 +15,7 @@ from elastic3d.cli.render import clean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CheckpointRow:
     """One committed checkpoint as `ls` lists it. error: why its record cannot be read, "" if it can."""
 
     checkpoint: str
@@ -33,7 +33,7 @@ class Row:
     error: str = ""
 
 
-def checkpoints(url: str, generation: int | None, rows: Sequence[Row], width: int) -> RenderableType:
+def checkpoints(url: str, generation: int | None, rows: Sequence[CheckpointRow], width: int) -> RenderableType:
     """Return the list of `ls`."""
     if not rows:
         fence = "" if generation is None else f"; generation {generation} may commit"

@@ -52,7 +52,7 @@ def test_a_killed_trainer_is_told_by_its_signal(nursery: Nursery) -> None:
     begun = time.monotonic()
     ended = keeper.wait(TrainerExited)
     assert time.monotonic() - begun < 0.5
-    assert (ended.kind, ended.code) == (ExitKind.SIGNAL, -signal.SIGKILL)
+    assert (ended.kind, ended.code) == (ExitKind.CRASH, -signal.SIGKILL)
     assert gone(pid)
     keeper.slot.prepare(assignment(generation=2))
     keeper.wait(TrainerReady)

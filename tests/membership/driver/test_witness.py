@@ -22,7 +22,7 @@ from elastic3d.trust.encryption import Encryption, load
 from elastic3d.trust.frames import Forged, Seals
 from elastic3d.trust.handshake import Keys, PortRole
 from elastic3d.trust.stream import Stream
-from tests.membership.test_links import SECRET, Child, Told, Watcher, at, silent
+from tests.membership.driver.test_links import SECRET, Child, Told, Watcher, at, silent
 
 KEYS = Keys(send=bytes(32), receive=bytes(32))
 

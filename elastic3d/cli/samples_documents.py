@@ -1,0 +1,50 @@
+"""What `elastic3d samples check --json` prints, beside its `schema`. Imported when it is printed: it brings torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic3d.data.ledger import Line
+from elastic3d.data.positions import Order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesDocument:
+    """What the account of a checkpoint, or of event files, proves."""
+
+    consumed: int
+    """Positions of the run that were consumed."""
+    repeated: int
+    """Of these, more than once."""
+    missing: int
+    """Positions that were passed over."""
+    wrong: tuple[Line, ...]
+    """Lines of the account whose counts or sums are not those of their steps; () of event files."""
+    whole: bool
+    """Whether every position was consumed exactly once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSamplesDocument:
+    """What `elastic3d samples check URL` tells, together with a SamplesDocument."""
+
+    store: str
+    """Its URL."""
+    checkpoint: str
+    """Its name."""
+    order: Order
+    """The order of the run's samples."""
+    step: int
+    """Steps that are accounted for."""
+    lines: tuple[Line, ...]
+    """The account itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSamplesDocument:
+    """What `elastic3d samples check --events` tells, together with a SamplesDocument."""
+
+    events: str
+    """The folder."""
+    steps: int
+    """How many were found there."""

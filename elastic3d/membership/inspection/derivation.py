@@ -1,0 +1,298 @@
+"""What one reading of all keys of a run says of how the job stands.
+
+Pure. Times in records are durations, or wall clocks "for people only", which are read here and nowhere else: a clock
+that is wrong shows a wrong age and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elastic3d.membership.inspection.keys import RunKeys
+from elastic3d.membership.inspection.status import (
+    GenerationStatus,
+    JobState,
+    NodeRole,
+    NodeState,
+    NodeStatus,
+    StateAge,
+    Status,
+)
+from elastic3d.membership.records import Out, Pulse
+from elastic3d.planner import place_of
+from elastic3d.values import Generation, Node
+
+
+def status(run_id: str, found: RunKeys, *, revision: int, remaining: Mapping[int, float], wall: float) -> Status:
+    """Return how the job stands.
+
+    remaining: the seconds that leases have left, where known. wall: the reader's wall clock.
+    """
+    generation = found.generation
+    rows = _Rows(found, remaining, wall)
+    nodes = rows.all()
+    minimum = max((record.minimum for record in found.members.values()), default=0)
+    state, detail = _job(found, nodes, minimum)
+    active = [node.pulse for node in nodes if node.pulse is not None and node.role is NodeRole.ACTIVE]
+    current = [pulse for pulse in active if generation is not None and pulse.generation == generation.number]
+    # The leader commits the checkpoints, even if it is a spare.
+    told = [node.pulse for node in nodes if node.pulse is not None]
+    newest = max(current, key=lambda pulse: pulse.step, default=None)
+    preparing = found.proposal.generation if found.proposal is not None and found.end is None else None
+    return Status(
+        run_id=run_id,
+        revision=revision,
+        state=state,
+        detail=detail,
+        leader=found.leader.name if found.leader is not None else "",
+        generation=_sealed(generation, found, wall) if generation is not None else None,
+        preparing=_sealed(preparing, found, wall) if preparing is not None else None,
+        nodes=nodes,
+        step=newest.step if newest is not None else -1,
+        step_seconds=newest.step_seconds if newest is not None else 0.0,
+        snapshot=_snapshot(current),
+        checkpoint=_newest([(p.checkpoint_step, p.checkpoint_age, p.every) for p in told]),
+        verified=_newest([(p.verified_step, p.verified_age, p.every) for p in told]),
+        minimum=minimum,
+        maximum=max((record.maximum for record in found.members.values()), default=0),
+        problems=tuple(found.problems),
+    )
+
+
+def _sealed(generation: Generation, found: RunKeys, wall: float) -> GenerationStatus:
+    told = found.history.get(f"{generation.number:010d}.{generation.attempt}")
+    proposal = found.proposal
+    return GenerationStatus(
+        number=generation.number,
+        attempt=generation.attempt,
+        cause=generation.cause,
+        detail=generation.detail,
+        layout=generation.layout,
+        world=generation.world,
+        nodes=tuple(node.name for node in generation.nodes),
+        spares=tuple(node.name for node in generation.spares),
+        mesh=_mesh(generation),
+        age=max(0.0, wall - told.at) if told is not None and told.at else None,
+        switching=proposal is not None and proposal.generation.key == generation.key and proposal.switch,
+    )
+
+
+def _mesh(generation: Generation) -> tuple[tuple[str, ...], ...]:
+    layout = generation.layout
+    if layout is None or not layout.world or layout.world != generation.world:
+        return ()
+    rows: list[list[str]] = [[""] * layout.dp for _ in range(layout.pp)]
+    for rank, name in enumerate(node.name for node in generation.nodes for _ in node.slots):
+        place = place_of(rank, layout)
+        rows[place.pp][place.dp] = name
+    return tuple(map(tuple, rows))
+
+
+def _snapshot(pulses: list[Pulse]) -> StateAge | None:
+    """Return the snapshot that all active nodes hold: as new as the oldest of theirs."""
+    if not pulses or any(pulse.snapshot_step < 0 for pulse in pulses):
+        return None
+    oldest = min(pulses, key=lambda pulse: (pulse.snapshot_step, -pulse.snapshot_age))
+    return StateAge(step=oldest.snapshot_step, age=max(0.0, oldest.snapshot_age), within=oldest.every)
+
+
+def _newest(told: list[tuple[int, float, float]]) -> StateAge | None:
+    """Return the newest of (step, age, seconds between reports); the leader reports checkpoints."""
+    step, age, within = max(told, key=lambda one: (one[0], -one[1]), default=(-1, 0.0, 0.0))
+    return None if step < 0 else StateAge(step=step, age=max(0.0, age), within=within)
+
+
+def _job(found: RunKeys, nodes: tuple[NodeStatus, ...], minimum: int) -> tuple[JobState, str]:
+    generation = found.generation
+    if found.end is not None:
+        return (JobState.FAILED if found.end.failed else JobState.ENDED), found.end.detail
+    able = sum(f"{node.name}@{node.incarnation}" in found.members and node.state not in _UNABLE for node in nodes)
+    few = f"{_nodes(able)} of at least {minimum}" if minimum > able else ""
+    if generation is None:
+        return JobState.FORMING, few or f"{_nodes(able)} registered"
+    active = [node for node in nodes if node.role is NodeRole.ACTIVE]
+    out = [node.name for node in active if node.state is NodeState.OUT]
+    if not found.members:
+        return JobState.WAITING, "no node is registered: all are gone, or etcd lost their leases"
+    if out:
+        what = f"{', '.join(out)} {'is' if len(out) == 1 else 'are'} out"
+        return (JobState.WAITING, f"{what}; there is {few}") if few else (JobState.REFORMING, what)
+    left = [report for report in found.reports.values() if report.left == generation.key]
+    if left:
+        return JobState.REFORMING, f"trainers left at the boundary after step {max(report.step for report in left)}"
+    done = sum(node.state is NodeState.FINISHED for node in active)
+    return JobState.TRAINING, f"main has returned on {done} of {len(active)} nodes" if done else ""
+
+
+_UNABLE = (
+    NodeState.DRAINING,
+    NodeState.QUARANTINED,
+    NodeState.APART,
+    NodeState.OUT,
+    NodeState.LOST_LEASE,
+    NodeState.REFUSED,
+    NodeState.UNREADABLE,
+)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'}"
+
+
+class _Rows:
+    """The nodes of a status: those of the generation in rank order, then spares, then everybody else by name."""
+
+    def __init__(self, found: RunKeys, remaining: Mapping[int, float], wall: float) -> None:
+        self.run_keys, self.wall = found, wall
+        self.left = {key: remaining[lease] for key, lease in found.leases.items() if lease in remaining}
+        generation, proposal = found.generation, found.proposal
+        self.key = generation.key if generation is not None else ""
+        self.active = {node.id: node for node in generation.nodes} if generation is not None else {}
+        self.spares = {node.id: node for node in generation.spares} if generation is not None else {}
+        self.ranks: dict[str, int] = {}
+        rank = 0
+        for node in self.active.values():
+            self.ranks[node.id] = rank
+            rank += len(node.slots)
+        coming = (*proposal.generation.nodes, *proposal.generation.spares) if proposal is not None else ()
+        self.coming = {node.id for node in coming}
+        self.accusers: dict[str, list[str]] = {}
+        for id, report in sorted(found.reports.items()):
+            for silent in report.silent:
+                self.accusers.setdefault(silent, []).append(_name(id))
+        self.unreached: dict[str, set[str]] = {}
+        for id, report in found.reports.items():
+            for other in report.unreachable:
+                if id in found.members and other in found.members:
+                    self.unreached.setdefault(id, set()).add(other)
+                    self.unreached.setdefault(other, set()).add(id)
+
+    def all(self) -> tuple[NodeStatus, ...]:
+        found = self.run_keys
+        known = {record.node.id: record.node for record in found.members.values()}
+        others = {id: known[id] for id in sorted(known) if id not in self.active and id not in self.spares}
+        rows = [self._row(node) for node in (*self.active.values(), *self.spares.values(), *others.values())]
+        here = {row.name for row in rows}
+        machines = {row.machine for row in rows}
+        for id, why in sorted(found.unreadable.items()):
+            if id not in self.active and id not in self.spares:
+                rows.append(_bare(_name(id), NodeState.UNREADABLE, why))
+        for name, refusal in sorted(found.refused.items()):
+            if name not in here:
+                failed = "; ".join(f"{check.name}: {check.detail}" for check in refusal.checks if not check.ok)
+                rows.append(_bare(name, NodeState.REFUSED, failed, self.left.get(f"refused/{name}")))
+        for id, tomb in sorted(found.tombs.items()):
+            if tomb.how is Out.REFUSED and _name(id) not in here:
+                rows.append(_bare(_name(id), NodeState.REFUSED, tomb.detail))
+        for machine, quarantine in sorted(found.quarantine.items()):
+            if machine not in machines:
+                left = self.left.get(f"quarantine/{machine}", quarantine.seconds)
+                rows.append(_bare(machine, NodeState.QUARANTINED, _said(quarantine.reason, quarantine.by), left))
+        return tuple(rows)
+
+    def _row(self, node: Node) -> NodeStatus:
+        id, found = node.id, self.run_keys
+        role = NodeRole.ACTIVE if id in self.active else NodeRole.SPARE if id in self.spares else NodeRole.NONE
+        state, detail, left = self._state(node)
+        return NodeStatus(
+            name=node.name,
+            incarnation=node.incarnation,
+            machine=node.place,
+            state=state,
+            role=role,
+            leads=found.leader is not None and f"{found.leader.name}@{found.leader.incarnation}" == id,
+            detail=detail,
+            seconds_left=left,
+            first_rank=self.ranks.get(id) if node.slots else None,
+            slots=len(node.slots),
+            address=node.address,
+            labels=dict(sorted(node.labels.items())),
+            device=found.members[id].device if id in found.members else None,
+            health=self._health(node),
+            pulse=found.pulses.get(id),
+        )
+
+    def _state(self, node: Node) -> tuple[NodeState, str, float | None]:
+        id, found = node.id, self.run_keys
+        tomb = found.tombs.get(id)
+        if tomb is not None:
+            return NodeState.OUT, f"{tomb.how}: {tomb.detail}" if tomb.detail else str(tomb.how), None
+        if id in found.unreadable:
+            return NodeState.UNREADABLE, found.unreadable[id], None
+        if id not in found.members:
+            if found.end is not None:
+                return NodeState.GONE, "", None
+            return NodeState.LOST_LEASE, "its keys are gone from etcd; nobody has declared it out", None
+        parted = sorted(map(_name, self.unreached.get(id, set()) & self.active.keys()))
+        if parted and id not in self.active:
+            detail = f"no connection between it and {', '.join(parted)}: it stands aside until there is one"
+            return NodeState.APART, detail, None
+        accusers = self.accusers.get(id)
+        if accusers:
+            return NodeState.SILENT, f"not heard by {', '.join(accusers)}", None
+        doubt, report = found.doubts.get(id), found.reports.get(id)
+        if doubt is not None and (report is None or report.answered != doubt.mark):
+            return NodeState.DOUBTED, f"{_name(doubt.by)} asks through etcd whether it lives", None
+        drained = self._drain(node)
+        if drained is not None:
+            return NodeState.DRAINING, *drained
+        quarantine = found.quarantine.get(node.place)
+        if quarantine is not None:
+            left = self.left.get(f"quarantine/{node.place}", quarantine.seconds)
+            return NodeState.QUARANTINED, _said(quarantine.reason, quarantine.by), left
+        if id in self.active:
+            finished = report is not None and report.finished == self.key
+            return (NodeState.FINISHED if finished else NodeState.ACTIVE), "", None
+        if id in self.coming:
+            assert found.proposal is not None
+            prepared = report is not None and report.prepared == found.proposal.generation.key
+            return (NodeState.PREPARED if prepared else NodeState.PREPARING), "", None
+        return (NodeState.SPARE if id in self.spares else NodeState.JOINING), "", None
+
+    def _drain(self, node: Node) -> tuple[str, float | None] | None:
+        drain, report = self.run_keys.drains.get(node.name), self.run_keys.reports.get(node.id)
+        if drain is not None and drain.incarnation in ("", node.incarnation):
+            return _said(drain.reason, drain.by), self._until(drain.seconds, drain.at)
+        if report is not None and report.notice is not None:
+            notice = report.notice
+            return _said(notice.detail, notice.kind), self._until(notice.seconds, notice.at)
+        return None
+
+    def _until(self, seconds: float | None, at: float) -> float | None:
+        if seconds is None or not at:
+            return seconds
+        return min(max(0.0, seconds - (self.wall - at)), seconds)
+
+    def _health(self, node: Node) -> tuple[str, ...]:
+        report, pulse = self.run_keys.reports.get(node.id), self.run_keys.pulses.get(node.id)
+        flap = self.run_keys.flaps.get(node.place)
+        wrong = []
+        if pulse is not None and pulse.health != "ok":
+            wrong.append(pulse.health)
+        if report is not None and self.key:
+            for mark, what in (
+                (report.error, "its code raised"),
+                (report.failed, "a trainer failed"),
+                (report.peer_lost, "a trainer lost a peer"),
+            ):
+                if mark == self.key:
+                    wrong.append(f"{what}: {report.detail}" if report.detail else what)
+        if report is not None and report.silent:
+            wrong.append(f"does not hear {', '.join(map(_name, report.silent))}")
+        if report is not None and report.unreachable:
+            wrong.append(f"cannot connect to {', '.join(map(_name, report.unreachable))}")
+        if flap is not None:
+            wrong.append(f"lost {flap.count} time{'' if flap.count == 1 else 's'} lately")
+        return tuple(wrong)
+
+
+def _bare(name: str, state: NodeState, detail: str, left: float | None = None) -> NodeStatus:
+    return NodeStatus(name=name, machine=name, state=state, detail=detail, seconds_left=left, labels={})
+
+
+def _said(reason: str, by: str) -> str:
+    return f"{reason} (by {by})" if reason and by else reason or (f"by {by}" if by else "")
+
+
+def _name(id: str) -> str:
+    return id.rpartition("@")[0] or id

@@ -1,0 +1,189 @@
+"""No block of code in the documentation is only text: each is run, or read by the program that it is written for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+import yaml
+from torch.distributed.run import config_from_args, get_args_parser
+
+from tests.docs.test_commands import PAGES
+from tests.paths import ROOT
+
+PATIENCE = 240.0
+SHELL = ("elastic3d", "torchrun", "make", "pip", "etcd", "pkill", "python", "curl", "kubectl")
+"""What a line of shell begins with. test_commands.py takes the first two apart."""
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^\n)((?:^(?:    .*)?\n)+)", re.MULTILINE)
+
+
+class Language(StrEnum):
+    """What a block is."""
+
+    PYTHON = "python"
+    SHELL = "shell"
+    SESSION = "session"
+    YAML = "yaml"
+    OUTPUT = "output"
+
+
+def blocks() -> Iterator[tuple[Path, str]]:
+    """Return the blocks of all pages, fenced and indented ones, flush left."""
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
+        text = page.read_text()
+        for _, block in FENCE.findall(text):
+            yield page, block
+        for block in INDENTED.findall(FENCE.sub("", text)):
+            if block.strip():
+                yield page, textwrap.dedent(block).strip("\n") + "\n"
+
+
+def language(block: str) -> Language | None:
+    """Return what a block is by how it begins, None where nobody can tell."""
+    first = block.splitlines()[0]
+    word = first.partition(" ")[0]
+    if first.startswith("#!/bin/bash") or word in SHELL:
+        return Language.SHELL
+    if first.startswith("$ ") and first[2:].partition(" ")[0] in SHELL:
+        return Language.SESSION
+    if first.startswith(("apiVersion:", "containers:")):
+        return Language.YAML
+    if re.match(r"(import|from|class|def|model =|elastic3d\.)", first):
+        return Language.PYTHON
+    return Language.OUTPUT if first.startswith("Samples  ") else None
+
+
+def of(kind: Language) -> list[tuple[str, str]]:
+    """Return all blocks of a kind, each with its page."""
+    return [(str(page.relative_to(ROOT)), block) for page, block in blocks() if language(block) is kind]
+
+
+def test_no_block_is_left_out() -> None:
+    """Whoever adds a block of another kind says here who reads it."""
+    assert [f"{page}: {block.splitlines()[0]}" for page, block in blocks() if language(block) is None] == []
+    assert len(of(Language.SHELL)) > 40
+
+
+def test_python_compiles() -> None:
+    """All of it."""
+    found = of(Language.PYTHON)
+    for page, block in found:
+        compile(block, page, "exec")
+    assert len(found) >= 6
+
+
+def test_shell_is_shell() -> None:
+    """And what is to be made has a target."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for page, block in of(Language.SHELL):
+        if "[OPTIONS]" in block:
+            continue
+        done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, f"{page}: {done.stderr}"
+        assert set(re.findall(r"^make (\S+)", block, re.MULTILINE)) <= set(targets), page
+
+
+def test_manifests_are_yaml_whose_torchrun_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pod runs is what torchrun would be given by hand."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun sets it otherwise
+    taken = 0
+    for _page, block in of(Language.YAML):
+        told = yaml.safe_load(block)
+        pod = told["spec"]["template"]["spec"] if "spec" in told else told
+        for command in (one["command"] for one in pod["containers"] if "command" in one):
+            assert command[0] == "torchrun"
+            config, _, _ = config_from_args(get_args_parser().parse_args(command[1:]))
+            assert config.rdzv_backend == "etcd"
+            taken += 1
+    assert taken == 2
+    assert list(yaml.safe_load_all((ROOT / "deploy" / "network-policy.yaml").read_text()))
+
+
+def run(folder: Path, script: str) -> str:
+    """Run a script by hand and return what it says."""
+    (folder / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+MODEL = """
+from torch import nn
+from torch.utils.data import Dataset
+config = None
+
+
+class GPT(nn.Module):
+    tensor_plan = None
+
+    def __init__(self, config):
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 16)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Pairs(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        return torch.arange(4) + number % 8, torch.arange(4) + number % 8 + 1
+
+
+dataset = Pairs()
+
+
+def loss_fn(output, target):
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+"""
+"""What the script of the README leaves to its reader."""
+
+
+def test_the_script_is_the_same_everywhere() -> None:
+    """One of them is run below."""
+    scripts = {page: block for page, block in of(Language.PYTHON) if "import torch, elastic3d" in block}
+    assert scripts.keys() == {"README.md", "docs/guides/scripts.md"}
+    assert len(set(scripts.values())) == 1
+
+
+@pytest.mark.long
+def test_the_script_of_the_readme_trains(tmp_path: Path) -> None:
+    """With a model and data of its own, three steps instead of twenty thousand, and smaller batches."""
+    script = next(block for page, block in of(Language.PYTHON) if page == "README.md")
+    first, _, rest = script.partition("\n")
+    for shown, tried in (
+        ("20_000", "3"),
+        ("global_batch=512", "global_batch=4"),
+        ("clip=1.0)", "clip=1.0)\n    print(loss)"),
+    ):
+        assert shown in rest
+        rest = rest.replace(shown, tried)
+    said = run(tmp_path, f"{first}\n{MODEL}{rest}")
+    assert "started by hand" in said
+    assert re.search(r"^[0-9.]+$", said, re.MULTILINE)
+
+
+@pytest.mark.long
+def test_the_python_of_the_guide_to_checkpoints_runs(tmp_path: Path) -> None:
+    """The options of checkpoints are those of `Checkpointing`, and DCP saves and loads through our writer."""
+    options, dcp = (block for page, block in of(Language.PYTHON) if page == "docs/guides/checkpoints.md")
+    state = "import torch\nstate, step = {'weight': torch.arange(4.0)}, 1\n"
+    check = "\nassert state['weight'].tolist() == [0.0, 1.0, 2.0, 3.0]\n"
+    loaded = dcp.replace("s3://bucket/my-run", str(tmp_path / "store"))
+    run(tmp_path, state + loaded + check + "import elastic3d\nmain = lambda run: print('entered')\n" + options)
