@@ -1,8 +1,8 @@
-"""Copies a trainer's state into shared memory at the speed of memory, beside the next forward and backward.
+"""Copies a trainer's state into shared memory at the speed of memory, during the next forward and backward pass.
 
-A snapshot is a list of addresses: each tensor's bytes are moved by one memmove, which leaves the interpreter to the
-training. No tensor operation runs on the copying thread for CPU tensors: on a second thread it would bring up a
-second pool of workers, and the number of threads is part of what makes bits come out the same.
+A snapshot is a list of addresses: each tensor's bytes are moved by one memmove, which leaves the interpreter free for
+training. For CPU tensors no tensor operation runs on the copying thread: it would start a second pool of workers there,
+and equal bits depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tiles = Sequence[tuple["TensorSpec", "Box", torch.Tensor]]
 
 @dataclass(slots=True)
 class Copy:
-    """One snapshot to copy. The tensors are held so that their memory is."""
+    """One snapshot to copy. It holds the tensors so that their memory is not freed."""
 
     table: SnapshotTable
     tensors: list[torch.Tensor]
@@ -40,7 +40,7 @@ class Copy:
 
 
 class Copier:
-    """One thread that copies one snapshot at a time into the arenas the trainer inherited."""
+    """A thread that copies one snapshot at a time into the arenas the trainer inherited."""
 
     def __init__(self, arenas: Sequence[Arena]) -> None:
         self._arenas = arenas
@@ -50,7 +50,7 @@ class Copier:
         self._started = False
 
     def start(self, copy: Copy) -> None:
-        """Begin; the one before must have been finished."""
+        """Start a copy; the previous one must be finished."""
         if not self._started:
             self._started = True
             threads.start(self._run, name="snapshot-copy")
@@ -58,7 +58,7 @@ class Copier:
         self._copies.put(copy)
 
     def finish(self) -> None:
-        """Block until nothing reads the state any more; raises what the copy raised."""
+        """Block until nothing reads the state any more; raise what the copy raised."""
         if self._running is not None:
             self._running.done.wait()
             self._running = None
@@ -92,7 +92,7 @@ class Copier:
 
 
 def _from_device(copy: Copy, target: memoryview) -> None:
-    """Copy from a device on a stream of its own, after what the training had queued when the snapshot was asked for."""
+    """Copy from a device on a separate stream, after the work queued when the snapshot was requested."""
     assert copy.ready is not None
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):

@@ -1,10 +1,10 @@
 """Slots of the node's other keepers, as the first keeper sees them: the same calls and events, over a Unix socket.
 
-A companion keeper listens under an abstract name (nothing to clean up, gone with its process) and leaves when the
-first keeper's connection ends. An abstract name has no permissions, so that both ends ask the kernel whose process the
-other one is, and the names cannot be guessed from those that can be seen (`private_name`). Frames are a length and a
-JSON object. A pinned snapshot has a connection of its own, over which its memory's descriptor travels: nothing is
-copied, and whatever ends the connection ends the pin.
+A companion keeper listens under an abstract name (it is gone with its process and leaves nothing to clean up) and
+leaves when the first keeper's connection ends. An abstract name has no permissions: both ends therefore ask the kernel
+for the user of the other process, and names cannot be guessed from those that can be seen (`private_name`). Frames are
+a length and a JSON object. A pinned snapshot has a connection of its own, over which the descriptor of its memory is
+passed: nothing is copied, and whatever ends the connection ends the pin.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _EVENTS = {kind.__name__: kind for kind in get_args(SlotEvent)}
 _CLOSE_SECONDS = 5.0
 
 INTERVAL = 0.5
-"""Seconds between two questions to a companion keeper whether it is there."""
+"""Seconds between two checks whether a companion keeper is there."""
 
 SILENCE = 10.0
-"""Seconds without an answer after which it is killed. It shares this host: what is late here is late there."""
+"""Seconds without an answer after which it is killed. It is on this host: a delay here is a delay there."""
 
 PAUSE = 0.5
-"""Seconds this process may be late itself before the time is taken off the companion's silence."""
+"""Seconds by which this process may itself be late before that time is taken off the companion's silence."""
 
 
 def private_name(token: str, *parts: object) -> str:
-    """Return the abstract name that `parts` have among the processes that know the token, and nobody else can tell.
+    """Return the abstract name of `parts`, which only processes that know the token can tell.
 
-    Every user can list the names there are: one that showed the token would let another user take the next one first.
+    Every user can list the names in use: one that showed the token would let another user take the next one first.
     """
     said = "\0".join(map(str, (token, *parts)))
     return f"elastic3d-{blake3(said.encode(), derive_key_context='elastic3d slot names').hexdigest(16)}"
@@ -73,9 +73,10 @@ class SlotServer:
         self._listener.listen(16)
 
     def serve(self, patience: float) -> None:
-        """Obey the first keeper until its connection ends; give up when it does not come in `patience` seconds.
+        """Serve the first keeper until its connection ends; give up if it does not connect within `patience` seconds.
 
-        On the main thread: from then on SIGTERM and SIGINT are the first keeper's to heed, for the node leaves as one.
+        Runs on the main thread. From then on SIGTERM and SIGINT are passed to the first keeper, since the node leaves
+        as one.
         """
         try:
             self._listener.settimeout(patience)
@@ -181,12 +182,12 @@ class SlotServer:
 
 
 class RemoteSlot:
-    """A companion keeper's slot; see `slot.SlotPort`. Events arrive in the queue given here."""
+    """The slot of a companion keeper; see `slot.SlotPort`. Events arrive in the queue given here."""
 
     def __init__(
         self, name: str, events: queue.SimpleQueue[SlotEvent], *, patience: float, silence: float = SILENCE
     ) -> None:
-        """Connect to the `SlotServer` of this abstract name; MembershipError when it does not come in `patience` s.
+        """Connect to the `SlotServer` of this abstract name; MembershipError if it does not answer within `patience` s.
 
         silence: seconds without an answer after which the companion is killed, and the slot lost.
         """
@@ -243,7 +244,7 @@ class RemoteSlot:
         self._call("set_etcd_away", away=away)
 
     def set_ready(self, ready: bool) -> None:
-        """Say whether another checkpoint would be taken."""
+        """Set whether another checkpoint would be taken."""
         self._call("set_ready", ready=ready)
 
     def stop(self, trainer: int) -> None:
@@ -263,7 +264,7 @@ class RemoteSlot:
         self._call("set_generation", number=number)
 
     def set_credentials(self, credentials: Credentials) -> None:
-        """Show these to other nodes, and serve who holds the same secret."""
+        """Show these to other nodes, and serve those that hold the same secret."""
         self._call("set_credentials", credentials=to_json(credentials))
 
     def sealed(self, generation: int, ranks: Sequence[str]) -> None:
@@ -313,14 +314,14 @@ class RemoteSlot:
         self._connection.close()
 
     def _call(self, name: str, **arguments: Any) -> None:
-        # A companion that is gone is told of by the reader, once.
+        # The reader reports a companion that is gone, once.
         with self._lock, contextlib.suppress(OSError):
             _send(self._connection, {"call": name, **arguments})
 
     def _watch(self) -> None:
-        """Ask the companion whether it is there, and kill one that does not answer: it holds up every rank.
+        """Check whether the companion is there, and kill it if it does not answer, since it holds up every rank.
 
-        Time in which this process did not run counts for nobody.
+        Time in which this process did not run is not counted.
         """
         turned_at = SYSTEM.monotonic()
         while not self._left.wait(INTERVAL):
@@ -333,20 +334,20 @@ class RemoteSlot:
             if silent >= self._silence:
                 self._kill(silent)
                 return
-            # A call that waits for a companion which takes nothing in is no reason to wait here.
+            # A call may hold the lock while the companion reads nothing: that is no reason to wait here.
             if self._lock.acquire(timeout=INTERVAL):
                 try:
                     self._connection.send(_PING, socket.MSG_DONTWAIT)
                 except BlockingIOError:
-                    pass  # what it has not read yet is question enough
+                    pass  # what it has not read yet will show whether it answers
                 except OSError:
-                    return  # the reader tells
+                    return  # the reader reports it
                 finally:
                     self._lock.release()
 
     def _kill(self, silent: float) -> None:
         self._killed = True
-        detail = f"its keeper has not answered for {silent:.1f} s, so it was stopped or hangs, and was killed"
+        detail = f"its keeper has not answered for {silent:.1f} s: it was stopped or hung, and has been killed"
         self._events.put(SlotLost(slot=self.index, detail=detail))
         try:
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
@@ -385,7 +386,7 @@ def _connect(name: str, patience: float) -> socket.socket:
 
 
 def _pin_connection(name: str) -> socket.socket:
-    """Return a connection to whoever listens under a name; OSError where nobody does, or another user's process."""
+    """Return a connection to the listener of a name; OSError if there is none, or it is another user's process."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect("\0" + name)
@@ -399,7 +400,7 @@ def _pin_connection(name: str) -> socket.socket:
 
 
 def _accept(listener: socket.socket) -> socket.socket:
-    """Return the next connection of a process of the same user."""
+    """Return the next connection from a process of the same user."""
     while True:
         connection, _ = listener.accept()
         connection.settimeout(None)
@@ -409,7 +410,7 @@ def _accept(listener: socket.socket) -> socket.socket:
 
 
 def _user(connection: socket.socket) -> int:
-    """Return whose process is at the other end: the one that connected, or that listened."""
+    """Return the user of the process at the other end, which connected or listened."""
     size = struct.calcsize("3i")
     return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
 
