@@ -1,4 +1,4 @@
-"""State into a built model, and what of it is no tensor out again."""
+"""State into a built model, and the part of it that is not tensors out again."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def load(
 ) -> Ledger:
     """Bring the decided state into this rank's model, optimizer, schedule and batches; return its ledger.
 
-    Of a checkpoint that no run has saved the weights alone are taken, and the run begins. StateError for state of other
-    batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
+    From a checkpoint that no run has saved only the weights are taken, and the run begins at step 0. StateError for the
+    state of other batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
     """
     if starting.is_foreign(decision):
         starting.load_weights(model, decision, sources)
@@ -53,7 +53,7 @@ def load(
 
 
 def check_model(decision: restoring.Decision, specs: Iterable[TensorSpec]) -> None:
-    """Raise StateUnfit where the decided state is that of another model; specs: all parameters and buffers of this."""
+    """Raise StateUnfit if the decided state is that of another model. specs: all parameters and buffers of this one."""
     saved = {offer.spec.key: offer.spec for offer in decision.offers if offer.spec.key.startswith("model/")}
     here = {spec.key: spec for spec in specs}
     problems = [
@@ -76,7 +76,7 @@ def check_model(decision: restoring.Decision, specs: Iterable[TensorSpec]) -> No
 
 
 def _few(what: str, names: list[str]) -> str:
-    """Return in words which these are, "" for none."""
+    """Return these names in words, "" for none."""
     if not names:
         return ""
     return f"{what} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -85,7 +85,7 @@ def _few(what: str, names: list[str]) -> str:
 def facts(
     batches: Batches, optimizer: torch.optim.Optimizer, schedule: Any, ledger: Ledger, scale: LossScale
 ) -> dict[str, Any]:
-    """Return the state that is no tensor, equal on all ranks, as plain JSON data."""
+    """Return the state that is not tensors, equal on all ranks, as plain JSON data."""
     cursor = batches.cursor
     return {
         "step": batches.step,

@@ -140,8 +140,7 @@ class ChannelPort:
         process.leave(ExitCode.LEFT)
 
     def peer_lost(self, error: BaseException) -> NoReturn:
-        """End this trainer because a collective failed. A snapshot being copied is completed, since its step was
-        made."""
+        """End this trainer because a collective failed. A snapshot being copied is completed: its step was made."""
         self._finish_quietly()
         self._say(channel.MainRaised(peer=True, fault=_fault(error)))
         process.leave(ExitCode.PEER_LOST)
