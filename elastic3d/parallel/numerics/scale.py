@@ -1,8 +1,9 @@
-"""The loss scale of fp16: state of the run like any other, and decided by the step vote, so the same on every rank.
+"""The loss scale of fp16: part of the run's state, decided by the step vote and therefore the same on every rank.
 
 Gradients below 2**-24 are zero in fp16 (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2): the loss is
-scaled up, and the summed fp32 gradient down again. The scale is a power of two, so neither rounds. It halves when a
-gradient overflowed, and doubles after a long run of good steps; figures are torch.amp.GradScaler's.
+scaled up, and the summed fp32 gradient down again. The scale is a power of two, so that neither rounds. It is halved
+when a gradient has overflowed, and doubled after a long run of good steps; the figures are those of
+torch.amp.GradScaler.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class LossScale:
 
     @classmethod
     def of(cls, precision: Precision) -> LossScale:
-        """Return what a run begins with; one, and fixed, where the compute dtype has the range of fp32."""
+        """Return the scale that a run begins with; 1, and fixed, if the compute dtype has the range of fp32."""
         return cls() if precision is Precision.FP16 else cls(scale=1.0, fixed=True)
 
     def after(self, *, finite: bool) -> LossScale:
@@ -43,10 +44,10 @@ class LossScale:
         return LossScale(scale=self.scale, good=self.good + 1)
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the state as plain JSON data; None where there is none."""
+        """Return the state as plain JSON data; None if there is none."""
         return None if self.fixed else to_json(self)
 
     def restored(self, facts: Mapping[str, Any]) -> LossScale:
-        """Return the scale that a saved state goes on with; a state saved in another precision says nothing of it."""
+        """Return the scale to go on with after a restore; a state saved in another precision does not have one."""
         saved = facts.get("loss_scale")
         return self if self.fixed or saved is None else from_json(LossScale, saved)
