@@ -1,4 +1,4 @@
-"""What the tile servers of a run hold, and their tiles as a source for the resolver."""
+"""The inventories of a run's tile servers, and their tiles as a source for the resolver."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Inventory:
         )
 
     def offers(self) -> list[Offered]:
-        """Return the tiles as the resolver takes them; the source of each is named by the server's address."""
+        """Return the tiles in the resolver's form; the name of each one's source is the server's address."""
         return [
             Offered(
                 spec=tile.spec,
@@ -125,7 +125,8 @@ def _inventory(server: str, one: dict[str, Any], table: SnapshotTable) -> Invent
 class PeerSource:
     """Tiles from one tile server. Safe for several threads.
 
-    A server that failed once is not asked again: it is dead or cut off, and a thousand tiles must not each find out.
+    A server that has failed once is not asked again: it is dead or cut off, and a thousand tiles need not each find
+    out.
     """
 
     def __init__(self, server: str, credentials: Credentials) -> None:
@@ -146,7 +147,7 @@ class PeerSource:
             self._fetched.update(found)
 
     def fetch(self, tile: Offered) -> bytes | memoryview:
-        """Return the tile's bytes, unverified; SourceError when the server is gone or has it no more."""
+        """Return the tile's bytes, unverified; SourceError if the server is gone or no longer has it."""
         where = tuple(tile.where)
         with self._lock:
             data = self._fetched.pop(where, None)

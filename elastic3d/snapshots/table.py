@@ -1,6 +1,6 @@
-"""What lies where in a snapshot: shards as the trainer laid them out, cut into tiles as others fetch them.
+"""Where each box lies in a snapshot: shards as the trainer laid them out, cut into tiles as others fetch them.
 
-Tables change only with the layout, so each is sent and cut once and then named by its identity.
+Tables change only with the layout, so that each is sent and cut once and then named by its identity.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from checkpointing.format.tiles import Box, TensorSpec
 ALIGNMENT = 64
 TILE_BYTES = 4 << 20
 MOST_ENTRIES = 1 << 20
-"""Boxes of one rank's snapshot, as far as a table from elsewhere is believed."""
+"""The most boxes that a received table of one rank's snapshot may have."""
 
 
 class UnknownTable(KeyError):
-    """No table of this identity was learnt; send it."""
+    """No table of this identity is known; send it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class BoxExtent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTable:
-    """All boxes of a snapshot, by offset, and the bytes they take together."""
+    """All boxes of a snapshot, by offset, and its size in bytes."""
 
     entries: tuple[BoxExtent, ...]
     nbytes: int
@@ -59,7 +59,7 @@ def lay_out(boxes: Iterable[tuple[TensorSpec, Box]]) -> SnapshotTable:
 
 
 def cut(table: SnapshotTable, limit: int = TILE_BYTES) -> SnapshotTable:
-    """Return the same bytes in tiles of at most `limit` bytes, as far as cutting whole rows can do it.
+    """Return the same bytes in tiles of at most `limit` bytes, or of one row where a row is larger.
 
     A trainer of another layout then fetches little more than the rows it needs.
     """
@@ -75,7 +75,7 @@ def _rows(entry: BoxExtent, limit: int) -> Iterable[BoxExtent]:
         return [entry]
     row = math.prod(box.shape[1:]) * entry.spec.itemsize
     rows = max(1, limit // row)
-    # Cut at multiples of the global row, so that ranks that hold the same rows name the same tiles.
+    # Cuts are at multiples of the global row, so that ranks with the same rows have the same tiles.
     edges = [box.start[0], *range((box.start[0] // rows + 1) * rows, box.stop[0], rows), box.stop[0]]
     return [
         BoxExtent(
@@ -88,7 +88,7 @@ def _rows(entry: BoxExtent, limit: int) -> Iterable[BoxExtent]:
 
 
 def groups(table: SnapshotTable, limit: int = TILE_BYTES) -> list[tuple[int, int]]:
-    """Return half-open runs of tiles that lie together in at least `limit` bytes where there are as many.
+    """Return half-open runs of consecutive tiles with at least `limit` bytes each, if there are that many.
 
     A run is hashed, sent and received in one piece, so that a thousand small tiles do not cost a thousand calls.
     """
@@ -115,8 +115,8 @@ def to_wire(table: SnapshotTable) -> dict[str, object]:
 def from_wire(data: dict[str, object]) -> SnapshotTable:
     """Return the table that `to_wire` wrote; ValueError or TypeError for anything else.
 
-    Believed only as far as it can be computed again: each box within its tensor and after the one before, the bytes
-    those of the boxes, and the identity that of all of it.
+    All of it is checked: each box must lie within its tensor and after the previous box, the bytes must be those of the
+    boxes, and the identity that of the whole table.
     """
     rows, nbytes = data["entries"], data["nbytes"]
     if not isinstance(rows, list) or type(nbytes) is not int:
