@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 
 TILE_BYTES = 4 << 20
-"""Of the largest tile: what is worth a request of its own."""
+"""Bytes of the largest tile: worth a request of its own."""
 
 SMALL_BYTES = 64 << 10
-"""Of a tile that is not cut further: below this the description of a tile costs more than reading it in vain."""
+"""Bytes of a tile that is not cut further: below this a tile's description costs more than reading it needlessly."""
 
 PARTS = 64
-"""Tiles of a tensor that is cut finer than it must be: a reader under another layout takes whole tiles, and at the two
-edges of its shard some of them in vain."""
+"""Number of tiles that a tensor is cut into where it could have fewer: a reader under another layout takes whole tiles,
+and at the two edges of its shard reads some of them needlessly."""
 
 
 def largest(spec: TensorSpec) -> int:
@@ -37,7 +37,7 @@ def steps(spec: TensorSpec, limit: int | None = None) -> tuple[int, ...]:
 def cut(piece: Piece, limit: int | None = None) -> Iterator[Piece]:
     """Yield the tiles of a piece, as views of its bytes, in the order of their start.
 
-    ValueError when the box is not in the tensor or the bytes are not the box's.
+    ValueError if the box is not in the tensor or the bytes are not those of the box.
     """
     spec, box = piece.spec, piece.box
     if len(box.start) != len(spec.shape) or any(b > n for b, n in zip(box.stop, spec.shape, strict=True)):

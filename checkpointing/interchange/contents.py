@@ -20,7 +20,7 @@ BATCH_BYTES = 64 << 20
 """Bytes held at once while a checkpoint is read or written piece by piece."""
 
 SLAB_TILES = 16
-"""Neighbouring tiles moved as one: at most 64 MiB."""
+"""Neighbouring tiles that are moved together: at most 64 MiB."""
 
 _SOURCE = "store"
 
@@ -35,7 +35,7 @@ class Wanted:
 
 
 class Contents:
-    """What is in a checkpoint. Every tile is verified when it is read; errors are those of `resolve`."""
+    """The contents of a checkpoint. Every tile is verified when it is read; errors are those of `resolve`."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -46,7 +46,7 @@ class Contents:
 
     @property
     def tensors(self) -> list[TensorSpec]:
-        """Every tensor that stands for itself, by key."""
+        """Every tensor that does not hold an object, by key."""
         return [spec for key, spec in sorted(self.checkpoint.specs.items()) if not objects.is_object(key)]
 
     @property
@@ -60,7 +60,7 @@ class Contents:
 
     @functools.cached_property
     def names(self) -> Mapping[str, str]:
-        """The names of entries whose keys are others, by key."""
+        """The names of entries whose keys differ from their names, by key."""
         if objects.NAMES not in self.checkpoint.specs:
             return {}
         return objects.read_names(bytes(self.read([objects.NAMES])[objects.NAMES]))
@@ -70,7 +70,7 @@ class Contents:
         return self.names.get(key, key)
 
     def spec(self, name: str) -> TensorSpec | None:
-        """Return the spec of the tensor of this name, None where there is none."""
+        """Return the spec of the tensor of this name, None if there is none."""
         made = objects.key_of(name)
         return self.checkpoint.specs.get(made if made in self.names else name)
 
@@ -112,15 +112,15 @@ class Contents:
         return {name: objects.unwrap(key, bytes(data[key])) for name, key in keys.items()}
 
     def paths(self) -> dict[str, Path]:
-        """Return where each flat key belongs in the nested state dict, as far as that was saved."""
+        """Return the path of each flat key in the nested state dict, as far as it was saved."""
         if objects.PATHS not in self.checkpoint.specs:
             return {}
         return objects.read_paths(bytes(self.read([objects.PATHS])[objects.PATHS]))
 
     def ties(self) -> dict[str, str]:
-        """Return, by the key of a tensor that is another one in memory, that other one's key.
+        """Return for each tensor that shares memory with another one that other one's key.
 
-        Only of tensors that are still equal, to the last bit: a group that has come apart is none.
+        Only tensors that are still equal to the last bit count: others no longer share it.
         """
         if objects.TIES not in self.checkpoint.specs:
             return {}
