@@ -32,7 +32,7 @@ def open_checked(
     `told` hears, on whatever thread, when the store is waited for.
     """
     try:
-        store = open_store(at.url, key=_key(at), register=register, patience=at.patience, told=told)
+        store = open_store(at.url, key=_key(at), register=register, patience=at.patience, on_trouble=told)
         latest = read_latest(store)
     except StoreUnfit as error:
         hint = (
