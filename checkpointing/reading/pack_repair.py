@@ -23,7 +23,7 @@ from checkpointing.stores.protocol import Store
 _LARGEST = 1 << 30  # bytes of the largest pack that is repaired: it is held in memory
 
 
-class MendingPackSource(PackSource):
+class RepairingPackSource(PackSource):
     """A pack source that accepts good bytes from the resolver. They go into the store once they make a pack whole."""
 
     def __init__(self, store: Store, name: str = "store") -> None:

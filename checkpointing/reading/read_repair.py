@@ -11,7 +11,7 @@ from checkpointing.reading.catalogue import Failure, Region
 from checkpointing.reading.sources import Offered, Repairing, TileSource
 
 
-class Healer:
+class ReadRepair:
     """Remembers bad copies, and has them repaired as soon as good bytes are at hand.
 
     A copy is repaired from a tile of the same box when that arrives, else from a whole region once all are filled.
@@ -34,7 +34,7 @@ class Healer:
         """Repair all bad copies of a tile that has just been verified."""
         with self._lock:
             found = self._bad.pop((offer.spec.key, offer.box, offer.digest), ()) if self._bad else ()
-        self._mend(found, data)
+        self._repair(found, data)
 
     def finish(self, regions: Iterable[Region]) -> None:
         """Repair the copies that lie whole in a region, all regions being filled."""
@@ -45,11 +45,11 @@ class Healer:
                     data = bytearray(offer.nbytes)
                     copy_box(region.buffer, region.box, data, offer.box, offer.spec.itemsize)
                     if digest(offer.spec, offer.box, data) == offer.digest:
-                        self._mend(offers, memoryview(data))
+                        self._repair(offers, memoryview(data))
                     break
         self._bad.clear()
 
-    def _mend(self, offers: Iterable[Offered], data: memoryview) -> None:
+    def _repair(self, offers: Iterable[Offered], data: memoryview) -> None:
         for offer in offers:
             source = self._sources[offer.source]
             assert isinstance(source, Repairing)

@@ -23,7 +23,7 @@ from checkpointing.format.record import ManifestEntry, Record, decode_record, ro
 from checkpointing.format.refs import Ref
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.naming import find, read_ref
-from checkpointing.reading.pack_repair import MendingPackSource
+from checkpointing.reading.pack_repair import RepairingPackSource
 from checkpointing.reading.packs import PackSource, offer
 from checkpointing.reading.sources import Offered
 from checkpointing.saving.coverage import check_complete
@@ -65,7 +65,7 @@ class Checkpoint:
 
         With `repair` it repairs packs that are found damaged: only then does reading write to the store.
         """
-        return MendingPackSource(self.store, name) if repair else PackSource(self.store, name)
+        return RepairingPackSource(self.store, name) if repair else PackSource(self.store, name)
 
     def offers(self, source: str = "store") -> Iterator[Offered]:
         """Yield every tile as an offer for `checkpointing.reading.resolver.resolve`; further copies last."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from checkpointing.errors import SourceError, TileLost
 from checkpointing.format.tiles import Box, TensorSpec, copy_box, digest, subtract
 from checkpointing.reading.catalogue import Catalogue, Failure, Job, Plan, Region
-from checkpointing.reading.read_repair import Healer
+from checkpointing.reading.read_repair import ReadRepair
 from checkpointing.reading.sources import LITTLE, Distant, Filling, Offered, Prefetching, TileSource
 
 __all__ = ["Destination", "Failure", "Offered", "Prefetching", "Resolved", "Tally", "TileSource", "resolve"]
@@ -79,8 +79,8 @@ def resolve(
     for region in regions:
         region.take(destination(region.spec, region.box))
     tallies = {name: Tally() for name in sources}
-    healer = Healer(sources)
-    fetcher = _Fetcher(sources, healer)
+    repairs = ReadRepair(sources)
+    fetcher = _Fetcher(sources, repairs)
     while plan:
         for job, failure in fetcher.run(plan, in_flight):
             if failure is not None:
@@ -92,9 +92,12 @@ def resolve(
             for region in job.regions:
                 region.missing = [rest for part in region.missing for rest in subtract(part, job.offer.box)]
         plan = catalogue.plan([region for region in regions if region.missing], failures)
-    healer.finish(regions)
+    repairs.finish(regions)
     return Resolved(
-        sources=tallies, failures=tuple(failures), repaired=healer.repaired, unrepaired=tuple(healer.unrepaired)
+        sources=tallies,
+        failures=tuple(failures),
+        repaired=repairs.repaired,
+        unrepaired=tuple(repairs.unrepaired),
     )
 
 
@@ -104,9 +107,9 @@ _Done = Iterator[tuple[Job, Failure | None]]
 class _Fetcher:
     """Fetches, verifies and copies tiles, several batches at a time."""
 
-    def __init__(self, sources: Mapping[str, TileSource], healer: Healer) -> None:
+    def __init__(self, sources: Mapping[str, TileSource], repairs: ReadRepair) -> None:
         self._sources = sources
-        self._healer = healer
+        self._repairs = repairs
         self._errors = dict.fromkeys(sources, 0)
         self._unreached: set[int] = set()
 
@@ -171,7 +174,7 @@ class _Fetcher:
 
     def _failed(self, job: Job, error: SourceError) -> str:
         if isinstance(error, TileLost):
-            self._healer.bad(job.offer)
+            self._repairs.bad(job.offer)
         else:
             self._errors[job.offer.source] += 1
             self._unreached.add(job.number)
@@ -186,15 +189,15 @@ class _Fetcher:
         offer = job.offer
         self._errors[offer.source] = 0
         if data.nbytes != offer.nbytes:
-            self._healer.bad(offer)
+            self._repairs.bad(offer)
             return f"sent {data.nbytes} bytes, not {offer.nbytes}"
         if digest(offer.spec, offer.box, data) != offer.digest:
-            self._healer.bad(offer)
+            self._repairs.bad(offer)
             return "its bytes do not have the digest it was offered with"
         for region in job.regions:
             if region is not already:
                 copy_box(data, offer.box, region.buffer, region.box, offer.spec.itemsize)
-        self._healer.good(offer, data)
+        self._repairs.good(offer, data)
         return ""
 
 

@@ -10,7 +10,7 @@ from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.parallel.state import TensorInMemory, buffer_of
 
 
-class Room:
+class RestoreBuffers:
     """Where the bytes of each wanted box go: straight into a tensor in plain memory, else into a buffer first.
 
     A tensor may have another dtype than the saved spec it is held under; then it is given the values.

@@ -17,7 +17,7 @@ from elastic3d.data.ledger import Ledger, Line
 from elastic3d.errors import StateUnfit
 from elastic3d.parallel import facts as written
 from elastic3d.parallel.numerics.scale import LossScale
-from elastic3d.parallel.restore_buffers import Room
+from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
 from elastic3d.training import restoring, starting
 from elastic3d.values import from_json, to_json
@@ -42,9 +42,9 @@ def load(
     facts = restoring.check_facts(decision, batches.order, batches.fingerprint)
     saved = {offer.spec.key: offer.spec for offer in decision.offers}
     create_optimizer_state(model, optimizer, saved.values())
-    room = Room([*held_by_model(model), *held_by_optimizer(model, optimizer)])
-    resolve(room.wanted(), restoring.offers(decision, sources), sources, room.destination)
-    room.settle()
+    buffers = RestoreBuffers([*held_by_model(model), *held_by_optimizer(model, optimizer)])
+    resolve(buffers.wanted(), restoring.offers(decision, sources), sources, buffers.destination)
+    buffers.settle()
     written.set_optimizer_groups(optimizer, facts["optimizer_groups"])
     written.set_schedule_state(schedule, facts["schedule"])
     cursor = facts.get("cursor")

@@ -16,7 +16,7 @@ from checkpointing.format.tiles import TensorSpec
 from checkpointing.reading.resolver import resolve
 from checkpointing.reading.sources import TileSource
 from elastic3d.errors import StateError
-from elastic3d.parallel.restore_buffers import Room
+from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import TensorInMemory, held_by_model
 from elastic3d.training import restoring
 
@@ -65,9 +65,9 @@ def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mappin
             "own names, shapes and dtypes (`elastic3d ckpt import`), or give the run an empty store to start from "
             "random weights"
         )
-    room = Room(held)
-    resolve(room.wanted(), restoring.offers(decision, sources), sources, room.destination)
-    room.settle()
+    buffers = RestoreBuffers(held)
+    resolve(buffers.wanted(), restoring.offers(decision, sources), sources, buffers.destination)
+    buffers.settle()
 
 
 def _find(spec: TensorSpec, saved: Mapping[str, TensorSpec]) -> TensorSpec | None:
