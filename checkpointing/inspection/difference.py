@@ -147,7 +147,7 @@ def _tensor(
         differing = [tile for tile in new if boxes.get(tile.box, tile.digest) != tile.digest]
         unknown = sum(tile.nbytes for tile in new if tile.box not in boxes)
         changed_tiles, changed = len(differing), sum(tile.nbytes for tile in differing)
-        if not changed_tiles and unknown and _told(stats_before) != _told(stats_after):
+        if not changed_tiles and unknown and _comparable(stats_before) != _comparable(stats_after):
             # Statistics can tell that values differ, never that they do not.
             change = Change.CHANGED
         else:
@@ -170,7 +170,7 @@ def _tensor(
     )
 
 
-def _told(stats: TensorStatistics | None) -> tuple[object, ...]:
+def _comparable(stats: TensorStatistics | None) -> tuple[object, ...]:
     """Return the statistics that do not depend on where a tensor was cut; a rounded mean does, in its last digit."""
     return () if stats is None else (stats.min, stats.max, stats.nans)
 

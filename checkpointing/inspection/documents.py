@@ -52,10 +52,10 @@ def find(store: Store, name: str, *, expected: str | None = None, modified: floa
     record = read_record(store, name, expected)
     manifests = read_manifests(store, record.manifests)
     check_record(record, manifests)
-    return found(record, manifests, modified=modified)
+    return assemble(record, manifests, modified=modified)
 
 
-def found(record: Record, manifests: Sequence[RankManifest], *, modified: float = 0.0) -> CheckpointDocuments:
+def assemble(record: Record, manifests: Sequence[RankManifest], *, modified: float = 0.0) -> CheckpointDocuments:
     """Return the checkpoint made of a record and its manifests."""
     tiles: dict[tuple[str, Box], StoredTile] = {}
     for manifest in manifests:

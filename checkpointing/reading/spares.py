@@ -29,7 +29,7 @@ class Spares:
         self._packs = PackSource(checkpoint.store, name)
         self._lock = threading.Lock()
         self._unopened: list[str] | None = None
-        self._found: dict[str, list[StoredTile]] = defaultdict(list)
+        self._by_digest: dict[str, list[StoredTile]] = defaultdict(list)
         self._add(checkpoint)
 
     def offers(self) -> Iterator[Offered]:
@@ -61,11 +61,11 @@ class Spares:
         seen = 0
         while True:
             with self._lock:
-                places = self._found[wanted][seen:]
+                places = self._by_digest[wanted][seen:]
             yield from places
             seen += len(places)
             with self._lock:
-                if len(self._found[wanted]) == seen and not self._open_next():
+                if len(self._by_digest[wanted]) == seen and not self._open_next():
                     return
 
     def _open_next(self) -> bool:
@@ -85,4 +85,4 @@ class Spares:
 
     def _add(self, checkpoint: Checkpoint) -> None:
         for tile in (*checkpoint.tiles, *checkpoint.copies):
-            self._found[tile.digest].append(tile)
+            self._by_digest[tile.digest].append(tile)

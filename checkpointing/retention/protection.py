@@ -53,7 +53,7 @@ def tag(store: Store, name: str, checkpoint: str, move: bool = False) -> str:
         assert ref is not None, "the tag is there"
         there = ref.tags[name].checkpoint
         raise KeepRefused(f"store {store.url}: tag {name} points to {there}; move it to point it to another")
-    _found(store, verdict, target.checkpoint)
+    _check_kept(store, verdict, target.checkpoint)
     return target.checkpoint
 
 
@@ -77,7 +77,7 @@ def pin(store: Store, checkpoint: str, reason: str) -> str:
         lambda ref, kept: decide_pin(ref, kept, name, reason),
         lambda ref: dataclasses.replace(ref, pins={**ref.pins, name: reason}),
     )
-    _found(store, verdict, name)
+    _check_kept(store, verdict, name)
     return name
 
 
@@ -100,7 +100,7 @@ def mark_verified(store: Store, checkpoint: str) -> str:
         lambda ref, kept: decide_verified(ref, kept, target),
         lambda ref: dataclasses.replace(ref, verified=target),
     )
-    _found(store, verdict, target.checkpoint)
+    _check_kept(store, verdict, target.checkpoint)
     assert ref is not None, "decided"
     assert ref.verified is not None, "decided"
     return ref.verified.checkpoint
@@ -123,6 +123,6 @@ def _move(
     return ref_update.move(store, lambda ref: decide(ref, committed(store, ref)), build, shadow=True)
 
 
-def _found(store: Store, verdict: Verdict, checkpoint: str) -> None:
+def _check_kept(store: Store, verdict: Verdict, checkpoint: str) -> None:
     if verdict is Verdict.UNKNOWN:
         raise NoCheckpoint(f"store {store.url}: {checkpoint} is not kept any more: a collection has dropped it")

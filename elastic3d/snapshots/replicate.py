@@ -60,7 +60,7 @@ class Replicator:
         self._lock = threading.Lock()
         self._buddy: str | None = None
         self._connection: Channel | None = None
-        self._told: Mark | None = None
+        self._reported: Mark | None = None
         self._changed = threading.Event()
         self._closed = False
         threads.start(self._run, name=name, edge=threads.Edge.AGAIN)
@@ -161,8 +161,8 @@ class Replicator:
 
     def _digest(self, stored: Stored) -> None:
         stored.digest_all()
-        if self._told is None or stored.mark > self._told:
-            self._told = stored.mark
+        if self._reported is None or stored.mark > self._reported:
+            self._reported = stored.mark
             self._digested(stored.mark)
 
     def _connect(self, buddy: str) -> Channel | None:

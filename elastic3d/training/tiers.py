@@ -66,7 +66,7 @@ class KeepersAndStore:
                 f"`elastic3d ckpt verify {redacted(at.url)}` says more"
             ) from error
 
-    def _begun_from(self, store: Store, ref: Ref, wanted: str, damaged: Sequence[str]) -> _Found:
+    def _begun_from(self, store: Store, ref: Ref, wanted: str, damaged: Sequence[str]) -> _Openable:
         try:
             newest = _newest(store, committed_names(store, ref), damaged)
         except NoCheckpoint:
@@ -77,7 +77,7 @@ class KeepersAndStore:
         name = resolve_name(store, wanted)
         if name in damaged:
             raise NoCheckpoint(f"its tiles are damaged, and restore={wanted!r} asks for this one and no other")
-        return _Found(checkpoint=open_checkpoint(store, name))
+        return _Openable(checkpoint=open_checkpoint(store, name))
 
     def sources(self, decision: restoring.Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
         """Return one source per keeper that offers a tile, and the store, after this node's disk if it has one.
@@ -119,7 +119,7 @@ def _stored(at: StoreAt) -> dict[str, TileSource]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Openable:
     """A checkpoint that can be opened. passed: newer ones that are damaged, with the reason if it is known."""
 
     checkpoint: Checkpoint
@@ -152,7 +152,7 @@ def committed_names(store: Store, ref: Ref) -> Iterator[str]:
         yield from part.checkpoints
 
 
-def _newest(store: Store, candidates: Iterable[str], damaged: Sequence[str]) -> _Found:
+def _newest(store: Store, candidates: Iterable[str], damaged: Sequence[str]) -> _Openable:
     """Return the first that can be opened and is not known to be damaged; CheckpointError if there is none."""
     passed: dict[str, str] = {}
     last: CheckpointError | None = None
@@ -161,7 +161,7 @@ def _newest(store: Store, candidates: Iterable[str], damaged: Sequence[str]) -> 
             passed[name] = "its tiles"
             continue
         try:
-            return _Found(checkpoint=open_checkpoint(store, name), passed=passed)
+            return _Openable(checkpoint=open_checkpoint(store, name), passed=passed)
         except NewerFormat:
             raise
         except (FormatError, NoCheckpoint) as error:

@@ -87,9 +87,9 @@ class Spread:
     """The experts in one rank's part of a model. To be made before parameters are filled, and installed after that."""
 
     def __init__(self, model: nn.Module, names: Collection[str], mesh: DeviceMesh | None) -> None:
-        self._found = {name: module for name, module in model.named_modules() if mesh is not None and name in names}
+        self._layers = {name: module for name, module in model.named_modules() if mesh is not None and name in names}
         self._mesh = mesh
-        for module in self._found.values():
+        for module in self._layers.values():
             if isinstance(module, Experts):
                 own = self._own(module)
                 for number in range(len(module)):
@@ -98,7 +98,7 @@ class Spread:
 
     def install(self) -> set[nn.Parameter]:
         """Cut fused parameters, let each layer exchange its tokens, and return the parameters FSDP is to ignore."""
-        for module in self._found.values():
+        for module in self._layers.values():
             assert self._mesh is not None
             own = self._own(module)
             run: Callable[..., torch.Tensor]
@@ -111,11 +111,11 @@ class Spread:
                     part = DTensor.from_local(mine, self._mesh, [Shard(0)], run_check=False)
                     setattr(module, name, nn.Parameter(part, requires_grad=whole.requires_grad))
             vars(module)["forward"] = Dispatch(run, experts=number_of(module), group=self._mesh.get_group())
-        return {parameter for module in self._found.values() for parameter in module.parameters()}
+        return {parameter for module in self._layers.values() for parameter in module.parameters()}
 
     def check_step(self, layout: Layout, micro_batches: int) -> None:
         """Refuse a step in which a rank would run a micro-batch that does not count: its tokens would reach experts."""
-        if self._found and micro_batches % layout.dp:
+        if self._layers and micro_batches % layout.dp:
             raise LayoutError(
                 f"{layout}: with experts=, dp must divide the {micro_batches} micro-batches of a step; choose another "
                 "micro_batch, or leave experts= out"
@@ -123,7 +123,7 @@ class Spread:
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         """Have an optimizer with both experts and shards update parameter by parameter, since torch cannot mix them."""
-        for number, group in enumerate(optimizer.param_groups if self._found else ()):
+        for number, group in enumerate(optimizer.param_groups if self._layers else ()):
             if len({isinstance(parameter, DTensor) for parameter in group["params"]}) < 2 or "foreach" not in group:
                 continue
             if group["foreach"]:
@@ -136,7 +136,7 @@ class Spread:
     def present(self) -> set[str]:
         """Return the names of experts' parameters that have a gradient here; fused ones always do."""
         names = set()
-        for path, module in self._found.items():
+        for path, module in self._layers.items():
             for name, parameter in module.named_parameters():
                 if parameter.grad is None and not isinstance(module, Experts) and parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)

@@ -159,7 +159,7 @@ class Committer:
 
     def _try_fence(self, task: _Task) -> None:
         try:
-            found = _found(self._store, fence(self._store, task.number))
+            found = _fenced_store(self._store, fence(self._store, task.number))
         except CommitRefused as error:
             self._say(task, None, f"fence: {error}", again=False, deposed=True)
         except (CheckpointError, OSError) as error:
@@ -215,7 +215,7 @@ class Committer:
         task.tries += 1
 
 
-def _found(store: Store, ref: Ref) -> FencedStore:
+def _fenced_store(store: Store, ref: Ref) -> FencedStore:
     verified = ref.verified.checkpoint if ref.verified is not None else None
     now = store_time(store) if ref.checkpoint is not None else 0.0
     step, age = _age(store, ref.checkpoint, now)
