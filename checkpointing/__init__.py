@@ -2,7 +2,7 @@
 
 Ranks call `save_rank`, a leader `fence` and `commit`; `open_checkpoint` and `resolve` bring tensors back under any
 layout; `verify` finds every byte that is not as it was written; `tag`, `pin` and `mark_verified` keep checkpoints,
-`collect` deletes what nobody keeps.
+`collect` deletes what is not kept.
 """
 
 from checkpointing.format.refs import Ref

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 
 class CheckpointError(Exception):
-    """Base of every error checkpointing raises on purpose."""
+    """Base of every error that checkpointing raises on purpose."""
 
     exit_code = 1
 
@@ -45,7 +45,7 @@ class CheckpointError(Exception):
 class StoreError(CheckpointError):
     """The store did not do what was asked; whether a write happened may be unknown. Trying again may help.
 
-    transient: whether the same call may do better in a moment, with nobody doing anything about it.
+    transient: whether the same call may succeed in a moment without anybody's help.
     """
 
     transient = True
@@ -118,7 +118,7 @@ class CommitRefused(CheckpointError):
 
 
 class Fenced(CommitRefused):
-    """A newer generation owns the ref; this leader is no longer one. Trying again does not help."""
+    """A newer generation owns the ref: this leader has been replaced. Trying again does not help."""
 
 
 class Superseded(CommitRefused):
@@ -152,8 +152,8 @@ class NoCheckpoint(RestoreError):
 class MissingTile(RestoreError):
     """No source has a good copy of a region of a tensor.
 
-    damaged: every copy on offer was looked at and found bad, so that trying again does not help; otherwise one of them
-    could not be reached.
+    damaged: every copy on offer was read and found bad, so that trying again does not help; otherwise a copy could not
+    be reached.
     """
 
     def __init__(self, message: str, *, damaged: bool = False) -> None:

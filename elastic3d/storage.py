@@ -31,7 +31,7 @@ def open_checked(
     The callback is called, on any thread, when an operation has to wait for the store.
     """
     try:
-        store = open_store(at.url, key=_key(at), register=register, patience=at.patience, told=told)
+        store = open_store(at.url, key=_key(at), register=register, patience=at.patience, on_trouble=told)
         latest = read_latest(store)
     except StoreUnfit as error:
         hint = (

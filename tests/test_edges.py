@@ -37,8 +37,7 @@ from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Node
 from elastic3d.worker.checkpoints import committer as c
 from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, Committer
-from elastic3d.worker.checkpoints.housekeeping import Housekeeper, Verified
-from elastic3d.worker.checkpoints.housekeeping import Told as Kept
+from elastic3d.worker.checkpoints.housekeeping import Housekeeper, HousekeeperEvent, Verified
 from elastic3d.worker.checkpoints.uploader import TilesUploaded, Uploader, WriteFailed
 from elastic3d.worker.options import Saving
 from elastic3d.worker.processes.events import SlotLost
@@ -100,7 +99,7 @@ def store(tmp_path: Path) -> Store:
 
 def test_the_committer(reported: Reported, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be committed is told, and committed at the next try."""
-    told: queue.SimpleQueue[c.Told] = queue.SimpleQueue()
+    told: queue.SimpleQueue[c.CommitterEvent] = queue.SimpleQueue()
     monkeypatch.setattr(c, "commit", once(c.commit))
     committer = Committer(store, told.put)
     committer.commit(write(store, 5), 1)
@@ -112,7 +111,7 @@ def test_the_committer(reported: Reported, store: Store, monkeypatch: pytest.Mon
 
 def test_the_housekeeper(reported: Reported, store: Store) -> None:
     """The next checkpoint is read back all the same."""
-    told: queue.SimpleQueue[Kept] = queue.SimpleQueue()
+    told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     keeper = Housekeeper(store, Saving(), once(told.put))
     keeper.committed(committed(store, 5).checkpoint, 5, 1.0)
     failed(reported, "elastic3d-keep", Edge.AGAIN)

@@ -1,1 +1,1 @@
-"""What the objects of a checkpoint are, as bytes and as values: pure, and the same on every machine."""
+"""The objects of a checkpoint, as bytes and as values: pure, and the same on every machine."""

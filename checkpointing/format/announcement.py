@@ -1,4 +1,4 @@
-"""Announcements: who is reading or writing, so that no collection takes what that needs (format.md, section 13)."""
+"""Announcements of readers and writers, so that no collection deletes what they need (format.md, section 13)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from checkpointing.format.encoding import document, parse
 from checkpointing.format.fields import Fields
 
 ANNOUNCED_AFTER = 30.0
-"""Seconds of work after which it is announced. A grace shorter than twice that protects only who announces at once."""
+"""Seconds after which work is announced. A grace shorter than twice that protects only those who announce at once."""
 
 EXPIRES = 300.0
-"""Seconds after which an announcement that was not written again counts no more."""
+"""Seconds after which an announcement that was not written again no longer counts."""
 
 
 class Role(StrEnum):
-    """What the one that announces itself does."""
+    """Whether the announcement is a reader's or a writer's."""
 
     READER = "reader"
     WRITER = "writer"
@@ -28,11 +28,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """Somebody at work.
+    """A reader or writer at work.
 
-    checkpoint: what is read, or what the save under way builds on; None for nothing. began: seconds by which the work
-    began before this was written, or more. expires: seconds after it was written until it counts no more. All times
-    are durations: the moment it was written is the object's own, by the store's clock.
+    checkpoint: the one being read, or the one that the present save builds on; None for none. began: how many seconds
+    before this was written the work began, or more. expires: seconds from writing until it no longer counts. All times
+    are durations: the time of writing is the object's own, by the store's clock.
     """
 
     role: Role
@@ -71,10 +71,10 @@ def _seconds(fields: Fields, field: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtWork:
-    """Those who have announced themselves, as a collection takes them into account.
+    """The announced readers and writers, as a collection takes them into account.
 
-    checkpoints: what they read or build on. writing_since: when the first of the writers began, by the store's clock
-    and rather too early; None where nobody writes.
+    checkpoints: those that they read or build on. writing_since: when the first writer began, by the store's clock and
+    if anything too early; None if there is no writer.
     """
 
     checkpoints: frozenset[str] = frozenset()
@@ -82,9 +82,9 @@ class AtWork:
 
 
 def at_work(announced: list[tuple[float, Announcement | FormatError]], now: float) -> AtWork:
-    """Return who is at work at `now`, from announcements and when each was written, both by the store's clock.
+    """Return the readers and writers at `now`, from announcements and their times of writing, by the store's clock.
 
-    One that cannot be read may be a writer's that began at any time.
+    An announcement that cannot be read may be that of a writer who began at any time.
     """
     checkpoints, since = set(), []
     for modified, told in announced:

@@ -1,9 +1,8 @@
 """How a tile's bytes are stored: as they are, as compressed byte planes, or as their difference to an older tile's.
 
-Floating-point numbers do not compress as they lie, but their exponents do: byte planes put the n-th byte of every
+Floating-point numbers do not compress as they are, but their exponents do: byte planes put the n-th byte of every
 element together (the transposition that blosc calls *shuffle*). The difference to an older copy is an exclusive or, so
-that it is exact. What a codec does to a tile is in format.md, section 5; which one is worth its time is decided by
-whoever saves.
+that it is exact. The codecs are specified in format.md, section 5; the saver decides which one is worth its time.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ class Codec(StrEnum):
 
 
 LEVEL = 1
-"""zstd's level: each further one costs more than it saves here."""
+"""zstd's level: each higher one costs more than it saves here."""
 
 
 def fits(codec: Codec, length: int, nbytes: int) -> bool:
-    """Return whether `length` stored bytes can be those of a tile of `nbytes`: never more than it has itself."""
+    """Return whether a tile of `nbytes` can have `length` stored bytes: never more than its own."""
     return length == nbytes if codec is Codec.RAW else 0 < length < nbytes
 
 
 def encode(codec: Codec, data: Bytes, itemsize: int, base: Bytes | None = None) -> Bytes:
-    """Return the stored bytes of a tile; `base`, the older tile's bytes, is as long, and given for XOR_PLANES alone."""
+    """Return the stored bytes of a tile. base: the older tile's bytes, equally many, for XOR_PLANES only."""
     if codec is Codec.RAW:
         return data
     flat = np.frombuffer(data, dtype=np.uint8)
@@ -48,7 +47,7 @@ def encode(codec: Codec, data: Bytes, itemsize: int, base: Bytes | None = None) 
 
 
 def decode(codec: Codec, stored: Bytes, nbytes: int, itemsize: int, base: Bytes | None = None) -> Bytes:
-    """Return the `nbytes` bytes of a tile; Corrupt when `stored` holds another number. Allocates no more than those."""
+    """Return the `nbytes` bytes of a tile; Corrupt if `stored` holds another number. Allocates no more than that."""
     if codec is Codec.RAW:
         data = stored
     else:

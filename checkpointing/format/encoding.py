@@ -16,7 +16,7 @@ LARGEST = 1 << 30  # a document that would unpack to more is refused
 _SKIPPABLE = bytes.fromhex("502a4d1820000000")
 TRAILER = len(_SKIPPABLE) + 32
 SEALED = b"E3DSEAL2"  # what an encrypted object begins with
-SEALED_BEFORE = b"E3DSEAL1"  # the same, of stores whose packs have names that follow from what is in them
+SEALED_BEFORE = b"E3DSEAL1"  # the same, in stores whose packs have names that follow from their contents
 
 
 def canonical(value: Any) -> bytes:
@@ -35,7 +35,7 @@ def pack_json(value: Any) -> bytes:
 
 
 def unpack_json(frame: bytes, name: str) -> Any:
-    """Return the JSON in one zstd frame; FormatError naming the object `name` when it is none, or a bomb."""
+    """Return the JSON in one zstd frame; FormatError naming the object `name` if it is not one, or is a bomb."""
     try:
         size = zstandard.frame_content_size(frame)
         if not 0 <= size <= LARGEST:
@@ -60,7 +60,7 @@ def document(kind: str, body: dict[str, Any]) -> bytes:
 
 
 def moved(kind: str, where: str) -> bytes:
-    """Return a document of the next version, which says only that what was here is elsewhere."""
+    """Return a document of the next version, which says only that the object has moved elsewhere."""
     frame = pack_json({"format": FORMAT, "version": VERSION + 1, "kind": kind, "moved": where})
     return frame + _SKIPPABLE + blake3.blake3(frame).digest()
 

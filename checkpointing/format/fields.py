@@ -1,4 +1,4 @@
-"""Taking values out of JSON that a stranger may have written (format.md, section 10)."""
+"""Takes values out of JSON that a stranger may have written (format.md, section 10)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from checkpointing.format.names import is_digest
 from checkpointing.format.tiles import ITEMSIZE, Box, TensorSpec
 
 LARGEST_TILE = 64 << 20
-"""Bytes of a tile that a reader accepts: what one stranger's number can make it allocate."""
+"""The largest tile in bytes that a reader accepts: what a stranger's number can make it allocate."""
 
 _INTEGERS = 1 << 63
 _DIMS = 64

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 
 TILE_BYTES = 4 << 20
-"""Of the largest tile, by default: what is worth a request of its own."""
+"""Bytes of the largest tile, by default: worth a request of its own."""
 
 SMALL_BYTES = 256 << 10
-"""Of a tile that is not cut further: below this its description costs more than reading it in vain, and hashing it a
-third more a byte (at 64 KiB; at this size it costs what it does at 4 MiB)."""
+"""Bytes of a tile that is not cut further: below this its description costs more than reading it needlessly, and
+hashing it a third more a byte (at 64 KiB; at this size it costs what it does at 4 MiB)."""
 
 PARTS = 64
-"""Tiles of a tensor that is cut finer than it must be: a reader under another layout takes whole tiles, and at the two
-edges of its shard some of them in vain."""
+"""Number of tiles that a tensor is cut into where it could have fewer: a reader under another layout takes whole tiles,
+and at the two edges of its shard reads some of them needlessly."""
 
 
 def largest(spec: TensorSpec, tile_bytes: int = TILE_BYTES) -> int:

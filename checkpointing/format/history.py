@@ -1,4 +1,4 @@
-"""Parts of the history: checkpoints that have become too many for the ref (format.md, section 8)."""
+"""Parts of the history: lists of checkpoints that no longer fit into the ref (format.md, section 8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checkpointing.format.refs import Older, decode_older
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Committed checkpoints, newest first, and where those before them are."""
+    """Committed checkpoints, newest first, and a link to the older ones."""
 
     checkpoints: tuple[str, ...]
     older: Older | None

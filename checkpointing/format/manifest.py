@@ -1,4 +1,4 @@
-"""Rank manifests: what one rank saved, and in which packs it lies (format.md, section 6)."""
+"""Rank manifests: what one rank saved, and in which packs (format.md, section 6)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from checkpointing.format.tiles import Box, TensorSpec, overlapping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The older tile that a difference is to: of the same dtype and box, `length` bytes from `offset` of a pack.
+    """The older tile that a difference refers to: of the same dtype and box, `length` bytes from `offset` of a pack.
 
     codec: never XOR_PLANES, so that no tile needs more than two reads.
     """
@@ -36,7 +36,7 @@ class Base:
 class StoredTile:
     """One tile and where its bytes are: `length` stored bytes from `offset` of a pack.
 
-    digest: of the tile itself. check: of the stored bytes, "" for RAW, where the digest does it. base: for XOR_PLANES.
+    digest: of the tile itself. check: digest of the stored bytes, "" for RAW, which has the same. base: for XOR_PLANES.
     """
 
     spec: TensorSpec
@@ -60,8 +60,8 @@ class StoredTile:
 class RankManifest:
     """What one rank saved. `packs` maps pack ids to sizes; `facts` is None on every rank but 0.
 
-    `specs` holds every tensor of the rank, also those it has no element of. write_id: in its name, where that is one of
-    several which the rank may have written.
+    `specs` holds every tensor of the rank, even those of which it has no element. write_id: the one in its name, if the
+    rank may have written several.
     """
 
     save: names.Save
@@ -87,7 +87,7 @@ def order(tile: StoredTile) -> tuple[str, tuple[int, ...]]:
 
 
 def facts_digest(facts: dict[str, Any]) -> str:
-    """Return the digest by which ranks agree on facts; ValueError when JSON cannot hold them as they are."""
+    """Return the digest by which ranks agree on facts; ValueError if JSON cannot hold them as they are."""
     check_facts(facts, "facts")
     try:
         return hexdigest(canonical(facts))

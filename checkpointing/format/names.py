@@ -46,7 +46,7 @@ class Save:
 
 
 def manifest(save: Save, rank: int, write_id: str = "") -> str:
-    """Return the name of a rank's manifest; `write_id` is 32 random hex digits where a store decides no creations."""
+    """Return the name of a rank's manifest. write_id: 32 random hex digits if the store does not decide creations."""
     return f"saves/{save}/{rank:05d}{write_id and '.'}{write_id}.manifest"
 
 
@@ -56,7 +56,7 @@ def manifests(save: Save, rank: int | None = None) -> str:
 
 
 def manifest_write_id(name: str) -> str:
-    """Return the write-id in a manifest's name, "" where it has none, or is no manifest's."""
+    """Return the write-id in a manifest's name, "" if it has none, or names no manifest."""
     match = _MANIFEST.fullmatch(name)
     return (match[5] or "") if match else ""
 
@@ -131,7 +131,7 @@ def parse_checkpoint(text: object) -> tuple[Save, int] | None:
 
 
 def parse_record(text: str) -> str | None:
-    """Return the checkpoint's name from its record's, None if it is no record."""
+    """Return the checkpoint's name from its record's, None if it names no record."""
     if not (text.startswith(CHECKPOINTS) and text.endswith(".record")):
         return None
     name = text[len(CHECKPOINTS) : -len(".record")]
@@ -151,13 +151,13 @@ def parse_manifest(text: object) -> tuple[Save, int] | None:
 
 
 def parse_pack(text: str) -> str | None:
-    """Return the pack's id from its name, None if it is no pack."""
+    """Return the pack's id from its name, None if it names no pack."""
     match = _PACK.fullmatch(text)
     return match[2] if match and match[2].startswith(match[1]) else None
 
 
 def is_collectable(text: str) -> bool:
-    """Return whether a sweep may ever delete the object: one of this format's, and no ref."""
+    """Return whether a sweep may ever delete the object: one of this format, but not a ref."""
     if parse_pack(text) or parse_manifest(text) or parse_record(text) or is_history(text) or is_tombstone(text):
         return True
     return text.startswith(PROBE)

@@ -21,7 +21,7 @@ TAIL = 8 + 8 + 32 + len(_END)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackTile:
-    """One tile in a pack's index: what it is, and the bytes [offset, offset + length) it takes.
+    """One tile in a pack's index: its description, and the bytes [offset, offset + length) that it takes.
 
     check: the digest of the stored bytes, "" for RAW. base: for XOR_PLANES, the digest of the tile it differs from.
     """
@@ -38,7 +38,7 @@ class PackTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """One tile to be put into a pack: what it is, and its stored bytes. check, base: as in `PackTile`."""
+    """One tile to be put into a pack: its description and its stored bytes. check, base: as in `PackTile`."""
 
     spec: TensorSpec
     box: Box
@@ -111,7 +111,7 @@ def plan_pack(contents: Sequence[Content]) -> PackPlan:
 def read_index(store: Store, name: str, pack_id: str) -> tuple[tuple[PackTile, ...], int]:
     """Return the index of the pack object `name` and the pack's size, having checked everything but tile bytes.
 
-    Corrupt or FormatError when head, tail, index or the pack's own name do not agree.
+    Corrupt or FormatError if head, tail, index and the pack's name do not agree.
     """
     size = store.size(name)
     if size < len(HEAD) + TAIL:
@@ -139,7 +139,7 @@ def read_index(store: Store, name: str, pack_id: str) -> tuple[tuple[PackTile, .
 
 
 def check_tiles(store: Store, name: str, tiles: Sequence[PackTile]) -> Iterator[tuple[PackTile, bool]]:
-    """Read every tile of a pack; yield each with whether its bytes have its digest. One tile is held at a time."""
+    """Read every tile of a pack; yield each, and whether its bytes have its digest. One tile is in memory at a time."""
     for tile in tiles:
         data = store.get(name, tile.offset, tile.offset + tile.length)
         yield tile, whole(tile, data)

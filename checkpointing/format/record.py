@@ -27,7 +27,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What a checkpoint holds: tensors, distinct tiles, and the bytes of these."""
+    """The contents of a checkpoint in numbers: tensors, distinct tiles, and their bytes."""
 
     tensors: int
     tiles: int
@@ -102,7 +102,7 @@ def root(manifests: Iterable[RankManifest], facts: str) -> str:
 
 
 def _leaf(head: bytes, box: Box, digest: str) -> bytes:
-    """Return the canonical JSON of [key, dtype, shape, start, stop, digest]; `head` is that of its beginning."""
+    """Return the canonical JSON of [key, dtype, shape, start, stop, digest]. head: its beginning."""
     start, stop = ",".join(map(str, box.start)), ",".join(map(str, box.stop))
     return b'%s,[%s],[%s],"%s"]' % (head, start.encode(), stop.encode(), digest.encode())
 

@@ -1,4 +1,4 @@
-"""Refs, and the decisions that move them: pure functions of what a ref says (format.md, sections 8 and 9)."""
+"""Refs, and the decisions that move them: pure functions of a ref's contents (format.md, sections 8 and 9)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Older:
-    """Where the history goes on: the name of an object, and its digest."""
+    """A link to where the history goes on: the name of an object, and its digest."""
 
     name: str
     digest: str
@@ -34,9 +34,10 @@ class Older:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweeping:
-    """The sweep that is on: no commit may name what its tombstone lists.
+    """The sweep that is under way: no commit may name what its tombstone lists.
 
-    owner: who deletes, "" while nobody does. shared: somebody took it over, so that two may be deleting.
+    owner: the collector that deletes, "" while none does. shared: another one took it over, so that two may be
+    deleting.
     """
 
     tombstone: str
@@ -56,10 +57,10 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
-    """Which checkpoint is the newest, which others are kept, and which generation may write."""
+    """The newest checkpoint, the others that are kept, and the generation that may write."""
 
     generation: int
-    """The newest that has written the ref: the fence."""
+    """The newest generation that has written the ref: the fence."""
     checkpoint: str | None = None
     """Name of the newest checkpoint, None until one was committed."""
     record_digest: str | None = None
@@ -69,9 +70,9 @@ class Ref:
     made_in: int | None = None
     """The generation whose training it holds."""
     earlier: tuple[str, ...] = ()
-    """Checkpoints it pointed to before, newest first."""
+    """Checkpoints that it pointed to before, newest first."""
     older: Older | None = None
-    """Where those before `earlier` are."""
+    """The link to those before `earlier`."""
     verified: Target | None = None
     """The newest checkpoint that was read back."""
     tags: dict[str, Target] = field(default_factory=dict)
@@ -79,13 +80,13 @@ class Ref:
     pins: dict[str, str] = field(default_factory=dict)
     """Reasons for which checkpoints must stay, by checkpoint."""
     sweeps: int = 0
-    """How many sweeps were begun."""
+    """How many sweeps have begun."""
     sweeping: Sweeping | None = None
-    """The sweep that is on."""
+    """The sweep that is under way."""
     quarantined: tuple[Quarantined, ...] = ()
-    """Tombstones of sweeps that ended with deletions that may still be under way."""
+    """Tombstones of ended sweeps whose deletions may still be under way."""
     write_id: str = ""
-    """Made up for each write: tells whose write it was when the answer is lost."""
+    """Random for each write: it shows whose write it was if the answer is lost."""
 
     @property
     def committed(self) -> tuple[str, ...]:
@@ -116,9 +117,9 @@ class Verdict(StrEnum):
     DONE = "done"
     FENCED = "fenced"
     SUPERSEDED = "superseded"
-    RECHECK = "recheck"  # a sweep began since packs were looked at
-    UNKNOWN = "unknown"  # the checkpoint is not committed, or not any more
-    TAKEN = "taken"  # the name points to another checkpoint, or the sweep is another's
+    RECHECK = "recheck"  # a sweep has begun since packs were checked
+    UNKNOWN = "unknown"  # the checkpoint is not committed, or no longer
+    TAKEN = "taken"  # the name points to another checkpoint, or the sweep belongs to another owner
 
 
 def decide_fence(ref: Ref | None, generation: int) -> Verdict:
@@ -129,7 +130,7 @@ def decide_fence(ref: Ref | None, generation: int) -> Verdict:
 
 
 def is_superseded(ref: Ref | None, save: names.Save) -> bool:
-    """Return whether the ref has come to `save` or past it; once so, it is so for ever."""
+    """Return whether the ref has reached `save` or gone past it; once true, this stays true."""
     if ref is None or ref.step is None or ref.made_in is None:
         return False
     return (ref.made_in, ref.step) >= (save.made_in, save.step)
@@ -140,7 +141,7 @@ def decide_commit(
 ) -> Verdict:
     """Return whether the leader of `committed_in` may point the ref to its record of `save`.
 
-    checked: `sweeps` of the ref as it was before the save's objects were looked for.
+    checked: `sweeps` of the ref before the save's objects were checked.
     """
     if ref is None:
         return Verdict.MOVE if checked == 0 else Verdict.RECHECK
@@ -173,14 +174,14 @@ def committed_ref(ref: Ref | None, save: names.Save, committed_in: int, record_d
 
 
 def spill(ref: Ref) -> tuple[Ref, tuple[str, ...]]:
-    """Return the ref with `earlier` cut, and the names cut off, which now belong before `older`; none while short."""
+    """Return the ref with `earlier` shortened, and the names cut off, which now go before `older`; none while short."""
     if len(ref.earlier) <= LONGEST:
         return ref, ()
     return dataclasses.replace(ref, earlier=ref.earlier[:-SPILLED]), ref.earlier[-SPILLED:]
 
 
 def decide_tag(ref: Ref | None, kept: Collection[str], name: str, target: Target, *, move: bool) -> Verdict:
-    """Return whether `name` may point to `target`; `kept` are all committed checkpoints of the ref."""
+    """Return whether `name` may point to `target`. kept: all committed checkpoints of the ref."""
     if ref is None or target.checkpoint not in kept:
         return Verdict.UNKNOWN
     there = ref.tags.get(name)
@@ -215,7 +216,7 @@ def decide_begin(ref: Ref | None, tombstone: str) -> Verdict:
 
 
 def decide_take(ref: Ref | None, tombstone: str, owner: str, *, seen: str) -> Verdict:
-    """Return whether `owner` may become the one who deletes, after `seen` ("" for nobody) was."""
+    """Return whether `owner` may take over the deletion from `seen` ("" for nobody)."""
     if ref is None or ref.sweeping is None or ref.sweeping.tombstone != tombstone:
         return Verdict.UNKNOWN
     if ref.sweeping.owner == owner:
@@ -237,13 +238,13 @@ def kept_ref(ref: Ref, earlier: tuple[str, ...], older: Older | None, now: float
 
 
 def begun_ref(ref: Ref, tombstone: Older, write_id: str) -> Ref:
-    """Return the ref with the sweep of `tombstone` on, and nobody deleting yet."""
+    """Return the ref with the sweep of `tombstone` begun, and nobody deleting yet."""
     sweeping = Sweeping(tombstone=tombstone.name, digest=tombstone.digest)
     return dataclasses.replace(ref, sweeps=ref.sweeps + 1, sweeping=sweeping, write_id=write_id)
 
 
 def taken_ref(ref: Ref, owner: str, write_id: str) -> Ref:
-    """Return the ref with `owner` deleting; when another was before, the two may overlap."""
+    """Return the ref with `owner` deleting; if another was deleting before, the two may overlap."""
     assert ref.sweeping is not None, "decided"
     shared = ref.sweeping.shared or ref.sweeping.owner != ""
     return dataclasses.replace(
@@ -252,7 +253,7 @@ def taken_ref(ref: Ref, owner: str, write_id: str) -> Ref:
 
 
 def ended_ref(ref: Ref, *, clean: bool, until: float, write_id: str) -> Ref:
-    """Return the ref without its sweep; its tombstone is in quarantine unless all deletions are known to be over."""
+    """Return the ref without its sweep; the tombstone is in quarantine unless all deletions are known to be over."""
     assert ref.sweeping is not None, "decided"
     tombstone = Quarantined(name=ref.sweeping.tombstone, digest=ref.sweeping.digest, until=until)
     over = clean and not ref.sweeping.shared

@@ -16,14 +16,14 @@ Stats = list[Any] | None
 
 
 def statistics(dtype: str, data: memoryview) -> Stats:
-    """Return `[min, max, mean square, NaN count]` as JSON data, None for what is not a float or has no element."""
+    """Return `[min, max, mean square, NaN count]` as JSON data, None if it has no floats or no elements."""
     kind = _KINDS.get(dtype)
     if kind is None or not data.nbytes:
         return None
     values: npt.NDArray[Any] = np.frombuffer(data, dtype=kind)
     low, high, total, nans = math.inf, -math.inf, 0.0, 0
     with np.errstate(over="ignore"):
-        # Block by block, so that each is widened and gone through three times while it is in the nearest cache.
+        # Block by block, so that each is widened and read three times while it is in the nearest cache.
         for start in range(0, values.size, _BLOCK):
             block = _widened(dtype, values[start : start + _BLOCK])
             least = float(block.min())
@@ -47,8 +47,8 @@ def _widened(dtype: str, block: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _squares(values: npt.NDArray[Any]) -> float:
-    # Rows are squared in the tile's own precision, which is fast, and summed in double; large values, whose
-    # squares do not fit, take the slow way.
+    # Rows are squared in the tile's own precision, which is fast, and summed in double; large values, whose squares do
+    # not fit, are squared in double.
     whole = values[: values.size // _ROW * _ROW].reshape(-1, _ROW)
     rest = values[whole.size :].astype("<f8")
     total = np.einsum("ij,ij->i", whole, whole).sum(dtype="<f8") + (rest * rest).sum()

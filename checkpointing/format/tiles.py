@@ -1,4 +1,4 @@
-"""The shared vocabulary: specs, boxes, pieces, and what they mean as bytes.
+"""The shared vocabulary: specs, boxes, pieces, and their meaning as bytes.
 
 A *spec* names a global tensor. A *box* is a half-open region of it in global coordinates. A *piece* is the bytes of
 one box. A *tile* is a piece no larger than the grid allows (`checkpointing.format.grid`), identified by its digest.
@@ -24,7 +24,8 @@ ITEMSIZE = {
     "int64": 8, "int32": 4, "int16": 2, "int8": 1,
     "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
 }  # fmt: skip
-"""Bytes per element of every dtype the format knows, under torch's names. One of float4_e2m1fn_x2 is two values."""
+"""Bytes per element of every dtype the format knows, under torch's names. An element of float4_e2m1fn_x2 is two
+values."""
 
 
 def itemsize(dtype: str) -> int:
@@ -67,7 +68,7 @@ class Box:
     """Index behind the last of each dim."""
 
     def __post_init__(self) -> None:
-        # Manifests have a great many of these: a loop costs half of what `any` over a generator does.
+        # Manifests have a great many of these: a loop costs half as much as `any` over a generator.
         fine = len(self.start) == len(self.stop)
         for low, high in zip(self.start, self.stop, strict=False):
             if low < 0 or high < low:
@@ -122,10 +123,10 @@ class Piece:
 
 
 def digest(spec: TensorSpec, box: Box, data: bytes | bytearray | memoryview) -> str:
-    """Return the BLAKE3 hex digest over dtype, box shape and bytes. Neither name nor place goes in.
+    """Return the BLAKE3 hex digest over dtype, box shape and bytes, but neither name nor place.
 
-    Hashed are the ASCII line `dtype:d0,d1,...` with its newline, then the bytes. Single-threaded: keepers share
-    their node with trainers.
+    It covers the ASCII line `dtype:d0,d1,...` with its newline, then the bytes. It is computed on one thread, since
+    keepers share their node with trainers.
     """
     hasher = blake3.blake3(f"{spec.dtype}:{','.join(map(str, box.shape))}\n".encode())
     hasher.update(data)
@@ -189,9 +190,9 @@ def uncovered(spec: TensorSpec, boxes: Iterable[Box]) -> Box | None:
 
 
 def _line(boxes: Sequence[Box]) -> Box | None:
-    """Return the box that boxes make which follow one another along one dim, without gap or overlap; None for others.
+    """Return the box made of boxes that follow one another along one dim without gap or overlap; None for others.
 
-    So a grid cuts, as a rule, and to see it takes no more than to sort them.
+    Grids usually cut like this, and sorting is enough to see it.
     """
     ordered = sorted(boxes, key=lambda box: box.start)
     first, last = ordered[0], ordered[-1]
@@ -211,9 +212,9 @@ def _line(boxes: Sequence[Box]) -> Box | None:
 
 
 class _Effort:
-    """What comparing boxes may cost: boxes that are cut in ever other ways can take for ever, and strangers make them.
+    """A limit on comparing boxes: boxes that are cut in many different ways can take for ever, and strangers make them.
 
-    Far more than a grid takes, or several laid over one another.
+    It is far more than a grid needs, or several overlaid grids.
     """
 
     def __init__(self, boxes: Sequence[Box]) -> None:

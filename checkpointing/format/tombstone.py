@@ -20,7 +20,7 @@ class Doomed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """What one sweep will delete, in this order. grace: seconds of the store's clock to wait before."""
+    """What one sweep will delete, in this order. grace: seconds by the store's clock to wait first."""
 
     grace: float
     objects: tuple[Doomed, ...]

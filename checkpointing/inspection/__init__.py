@@ -1,1 +1,1 @@
-"""What a person wants to know of checkpoints, computed from documents alone wherever these suffice."""
+"""What people want to know about checkpoints, computed from documents alone wherever these suffice."""

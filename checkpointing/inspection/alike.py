@@ -1,4 +1,4 @@
-"""Tensors that differ by one number in their names, such as those of repeated blocks, told as one."""
+"""Reports tensors whose names differ in one number, such as those of repeated blocks, as one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _NUMBER = re.compile(r"(?<=[./])(\d{1,9})(?=[./])", re.ASCII)
 
 
 def gathered(items: Iterable[tuple[str, Hashable]]) -> list[tuple[str, list[str]]]:
-    """Return names with the keys they stand for, in the order of the first of each.
+    """Return names with the keys that they stand for, in the order of the first key of each.
 
-    Items are keys with what they must have in common. The first number between dots is what may differ: the name of
-    several has `{0..11}` in its place.
+    Items are keys with the values that they must have in common. Keys may differ in the first number between dots: the
+    name of several keys has `{0..11}` in its place.
     """
     groups: dict[tuple[str, str, Hashable], dict[int, str]] = {}
     for key, common in items:
@@ -30,7 +30,7 @@ def gathered(items: Iterable[tuple[str, Hashable]]) -> list[tuple[str, list[str]
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in few letters: 0..3,5."""
+    """Return ascending numbers in short form: 0..3,5."""
     runs = []
     for _, run in itertools.groupby(enumerate(numbers), key=lambda item: item[1] - item[0]):
         own = [number for _, number in run]

@@ -1,4 +1,4 @@
-"""Bytes of any dtype as numbers: what numpy has no type for is widened, exactly, never rounded."""
+"""Bytes of any dtype as numbers: dtypes that numpy does not have are widened exactly, never rounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NATIVE = {
     "float64": "<f8", "float32": "<f4", "float16": "<f2", "complex128": "<c16", "complex64": "<c8",
     "int64": "<i8", "int32": "<i4", "int16": "<i2", "int8": "i1",
     "uint64": "<u8", "uint32": "<u4", "uint16": "<u2", "uint8": "u1", "bool": "?",
-    # Two values in a byte, which torch does not take apart either.
+    # Two values in a byte, which torch does not separate either.
     "float4_e2m1fn_x2": "u1",
 }  # fmt: skip
 
@@ -25,14 +25,14 @@ _SMALL = {
 
 
 def widened(dtype: str) -> str | None:
-    """Return the numpy dtype that values of `dtype` are widened to, None where numpy has them as they are."""
+    """Return the numpy dtype that values of `dtype` are widened to, None if numpy has the dtype itself."""
     if dtype in _NATIVE:
         return None
     return "complex64" if dtype == "complex32" else "float32"
 
 
 def array(dtype: str, data: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
-    """Return the elements in `data`, flat; a view of it where numpy has the dtype."""
+    """Return the elements in `data`, flat; a view of it if numpy has the dtype."""
     if dtype in _NATIVE:
         return np.frombuffer(data, dtype=_NATIVE[dtype])
     if dtype == "bfloat16":

@@ -1,7 +1,7 @@
 """What changed between two checkpoints, from digests and statistics alone.
 
-Tiles of the same box are the same if and only if their digests are. Where ranks cut a tensor at other places there may
-be no such tiles to compare: then statistics still tell how far the values moved on the whole, and values tell the rest
+Tiles of the same box are equal if and only if their digests are. If ranks cut a tensor at other places there may be no
+such tiles to compare: statistics then still show how far the values moved on the whole, and the values show the rest
 (`checkpointing.inspection.values`).
 """
 
@@ -20,17 +20,17 @@ from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.inspection.documents import CheckpointDocuments
 from checkpointing.inspection.statistics import TensorStatistics, summarise, together
 
-# Tiles' statistics have six digits: what moves less than that may not have moved at all.
+# Tiles' statistics have six digits: values that moved less than that may not have moved at all.
 _ROUNDED = 1e-5
 
 
 class Change(StrEnum):
-    """What became of a tensor."""
+    """What happened to a tensor."""
 
     SAME = "same"
     CHANGED = "changed"
     RECUT = "recut"
-    """Cut at other places, and nothing that can be compared differs: only values can tell."""
+    """Cut at other places, and no comparable part differs: only values can tell."""
     RESHAPED = "reshaped"
     ADDED = "added"
     REMOVED = "removed"
@@ -41,7 +41,7 @@ class TensorDifference:
     """One tensor in two checkpoints; sizes are of the later one, of the earlier one if it was removed.
 
     changed: bytes in tiles whose digests differ. unknown: bytes in tiles that the other checkpoint cut elsewhere.
-    drift: how far the root of the mean square moved, relative to before; None where statistics do not tell.
+    drift: how far the root of the mean square moved, relative to before; None if statistics do not tell.
     """
 
     key: str
@@ -71,7 +71,7 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactDifference:
-    """One of the facts that is not the same, by its path; None on the side that does not have it."""
+    """A fact that differs, by its path; None on the side that does not have it."""
 
     path: str
     before: Any
@@ -80,7 +80,7 @@ class FactDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Everything that differs, and what does not. same: whether tensors and facts are all the same, by their roots."""
+    """A comparison of two checkpoints. same: whether all tensors and facts are equal, by their roots."""
 
     before: str
     after: str
@@ -95,7 +95,7 @@ class Difference:
 
     @property
     def changed(self) -> int:
-        """Bytes of the later checkpoint that differ, or are new."""
+        """Bytes of the later checkpoint that differ or are new."""
         return sum(one.changed for one in self.tensors if one.after is not None)
 
     @property
@@ -121,7 +121,7 @@ def difference(before: CheckpointDocuments, after: CheckpointDocuments) -> Diffe
 
 
 def by_key(tiles: Iterable[StoredTile]) -> dict[str, list[StoredTile]]:
-    """Return tiles by the tensor they are of."""
+    """Return tiles by the key of their tensor."""
     found: dict[str, list[StoredTile]] = defaultdict(list)
     for tile in tiles:
         found[tile.spec.key].append(tile)
@@ -147,7 +147,7 @@ def _tensor(
         differing = [tile for tile in new if boxes.get(tile.box, tile.digest) != tile.digest]
         unknown = sum(tile.nbytes for tile in new if tile.box not in boxes)
         changed_tiles, changed = len(differing), sum(tile.nbytes for tile in differing)
-        if not changed_tiles and unknown and _told(stats_before) != _told(stats_after):
+        if not changed_tiles and unknown and _comparable(stats_before) != _comparable(stats_after):
             # Statistics can tell that values differ, never that they do not.
             change = Change.CHANGED
         else:
@@ -170,8 +170,8 @@ def _tensor(
     )
 
 
-def _told(stats: TensorStatistics | None) -> tuple[object, ...]:
-    """Return what does not depend on where a tensor was cut: a rounded mean does, in its last digit."""
+def _comparable(stats: TensorStatistics | None) -> tuple[object, ...]:
+    """Return the statistics that do not depend on where a tensor was cut; a rounded mean does, in its last digit."""
     return () if stats is None else (stats.min, stats.max, stats.nans)
 
 
@@ -188,13 +188,13 @@ def _facts(path: str, before: Any, after: Any) -> Iterable[FactDifference]:
 
 
 def regions(before: Iterable[StoredTile], after: Iterable[StoredTile]) -> list[Box]:
-    """Return the later boxes of one tensor that are not known to hold the same as before."""
+    """Return the later boxes of one tensor that are not known to hold the same values as before."""
     known = {(tile.box, tile.digest) for tile in before}
     return [tile.box for tile in after if (tile.box, tile.digest) not in known]
 
 
 def merged(several: Sequence[TensorDifference]) -> TensorDifference:
-    """Return the difference of several tensors, to which the same happened, as if they were one."""
+    """Return the difference of several tensors to which the same happened as if they were one."""
     before = [one.stats_before for one in several if one.stats_before is not None]
     after = [one.stats_after for one in several if one.stats_after is not None]
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""A committed checkpoint as its documents tell it: record and rank manifests, read and checked; no pack is touched."""
+"""A committed checkpoint by its documents: record and rank manifests, read and checked; no pack is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from checkpointing.stores.protocol import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """Stored bytes that a tile is made of: `length` bytes from `offset` of a pack."""
+    """Stored bytes of a tile: `length` bytes from `offset` of a pack."""
 
     pack: str
     offset: int
@@ -26,7 +26,7 @@ class Extent:
 class CheckpointDocuments:
     """One checkpoint. `tiles` are distinct by tensor and box, in order; `packs` maps ids to sizes.
 
-    modified: when the record was written, in seconds by the store's own clock; 0.0 where that was not asked for.
+    modified: when the record was written, in seconds by the store's own clock; 0.0 if that was not asked for.
     """
 
     record: Record
@@ -48,19 +48,19 @@ class CheckpointDocuments:
 
 
 def find(store: Store, name: str, *, expected: str | None = None, modified: float = 0.0) -> CheckpointDocuments:
-    """Read a checkpoint's record and manifests; NoCheckpoint when it is not there, FormatError when it is damaged."""
+    """Read a checkpoint's record and manifests; NoCheckpoint if it is not there, FormatError if it is damaged."""
     record = read_record(store, name, expected)
     manifests = read_manifests(store, record.manifests)
     check_record(record, manifests)
-    return found(record, manifests, modified=modified)
+    return assemble(record, manifests, modified=modified)
 
 
-def found(record: Record, manifests: Sequence[RankManifest], *, modified: float = 0.0) -> CheckpointDocuments:
-    """Return the checkpoint of a record and its manifests, which belong together."""
+def assemble(record: Record, manifests: Sequence[RankManifest], *, modified: float = 0.0) -> CheckpointDocuments:
+    """Return the checkpoint made of a record and its manifests."""
     tiles: dict[tuple[str, Box], StoredTile] = {}
     for manifest in manifests:
         for tile in manifest.tiles:
-            tiles.setdefault((tile.spec.key, tile.box), tile)  # of several copies a reader takes the first
+            tiles.setdefault((tile.spec.key, tile.box), tile)  # a reader takes the first of several copies
     return CheckpointDocuments(
         record=record,
         ranks=tuple(manifests),
@@ -72,7 +72,7 @@ def found(record: Record, manifests: Sequence[RankManifest], *, modified: float 
 
 
 def extents(tile: StoredTile) -> Iterator[Extent]:
-    """Yield what has to be read for a tile: its own bytes, and those of its base."""
+    """Yield the extents that must be read for a tile: its own, and that of its base."""
     yield Extent(pack=tile.pack, offset=tile.offset, length=tile.length)
     if tile.base is not None:
         yield Extent(pack=tile.base.pack, offset=tile.base.offset, length=tile.base.length)

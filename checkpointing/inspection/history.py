@@ -1,4 +1,4 @@
-"""The commits of a store, newest first, each with what it changed and what it wrote."""
+"""The commits of a store, newest first, each with its changes and the bytes it wrote."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from checkpointing.stores.protocol import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """One committed checkpoint. written: stored bytes that the commit before it does not refer to; kept: those it does.
+    """One committed checkpoint. written: stored bytes that the previous commit does not refer to; kept: those it does.
 
-    changed: bytes of tiles that have other digests than at the same place in the commit before, or belong to tensors
-    that it does not have; None for the oldest, and where the one before cannot be read. recut: bytes of tiles that it
-    has cut at other places, where digests cannot tell. error: why this one cannot be read, "" if it can.
+    changed: bytes of tiles whose digests differ from those at the same place in the previous commit, or whose tensors
+    it does not have; None for the oldest, and if the previous one cannot be read. recut: bytes of tiles that were cut
+    elsewhere before, so that digests cannot tell. error: why this one cannot be read, "" if it can.
     """
 
     checkpoint: str
@@ -39,7 +39,7 @@ class Commit:
 
 
 def history(store: Store, committed: Sequence[str], modified: Mapping[str, float]) -> Iterator[Commit]:
-    """Yield the commits in the given order, newest first; manifests of two checkpoints are held at once."""
+    """Yield the commits in the given order, newest first; the manifests of two checkpoints are in memory at once."""
     after: tuple[CheckpointDocuments | None, str, str] | None = None
     for name in committed:
         current: CheckpointDocuments | None = None
@@ -62,7 +62,7 @@ def commit_of(
     error: str,
     modified: Mapping[str, float],
 ) -> Commit:
-    """Return one line of history from a checkpoint and the one committed before it."""
+    """Return one line of history, from a checkpoint and the one committed before it."""
     if found is None:
         return Commit(checkpoint=name, modified=modified.get(name, 0.0), error=error)
     own = _extents(found)
@@ -93,7 +93,7 @@ def _extents(found: CheckpointDocuments) -> set[Extent]:
 
 
 def _changed(before: CheckpointDocuments, after: CheckpointDocuments) -> tuple[int, int]:
-    """Return the bytes that digests know to differ, and those that they cannot compare."""
+    """Return the bytes that differ by their digests, and those that digests cannot compare."""
     old = {key: {tile.box: tile.digest for tile in tiles} for key, tiles in by_key(before.tiles).items()}
     changed = recut = 0
     for tile in after.tiles:

@@ -1,4 +1,4 @@
-"""What restoring some regions would read from the store: a pure function of manifests."""
+"""The reads that restoring some regions would need: a pure function of manifests."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from checkpointing.reading.packs import runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """What one reader needs and what it takes to get it.
+    """The bytes that one reader needs, and those it reads to get them.
 
-    needed: bytes of the regions. stored: bytes of the tiles that hold them, as they are stored. read: bytes of all
-    requests, gaps between tiles included.
+    needed: bytes of the regions. stored: stored bytes of the tiles that hold them. read: bytes of all requests,
+    including gaps between tiles.
     """
 
     needed: int
@@ -31,12 +31,12 @@ class Reads:
 
     @property
     def over_read(self) -> float | None:
-        """Bytes read for each that is needed, None where none is."""
+        """Bytes read per byte needed, None if none is needed."""
         return self.read / self.needed if self.needed else None
 
 
 class TileIndex:
-    """The tiles of a checkpoint, found by region."""
+    """An index of a checkpoint's tiles by region."""
 
     def __init__(self, tiles: Iterable[StoredTile]) -> None:
         self._tiles: dict[str, tuple[list[StoredTile], list[int], int]] = {}
@@ -47,7 +47,7 @@ class TileIndex:
             self._tiles[key] = ordered, starts, longest
 
     def of(self, spec: TensorSpec, box: Box) -> list[StoredTile]:
-        """Return the tiles that are read for a region; MissingTile when they do not hold all of it."""
+        """Return the tiles that are read for a region; MissingTile if they do not hold all of it."""
         if not box.numel:
             return []
         tiles, starts, longest = self._tiles.get(spec.key, ([], [], 0))
@@ -64,7 +64,7 @@ class TileIndex:
         return chosen
 
     def reads(self, wanted: Iterable[tuple[TensorSpec, Box]]) -> Reads:
-        """Return what restoring the wanted regions would read; a tile that several of them need is read once."""
+        """Return the reads for the wanted regions; a tile that several of them need is read once."""
         needed = 0
         chosen: dict[tuple[str, Box], StoredTile] = {}
         for spec, box in wanted:

@@ -1,4 +1,4 @@
-"""A tensor's statistics, put together from those of its tiles.
+"""A tensor's statistics, combined from those of its tiles.
 
 They were rounded to six digits when the tiles were written, and leave NaNs out (format.md, section 2).
 """
@@ -15,9 +15,9 @@ from checkpointing.format.tiles import TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorStatistics:
-    """min, max and root of the mean square over all elements that are numbers; None where there is nothing to tell.
+    """min, max and root of the mean square over all elements that are numbers; None if there are none.
 
-    known: whether the tensor's dtype has statistics at all; infinite: some element is +inf or -inf.
+    known: whether the tensor's dtype has statistics at all. infinite: whether some element is +inf or -inf.
     """
 
     spec: TensorSpec
@@ -34,7 +34,7 @@ class TensorStatistics:
 
     @property
     def sound(self) -> bool:
-        """Whether every element is a finite number, as far as statistics tell."""
+        """Whether every element is a finite number, as far as statistics show."""
         return not self.nans and not self.infinite
 
 

@@ -1,4 +1,4 @@
-"""One checkpoint on a page: what it holds, who wrote it, and where it comes from."""
+"""One checkpoint on a page: its contents, its writers and its ancestors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from checkpointing.stores.protocol import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Some of a checkpoint's tiles: how many, the bytes of their tensors, and those that are stored of them."""
+    """Some of a checkpoint's tiles: their number, their bytes, and their stored bytes."""
 
     tiles: int
     bytes: int
@@ -27,7 +27,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ancestor:
-    """A checkpoint that a later one took unchanged tiles from. there: whether it can still be read."""
+    """A checkpoint from which a later one took unchanged tiles. there: whether it can still be read."""
 
     checkpoint: str
     there: bool
@@ -35,7 +35,7 @@ class Ancestor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What `show` tells. codecs, dtypes: what the tiles are of. lineage: the parent, its parent, and so on."""
+    """The contents of `show`. codecs, dtypes: shares of the tiles. lineage: the parent, its parent, and so on."""
 
     checkpoint: str
     step: int
@@ -96,7 +96,7 @@ def _shares(tiles: Iterable[StoredTile], by: Callable[[StoredTile], str]) -> dic
 
 
 def lineage(store: Store, found: CheckpointDocuments, most: int) -> tuple[Ancestor, ...]:
-    """Follow parents back, at most so many; reads the record and one manifest of each."""
+    """Follow parents back, `most` of them at most; reads the record and one manifest of each."""
     ancestors: list[Ancestor] = []
     seen: set[str] = {found.name}
     parent = found.ranks[0].parent
@@ -114,7 +114,7 @@ def lineage(store: Store, found: CheckpointDocuments, most: int) -> tuple[Ancest
 
 
 def generations(checkpoint: str) -> tuple[int, int, int]:
-    """Return step, generation it was made in and generation it was committed in, from a checkpoint's name."""
+    """Return from a checkpoint's name its step, and the generations that made and committed it."""
     parsed = names.parse_checkpoint(checkpoint)
     assert parsed is not None, checkpoint
     return parsed[0].step, parsed[0].made_in, parsed[1]

@@ -1,4 +1,4 @@
-"""Tensors grouped by their names, like files by their paths, with what each group holds."""
+"""Tensors grouped by their names, like files by their paths, with the totals of each group."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PART = re.compile(r"[^/.]*[/.]?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A group of tensors or a single one. alike: how many groups of the same contents but for numbers this stands for.
+    """A group of tensors or a single one. alike: how many groups that differ only in a number this one stands for.
 
-    `tensors` and `bytes` are of all of those together; `children` are of one.
+    `tensors` and `bytes` count all of those together; `children` are those of one.
     """
 
     name: str
@@ -77,6 +77,6 @@ def _follows(one: Node, other: Node) -> bool:
 
 
 def _contents(node: Node) -> tuple[object, ...]:
-    """Return what makes groups alike: names, dtypes and shapes below them."""
+    """Return the values that alike groups share: names, dtypes and shapes below them."""
     own = (node.spec.dtype, node.spec.shape) if node.spec is not None else None
     return own, node.alike, tuple((child.name, _contents(child)) for child in node.children)

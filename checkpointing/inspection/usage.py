@@ -1,4 +1,4 @@
-"""What checkpoints take in the store: alone, and together with others that refer to the same tiles."""
+"""The space that checkpoints take in the store: alone, and together with others that refer to the same tiles."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from checkpointing.stores.protocol import Entry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """One checkpoint, in bytes. size: of its tensors; stored: of the tiles it refers to, as they are stored.
+    """One checkpoint, in bytes. size: of its tensors. stored: stored bytes of the tiles that it refers to.
 
-    unique: of `stored`, what no other of the checkpoints refers to; shared: the rest. frees: packs and documents that
-    nothing else would need if it were collected; less than `unique` where a pack holds tiles of others too.
+    unique: the part of `stored` that no other checkpoint refers to; shared: the rest. frees: packs and documents that
+    nothing else would need if it were collected; less than `unique` if a pack holds tiles of others too.
     """
 
     checkpoint: str
@@ -30,9 +30,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUsage:
-    """A whole store, in bytes of its objects. unreferenced: packs that no checkpoint needs: garbage, or a save's.
+    """A whole store, in bytes of its objects. unreferenced: packs that no checkpoint needs: garbage, or a new save.
 
-    `missing` counts packs that a checkpoint needs and the store does not list.
+    missing: the number of packs that a checkpoint needs and the store does not list.
     """
 
     checkpoints: tuple[Usage, ...]
@@ -46,12 +46,12 @@ class StoreUsage:
 
 
 def usage(checkpoints: Sequence[CheckpointDocuments], listing: Iterable[Entry]) -> StoreUsage:
-    """Return what each checkpoint takes beside the others, and what the store's listing says of the rest."""
+    """Return what each checkpoint takes in addition to the others, and the rest of the store by its listing."""
     sizes = {entry.name: entry.size for entry in listing}
     uses = [_uses(one) for one in checkpoints]
     extent_users = Counter(extent for own in uses for extent in own)
     pack_users = Counter(pack for one in checkpoints for pack in one.packs)
-    # A later checkpoint of one save shares the save's manifests.
+    # A later checkpoint of the same save shares its manifests.
     manifest_users = Counter(entry.name for one in checkpoints for entry in one.record.manifests)
     rows = []
     for one, own in zip(checkpoints, uses, strict=True):

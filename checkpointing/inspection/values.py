@@ -1,4 +1,4 @@
-"""How far values are apart in two checkpoints, exactly: reads the tiles that may differ, and no others."""
+"""The exact distance between the values of two checkpoints: only tiles that may differ are read."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from checkpointing.inspection.documents import CheckpointDocuments
 from checkpointing.reading.reader import Checkpoint
 from checkpointing.reading.resolver import Offered, TileSource, resolve
 
-_BATCH = 64 << 20  # bytes of one checkpoint that are held at once
+_BATCH = 64 << 20  # bytes of one checkpoint that are in memory at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueDifference:
     """One tensor's values in two checkpoints.
 
-    elements: that differ, NaNs being equal to each other. max_abs: the largest distance between two that differ, inf
-    where one of them is not a number; rms: the root of the mean square distance over all elements, None likewise.
+    elements: the number that differ, NaNs being equal to each other. max_abs: the largest distance between two that
+    differ, inf if one of them is not a number. rms: the root of the mean square distance over all elements, None in
+    that case.
     """
 
     key: str
@@ -34,7 +35,7 @@ class ValueDifference:
 
 
 def doubtful(found: Difference) -> list[str]:
-    """Return the tensors that both checkpoints have and that may differ."""
+    """Return the keys of tensors that both checkpoints have and that may differ."""
     return [one.key for one in found.tensors if one.change in (Change.CHANGED, Change.RECUT)]
 
 
@@ -50,9 +51,9 @@ def value_differences(
     keys: Sequence[str],
     progress: Callable[[int], None],
 ) -> Iterator[ValueDifference]:
-    """Yield each tensor's difference in turn; `progress` hears how many bytes were compared since it was last told.
+    """Yield each tensor's difference in turn. progress: called with the number of bytes compared since its last call.
 
-    MissingTile when a tile that is needed is damaged.
+    MissingTile if a tile that is needed is damaged.
     """
     sides = [_Side(checkpoint) for _, checkpoint in (before, after)]
     for key, boxes in _doubted(before[0], after[0], keys).items():
@@ -88,7 +89,7 @@ def merged(several: Sequence[ValueDifference]) -> ValueDifference:
 
 
 class _Side:
-    """One of the checkpoints, its offers by tensor."""
+    """One of the two checkpoints, with its offers by tensor."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._offers: dict[str, list[Offered]] = {}

@@ -1,8 +1,8 @@
-"""The mesh that wrote a checkpoint, read off from who holds what.
+"""The mesh that wrote a checkpoint, derived from what each rank holds.
 
-No layout is written down: the root of a state is the same under any. But manifests say which rank saved which box.
-Ranks that hold parts of one tensor belong to one stage, and so do ranks that hold the same tensors; the dims that are
-cut tell how many ways.
+No layout is written down: the root of a state is the same under any layout. But manifests say which rank saved which
+box. Ranks that hold parts of one tensor belong to one stage, and so do ranks that hold the same tensors; the dims that
+are cut show how many ways they are cut.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from checkpointing.format.tiles import Box, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What one rank saved, in bytes."""
+    """What one rank saved: tensors and bytes."""
 
     rank: int
     tensors: int
@@ -26,10 +26,10 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writers:
-    """Who wrote a checkpoint. stages: ranks by stage, first stage first. cuts: dim -> into how many parts it was cut.
+    """The writers of a checkpoint. stages: ranks by stage, first stage first. cuts: number of parts by dim.
 
-    regular: whether all stages have as many ranks, and each stage's are neighbours, as in a mesh. replicated: keys
-    that several ranks of one stage hold whole while others of theirs are cut.
+    regular: whether all stages have equally many ranks, and each stage's are neighbours, as in a mesh. replicated: keys
+    that several ranks of one stage hold whole while their other tensors are cut.
     """
 
     ranks: tuple[Holding, ...]
@@ -40,7 +40,7 @@ class Writers:
 
 
 def writers(manifests: Sequence[RankManifest]) -> Writers:
-    """Return who wrote the manifests of one checkpoint, which are in order of rank."""
+    """Return the writers of one checkpoint's manifests, which are in order of rank."""
     held = [_bounds(manifest) for manifest in manifests]
     parts: dict[str, set[tuple[int, Box]]] = defaultdict(set)
     specs: dict[str, TensorSpec] = {}
@@ -101,7 +101,7 @@ def _bounds(manifest: RankManifest) -> dict[str, tuple[TensorSpec, Box]]:
 
 
 class _Groups:
-    """Ranks that belong together, joined bit by bit."""
+    """Groups of ranks that belong together, joined step by step."""
 
     def __init__(self, count: int) -> None:
         self._root = list(range(count))

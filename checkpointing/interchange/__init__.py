@@ -1,7 +1,7 @@
 """Checkpoints to and from other tools: torch.distributed.checkpoint, torch.save and safetensors.
 
 `import_checkpoint` and `export_checkpoint` move files; `checkpointing.interchange.dcp` lets DCP itself read and write
-this format. This room alone imports torch.
+this format. Only this package imports torch.
 """
 
 from checkpointing.interchange.dcp import Reader, Writer

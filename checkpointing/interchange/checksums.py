@@ -1,4 +1,4 @@
-"""Checksums of a zip archive whose members were written after it: torch does not look at them, other readers do."""
+"""Checksums of a zip archive whose members were written after it: torch does not check them, other readers do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CENTRAL = struct.Struct("<4s12xI8xHHH12x")  # signature, CRC, lengths of name, 
 
 
 def mend(file: BinaryIO, checksums: Mapping[int, int]) -> None:
-    """Put CRCs, given by the offset of a stored member's bytes, where an archive that is open to write has them.
+    """Write CRCs, given by the offset of a stored member's bytes, into an archive that is open for writing.
 
     ZIP keeps each in the central directory, and in the local header or a descriptor behind the bytes.
     """

@@ -20,10 +20,10 @@ BATCH_BYTES = 64 << 20
 """Bytes held at once while a checkpoint is read or written piece by piece."""
 
 SLAB_TILES = 16
-"""Neighbouring tiles moved as one, as far as they are of `SLAB_BYTES` together."""
+"""Neighbouring tiles that are moved together, as far as they are of `SLAB_BYTES` in all."""
 
 SLAB_BYTES = 64 << 20
-"""Of the largest slab, unless one tile alone is larger."""
+"""Bytes of the largest slab, unless one tile alone is larger."""
 
 _SOURCE = "store"
 
@@ -44,7 +44,7 @@ class Wanted:
 
 
 class Contents:
-    """What is in a checkpoint. Every tile is verified when it is read; errors are those of `resolve`."""
+    """The contents of a checkpoint. Every tile is verified when it is read; errors are those of `resolve`."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -55,7 +55,7 @@ class Contents:
 
     @property
     def tensors(self) -> list[TensorSpec]:
-        """Every tensor that stands for itself, by key."""
+        """Every tensor that does not hold an object, by key."""
         return [spec for key, spec in sorted(self.checkpoint.specs.items()) if not objects.is_object(key)]
 
     @property
@@ -69,7 +69,7 @@ class Contents:
 
     @functools.cached_property
     def names(self) -> Mapping[str, str]:
-        """The names of entries whose keys are others, by key."""
+        """The names of entries whose keys differ from their names, by key."""
         if objects.NAMES not in self.checkpoint.specs:
             return {}
         return objects.read_names(bytes(self.read([objects.NAMES])[objects.NAMES]))
@@ -79,7 +79,7 @@ class Contents:
         return self.names.get(key, key)
 
     def spec(self, name: str) -> TensorSpec | None:
-        """Return the spec of the tensor of this name, None where there is none."""
+        """Return the spec of the tensor of this name, None if there is none."""
         made = objects.key_of(name)
         return self.checkpoint.specs.get(made if made in self.names else name)
 
@@ -123,15 +123,15 @@ class Contents:
         return {name: objects.unwrap(key, bytes(data[key])) for name, key in keys.items()}
 
     def paths(self) -> dict[str, Path]:
-        """Return where each flat key belongs in the nested state dict, as far as that was saved."""
+        """Return the path of each flat key in the nested state dict, as far as it was saved."""
         if objects.PATHS not in self.checkpoint.specs:
             return {}
         return objects.read_paths(bytes(self.read([objects.PATHS])[objects.PATHS]))
 
     def ties(self) -> dict[str, str]:
-        """Return, by the key of a tensor that is another one in memory, that other one's key.
+        """Return for each tensor that shares memory with another one that other one's key.
 
-        Only of tensors that are still equal, to the last bit: a group that has come apart is none.
+        Only tensors that are still equal to the last bit count: others no longer share it.
         """
         if objects.TIES not in self.checkpoint.specs:
             return {}

@@ -6,15 +6,16 @@
 Nothing but storage differs from torch's own: each rank's shards are boxes of their global tensors, cut into verified
 tiles, and the coordinator commits what all ranks have written, so `latest` never names half a checkpoint.
 
-**What is no tensor** (`objects`) is kept as JSON where JSON gives it back unchanged, and so are numpy's arrays and
-scalars, `io.BytesIO`, dates, paths and members of enums (`plain`). Anything else DCP has pickled with `torch.save`: it
-is kept **if torch's `weights_only` unpickler takes it**, as tuples, and else refused when it is saved, by the name of
-its class; allow the classes you trust with `torch.serialization.add_safe_globals`, when you save and when you load.
+**Values other than tensors** (`objects`) are kept as JSON if JSON gives them back unchanged, and so are numpy's arrays
+and scalars, `io.BytesIO`, dates, paths and members of enums (`plain`). Anything else DCP has pickled with `torch.save`:
+it is kept **if torch's `weights_only` unpickler accepts it**, as it does tuples, and otherwise refused when it is
+saved, by the name of its class; allow the classes you trust with `torch.serialization.add_safe_globals`, when you save
+and when you load.
 
-**Generations.** A Writer fences out every older one at its first save, so that a job which was thought dead cannot
-move `latest` any more: keep one Writer for the life of a job, and pass `checkpoint_id=step` to each save. Somebody who
-counts generations already gives theirs, and so may somebody who saves in another process, where each save is given a
-copy of the Writer and takes a generation of its own.
+**Generations.** A Writer fences out every older one at its first save, so that a job that was thought dead can no
+longer move `latest`: keep one Writer for the life of a job, and pass `checkpoint_id=step` to each save. If you count
+generations already, give yours; you may also do so if you save in another process, where each save gets a copy of the
+Writer and would otherwise take a generation of its own.
 """
 
 from __future__ import annotations

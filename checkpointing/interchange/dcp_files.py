@@ -28,11 +28,11 @@ from checkpointing.interchange.tensors import DTYPES, dtype_name, tensor_of
 
 METADATA = ".metadata"
 FILE_BYTES = 4 << 30
-"""A new data file is begun at so many bytes."""
+"""Bytes of a data file after which a new one is begun."""
 
 
 def read(source: Path) -> Foreign:
-    """Return where the tensors of a DCP folder lie, and its objects; ForeignFormat for what is none."""
+    """Return where the tensors of a DCP folder lie, and its objects; ForeignFormat if it is not one."""
     name = str(source / METADATA)
     if not (source / METADATA).is_file():
         raise ForeignFormat(f"{name}: is not there, so {source} is no complete DCP checkpoint")
@@ -63,10 +63,10 @@ def read(source: Path) -> Foreign:
 
 
 def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, progress: Progress) -> None:
-    """Write tensors (by the name they are to have) and, where all are taken, objects as the DCP folder `target`.
+    """Write tensors (by the name they are to have) and, if all of them are written, objects as the DCP folder `target`.
 
-    Large tensors are written as several chunks, as if many ranks had saved them. DCP knows text alone as keys of dicts:
-    what is nested under numbers is nested under their text. Tensors that were one in memory lie at one place.
+    Large tensors are written as several chunks, as if many ranks had saved them. DCP knows only text as keys of dicts:
+    numbers as keys become their text. Tensors that shared memory lie at one place.
     """
     target.mkdir()
     found: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
         places = output.places
     metadata = Metadata(
         state_dict_metadata=found,
-        # The ways in their own order, which is that of the nested state dict.
+        # The paths in their own order, which is that of the nested state dict.
         planner_data={name: objects.plain_path(name, paths) for name in [*filter(found.__contains__, paths), *found]},
         storage_data=places,
     )
@@ -134,11 +134,11 @@ class _Files:
         return path
 
     def in_safetensors(self, info: _StorageInfo, name: str) -> Stored | None:
-        """Return where a tensor lies in safetensors that torch wrote behind objects; None in files of another kind."""
+        """Return where a tensor lies in safetensors that torch wrote after objects; None in files of another kind."""
         path = self.path(info.relative_path)
         where = (path, info.offset)
         if where not in self._safetensors:
-            # Where torch.save has a zip archive, this has a length and then JSON.
+            # Where torch.save writes a zip archive, this has a length and then JSON.
             there = info.offset + 9 <= path.stat().st_size
             begins = bytes(read_range(path, info.offset, 9)) if there else b""
             self._safetensors[where] = safetensors_files.read_file(*where)[0] if begins[8:] == b"{" else {}
@@ -170,7 +170,7 @@ def _chunks(
     spec = TensorSpec(key=key, dtype=dtype, shape=tuple(entry.size))
     boxes = [_box(chunk, spec, name) for chunk in entry.chunks]
     if not spec.box.numel:
-        # Nothing is read of it, but that it exists is kept.
+        # Nothing is read of it, but its existence is recorded.
         yield Stored(spec=spec, box=spec.box, file=files.path(METADATA), offset=0)
         return
     for box in boxes:
@@ -224,7 +224,7 @@ def _sizes(value: Any) -> bool:
 
 
 def _paths(found: Any) -> dict[str, objects.Path]:
-    """Return what the default planner left, of what has its form."""
+    """Return the paths that the default planner left, those of the right form."""
     if not isinstance(found, dict):
         return {}
     return {
@@ -259,7 +259,7 @@ class _Output:
         entry.chunks.append(ChunkStorageMetadata(offsets=torch.Size(box.start), sizes=torch.Size(box.shape)))
 
     def again(self, name: str, entry: TensorStorageMetadata, first: str, other: TensorStorageMetadata) -> None:
-        """Let a tensor lie where another one does."""
+        """Give a tensor the same place as another one."""
         entry.chunks.extend(other.chunks)
         for number, chunk in enumerate(other.chunks):
             self.places[MetadataIndex(name, chunk.offsets, number)] = self.places[

@@ -39,7 +39,7 @@ _CLASSES: dict[tuple[str, str], type] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcpMetadata:
-    """What a `.metadata` says; fields of entries may be of any type that is allowed, so whoever uses one checks it.
+    """The contents of a `.metadata`; a field of an entry may have any allowed type, so that its user must check it.
 
     entries: by key. places: where each item lies, by key and start (None for an object). paths: the planner's.
     """
@@ -50,7 +50,7 @@ class DcpMetadata:
 
 
 def load(data: bytes, name: str) -> DcpMetadata:
-    """Return the metadata in a `.metadata` file; ForeignFormat naming the file and what in it was not allowed."""
+    """Return the metadata in a `.metadata` file; ForeignFormat names the file and what is not allowed in it."""
     try:
         found = _Unpickler(data).load()
         if not isinstance(found, metadata.Metadata) or not isinstance(found.state_dict_metadata, dict):
@@ -75,7 +75,7 @@ class _Forbidden(Exception):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Gives out classes that hold values, and its own copies of them: a pickle can set attributes of what it names."""
+    """Gives out only classes that hold values, as copies of its own: a pickle can set attributes of what it names."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
@@ -89,7 +89,7 @@ class _Unpickler(pickle.Unpickler):
         self._given[metadata.__name__, "_MEM_FORMAT_ENCODING"] = lambda value: _one_of(value, formats)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what is on the list."""
+        """Return a class that is on the list."""
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if (module, name) not in self._given:

@@ -1,4 +1,4 @@
-"""Loading what DCP has planned; `dcp` says what that means."""
+"""Loads what DCP has planned; see `dcp`."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Reader(StorageReader):
     store: a URL, or an open store. checkpoint: `latest` or a checkpoint's name; `checkpoint_id` of a load replaces it.
     All ranks read the checkpoint that the coordinator has opened.
 
-    A tensor of another dtype is an error that names all of them, unless `cast` lets them be given the values as torch
-    converts them. Objects saved as pickles are loaded only if torch's `weights_only` unpickler takes them, else
-    Unloadable. A store that is not there is an error of the load, and arrives as CheckpointException like all others.
+    Tensors of another dtype are an error that names all of them, unless `cast` lets torch convert the values. Objects
+    saved as pickles are loaded only if torch's `weights_only` unpickler accepts them, otherwise Unloadable. A missing
+    store is an error of the load, and arrives as CheckpointException like all others.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return True: what it names is found out when it is opened."""
+        """Return True: whether it exists shows when it is opened."""
         return True
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -79,9 +79,9 @@ class Reader(StorageReader):
         if checkpoint_id is not None:
             self._name = str(checkpoint_id)
 
-    # Not named kwargs: DCP would call it a second time for a rank's own metadata, which is not a thing here.
+    # Not named kwargs: DCP would then call it again for a rank's own metadata, which does not exist here.
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Return what the checkpoint holds, in DCP's words: each tensor as a single chunk."""
+        """Return the checkpoint's contents in DCP's terms: each tensor as a single chunk."""
         self._contents = contents = Contents(open_checkpoint(self._store, self._name))
         found: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         for spec in contents.tensors:
@@ -108,13 +108,13 @@ class Reader(StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Tell every rank which checkpoint it is: `latest` may have moved between two ranks' looks."""
+        """Tell every rank which checkpoint it is: `latest` may move between the reads of two ranks."""
         assert self._contents is not None
         name = self._contents.checkpoint.name
         return [dataclasses.replace(plan, storage_data=name) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank planned, straight into its tensors where they lie in one row of host memory."""
+        """Read what this rank planned, directly into tensors that are contiguous in host memory."""
         assert self._contents is not None
         if plan.storage_data != self._contents.checkpoint.name:
             self._contents = Contents(open_checkpoint(self._store, plan.storage_data))
@@ -150,7 +150,7 @@ class Reader(StorageReader):
         self._stage([entry for entry in targets if not _in_place(entry[3], entry[1])], planner)
 
     def _stage(self, targets: list[tuple[ReadItem, TensorSpec, Box, torch.Tensor]], planner: LoadPlanner) -> None:
-        """Read what cannot be read in place by way of host memory, a batch at a time."""
+        """Read by way of host memory what cannot be read in place, a batch at a time."""
         assert self._contents is not None
         while targets:
             held = 0
@@ -169,7 +169,7 @@ class Reader(StorageReader):
         assert self._contents is not None
         keys = self._contents.objects
         data = self._contents.read([keys[item.storage_index.fqn] for item in items])
-        # All are checked before any is handed over; what torch gets to unpickle is written here, never what was stored.
+        # All are checked before any is passed on; torch only unpickles bytes written here, never those stored.
         values = {key: objects.unwrap(key, bytes(found)) for key, found in data.items()}
         for item in items:
             planner.load_bytes(item, io.BytesIO(objects.saved(values[keys[item.storage_index.fqn]])))

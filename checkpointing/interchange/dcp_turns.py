@@ -1,12 +1,12 @@
-"""The order of saves that DCP runs in the background: one after the other, as they were asked for.
+"""The order of saves that DCP runs in the background: one after the other, as requested.
 
 `async_save` lets the Writer copy the state in the caller's thread, and then saves the copy in a thread of its own, or
-sends it from such a thread to a process. Threads begin in any order, and beside one another: the collectives of two
-saves would mix, a planner given to both would save the tensors of one as the other's, and the older save could be the
-last to move `latest`. So each copy takes a turn when it is made, and its thread begins when those before it have ended.
+sends it from such a thread to a process. Threads begin in any order and run concurrently: the collectives of two saves
+would mix, a planner given to both would save the tensors of one as the other's, and the older save could be the last to
+move `latest`. So each copy takes a turn when it is made, and its thread begins when the earlier ones have ended.
 
-A turn has ended when its thread has, as torch's do after one save, whatever came of it; or when that thread takes
-another turn, or nobody has the copy any more. A save without a copy (`dcp.save`) waits for the turns before it.
+A turn ends when its thread does, as torch's do after one save, whether it succeeded or not; or when that thread takes
+another turn, or the copy is no longer referenced. A save without a copy (`dcp.save`) waits for the turns before it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import threading
 import weakref
 from typing import Any, SupportsIndex
 
-_LOOK = 0.1  # seconds between two looks at whether a thread that lives on has taken another turn
+_LOOK = 0.1  # seconds between two checks whether a thread that lives on has taken another turn
 
 
 class Turn:
-    """One save in the background. alone: whether none was under way when it was asked for."""
+    """One save in the background. alone: whether none was under way when it was requested."""
 
     def __init__(self, before: Turn | None) -> None:
         self.alone = before is None or before.over
@@ -30,7 +30,7 @@ class Turn:
 
     @property
     def over(self) -> bool:
-        """Return whether it has ended, and those before it."""
+        """Return whether it and those before it have ended."""
         if self._before is not None and not self._before.over:
             return False
         self._before = None
@@ -39,7 +39,7 @@ class Turn:
         return self._thread is not None and not self._thread.is_alive()
 
     def begin(self) -> None:
-        """Wait until those before have ended; called by the thread that saves."""
+        """Wait until those before it have ended; called by the thread that saves."""
         if self._thread is None:
             self._thread = threading.current_thread()
             self._begun.set()
@@ -52,7 +52,7 @@ class Turn:
         self._begun.set()
 
     def wait(self) -> None:
-        """Return when it has ended, and those before it."""
+        """Wait until it and those before it have ended."""
         if self._before is not None:
             self._before.wait()
         self._begun.wait()
@@ -72,14 +72,14 @@ class Staged(dict[str, Any]):
         weakref.finalize(self, turn.end).atexit = False
 
     def items(self) -> Any:
-        """Return the entries, when it is this save's turn."""
+        """Return the entries once it is this save's turn."""
         self._turns.begin(self._turn)
         return super().items()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Travel as a plain dict, when it is this save's turn: torch sends it from the thread that waits for the save.
+        """Pickle as a plain dict once it is this save's turn: torch sends it from the thread that waits for the save.
 
-        So saves in one process come one after the other, too, and no two of them wait for the same answer.
+        So saves in another process also come one after the other, and no two of them wait for the same answer.
         """
         self._turns.begin(self._turn)
         return dict, (dict(self),)
@@ -102,17 +102,17 @@ class Turns:
         return turn
 
     def begin(self, turn: Turn) -> None:
-        """Wait for a turn, and have it in this thread."""
+        """Wait for a turn, and take it in this thread."""
         if self._here_is() is not turn:
             self._leave()
             self._here.turn, self._here.entered = turn, False
         turn.begin()
 
     def enter(self) -> bool:
-        """Wait until this thread may save; return whether no other save was under way when this one was asked for.
+        """Wait until this thread may save; return whether no other save was under way when this one was requested.
 
-        Of a save that has no turn and is not made by the thread that made the Writer nobody knows when it was asked
-        for; then False is the careful answer.
+        If a save has no turn and is not made by the thread that made the Writer, it is unknown when it was requested:
+        False is the careful answer.
         """
         turn = self._here_is()
         if turn is not None and not self._here.entered:
@@ -131,7 +131,7 @@ class Turns:
         return turn
 
     def _leave(self) -> None:
-        """End the turn that this thread had: it is doing something else now."""
+        """End the turn of this thread, which is now doing something else."""
         turn = self._here_is()
         if turn is not None:
             turn.end()

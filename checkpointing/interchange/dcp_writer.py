@@ -1,4 +1,4 @@
-"""Saving what DCP has planned; `dcp` says what that means."""
+"""Saves what DCP has planned; see `dcp`."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from checkpointing.stores.opening import open_store
 from checkpointing.stores.protocol import Store
 
 FACTS: Mapping[str, Any] = {"made_by": "torch.distributed.checkpoint"}
-"""The facts of a checkpoint whose Writer was given none."""
+"""The facts of a checkpoint if its Writer was given none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What the coordinator tells each rank."""
+    """What the coordinator sends to each rank."""
 
     rank: int
     world: int
@@ -56,11 +56,11 @@ class _Part:
 
 @dataclass(slots=True, kw_only=True)
 class _Save:
-    """What one save is about, from its first call to its last, all of them made by one thread.
+    """The state of one save, from its first call to its last, all of them made by one thread.
 
-    alone: whether no other save was under way when it was asked for. step: None until it is set up. save_id: as torch's
-    writers have it, another one each time. part: what the coordinator has told. paths: where entries belong. names:
-    of entries whose keys are others, by key.
+    alone: whether no other save was under way when it was requested. step: None until it is set up. save_id: another
+    one each time, as in torch's writers. part: what the coordinator has sent. paths: where entries belong. names: of
+    entries whose keys differ from their names, by key.
     """
 
     alone: bool
@@ -74,23 +74,23 @@ class _Save:
 
 
 class Writer(StorageWriter, AsyncStager):
-    """Save what DCP plans as one checkpoint of this format. Every rank makes one, alike.
+    """Save what DCP plans as one checkpoint of this format. Every rank makes one with the same arguments.
 
     store: a URL, or an open store (which then must be picklable for `async_save` in another process).
     step: the training step; `checkpoint_id` of each save replaces it, for that save. facts: JSON, the same on every
     rank. generation: fences out those below; by default the one after the newest in the store, taken at the first save
     and again when a step is not above the last.
-    attempt: count it up to save other contents under the same step and generation. incremental: refer to the tiles of
+    attempt: increase it to save other contents under the same step and generation. incremental: refer to the tiles of
     the newest checkpoint where they are equal. options: how each rank saves: codec, bandwidth, transfers.
-    overwrite: as torch's; with False a step that was committed in the store before is refused (FileExistsError).
+    overwrite: as in torch; with False, a step that was already committed in the store is refused (FileExistsError).
 
-    Saves of `async_save` run one after the other, in the order they were asked for, in a thread or in a process, and
-    each is of its own step and tensors. Those that were asked for while another one was under way are of one history:
-    the newest step is `latest`, and an older one that comes behind it is Superseded. With an `async_stager` of your own
-    the order is not known: wait for one save before you ask for the next.
+    Saves of `async_save` run one after the other, in the order they were requested, in a thread or in a process, and
+    each has its own step and tensors. Those requested while another one was under way belong to one history: the newest
+    step is `latest`, and an older one that comes after it is Superseded. With an `async_stager` of your own the order
+    is not known: wait for one save before you request the next.
 
     The coordinator's save raises Fenced, Superseded and their like (all of DCP's errors arrive as CheckpointException).
-    `committed` is what the last save made, on the coordinator alone.
+    `committed` is the result of the last save, on the coordinator only.
     """
 
     committed: Committed | None = None
@@ -123,22 +123,22 @@ class Writer(StorageWriter, AsyncStager):
         self._here, self._turns, self._lock = threading.local(), Turns(), threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave behind the saves of this process, and an opened store where its URL opens it again."""
+        """Leave out the saves of this process, and an opened store if its URL opens it again."""
         kept = {name: value for name, value in self.__dict__.items() if name not in ("_here", "_turns", "_lock")}
         return {**kept, "_open": None if self._url else self._open}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin saves of its own."""
+        """Begin with no saves."""
         self.__dict__.update(state)
         self._here, self._turns, self._lock = threading.local(), Turns(), threading.Lock()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether it is a step."""
+        """Return whether the id is a step."""
         return str(checkpoint_id).isdecimal()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Take the step that this thread saves next."""
+        """Set the step that this thread saves next."""
         self._here.step = None
         if checkpoint_id is None:
             return
@@ -150,7 +150,7 @@ class Writer(StorageWriter, AsyncStager):
         self._here.step = int(str(checkpoint_id))
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy for `async_save`, which is saved when the saves asked for before are done."""
+        """Return a copy for `async_save`, which is saved when the earlier saves are done."""
         turn = self._turns.take()
         try:
             stager = DefaultStager(StagingOptions(False, False, False, False))
@@ -176,7 +176,7 @@ class Writer(StorageWriter, AsyncStager):
         """Do nothing: nothing is kept between saves."""
 
     def storage_meta(self) -> StorageMeta:
-        """Wait for this save's turn, and return what it is called: DCP asks before a planner is given the state."""
+        """Wait for this save's turn, and return its name: DCP asks for it before a planner is given the state."""
         self._here.save = save = _Save(alone=self._turns.enter(), save_id=str(uuid.uuid4()))
         step = self._asked()
         return StorageMeta(checkpoint_id=None if step is None else str(step), save_id=save.save_id)
@@ -210,7 +210,7 @@ class Writer(StorageWriter, AsyncStager):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Claim the generation, once, and tell every rank its part."""
+        """Claim the generation, once, and give every rank its part."""
         usable = sum(plan.usable for plan in plans)
         if 0 < usable < len(plans) and not self._given:
             raise ValueError("plan caching hides from some ranks what the others are told: give Writer a generation")
@@ -227,7 +227,7 @@ class Writer(StorageWriter, AsyncStager):
         ]
 
     def _claim(self, save: _Save) -> int:
-        """Return the generation that a save is made in; Superseded for one that comes behind a newer of its history."""
+        """Return the generation that a save is made in; Superseded if a newer one of its history came first."""
         assert save.step is not None
         if not self._overwrite:
             self._refuse_overwriting(save.step)
@@ -237,7 +237,7 @@ class Writer(StorageWriter, AsyncStager):
                     f"step {save.step} is not saved: step {self._last}, asked for while it was under way or before it "
                     "was, is committed. To go back to an older step, wait for the saves under way first"
                 )
-            # Training went back: what follows is another history, and comes after the one that is left.
+            # Training went back: what follows is another history, which comes after the present one.
             self._claimed, self._generation, self._last = False, None, None
         if not self._claimed:
             if self._generation is None:
@@ -331,18 +331,18 @@ class Writer(StorageWriter, AsyncStager):
         try:
             return open_checkpoint(self._store())
         except (NoCheckpoint, FormatError):
-            # A damaged parent is no reason not to save: everything is written, and `verify` tells of the damage.
+            # A damaged parent does not prevent a save: everything is written, and `verify` reports the damage.
             return None
 
     def _pieces(self, save: _Save, plan: SavePlan, planner: SavePlanner, sizes: dict[Any, int]) -> Iterator[Piece]:
-        # What is no tensor comes first: what cannot be kept is found before anything is written.
+        # Objects come first, so that those that cannot be kept are found before anything is written.
         kept = _objects(plan, planner)
         for item in plan.items:
             piece = object_piece(*kept[item.index]) if item.index in kept else _piece(item, planner)
             sizes[item.index] = piece.data.nbytes
             yield piece
         if save.coordinator:
-            # Cached plans come without their ways, but the planner has kept the whole metadata.
+            # Cached plans come without their paths, but the planner has kept the whole metadata.
             known = getattr(planner, "metadata", None)
             cached = getattr(known, "planner_data", None) or {}
             paths = {**{name: list(path) for name, path in cached.items() if _is_path(path)}, **save.paths}
@@ -357,12 +357,12 @@ class Writer(StorageWriter, AsyncStager):
 
 
 def _other_names(given: Iterable[str]) -> dict[str, str]:
-    """Return the names that cannot be keys, by the keys they get."""
+    """Return names that cannot be keys, by the keys that replace them."""
     return {key: name for name in given if (key := objects.key_of(name)) != name}
 
 
 def _objects(plan: SavePlan, planner: SavePlanner) -> dict[Any, tuple[str, bytes]]:
-    """Return key and bytes of all that is no tensor; ValueError names what could not be loaded again."""
+    """Return key and bytes of every object; ValueError names those that could not be loaded again."""
     kept: dict[Any, tuple[str, bytes]] = {}
     refused = []
     for item in plan.items:
@@ -388,7 +388,7 @@ def _objects(plan: SavePlan, planner: SavePlanner) -> dict[Any, tuple[str, bytes
 
 
 def _looked_up(item: WriteItem, planner: SavePlanner, data: bytes) -> Any:
-    """Return the value that a planner has pickled; NoPlainForm where it is not known to be what it was given."""
+    """Return the value that a planner has pickled; NoPlainForm if it is not known to be the one it was given."""
     lookup = getattr(planner, "lookup_object", None)
     if lookup is None:
         raise NoPlainForm("a pickle of a planner that has no lookup_object")
@@ -403,11 +403,11 @@ def _is_path(path: Any) -> bool:
 
 
 def _ties(planner: SavePlanner) -> list[list[str]]:
-    """Return the names of tensors that are one in memory, as far as the planner has them by name, group by group."""
+    """Return groups of names of tensors that share memory, as far as the planner has them by name."""
     groups: dict[Any, list[str]] = {}
     state = getattr(planner, "state_dict", None)
     for name, value in state.items() if isinstance(state, Mapping) else ():
-        # A DTensor, known by what it can do: this library knows no mesh.
+        # A DTensor, recognised by its methods: this library knows no mesh.
         whole = not hasattr(value, "device_mesh")
         local = value if whole else value.to_local()
         if type(name) is str and isinstance(local, torch.Tensor) and _plain(local) and local.numel():

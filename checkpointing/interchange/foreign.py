@@ -1,7 +1,7 @@
-"""What an import finds in another tool's files: where each tensor's bytes lie, and what is no tensor.
+"""The contents of another tool's files: where each tensor's bytes lie, and the objects.
 
-Readers of the three kinds look at headers alone and return one of these; bytes are read when they are written, a slab
-at a time. Files are read by ranges, so that one cut short is an error and not a signal.
+Readers of the three kinds read only headers and return a `Foreign`; bytes are read when they are written, a slab at a
+time. Files are read by ranges, so that one that was cut short is an error and not a signal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange.contents import slab_boxes
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
+"""Called with the bytes done and the total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """A checkpoint of another tool. objects: by the format's own keys. facts: where it holds some of ours."""
+    """A checkpoint of another tool. objects: by the keys of our format. facts: ours, if it holds any."""
 
     tensors: tuple[Stored, ...]
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Foreign:
 
 
 def ties(tensors: Iterable[Stored]) -> list[list[str]]:
-    """Return the names of tensors that lie at one and the same place, group by group."""
+    """Return groups of names of tensors that lie at the same place."""
     places: dict[str, list[Any]] = {}
     for stored in tensors:
         if stored.box.numel:
@@ -59,7 +59,7 @@ def ties(tensors: Iterable[Stored]) -> list[list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slab:
-    """A part of a stored box, of some tiles, and where its bytes begin among those of the box."""
+    """A part of a stored box, of some tiles, and the offset of its bytes within those of the box."""
 
     stored: Stored
     box: Box
@@ -71,7 +71,7 @@ class Slab:
         return self.box.numel * self.stored.spec.itemsize
 
     def read(self) -> memoryview:
-        """Return its bytes, C-contiguous; ForeignFormat when the file does not hold them."""
+        """Return its bytes, C-contiguous; ForeignFormat if the file does not hold them."""
         if self.stored.strides is None:
             return read_range(self.stored.file, self.stored.offset + self.skip, self.nbytes)
         return _gather(self.stored, self.box)
@@ -87,10 +87,10 @@ def slabs(stored: Stored, tile_bytes: int) -> Iterator[Slab]:
 
 
 def read_range(file: Path, offset: int, length: int) -> memoryview:
-    """Return `length` bytes of a file; ForeignFormat when it has fewer."""
+    """Return `length` bytes of a file; ForeignFormat if it has fewer."""
     got = 0
     try:
-        # What a header claims is not allocated before the file was seen to have it.
+        # The size that a header claims is not allocated before the file is known to have it.
         if offset + length > file.stat().st_size:
             raise ForeignFormat(f"{file}: ends before its tensors do: it is cut short")
         data = memoryview(bytearray(length))
@@ -120,7 +120,7 @@ def _gather(stored: Stored, box: Box) -> memoryview:
             view = np.ndarray(
                 box.shape, kind, buffer=mapped, offset=first, strides=tuple(step * itemsize for step in stored.strides)
             )
-            # The mapping cannot be closed while an array looks at it.
+            # The mapping cannot be closed while an array refers to it.
             data = view.tobytes()
             del view
     return memoryview(data)

@@ -1,18 +1,18 @@
-"""What of a state dict is no tensor, and where its entries belong.
+"""The values of a state dict that are not tensors, and where its entries belong.
 
-The format holds tensors alone, so objects become tensors of uint8 under keys of their own:
+The format holds only tensors, so objects become tensors of uint8 under keys of their own:
 
 | key | bytes |
 |---|---|
 | `object/json/KEY` | JSON, where that gives back an equal value of the same types |
-| `object/data/KEY` | JSON of what JSON has no words for, such as numpy's arrays, as `plain` writes it |
-| `object/torch/KEY` | what `torch.save` made of anything else: a pickle |
-| `object/paths` | JSON: under each flat key the way to its place in the nested state dict |
+| `object/data/KEY` | JSON of values that JSON does not know, such as numpy's arrays, as `plain` writes it |
+| `object/torch/KEY` | anything else, as `torch.save` writes it: a pickle |
+| `object/paths` | JSON: for each flat key the path to its place in the nested state dict |
 | `object/ties` | JSON: lists of keys that are one tensor in memory |
-| `object/names` | JSON: the names of entries that the format cannot have as keys, by the keys they lie under instead |
+| `object/names` | JSON: names of entries that cannot be keys of the format, by the keys that replace them |
 
-A pickle is only ever read by torch's `weights_only` unpickler; what it refuses cannot be loaded, whoever wrote it.
-A way is a list of steps: text is a key of a dict, a number an index of a list, `["key", n]` a number as a dict's key.
+A pickle is only ever read by torch's `weights_only` unpickler; what it refuses cannot be loaded, whoever wrote it. A
+path is a list of steps: text is a key of a dict, a number an index of a list, `["key", n]` a number as a dict's key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TIES = "object/ties"
 NAMES = "object/names"
 
 LONGEST_NAME = 4000
-"""Characters of a name that is a key as it is; one that is kept for an object has some more."""
+"""The most characters of a name that can be a key as it is; keys of objects have some more."""
 
 Step = str | int | list[Any]
 Path = Sequence[Step]
@@ -49,17 +49,17 @@ def to_json(value: Any) -> bytes:
     """Return JSON in which dicts keep their order."""
     try:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which is text to Python and no text to UTF-8
+    except UnicodeEncodeError:  # half of a surrogate pair, which is text in Python but not in UTF-8
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def is_object(key: str) -> bool:
-    """Return whether the key is one of those kept for what is no tensor."""
+    """Return whether the key is reserved for an object."""
     return key.startswith((JSON, DATA, TORCH)) or key in (PATHS, TIES, NAMES)
 
 
 def key_of(name: str) -> str:
-    """Return the key that an entry of a state dict lies under: its name, or one made of it where that cannot be one."""
+    """Return the key of an entry of a state dict: its name, or one derived from it if that cannot be a key."""
     if name.isprintable() and len(name) <= LONGEST_NAME and not _MADE.fullmatch(name):
         return name
     return f"named/{blake3(name.encode(errors='surrogatepass')).hexdigest()}"
@@ -69,7 +69,7 @@ _MADE = re.compile("named/[0-9a-f]{64}")
 
 
 def read_names(data: bytes) -> dict[str, str]:
-    """Return the names stored under `object/names`, by key, of those that the keys are made of."""
+    """Return the names stored under `object/names`, by key, if the key is derived from the name."""
     found = json.loads(data)
     return {key: name for key, name in found.items() if isinstance(name, str) and key_of(name) == key}
 
@@ -96,7 +96,7 @@ def wrap_saved(name: str, data: bytes) -> tuple[str, bytes]:
 
 
 def wrap_plain(name: str, value: Any) -> tuple[str, bytes]:
-    """Return the key and the bytes of an object that `weights_only` does not take, without a pickle.
+    """Return the key and the bytes, without a pickle, of an object that `weights_only` does not accept.
 
     plain.NoPlainForm, a ValueError, names the class that has no such form.
     """
@@ -104,7 +104,7 @@ def wrap_plain(name: str, value: Any) -> tuple[str, bytes]:
 
 
 def unwrap(key: str, data: bytes) -> Any:
-    """Return the object under a key; Unloadable for a pickle that torch does not take for harmless."""
+    """Return the object under a key; Unloadable for a pickle that torch does not consider harmless."""
     if key.startswith(DATA):
         try:
             return plain.decode(json.loads(data))
@@ -134,13 +134,13 @@ def loadable(key: str, data: bytes) -> bool:
 
 
 def saved(value: Any) -> bytes:
-    """Return what `torch.save` writes of a value."""
+    """Return the bytes that `torch.save` writes for a value."""
     out = io.BytesIO()
     torch.save(value, out)
     return out.getvalue()
 
 
-# weights_only raises UnpicklingError for what it does not allow, and lets through what damaged files provoke.
+# weights_only raises UnpicklingError for what it does not allow, and passes on any error that damaged files cause.
 _REFUSED = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 
 
@@ -149,7 +149,7 @@ def _load(data: bytes) -> Any:
 
 
 def _plain(value: Any) -> bool:
-    """Return whether JSON gives the value back as it is."""
+    """Return whether JSON gives the value back unchanged."""
     if value is None or type(value) in (bool, int):
         return True
     if type(value) is float:
@@ -164,7 +164,7 @@ def _plain(value: Any) -> bool:
 
 
 def encodable(text: str) -> bool:
-    """Return whether UTF-8 has this text."""
+    """Return whether the text can be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -173,10 +173,10 @@ def encodable(text: str) -> bool:
 
 
 def flatten(state: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Return the leaves of a nested state dict under dotted keys, and the way to each.
+    """Return the leaves of a nested state dict under dotted keys, and the path of each.
 
-    Keys are those of `torch.distributed.checkpoint`: dicts are always entered, lists where tensors or dicts are inside.
-    ForeignFormat for keys that are neither text nor whole numbers, or clash once they are joined.
+    Keys are those of `torch.distributed.checkpoint`: dicts are always entered, lists only if tensors or dicts are
+    inside. ForeignFormat for keys that are neither text nor whole numbers, or clash once they are joined.
     """
     leaves: dict[str, Any] = {}
     paths: dict[str, Path] = {}
@@ -215,7 +215,7 @@ def _holds(value: Any) -> bool:
 
 
 def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[Any, Any]:
-    """Return the nested state dict of `flatten`; keys without a way stay on top."""
+    """Return the nested state dict of `flatten`; keys without a path stay on top."""
     root: dict[Any, Any] = {}
     for name, value in leaves.items():
         path = paths.get(name, (name,))
@@ -247,13 +247,13 @@ def _set(container: Any, step: Step, value: Any) -> None:
 
 
 def read_paths(data: bytes) -> dict[str, Path]:
-    """Return the ways stored under `object/paths`; those that are not of the form above are left out."""
+    """Return the paths stored under `object/paths`; those that do not have the form above are left out."""
     found = json.loads(data)
     return {name: path for name, path in found.items() if path and all(map(_is_step, path))}
 
 
 def read_ties(data: bytes) -> list[list[str]]:
-    """Return the groups stored under `object/ties`, of what has that form."""
+    """Return the groups stored under `object/ties`; others are left out."""
     found = json.loads(data)
     return [group for group in found if isinstance(group, list) and all(isinstance(name, str) for name in group)]
 
@@ -265,5 +265,5 @@ def _is_step(step: Any) -> bool:
 
 
 def plain_path(name: str, paths: Mapping[str, Path]) -> tuple[str | int, ...]:
-    """Return the way to an entry in DCP's words, which knows text for keys alone."""
+    """Return the path of an entry in DCP's terms, which knows only text as keys."""
     return tuple(str(step[1]) if isinstance(step, list) else step for step in paths.get(name, (name,)))

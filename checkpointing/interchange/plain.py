@@ -1,9 +1,9 @@
-"""Values of a state dict that are neither tensors nor JSON, as JSON all the same: no pickle, nothing executed to read.
+"""Values of a state dict that are neither tensors nor JSON, as JSON all the same: no pickle, and no code is executed.
 
-A value that JSON has no word for is an object with the key `$`, which says what it is. Known are bytes, tuples, sets,
+A value that JSON does not know is an object with the key `$`, which says what it is. Known are bytes, tuples, sets,
 numbers of every kind, dicts with any of these as keys, numpy's arrays and scalars (in numpy's own format, without
-pickles), `io.BytesIO`, dates and times, paths, members of enums, and tensors, dtypes and devices inside of these.
-An enum's class is looked for among the modules that are imported already; none is imported for it.
+pickles), `io.BytesIO`, dates and times, paths, members of enums, and tensors, dtypes and devices inside these. An
+enum's class is looked up among the modules that are already imported; none is imported for it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _DEEP = 100
 
 
 class NoPlainForm(ValueError):
-    """A value of a class that has no form here; the message names the class."""
+    """The value's class has no form here; the message names the class."""
 
 
 class NotHere(ValueError):
-    """What was written cannot be made again by this process; the message says what is missing."""
+    """This process cannot make the written value again; the message says what is missing."""
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """Return what `json` writes for a value; NoPlainForm names the class of what cannot be kept."""
+    """Return a value in a form for JSON; NoPlainForm names the class of a value that cannot be kept."""
     if depth > _DEEP:
         raise NoPlainForm(f"values nested more than {_DEEP} deep, or that contain themselves")
     if isinstance(value, enum.Enum):
@@ -57,7 +57,7 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(tree: Any) -> Any:
-    """Return the value that `encode` wrote; NotHere where this process lacks something, other errors for damage."""
+    """Return the value that `encode` wrote; NotHere if this process lacks something, other errors for damage."""
     if isinstance(tree, list):
         return [decode(item) for item in tree]
     if not isinstance(tree, dict):

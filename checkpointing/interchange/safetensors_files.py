@@ -1,7 +1,7 @@
-"""Files of safetensors: one alone, or the shards that Hugging Face lays beside a `model.safetensors.index.json`.
+"""Files of safetensors: a single one, or the shards that Hugging Face puts beside a `model.safetensors.index.json`.
 
 The format is eight bytes, a JSON header and the tensors' bytes; it is read and written here by ranges. The package
-would add a dependency and cannot write a tensor piece by piece; it is what the tests read these files with.
+would add a dependency and cannot write a tensor piece by piece; the tests use it to read these files.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from checkpointing.interchange.tensors import shortened, shown
 
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
-"""A new shard is begun at so many bytes, as Hugging Face does."""
+"""Bytes of a shard after which a new one is begun, as Hugging Face does."""
 
 _INDEX = ".safetensors.index.json"
 _FACTS = "elastic3d.facts"
 _SHARD = re.compile(r"(?:shard-\d+-)?(?P<stem>.+)-(?P<number>\d+)-of-(?P<all>\d+)\.safetensors")
-_SHARDING = "DCP_SHARDING_INFO"  # which part of its tensor each entry is, where torch's writers leave every rank a file
+_SHARDING = "DCP_SHARDING_INFO"  # the part of its tensor that each entry is, in torch's files per rank
 _LARGEST_HEADER = 100_000_000  # the format's own limit
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -36,14 +36,14 @@ _DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
-    "F4": "float4_e2m1fn_x2",  # counted there by values, of which an element here has two, next to each other
+    "F4": "float4_e2m1fn_x2",  # counted there in values; an element here is two of them, next to each other
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PAIRS = "float4_e2m1fn_x2"
 
 
 def read(source: Path) -> Foreign:
-    """Return where the tensors of a file, an index, or a folder of shards lie; ForeignFormat for what is none."""
+    """Return where the tensors of a file, an index, or a folder of shards lie; ForeignFormat if it is none of these."""
     files = _files(source) if source.is_dir() or source.name.endswith(_INDEX) else {source: None}
     tensors: dict[str, Stored] = {}
     parts: list[tuple[Stored, tuple[int, ...]]] = []
@@ -65,7 +65,7 @@ def read(source: Path) -> Foreign:
     twice = sorted(tensors.keys() & {stored.spec.key for stored in joined})
     if twice:
         raise ForeignFormat(f"{source}: {', '.join(twice[:8])}: whole in one shard, and in parts in others")
-    # Objects of ours were exported as the tensors they are stored as.
+    # Our objects were exported as the tensors that hold them.
     held = {name: stored for name, stored in tensors.items() if objects.is_object(name)}
     return Foreign(
         tensors=(*(stored for name, stored in tensors.items() if name not in held), *joined),
@@ -81,7 +81,7 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     """Write tensors, by the name they are to have, to the file or folder `target`."""
     check(specs)
     facts = {}
-    # A folder is a model of Hugging Face's, whose readers know tensors alone.
+    # A folder is a Hugging Face model, whose readers know only tensors.
     if target.suffix == ".safetensors" and all(name == contents.name(spec.key) for name, spec in specs.items()):
         specs = {**specs, **{key: contents.checkpoint.specs[key] for key in _object_keys(contents)}}
         facts = {_FACTS: objects.to_json(contents.checkpoint.facts).decode()}
@@ -145,7 +145,7 @@ def _write_file(
     total: int,
     progress: Progress,
 ) -> int:
-    """Write one file; return the bytes done so far, in all files."""
+    """Write one file; return the bytes written so far in all files."""
     # The widest elements come first, so that every tensor lies at a multiple of its own element.
     ordered = dict(sorted(specs.items(), key=lambda item: (-item[1].itemsize, item[0])))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
@@ -169,7 +169,7 @@ def _write_file(
 
 
 def _files(source: Path) -> dict[Path, set[str] | None]:
-    """Return the shards of a folder or an index, and which tensors the index says each holds."""
+    """Return the shards of a folder or an index, and the tensors that each holds according to the index."""
     folder, index = (source, _index(source)) if source.is_dir() else (source.parent, source)
     if index is None:
         return dict.fromkeys(_without_index(folder))
@@ -190,7 +190,7 @@ def _files(source: Path) -> dict[Path, set[str] | None]:
 def _without_index(folder: Path) -> list[Path]:
     """Return the only file of a folder, or the shards of one set that is complete; ForeignFormat for anything more.
 
-    Files that nobody says belong together, such as an adapter beside a model, would be one model in silence.
+    Unrelated files, such as an adapter beside a model, would silently become one model.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -211,7 +211,7 @@ def _without_index(folder: Path) -> list[Path]:
 
 
 def _index(folder: Path) -> Path | None:
-    """Return the index in a folder: the usual one, or the only one there is, as of a variant."""
+    """Return the index in a folder: the usual one, or the only one, such as that of a variant."""
     found = [folder / INDEX] if (folder / INDEX).exists() else sorted(folder.glob("*" + _INDEX))
     if len(found) > 1:
         raise ForeignFormat(f"{folder}: has {len(found)} indexes; give one of them: {', '.join(f.name for f in found)}")
@@ -219,7 +219,7 @@ def _index(folder: Path) -> Path | None:
 
 
 def read_file(file: Path, base: int = 0) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """Return what a file of safetensors holds, from byte `base` to its end: where tensors lie, and its metadata."""
+    """Return where the tensors of a file of safetensors lie, which begins at byte `base`, and its metadata."""
     size = file.stat().st_size - base
     length = int.from_bytes(bytes(read_range(file, base, 8)), "little") if size >= 8 else -1
     if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
@@ -233,7 +233,7 @@ def read_file(file: Path, base: int = 0) -> tuple[dict[str, Stored], dict[str, A
         found = {name: _stored(name, entry, file, end) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ForeignFormat(f"{file}: its header is damaged: {error}") from error
-    # The format's own rule: bytes that no tensor names, or two, could hide something.
+    # The format's own rule: bytes that belong to no tensor, or to two, could hide something.
     for stored in sorted(found.values(), key=lambda item: (item.offset, item.spec.box.numel)):
         if stored.offset != end:
             raise ForeignFormat(f"{file}: {stored.spec.key} does not begin where the tensor before it ends")
@@ -246,7 +246,7 @@ def read_file(file: Path, base: int = 0) -> tuple[dict[str, Stored], dict[str, A
 
 
 def _offsets(metadata: Mapping[str, Any], file: Path) -> dict[str, tuple[int, ...]]:
-    """Return where in its tensor each part begins, of files that hold parts."""
+    """Return where in its tensor each part begins, for files that hold parts."""
     if not isinstance(metadata, dict) or _SHARDING not in metadata:
         return {}
     try:
@@ -259,7 +259,7 @@ def _offsets(metadata: Mapping[str, Any], file: Path) -> dict[str, tuple[int, ..
 
 
 def _joined(parts: Sequence[tuple[Stored, tuple[int, ...]]], source: Path) -> list[Stored]:
-    """Return parts as boxes of their tensors, whose shapes are those that the parts reach, for nobody says them."""
+    """Return parts as boxes of their tensors. The parts' extent gives the shapes, which are not written down."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
     for part, offset in parts:
@@ -273,7 +273,7 @@ def _joined(parts: Sequence[tuple[Stored, tuple[int, ...]]], source: Path) -> li
     for part, offset in parts:
         spec = TensorSpec(key=part.spec.key, dtype=part.spec.dtype, shape=shapes[part.spec.key])
         box = Box(start=offset, stop=tuple(a + n for a, n in zip(offset, part.spec.shape, strict=True)))
-        # What every rank has whole is in each of their files.
+        # Tensors that every rank has whole are in each rank's file.
         found.setdefault((spec.key, box), Stored(spec=spec, box=box, file=part.file, offset=part.offset))
     return list(found.values())
 

@@ -1,4 +1,4 @@
-"""Torch's tensors as the format sees them: names of dtypes, and bytes."""
+"""torch's tensors in terms of the format: names of dtypes, and bytes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from checkpointing.format.tiles import ITEMSIZE, Piece, TensorSpec
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
-"""Every dtype that the format knows and this torch has, under the format's name."""
+"""Every dtype that both the format and this torch have, by the format's name."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
-    """Return the format's name of a dtype, None where it has none."""
+    """Return the format's name of a dtype, None if it has none."""
     return _NAMES.get(dtype)
 
 
@@ -44,11 +44,11 @@ def object_piece(key: str, data: bytes) -> Piece:
 
 
 def shown(name: str) -> str:
-    """Return a name for people: whatever is in it on one line, the beginning of a long one."""
+    """Return a name for people: on one line, and only the beginning of a long one."""
     whole = name if name.isprintable() else ascii(name)
     return whole if len(whole) <= 200 else f"{whole[:200]}..."
 
 
 def shortened(lines: list[str]) -> str:
-    """Return the first of many lines, in one."""
+    """Return the first of many lines as one."""
     return "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")

@@ -1,8 +1,8 @@
-"""Files of `torch.save`: their tensors found without being loaded, and written without being held.
+"""Files of `torch.save`: their tensors are located without loading them, and written piece by piece.
 
-Pickles are read by torch's own `weights_only` unpickler, with storages on the meta device, which know where in the
-file their bytes lie. Written is first a file with room for every storage (`torch.serialization.skip_data`), then the
-bytes, slab by slab, into that room.
+Pickles are read by torch's own `weights_only` unpickler, with storages on the meta device, which know where in the file
+their bytes lie. For writing, torch first makes a file with space for every storage (`torch.serialization.skip_data`);
+the bytes then go into that space, slab by slab.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Section(io.RawIOBase):
         return self._at
 
     def tell(self) -> int:
-        """Return where it is in the range."""
+        """Return the position in the range."""
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Read no further than the range goes."""
+        """Read, but not beyond the end of the range."""
         view = memoryview(buffer).cast("B")
         self._file.seek(self._offset + self._at)
         data = self._file.read(max(0, min(view.nbytes, self._length - self._at)))
@@ -91,8 +91,8 @@ def read(source: Path) -> Foreign:
 def load_without_data(file: Any, name: str, *, fake: bool = False, ours: bool = False) -> Any:
     """Return what `torch.save` wrote to an open file, its tensors without bytes; ForeignFormat names the file.
 
-    ours: this process has just written the file, of values that it has: there is nothing to be careful of.
-    fake: make them with fake tensors, as a torch must whose meta tensors do not know where their bytes lie.
+    ours: this process has just written the file from its own values, so that there is no need for caution. fake: make
+    fake tensors, for a torch whose meta tensors do not know where their bytes lie.
     """
     mode: Any = contextlib.nullcontext()
     if fake:
@@ -140,9 +140,9 @@ def locate(name: str, tensor: torch.Tensor, file: Path, base: int = 0) -> Stored
 
 
 def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, progress: Progress) -> None:
-    """Write tensors (by the name they are to have) and, where all are taken, objects as one file of `torch.save`.
+    """Write tensors (by the name they are to have) and, if all are written, objects as one file of `torch.save`.
 
-    Tensors that were one in memory are one there, and lie in the file once.
+    Tensors that shared memory do so again when loaded, and are in the file once.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -157,7 +157,7 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     if all(name == contents.name(spec.key) for name, spec in specs.items()):
         leaves |= contents.values()
         state = _nested(leaves, contents.paths())
-    # Given the file and not its name, torch raises what Python raises, and names the archive for nobody.
+    # Given an open file rather than its name, torch raises Python's errors, and does not put the name into the archive.
     with target.open("wb") as opened, torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save(state, opened)
     with target.open("rb") as written:
@@ -183,7 +183,7 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
 
 
 def _nested(leaves: dict[str, Any], paths: dict[str, objects.Path]) -> dict[Any, Any]:
-    """Return the state dict as it was nested, or flat where the ways that were saved do not lead back."""
+    """Return the state dict nested as it was, or flat if the saved paths do not lead back."""
     ordered = {name: leaves[name] for name in [*(n for n in paths if n in leaves), *leaves]}
     try:
         state = objects.unflatten(ordered, paths)

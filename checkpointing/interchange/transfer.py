@@ -1,4 +1,4 @@
-"""Checkpoints of other tools in, and ours out, a bounded amount of memory at a time."""
+"""Imports checkpoints of other tools and exports ours, in a bounded amount of memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from checkpointing.saving.save import save_rank
 from checkpointing.stores.protocol import Store
 
 PART_BYTES = 128 << 20
-"""An import is written in parts of about so many bytes, one after the other."""
+"""Approximate bytes of the parts in which an import is written, one after the other."""
 
 
 class Kind(StrEnum):
@@ -38,10 +38,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What an export has written.
+    """The result of an export.
 
-    target: the file or folder. tensors: how many. bytes: of all of them. left_out: objects, which are no tensors, that
-    were not written.
+    target: the file or folder. tensors: their number. bytes: of all of them. left_out: objects that were not written.
     """
 
     target: Path
@@ -74,12 +73,10 @@ def import_checkpoint(
 ) -> Committed:
     """Bring another tool's checkpoint into a store, and make it the latest there.
 
-    source: a DCP folder, a file of `torch.save`, a `.safetensors` file, a folder of shards or their index. Nothing
-    in it is executed. facts: by default those that were exported with it, else what it was imported from.
-    tile_bytes: as in `SaveOptions`. The
-    generation is that of the store: nobody is fenced out, and Superseded says that the store already has this step or
-    a later one.
-    Repeated after a failure, it writes only the parts that are missing.
+    source: a DCP folder, a file of `torch.save`, a `.safetensors` file, a folder of shards or their index. Nothing in
+    it is executed. facts: by default those that were exported with it, else what it was imported from. tile_bytes: as
+    in `SaveOptions`. The generation is that of the store: no other writer is fenced out, and Superseded says that the
+    store already has this step or a later one. Repeated after a failure, it writes only the parts that are missing.
 
     ForeignFormat names what cannot be kept; nothing is cast.
     """
@@ -129,16 +126,16 @@ def export_checkpoint(
     prefix: str = "",
     progress: Progress | None = None,
 ) -> Exported:
-    """Write a checkpoint as another tool's, every tile verified on the way.
+    """Write a checkpoint in another tool's format, verifying every tile.
 
     target: must not exist. A DCP folder; a file of `torch.save`; a file if it ends in `.safetensors`, else a Hugging
-    Face folder with one `model.safetensors`, or shards of 5 GB and their index. It appears whole or not at all.
-    prefix: take the tensors under it alone and leave it out of their names, as for a model without its optimizer;
-    without one, objects are written, too, but into a folder of Hugging Face's, which holds tensors
-    alone. Facts go into safetensors' metadata; DCP and torch have no place for them.
+    Face folder with one `model.safetensors`, or shards of 5 GB and their index. It appears whole or not at all. prefix:
+    write only the tensors below it, and leave it out of their names, as for a model without its optimizer; without one,
+    objects are written too, except into a Hugging Face folder, which holds only tensors. Facts go into safetensors'
+    metadata; DCP and torch have no place for them.
 
-    NotExportable names the tensors that the format cannot hold, Unloadable the pickles that torch does not take for
-    plain data (`torch` alone loads them).
+    NotExportable names the tensors that the format cannot hold, Unloadable the pickles that torch does not consider
+    plain data (only an export to `torch` loads them).
     """
     known, path = _kind(kind), Path(target)
     if path.exists() or path.is_symlink():
@@ -183,11 +180,11 @@ def _kind(kind: str) -> Kind:
 
 
 def _silent(done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 class _Count:
-    """Bytes read so far, for the progress."""
+    """Counts the bytes read so far, for the progress."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
@@ -199,7 +196,7 @@ class _Count:
 
 
 def _parts(foreign: Foreign, tile_bytes: int) -> Iterator[list[Slab | Piece]]:
-    """Yield what is to be written together: a pure function of what was found, so that a repeat finds its parts."""
+    """Yield what is written together: a pure function of the files, so that a repeat finds its parts."""
     part: list[Slab | Piece] = [object_piece(key, data) for key, data in foreign.objects.items()]
     held = 0
     for stored in foreign.tensors:

@@ -1,7 +1,7 @@
-"""Saying in the store that one reads or writes, for as long as one does (format.md, section 13).
+"""Announces readers and writers in the store for as long as they work (format.md, section 13).
 
 Most reads and saves are over within seconds, and the grace of a collection is longer: they are not worth an object.
-What takes longer announces itself, and writes that again until it is done. Who dies is forgotten when it expires.
+Longer ones announce themselves, and renew the announcement until they are done. That of a dead process expires.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from checkpointing.stores.protocol import Store
 
 RENEWED_EVERY = 60.0
 MARGIN = 60.0
-"""Seconds that a write may take until the store gives it its time; and by how much a store's clocks may differ."""
+"""Seconds until the store gives a write its time, at most, and by which a store's clocks may differ."""
 
 _WRITES = 3
-_GOODBYE = 5.0  # seconds that a write of the announcement may take to end, when the work has
+_GOODBYE = 5.0  # seconds that a write of the announcement has to end after the work
 _TRIES = 8
 
 
 class Announced:
-    """One reader's or writer's announcement. Its thread never raises: who cannot write to a store reads all the same.
+    """One reader's or writer's announcement. Its thread never raises: a reader may not be able to write to the store.
 
-    checkpoint: what is read, or built on. clock: seconds of this process, of which only differences count.
+    checkpoint: the one that is read or built on. clock: seconds of this process, of which only differences count.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Announced:
             try:
                 self._store.put(self._name, encode_announcement(told))
             except (CheckpointError, OSError):
-                return False  # such as by who may only read; the grace is all that one has
+                return False  # such as for a reader who may not write, and has only the grace
             if self._clock() - sent <= MARGIN:
                 return True
-            # It took so long that the work looks younger than it is.
+            # The write took so long that the work looks younger than it is.
         return False
 
     def keep(self, after: float) -> None:
-        """Announce from `after` seconds on, until `end`."""
+        """Announce the work after `after` seconds, until `end`."""
         self._thread = Thread(target=self._renewing, args=(after,), name="announce", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Take the announcement away."""
+        """Delete the announcement."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(timeout=_GOODBYE)
@@ -93,7 +93,7 @@ class Announced:
 def announced(
     store: Store, role: Role, checkpoint: str | None, *, after: float = ANNOUNCED_AFTER
 ) -> Iterator[Announced]:
-    """Let collections know of the work in the block, once it has taken `after` seconds; 0 for before it begins."""
+    """Announce the work in the block to collections once it has taken `after` seconds; 0: before it begins."""
     own = Announced(store, role, checkpoint)
     if after <= 0:
         own.renew()
@@ -109,7 +109,7 @@ def reading(store: Store, name: str = "latest", *, after: float = ANNOUNCED_AFTE
     """Open a checkpoint, and keep collections from it while the block reads.
 
     name: anything that `resolve_name` takes. With `after` 0 no collection takes it, however short its grace: it is
-    committed still, after it was announced. Errors are those of `open_checkpoint`.
+    checked to be still committed after it was announced. Errors are those of `open_checkpoint`.
     """
     for _ in range(_TRIES):
         found = open_checkpoint(store, name)
@@ -122,7 +122,7 @@ def reading(store: Store, name: str = "latest", *, after: float = ANNOUNCED_AFTE
 
 
 def announced_in(store: Store, now: float) -> AtWork:
-    """Return who is at work in a store at `now`, by its clock."""
+    """Return the readers and writers in a store at `now`, by its clock."""
     found: list[tuple[float, Announcement | FormatError]] = []
     for entry in list(store.entries(names.ANNOUNCEMENTS)):
         if not names.is_announcement(entry.name):
@@ -137,7 +137,7 @@ def announced_in(store: Store, now: float) -> AtWork:
 
 
 def forget_expired(store: Store, now: float, after: float) -> None:
-    """Delete the announcements that nobody has written for `after` seconds: of processes that died."""
+    """Delete announcements that were not renewed for `after` seconds: their processes have died."""
     for entry in list(store.entries(names.ANNOUNCEMENTS)):
         if names.is_announcement(entry.name) and now - entry.modified >= after:
             with contextlib.suppress(StoreError):

@@ -1,4 +1,4 @@
-"""Which of the tiles on offer to fetch for which wanted regions: preferred sources first, no element twice."""
+"""Chooses which of the tiles on offer to fetch for the wanted regions: preferred sources first, no element twice."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from checkpointing.reading.sources import Offered, TileSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One tile that a source offered and could not give, or gave with wrong bytes.
+    """A tile that a source offered and could not deliver, or delivered with wrong bytes.
 
-    unreachable: the source could not be asked, which says nothing about the tile.
+    unreachable: the source could not be reached, which says nothing about the tile.
     """
 
     source: str
@@ -39,14 +39,14 @@ class Region:
         self.missing = [box]
 
     def take(self, buffer: memoryview) -> None:
-        """Fill this buffer from now on; ValueError when it is not one of the box's bytes."""
+        """Fill this buffer from now on; ValueError if it does not have the size of the box."""
         nbytes = self.box.numel * self.spec.itemsize
         if buffer.nbytes != nbytes or not buffer.c_contiguous or buffer.readonly:
             raise ValueError(f"{self.spec.key} {self.box}: its destination is not {nbytes} contiguous writable bytes")
         self.buffer = buffer.cast("B")
 
     def view(self, box: Box) -> memoryview | None:
-        """Return the bytes of an inner box, None when they do not lie together."""
+        """Return the bytes of an inner box, None if they are not contiguous."""
         start, size = _range(self.box, box)
         if size < 0:
             return None
@@ -54,7 +54,7 @@ class Region:
 
 
 def _range(outer: Box, inner: Box) -> tuple[int, int]:
-    """Return first element and number of elements of `inner` within `outer`, (0, -1) when they do not lie together."""
+    """Return first element and number of elements of `inner` within `outer`, (0, -1) if they are not contiguous."""
     whole, part = outer.shape, inner.shape
     cut = next((dim for dim, n in enumerate(part) if n != 1), len(part))
     if part[cut + 1 :] != whole[cut + 1 :]:
@@ -69,7 +69,8 @@ def _range(outer: Box, inner: Box) -> tuple[int, int]:
 class Job:
     """A tile to be fetched, and the regions that need it.
 
-    straight: the one it may be written to before it was verified, as no other tile of the plan touches its place.
+    straight: the region that it may be written to before it is verified, as no other tile of the plan touches that
+    place.
     """
 
     number: int
@@ -82,7 +83,7 @@ Plan = dict[int, Job]
 
 
 class Catalogue:
-    """What is on offer: numbered, by tensor, preferred offers first."""
+    """The offers: numbered, by tensor, preferred ones first."""
 
     def __init__(self, offers: Iterable[Offered], sources: Mapping[str, TileSource]) -> None:
         order = {name: place for place, name in enumerate(sources)}
@@ -96,7 +97,7 @@ class Catalogue:
         self._key_of = {number: key for key, numbers in self._by_key.items() for number in numbers}
 
     def check_specs(self, regions: Sequence[Region]) -> None:
-        """Raise SpecMismatch naming every wanted tensor that is offered as something else."""
+        """Raise SpecMismatch naming every wanted tensor that is offered with another shape or dtype."""
         wrong = {}
         for region in regions:
             for offer in self._by_key.get(region.spec.key, {}).values():
@@ -117,7 +118,7 @@ class Catalogue:
         del self._by_key[self._key_of[number]][number]
 
     def plan(self, regions: Sequence[Region], failures: Sequence[Failure]) -> Plan:
-        """Return which offers to fetch for which regions; MissingTile when the offers left do not suffice."""
+        """Return which offers to fetch for which regions; MissingTile if the remaining offers do not suffice."""
         plan: Plan = {}
         for region in regions:
             todo = region.missing
@@ -130,7 +131,7 @@ class Catalogue:
                 job = plan.setdefault(number, Job(number=number, offer=offer))
                 job.regions.append(region)
                 if sum(part.numel for part in fresh) < offer.box.numel:
-                    # It reaches over what others fill: nothing unverified may lie where it was verified.
+                    # It reaches into what other tiles fill: unverified bytes must not replace verified ones.
                     for other in taken:
                         if other.straight is region and other.offer.box.intersect(offer.box):
                             other.straight = None

@@ -1,4 +1,4 @@
-"""What can be wrong in a store."""
+"""The faults that a store can have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from checkpointing.errors import FormatError, NewerFormat, StoreError
 
 
 class Fault(StrEnum):
-    """What is wrong with an object."""
+    """A kind of fault of an object."""
 
     CORRUPT = "corrupt"
     MISSING = "missing"
@@ -21,20 +21,20 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong in a store."""
+    """One fault in a store."""
 
     object: str
     """Key of the object."""
     fault: Fault
-    """What kind of fault."""
+    """The kind of fault."""
     detail: str
-    """What exactly, for people."""
+    """Details, for people."""
     tensor: str | None = None
-    """Whose bytes are affected, as far as that is known."""
+    """The tensor whose bytes are affected, as far as that is known."""
     box: str | None = None
-    """Which part of the tensor."""
+    """The part of the tensor."""
     rank: int | None = None
-    """Whose part of the save it is."""
+    """The rank whose part of the save it is."""
     pack: str | None = None
     """Id of the pack."""
     checkpoints: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""From what a person or a program calls a checkpoint to its name (format.md, section 8)."""
+"""Finds a checkpoint by what a person or a program calls it (format.md, section 8)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SHOWN = 5
 
 
 def read_ref(store: Store, name: str = LATEST) -> Ref | None:
-    """Return the ref `latest`, or `verified` or a tag in the form of one; None when nobody has written it.
+    """Return the ref `latest`, or `verified` or a tag in the form of one; None if it was never written.
 
-    FormatError when `refs/latest` is damaged: `checkpointing.retention.ref_repair.repair_latest` writes it anew.
+    FormatError if `refs/latest` is damaged: `checkpointing.retention.ref_repair.repair_latest` writes it anew.
     """
     ref, _ = read_versioned(store)
     if name == LATEST or ref is None:
@@ -40,7 +40,7 @@ def read_ref(store: Store, name: str = LATEST) -> Ref | None:
 
 
 def read_versioned(store: Store) -> tuple[Ref | None, str | None]:
-    """Return `latest` and the token that a swap of it must name; (None, None) when it is not there."""
+    """Return `latest` and the token that a swap of it must name; (None, None) if it is not there."""
     found = store.read(names.LATEST)
     if found is None:
         return None, None
@@ -54,14 +54,14 @@ def read_versioned(store: Store) -> tuple[Ref | None, str | None]:
 
 
 def committed(store: Store, ref: Ref | None) -> tuple[str, ...]:
-    """Return every committed checkpoint, newest first, those of the history too."""
+    """Return every committed checkpoint, newest first, including those of the history."""
     if ref is None:
         return ()
     return (*ref.committed, *(name for part in history(store, ref.older) for name in part.checkpoints))
 
 
 def history(store: Store, older: Older | None) -> Iterator[History]:
-    """Yield the parts of the history, newest first; Corrupt when one is missing or not the one linked to."""
+    """Yield the parts of the history, newest first; Corrupt if one is missing or not the one linked to."""
     while older is not None:
         try:
             data = store.get(older.name)
@@ -75,7 +75,7 @@ def history(store: Store, older: Older | None) -> Iterator[History]:
 
 
 def resolve_name(store: Store, text: str) -> str:
-    """Return the name of the checkpoint that `text` means; NoCheckpoint when it means none, or several.
+    """Return the name of the checkpoint that `text` means; NoCheckpoint if it means none, or several.
 
     Tried in this order: `latest`, `verified`, a tag, a checkpoint's whole name, a step (the newest checkpoint of it),
     the beginning of one checkpoint's name. Only committed checkpoints are found.
@@ -84,7 +84,7 @@ def resolve_name(store: Store, text: str) -> str:
 
 
 def find(store: Store, text: str) -> tuple[str, str | None]:
-    """Return what `resolve_name` does, and the digest of the checkpoint's record where a ref has it."""
+    """Return the result of `resolve_name`, and the digest of the checkpoint's record if a ref has it."""
     ref, _ = read_versioned(store)
     if ref is None or ref.checkpoint is None:
         raise NoCheckpoint(f"store {store.url}: nothing was ever committed here")
@@ -100,7 +100,7 @@ def find(store: Store, text: str) -> tuple[str, str | None]:
 
 
 def match(kept: Sequence[str], text: str, *, where: str) -> str:
-    """Return the one of `kept` (newest first) that a name, a step, or the beginning of a name means."""
+    """Return the checkpoint of `kept` (newest first) that a name, a step, or the beginning of a name means."""
     if text in kept:
         return text
     if text.isascii() and text.isdigit() and len(text) < 20:

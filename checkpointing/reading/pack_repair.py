@@ -1,7 +1,7 @@
-"""Putting good bytes back into a damaged pack.
+"""Puts good bytes back into a damaged pack.
 
-A pack's id names every byte of it, so that mending one needs nobody's leave: what is written is what was there. It is
-written only when all of it is whole again. Two readers that mend one pack at once write the same bytes.
+A pack's id determines every byte of it, so that repairing it needs no permission: the bytes written are those that were
+there. It is written only once all of it is whole again. Two readers that repair a pack at once write the same bytes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from checkpointing.reading.packs import PackSource, places
 from checkpointing.reading.sources import Offered
 from checkpointing.stores.protocol import Store
 
-_LARGEST = 1 << 30  # bytes of a pack that is mended: it is held in memory
+_LARGEST = 1 << 30  # bytes of the largest pack that is repaired: it is held in memory
 
 
-class MendingPackSource(PackSource):
-    """A pack source that the resolver may hand good bytes to. They go into the store once a pack is whole with them."""
+class RepairingPackSource(PackSource):
+    """A pack source that accepts good bytes from the resolver. They go into the store once they make a pack whole."""
 
     def __init__(self, store: Store, name: str = "store") -> None:
         super().__init__(store, name)
@@ -32,9 +32,9 @@ class MendingPackSource(PackSource):
         self._parts: dict[str, dict[int, bytes]] = {}
 
     def repair(self, tile: Offered, data: Bytes) -> None:
-        """Mend a tile, or the base of one, where it lies; SourceError says why not.
+        """Repair a tile, or its base, in its pack; SourceError says why not.
 
-        Bytes for a pack that has more damage are kept until those for the rest come.
+        Bytes for a pack with more damage are kept until those for the rest arrive.
         """
         own, base = places(tile)
         if own.codec is Codec.RAW:
@@ -45,7 +45,7 @@ class MendingPackSource(PackSource):
         except StoreError as error:
             raise SourceError(str(error)) from error
         if base is not None and hexdigest(stored) == own.check:
-            # The difference is whole, so it is the base that is not; the difference to the tile is the base.
+            # The difference is whole, so that the base must be damaged: tile and difference give the base.
             found = decode(own.codec, stored, tile.nbytes, tile.spec.itemsize, data)
             if digest(tile.spec, tile.box, memoryview(found)) != base.digest:
                 raise SourceError(f"{names.pack(own.pack)} at {own.offset}: was not a difference to its base")
@@ -79,7 +79,7 @@ class MendingPackSource(PackSource):
 
 
 class _Loaded:
-    """One object in memory, as far as checking a pack needs a store."""
+    """One object in memory, with as much of a store as checking a pack needs."""
 
     def __init__(self, data: bytearray) -> None:
         self._data = data

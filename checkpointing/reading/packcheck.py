@@ -1,4 +1,4 @@
-"""Checking a pack: by itself, and against what manifests say of it."""
+"""Checks a pack: by itself, and against what manifests say about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _READ = 8 << 20  # bytes of neighbouring tiles that are read at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What a manifest says of some stored bytes: those of one of its tiles, or of the base of one (`is_base`)."""
+    """What a manifest says about some stored bytes: those of one of its tiles, or of a tile's base (`is_base`)."""
 
     manifest: RankManifest
     pack: str
@@ -27,7 +27,7 @@ class Use:
 
 
 def uses(manifest: RankManifest) -> Iterator[Use]:
-    """Yield everything that a manifest keeps in packs."""
+    """Yield every use of a pack by a manifest."""
     for tile in manifest.tiles:
         own = PackTile(
             spec=tile.spec,
@@ -63,9 +63,9 @@ Hit = Callable[[Sequence[RankManifest]], tuple[str, ...]]
 
 
 def check_pack(store: Store, pack: str, users: Sequence[Use], hit: Hit, step: Callable[[int], None]) -> list[Finding]:
-    """Read every byte of a pack and return what is wrong; `step` hears of bytes as they are done.
+    """Read every byte of a pack and return its faults. step: called with the number of bytes as they are done.
 
-    A pack that is gone is no finding: whether it is missed was looked at before.
+    A pack that is gone is no finding here: missing packs are found before.
     """
     name = names.pack(pack)
     manifests = list({id(use.manifest): use.manifest for use in users}.values())
@@ -76,7 +76,7 @@ def check_pack(store: Store, pack: str, users: Sequence[Use], hit: Hit, step: Ca
     except (FormatError, StoreError) as error:
         rank = manifests[0].rank if manifests else None
         broken = from_error(name, error, rank=rank, pack=pack, checkpoints=hit(manifests))
-        # What the manifests know of it may still be restored.
+        # The tiles that manifests know may still be restored.
         return [broken, *_check_tiles(store, pack, _known(users), users, hit, step)]
     places = {tile.offset: tile for tile in index}
     findings = [
@@ -98,12 +98,12 @@ def check_pack(store: Store, pack: str, users: Sequence[Use], hit: Hit, step: Ca
 
 
 def _known(users: Sequence[Use]) -> list[PackTile]:
-    """Return the tiles that manifests say are in a pack, each place once, in order."""
+    """Return the tiles that are in a pack according to manifests, each place once, in order."""
     return [tile for _, tile in sorted({use.tile.offset: use.tile for use in users}.items())]
 
 
 def _same(there: PackTile | None, said: PackTile) -> bool:
-    """Return whether an index agrees with a manifest, which may use a tile elsewhere: contents are what counts."""
+    """Return whether an index agrees with a manifest, which may use the tile at another place: only contents count."""
     return there is not None and dataclasses.replace(there, spec=said.spec, box=said.box) == said
 
 
@@ -131,7 +131,7 @@ def _check_tiles(
 
 
 def _groups(tiles: Sequence[PackTile]) -> Iterator[list[PackTile]]:
-    """Yield tiles that lie back to back, up to so many bytes at once."""
+    """Yield groups of tiles that lie back to back, of a bounded size."""
     group: list[PackTile] = []
     for tile in tiles:
         if group and (

@@ -1,4 +1,4 @@
-"""Tiles out of packs: ranges of objects, decoded, bases included (format.md, sections 5 and 6)."""
+"""Reads tiles out of packs: ranges of objects, decoded, with their bases (format.md, sections 5 and 6)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from checkpointing.reading.sources import LITTLE, Offered
 from checkpointing.stores.protocol import Store
 
 _RUN = 16 << 20  # bytes read in one request for neighbouring tiles
-_SCATTERED = 4 << 20  # the same where a request costs next to nothing: what was read is hashed while it is in the cache
-_FAR = 8 << 20  # bytes that are worth a request to anything but a disk
-_GAP = 64 << 10  # unwanted bytes that are cheaper to read than to ask again ...
-_SLACK = 20  # ... as long as all of them together are at most one part in so many of the wanted ones
+_SCATTERED = 4 << 20  # the same if a request costs next to nothing: bytes are then hashed while in the cache
+_FAR = 8 << 20  # bytes that are worth a request to anything other than a disk
+_GAP = 64 << 10  # unwanted bytes that are cheaper to read than another request ...
+_SLACK = 20  # ... as long as the wanted bytes are at least so many times all of them
 
 Place = tuple[str, int, int]
 """Stored bytes: pack, offset, length."""
@@ -27,7 +27,7 @@ Place = tuple[str, int, int]
 
 @runtime_checkable
 class Scattering(Protocol):
-    """A store that reads into the memory of others."""
+    """A store that reads into its caller's memory."""
 
     def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> int:
         """Fill buffers one after another with bytes from `start` on; return how many there were."""
@@ -35,7 +35,7 @@ class Scattering(Protocol):
 
 
 def offer(tile: StoredTile, source: str) -> Offered:
-    """Return a stored tile as the resolver takes it; `where` says all that a `PackSource` needs."""
+    """Return a stored tile as an offer to the resolver; `where` has all that a `PackSource` needs."""
     where: dict[str, Any] = {"pack": tile.pack, "offset": tile.offset, "length": tile.length}
     if tile.codec is not Codec.RAW:
         where |= {"codec": str(tile.codec), "check": tile.check}
@@ -47,10 +47,10 @@ def offer(tile: StoredTile, source: str) -> Offered:
 
 
 class PackSource:
-    """Tiles out of packs, by ranges; neighbours that are asked for together come in one request.
+    """A source of tiles from packs, by ranges; neighbours that are wanted together are read in one request.
 
-    What an encoded tile is stored as, and the base of a difference, are checked before they are used; the tile itself
-    is checked by whoever fetches it.
+    The stored bytes of an encoded tile, and the base of a difference, are checked before they are used; the caller
+    checks the tile itself.
     """
 
     def __init__(self, store: Store, name: str = "store") -> None:
@@ -61,7 +61,7 @@ class PackSource:
         self._lock = threading.Lock()
 
     def fetch(self, tile: Offered) -> Bytes:
-        """Return a tile's bytes; TileLost when they are not there or damaged, SourceError when the store fails."""
+        """Return a tile's bytes; TileLost if they are missing or damaged, SourceError if the store fails."""
         own, base = places(tile)
         stored = self._stored(own)
         if own.codec is Codec.RAW:
@@ -87,7 +87,7 @@ class PackSource:
                     self._ahead.setdefault(place, []).extend([part] * wanted[place])
 
     def fill(self, wanted: Sequence[tuple[Offered, memoryview]]) -> Iterator[tuple[int, SourceError | None]]:
-        """Read tiles to where they are wanted; what is stored raw on a local disk takes no other memory."""
+        """Read tiles into their destinations; raw tiles on a local disk take no other memory."""
         raw: dict[Place, list[int]] = {}
         rest = []
         for number, (tile, buffer) in enumerate(wanted):
@@ -110,7 +110,7 @@ class PackSource:
         try:
             self.prefetch([tile for _, tile, _ in wanted])
         except SourceError:
-            pass  # fetch will say it again, for the tiles it is true of
+            pass  # fetch will raise it again for the tiles concerned
         for number, tile, buffer in wanted:
             try:
                 data = memoryview(self.fetch(tile))
@@ -124,7 +124,7 @@ class PackSource:
             yield number, None
 
     def _read(self, run: Sequence[Place], buffers: Sequence[memoryview]) -> SourceError | None:
-        """Read neighbouring tiles with one request; return what went wrong with all of them."""
+        """Read neighbouring tiles with one request; return the error that concerns all of them."""
         pack, start = run[0][0], run[0][1]
         stop = run[-1][1] + run[-1][2]
         try:
@@ -147,7 +147,7 @@ class PackSource:
         )
 
     def base(self, tile: Offered, base: Base) -> Bytes:
-        """Return the bytes of the tile that this one is a difference to, verified; TileLost when they are not whole."""
+        """Return the bytes, verified, of the tile that this one is a difference to; TileLost if they are damaged."""
         stored = self._stored(base)
         data = stored if base.codec is Codec.RAW else _decoded(tile.spec, tile.box, base, stored, None)
         if digest(tile.spec, tile.box, data) != base.digest:
@@ -173,7 +173,7 @@ class PackSource:
 
 
 def places(tile: Offered) -> tuple[Base, Base | None]:
-    """Return where a tile's stored bytes lie, and those of its base."""
+    """Return where the stored bytes of a tile lie, and those of its base."""
     where = tile.where
     base = where.get("base")
     own = _place(where, tile.digest)
@@ -214,9 +214,9 @@ def _with_gaps(run: Sequence[Place], buffers: Sequence[memoryview]) -> Iterator[
 
 
 def runs(wanted: Sequence[Place], limit: int = _RUN) -> Iterator[list[Place]]:
-    """Yield sorted places in groups that are worth one request each, of up to `limit` bytes unless one tile has more.
+    """Yield sorted places in groups worth one request each, of up to `limit` bytes unless a single tile has more.
 
-    Gaps are read along where that saves a request, the smallest first, and never more than a 20th of what is wanted.
+    Gaps are read too if that saves a request, the smallest first, and never more than a 20th of the wanted bytes.
     """
     slack = sum(length for _, _, length in wanted) // _SLACK
     gaps = {}

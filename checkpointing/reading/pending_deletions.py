@@ -1,4 +1,4 @@
-"""What sweeps are about to delete, as refs say it (format.md, section 13)."""
+"""The objects that sweeps are about to delete, according to refs (format.md, section 13)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from checkpointing.stores.protocol import Store
 
 
 def condemned(store: Store, ref: Ref) -> frozenset[str]:
-    """Return the names of all objects that sweeps may still be deleting; Corrupt when a tombstone is damaged.
+    """Return the names of all objects that sweeps may still be deleting; Corrupt if a tombstone is damaged.
 
-    A sweep that ended cleanly since `ref` was read deletes nothing any more and is left out.
+    A sweep that has ended cleanly since `ref` was read deletes nothing more and is left out.
     """
     tombstones = [read_tombstone(store, link) for link in ref.condemning]
     return frozenset(doomed.name for tombstone in tombstones if tombstone for doomed in tombstone.objects)
 
 
 def read_tombstone(store: Store, link: Older) -> Tombstone | None:
-    """Return the tombstone that a ref linked to, None if the ref does so no more and it is gone."""
+    """Return the tombstone that a ref linked to, None if the ref no longer does so and it is gone."""
     try:
         data = store.get(link.name)
     except StoreNotFound:

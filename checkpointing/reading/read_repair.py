@@ -1,4 +1,4 @@
-"""Giving good bytes to the sources whose copies were found bad."""
+"""Gives good bytes to the sources whose copies were found bad."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from checkpointing.reading.catalogue import Failure, Region
 from checkpointing.reading.sources import Offered, Repairing, TileSource
 
 
-class Healer:
-    """Remembers bad copies, and has them mended as soon as good bytes are at hand.
+class ReadRepair:
+    """Remembers bad copies, and has them repaired as soon as good bytes are at hand.
 
-    A copy is mended with a tile of the same box as it comes in, else from a whole region once all is filled.
+    A copy is repaired from a tile of the same box when that arrives, else from a whole region once all are filled.
     """
 
     def __init__(self, sources: Mapping[str, TileSource]) -> None:
@@ -25,19 +25,19 @@ class Healer:
         self.unrepaired: list[Failure] = []
 
     def bad(self, offer: Offered) -> None:
-        """Remember a copy that is missing or damaged, if its source can mend it."""
+        """Remember a copy that is missing or damaged, if its source can repair it."""
         if isinstance(self._sources[offer.source], Repairing):
             with self._lock:
                 self._bad.setdefault((offer.spec.key, offer.box, offer.digest), []).append(offer)
 
     def good(self, offer: Offered, data: memoryview) -> None:
-        """Mend all bad copies of a tile that has just been verified."""
+        """Repair all bad copies of a tile that has just been verified."""
         with self._lock:
             found = self._bad.pop((offer.spec.key, offer.box, offer.digest), ()) if self._bad else ()
-        self._mend(found, data)
+        self._repair(found, data)
 
     def finish(self, regions: Iterable[Region]) -> None:
-        """Mend what lies whole in a region; all of them are filled."""
+        """Repair the copies that lie whole in a region, all regions being filled."""
         for offers in self._bad.values():
             offer = offers[0]
             for region in regions:
@@ -45,11 +45,11 @@ class Healer:
                     data = bytearray(offer.nbytes)
                     copy_box(region.buffer, region.box, data, offer.box, offer.spec.itemsize)
                     if digest(offer.spec, offer.box, data) == offer.digest:
-                        self._mend(offers, memoryview(data))
+                        self._repair(offers, memoryview(data))
                     break
         self._bad.clear()
 
-    def _mend(self, offers: Iterable[Offered], data: memoryview) -> None:
+    def _repair(self, offers: Iterable[Offered], data: memoryview) -> None:
         for offer in offers:
             source = self._sources[offer.source]
             assert isinstance(source, Repairing)

@@ -1,4 +1,4 @@
-"""Opening a checkpoint: from a ref or a name to tiles, every link checked (format.md, section 10)."""
+"""Opens a checkpoint: from a ref or a name to tiles, every link checked (format.md, section 10)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from checkpointing.format.record import ManifestEntry, Record, decode_record, ro
 from checkpointing.format.refs import Ref
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.naming import find, read_ref
-from checkpointing.reading.pack_repair import MendingPackSource
+from checkpointing.reading.pack_repair import RepairingPackSource
 from checkpointing.reading.packs import PackSource, offer
 from checkpointing.reading.sources import Offered
 from checkpointing.saving.coverage import check_complete
@@ -35,10 +35,10 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose record and manifests have been read and checked; its tiles are checked when fetched."""
+    """A checkpoint whose record and manifests have been read and checked; tiles are checked when they are fetched."""
 
     store: Store
-    """Where it lies."""
+    """The store it is in."""
     name: str
     """Its name."""
     step: int
@@ -50,39 +50,39 @@ class Checkpoint:
     root: str
     """Digest over all its tiles, in hex."""
     facts: dict[str, Any]
-    """What the saver said beside tensors."""
+    """What the saver added to the tensors, as JSON data."""
     specs: dict[str, TensorSpec]
     """Its tensors, by name."""
     tiles: tuple[StoredTile, ...]
     """Its tiles, distinct by tensor and box."""
     packs: dict[str, int]
-    """Sizes in bytes of all packs the tiles lie in, by id."""
+    """Sizes in bytes of all packs that its tiles are in, by id."""
     copies: tuple[StoredTile, ...] = ()
-    """Tiles that further ranks have written too."""
+    """Copies of tiles that other ranks have written too."""
 
     def source(self, name: str = "store", *, repair: bool = False) -> PackSource:
         """Return the source that the offers of the same name refer to.
 
-        With `repair` it mends packs that are found damaged: only then does reading write to the store.
+        With `repair` it repairs packs that are found damaged: only then does reading write to the store.
         """
-        return MendingPackSource(self.store, name) if repair else PackSource(self.store, name)
+        return RepairingPackSource(self.store, name) if repair else PackSource(self.store, name)
 
     def offers(self, source: str = "store") -> Iterator[Offered]:
-        """Yield every tile, for `checkpointing.reading.resolver.resolve`; further copies last."""
+        """Yield every tile as an offer for `checkpointing.reading.resolver.resolve`; further copies last."""
         for tile in (*self.tiles, *self.copies):
             yield offer(tile, source)
 
 
 def read_latest(store: Store) -> Ref | None:
-    """Return the ref `latest`, None when nobody has written it; FormatError when it is damaged."""
+    """Return the ref `latest`, None if it was never written; FormatError if it is damaged."""
     return read_ref(store)
 
 
 def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoint:
     """Return the checkpoint that a ref points to, or that `resolve_name` finds.
 
-    A ref may move on, and what it pointed to be collected, while it is followed: then it is followed again.
-    NoCheckpoint when there is none, FormatError (Corrupt, NewerFormat) when it cannot be trusted or read.
+    If a ref moves on while it is followed, and its former target is collected, it is followed again. NoCheckpoint if
+    there is none, FormatError (Corrupt, NewerFormat) if it cannot be trusted or read.
     """
     with _no_collections():
         for _ in range(_TRIES):
@@ -100,9 +100,9 @@ def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoi
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Keep Python from looking for garbage among what manifests are made into, all of which is kept.
+    """Keep Python from collecting garbage while manifests are decoded, all of whose objects are kept.
 
-    With torch imported each look visits a million objects more, which takes as long as all the rest.
+    With torch imported each collection visits a million more objects, which takes as long as all the rest.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -114,7 +114,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def _open(store: Store, name: str, expected: str | None) -> Checkpoint | None:
-    """Return a checkpoint; None where a collector takes it meanwhile, the record before all that it needs."""
+    """Return a checkpoint; None if a collection deletes it meanwhile, which takes the record before all else."""
     record = read_record(store, name, expected)
     try:
         manifests = read_manifests(store, record.manifests)
@@ -147,7 +147,7 @@ def _open(store: Store, name: str, expected: str | None) -> Checkpoint | None:
 
 
 def read_record(store: Store, name: str, expected: str | None = None) -> Record:
-    """Return the record of the checkpoint `name`; Corrupt when its digest is not the `expected` one."""
+    """Return the record of the checkpoint `name`; Corrupt if its digest is not the `expected` one."""
     try:
         data = store.get(names.record(name))
     except StoreNotFound as error:
@@ -159,7 +159,7 @@ def read_record(store: Store, name: str, expected: str | None = None) -> Record:
 
 
 def read_manifests(store: Store, entries: Sequence[ManifestEntry]) -> list[RankManifest]:
-    """Return the manifests of a record, in order of rank; Corrupt when one is not the one recorded."""
+    """Return the manifests of a record, in order of rank; Corrupt if one is not the one recorded."""
     with ThreadPoolExecutor(min(_READERS, len(entries)), thread_name_prefix="manifests") as pool:
         return list(pool.map(lambda entry: _read_manifest(store, entry), entries))
 
@@ -168,7 +168,7 @@ def _read_manifest(store: Store, entry: ManifestEntry) -> RankManifest:
     if entry.size > LARGEST:
         raise FormatError(f"{entry.name}: is recorded with {entry.size} bytes; at most {LARGEST} are accepted")
     try:
-        # Whatever lies there, no more is read than was recorded, and one byte to see that there is more.
+        # Whatever lies there, only the recorded size is read, and one byte to see whether there is more.
         data = store.get(entry.name, 0, entry.size + 1)
     except StoreNotFound as error:
         raise Corrupt(f"{entry.name}: is missing") from error
@@ -178,7 +178,7 @@ def _read_manifest(store: Store, entry: ManifestEntry) -> RankManifest:
 
 
 def check_record(record: Record, manifests: Sequence[RankManifest]) -> None:
-    """Raise FormatError when the manifests are not complete or not what the record says of them."""
+    """Raise FormatError if the manifests are not complete, or not what the record says."""
     try:
         check_complete(manifests, record.save, record.world)
     except CommitRefused as error:

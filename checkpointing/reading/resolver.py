@@ -1,6 +1,6 @@
 """One resolver for all tiers: wanted regions in, verified bytes out.
 
-Whether a tile comes from this host's memory, a peer's memory, local disk or object storage is its source's business.
+Only its source knows whether a tile comes from this host's memory, a peer's, a local disk or object storage.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from checkpointing.errors import SourceError, TileLost
 from checkpointing.format.tiles import Box, TensorSpec, copy_box, digest, subtract
 from checkpointing.reading.catalogue import Catalogue, Failure, Job, Plan, Region
-from checkpointing.reading.read_repair import Healer
+from checkpointing.reading.read_repair import ReadRepair
 from checkpointing.reading.sources import LITTLE, Distant, Filling, Offered, Prefetching, TileSource
 
 __all__ = ["Destination", "Failure", "Offered", "Prefetching", "Resolved", "Tally", "TileSource", "resolve"]
@@ -21,7 +21,7 @@ __all__ = ["Destination", "Failure", "Offered", "Prefetching", "Resolved", "Tall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What came from one source and was good."""
+    """The good tiles of one source."""
 
     tiles: int = 0
     bytes: int = 0
@@ -29,14 +29,14 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """Where everything came from, and what failed on the way."""
+    """The sources of all tiles, and the failures on the way."""
 
     sources: Mapping[str, Tally]
     """Tiles and bytes by source."""
     failures: tuple[Failure, ...] = ()
-    """What could not be read, or was not as it had been written."""
+    """Copies that could not be read, or were not as they had been written."""
     repaired: int = 0
-    """How many bad copies were repaired."""
+    """Number of bad copies that were repaired."""
     unrepaired: tuple[Failure, ...] = ()
     """Copies that a source tried to repair and could not."""
 
@@ -44,9 +44,9 @@ class Resolved:
 Destination = Callable[[TensorSpec, Box], memoryview]
 
 _BATCH_BYTES = 32 << 20
-_BATCHES = 64  # at least, so that what is in flight stays a small part of the whole
+_BATCHES = 64  # at least, so that the batches in flight stay a small part of the whole
 _BATCH_TILES = 256
-_GIVEN_UP = 3  # SourceErrors in a row, after which a source is asked no more
+_GIVEN_UP = 3  # SourceErrors in a row, after which a source is no longer asked
 
 
 def resolve(
@@ -59,28 +59,28 @@ def resolve(
 ) -> Resolved:
     """Fill `destination(spec, box)`, a writable buffer of the box's bytes, for every wanted region.
 
-    Each region is put together from the offered tiles that meet it; earlier sources are preferred, in the order of
-    `sources`, then earlier offers. A needed tile is fetched once, its digest verified, and copied to every region that
-    needs it, or read to where it belongs and verified there; one that fails is replaced by other offers for what it
-    would have filled, and `Repairing` sources are then given the good bytes. All offers must belong to one consistent
-    state: the resolver cannot tell steps apart.
+    Each region is assembled from the offered tiles that overlap it; earlier sources are preferred, in the order of
+    `sources`, then earlier offers. A tile is fetched once, its digest verified, and copied to every region that needs
+    it, or read into its place and verified there; one that fails is replaced by other offers for the same elements, and
+    `Repairing` sources are then given the good bytes. All offers must belong to one consistent state: the resolver
+    cannot tell steps apart.
 
-    At most `in_flight` batches of up to 32 MiB (of little: 1 MiB, or what a `Distant` source wants, or one tile) are
-    under way; destinations are asked for first, in this thread. SpecMismatch names the tensors offered with another
-    shape or dtype, MissingTile a region that no source has a good copy of (buffers then hold anything).
+    At most `in_flight` batches of up to 32 MiB are under way (less for small plans: 1 MiB, or what a `Distant` source
+    wants, or one tile); `destination` is called first, in this thread. SpecMismatch names the tensors offered with
+    another shape or dtype, MissingTile a region of which no source has a good copy (buffers may then hold anything).
     """
     catalogue = Catalogue(offers, sources)
     regions = [Region(spec, box) for spec, box in wanted]
     catalogue.check_specs(regions)
     regions = [region for region in regions if region.box.numel]
     failures: list[Failure] = []
-    # What is offered nowhere is said before anything is allocated or fetched.
+    # Missing regions are reported before anything is allocated or fetched.
     plan = catalogue.plan(regions, failures)
     for region in regions:
         region.take(destination(region.spec, region.box))
     tallies = {name: Tally() for name in sources}
-    healer = Healer(sources)
-    fetcher = _Fetcher(sources, healer)
+    repairs = ReadRepair(sources)
+    fetcher = _Fetcher(sources, repairs)
     while plan:
         for job, failure in fetcher.run(plan, in_flight):
             if failure is not None:
@@ -92,9 +92,12 @@ def resolve(
             for region in job.regions:
                 region.missing = [rest for part in region.missing for rest in subtract(part, job.offer.box)]
         plan = catalogue.plan([region for region in regions if region.missing], failures)
-    healer.finish(regions)
+    repairs.finish(regions)
     return Resolved(
-        sources=tallies, failures=tuple(failures), repaired=healer.repaired, unrepaired=tuple(healer.unrepaired)
+        sources=tallies,
+        failures=tuple(failures),
+        repaired=repairs.repaired,
+        unrepaired=tuple(repairs.unrepaired),
     )
 
 
@@ -104,9 +107,9 @@ _Done = Iterator[tuple[Job, Failure | None]]
 class _Fetcher:
     """Fetches, verifies and copies tiles, several batches at a time."""
 
-    def __init__(self, sources: Mapping[str, TileSource], healer: Healer) -> None:
+    def __init__(self, sources: Mapping[str, TileSource], repairs: ReadRepair) -> None:
         self._sources = sources
-        self._healer = healer
+        self._repairs = repairs
         self._errors = dict.fromkeys(sources, 0)
         self._unreached: set[int] = set()
 
@@ -137,7 +140,7 @@ class _Fetcher:
         return done
 
     def _fetch(self, source: TileSource, batch: Sequence[Job]) -> Iterator[tuple[Job, str]]:
-        """Yield each tile with why it failed, or nothing."""
+        """Yield each tile with the reason why it failed, or ""."""
         if isinstance(source, Prefetching) and self._errors[batch[0].offer.source] < _GIVEN_UP:
             try:
                 source.prefetch([job.offer for job in batch])
@@ -155,7 +158,7 @@ class _Fetcher:
             yield job, self._got(job, data, None)
 
     def _fill(self, source: Filling, batch: Sequence[Job]) -> Iterator[tuple[Job, str]]:
-        """Have the source write tiles where they belong, as far as their bytes lie together there."""
+        """Have the source write tiles into their places, if their bytes are contiguous there."""
         if self._errors[batch[0].offer.source] >= _GIVEN_UP:
             yield from ((job, self._given_up(job)) for job in batch)
             return
@@ -171,7 +174,7 @@ class _Fetcher:
 
     def _failed(self, job: Job, error: SourceError) -> str:
         if isinstance(error, TileLost):
-            self._healer.bad(job.offer)
+            self._repairs.bad(job.offer)
         else:
             self._errors[job.offer.source] += 1
             self._unreached.add(job.number)
@@ -182,24 +185,24 @@ class _Fetcher:
         return "given up after several errors in a row"
 
     def _got(self, job: Job, data: memoryview, already: Region | None) -> str:
-        """Verify a tile and copy it to its regions, but for the one it is in already; return why not, or nothing."""
+        """Verify a tile and copy it to its regions, except the one it is already in; return why it failed, or ""."""
         offer = job.offer
         self._errors[offer.source] = 0
         if data.nbytes != offer.nbytes:
-            self._healer.bad(offer)
+            self._repairs.bad(offer)
             return f"sent {data.nbytes} bytes, not {offer.nbytes}"
         if digest(offer.spec, offer.box, data) != offer.digest:
-            self._healer.bad(offer)
+            self._repairs.bad(offer)
             return "its bytes do not have the digest it was offered with"
         for region in job.regions:
             if region is not already:
                 copy_box(data, offer.box, region.buffer, region.box, offer.spec.itemsize)
-        self._healer.good(offer, data)
+        self._repairs.good(offer, data)
         return ""
 
 
 def _batches(plan: Plan, sources: Mapping[str, TileSource]) -> list[list[Job]]:
-    """Cut the plan into batches of one source each, sources taking turns; neighbours in a tensor stay together."""
+    """Cut the plan into batches of one source each, with sources taking turns; neighbours in a tensor stay together."""
     part = sum(job.offer.nbytes for job in plan.values()) // _BATCHES
     limits = {}
     for name, asked in sources.items():

@@ -1,4 +1,4 @@
-"""What a place is that tiles come from, and what it may be able to do beside giving them."""
+"""The protocol of a source of tiles, and what sources may be able to do besides delivering them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from checkpointing.errors import SourceError
 from checkpointing.format.tiles import Box, TensorSpec
 
 LITTLE = 1 << 20
-"""Bytes that are worth a request to a source near by."""
+"""Bytes that are worth a request to a nearby source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Offered:
     spec: TensorSpec
     """The tensor."""
     box: Box
-    """Which part of it."""
+    """The part of it."""
     digest: str
     """BLAKE3 digest of its bytes, in hex."""
     source: str
@@ -35,7 +35,7 @@ class Offered:
 
 
 class TileSource(Protocol):
-    """A place tiles come from. Called from several threads at once.
+    """A place that tiles come from. Called from several threads at once.
 
     A source may also be `Filling`, `Prefetching` or `Repairing`.
     """
@@ -45,7 +45,7 @@ class TileSource(Protocol):
     def fetch(self, tile: Offered) -> bytes | bytearray | memoryview:
         """Return the bytes of the tile's box, C-contiguous.
 
-        SourceError when it cannot; TileLost when that says nothing about its other tiles.
+        SourceError if it cannot; TileLost if that says nothing about its other tiles.
         """
         ...
 
@@ -54,29 +54,29 @@ class TileSource(Protocol):
 class Prefetching(Protocol):
     """A source that wants to know what comes next.
 
-    It is told what will be fetched, each tile exactly once and soon, in batches of bounded size, so that it can ask for
-    many tiles in one request.
+    It is given the tiles that will be fetched, each exactly once and soon, in batches of bounded size, so that it can
+    request many tiles at once.
     """
 
     def prefetch(self, tiles: Sequence[Offered]) -> None:
-        """Ask for these tiles; SourceError is ignored, for `fetch` will say it again."""
+        """Request these tiles; SourceError is ignored, since `fetch` will raise it again."""
         ...
 
 
 @runtime_checkable
 class Distant(Protocol):
-    """A source whose every request costs so much that it wants to be asked for more at a time."""
+    """A source whose requests cost so much that each should ask for more."""
 
     little: int
-    """Bytes that are worth one request; more memory than that is used for requests under way only if there is more."""
+    """Bytes that are worth one request; more memory is used for requests under way only if more is left to read."""
 
 
 @runtime_checkable
 class Filling(Protocol):
-    """A source that writes tiles to where they are wanted; it is not asked to fetch or prefetch them then."""
+    """A source that writes tiles into their destinations; it is then not asked to fetch or prefetch them."""
 
     def fill(self, wanted: Sequence[tuple[Offered, memoryview]]) -> Iterator[tuple[int, SourceError | None]]:
-        """Write each tile into its buffer, of the tile's bytes; yield its place in `wanted`, and why it failed if so.
+        """Write each tile into its buffer, of the tile's size; yield its index in `wanted`, and why it failed, if so.
 
         Each is yielded once, in any order, as soon as it is there. A failed one's buffer may hold anything.
         """
@@ -85,8 +85,8 @@ class Filling(Protocol):
 
 @runtime_checkable
 class Repairing(Protocol):
-    """A source that can mend a copy that was found bad."""
+    """A source that can repair a copy that was found bad."""
 
     def repair(self, tile: Offered, data: bytes | bytearray | memoryview) -> None:
-        """Put good bytes, already verified, in the place of the bad ones; SourceError when it cannot."""
+        """Replace the bad bytes with good ones, already verified; SourceError if it cannot."""
         ...

@@ -1,4 +1,4 @@
-"""Equal tiles in other checkpoints: what is left when a checkpoint's own copy of a tile is damaged."""
+"""Equal tiles in other checkpoints, for when a checkpoint's own copy of a tile is damaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPENED = 8  # of the other checkpoints, the newest
 class Spares:
     """A last source for a checkpoint's tiles: any other place in the store's newest checkpoints with equal contents.
 
-    Equal digests mean equal contents, whatever tensor they belong to. Nothing is read before a tile is asked for.
+    Equal digests mean equal contents, whatever tensor they belong to. Nothing is read before a tile is requested.
     """
 
     def __init__(self, checkpoint: Checkpoint, name: str = "spares") -> None:
@@ -29,11 +29,11 @@ class Spares:
         self._packs = PackSource(checkpoint.store, name)
         self._lock = threading.Lock()
         self._unopened: list[str] | None = None
-        self._found: dict[str, list[StoredTile]] = defaultdict(list)
+        self._by_digest: dict[str, list[StoredTile]] = defaultdict(list)
         self._add(checkpoint)
 
     def offers(self) -> Iterator[Offered]:
-        """Yield every tile of the checkpoint, for the resolver: to be given as the last source."""
+        """Yield every tile of the checkpoint as an offer; to be given to the resolver as the last source."""
         for tile in self._checkpoint.tiles:
             yield Offered(
                 spec=tile.spec,
@@ -44,7 +44,7 @@ class Spares:
             )
 
     def fetch(self, tile: Offered) -> Bytes:
-        """Return the tile from another place than its own, verified; TileLost when there is none."""
+        """Return the tile from another place than its own, verified; TileLost if there is none."""
         own = tile.where["pack"], tile.where["offset"]
         for there in self._places(tile.digest):
             if (there.pack, there.offset) == own:
@@ -61,15 +61,15 @@ class Spares:
         seen = 0
         while True:
             with self._lock:
-                places = self._found[wanted][seen:]
+                places = self._by_digest[wanted][seen:]
             yield from places
             seen += len(places)
             with self._lock:
-                if len(self._found[wanted]) == seen and not self._open_next():
+                if len(self._by_digest[wanted]) == seen and not self._open_next():
                     return
 
     def _open_next(self) -> bool:
-        """Look into one more checkpoint; False when there is none left."""
+        """Open one more checkpoint; False if there is none left."""
         store = self._checkpoint.store
         try:
             if self._unopened is None:
@@ -80,9 +80,9 @@ class Spares:
                 return False
             self._add(open_checkpoint(store, self._unopened.pop(0)))
         except (StoreError, FormatError, RestoreError):
-            self._unopened = self._unopened or []  # a damaged one has nothing to give
+            self._unopened = self._unopened or []  # a damaged checkpoint has nothing to offer
         return True
 
     def _add(self, checkpoint: Checkpoint) -> None:
         for tile in (*checkpoint.tiles, *checkpoint.copies):
-            self._found[tile.digest].append(tile)
+            self._by_digest[tile.digest].append(tile)

@@ -1,8 +1,9 @@
-"""Local disk as a tier: tiles by digest, shared by the processes of a node, within a limit of bytes.
+"""A local disk as a tier: tiles by digest, shared by the processes of a node, within a limit of bytes.
 
-A tile is one file under its digest, so that it is right or is found wrong, whoever wrote it and however it was cut off:
-nothing is synced, no file has another name first. Who fetches a missing tile claims its digest by a lock that the
-kernel drops with the process; others wait for it and read the file. What was used longest ago goes first.
+A tile is one file named by its digest, so that it is either right or recognised as wrong, whoever wrote it and however
+the write was cut off: nothing is synced, and no file has another name first. The process that fetches a missing tile
+claims its digest by a lock that the kernel drops with the process; others wait for it and read the file. The least
+recently used files are deleted first.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from checkpointing.format.names import is_digest
 from checkpointing.format.tiles import digest
 from checkpointing.reading.sources import LITTLE, Distant, Filling, Offered, Prefetching, TileSource
 
-_ROOM = 10  # eviction makes room for one part in so many of the limit
+_ROOM = 10  # eviction frees one part in so many of the limit
 _Wanted = Sequence[tuple[Offered, memoryview]]
 _Outcomes = list[tuple[int, SourceError | None]]
 
 
 class DiskTier:
-    """A directory of tiles before a farther source, which each tile is fetched from once per node.
+    """A directory of tiles in front of a more distant source, from which each tile is fetched once per node.
 
-    Give it to `resolve` before that source, with `offers(...)` of what the source offers. A damaged file is replaced
-    when the resolver has found it out. The directory may be removed at any time.
+    Give it to `resolve` before that source, with `offers(...)` of the source's offers. A damaged file is replaced when
+    the resolver has detected it. The directory may be removed at any time.
     """
 
     def __init__(
         self, path: str | Path, limit_bytes: int, *, behind: TileSource | None = None, name: str = "disk"
     ) -> None:
-        """Open or make the directory; StoreUnfit when it cannot be written to.
+        """Open or make the directory; StoreUnfit if it cannot be written to.
 
-        behind: where missing tiles are fetched from; with None the tier gives what it was given before.
+        behind: the source of missing tiles; with None the tier only has the tiles it was given before.
         """
         if limit_bytes <= 0:
             raise ValueError(f"a disk tier's limit is a number of bytes from 1, not {limit_bytes}")
@@ -56,7 +57,7 @@ class DiskTier:
             ) from error
 
     def offers(self, offers: Iterable[Offered]) -> Iterator[Offered]:
-        """Yield what the source behind offers as offers of this tier."""
+        """Yield the offers of the source behind as offers of this tier."""
         for tile in offers:
             yield Offered(spec=tile.spec, box=tile.box, digest=tile.digest, source=self.name, where=tile.where)
 
@@ -69,13 +70,13 @@ class DiskTier:
         return buffer
 
     def prefetch(self, tiles: Sequence[Offered]) -> None:
-        """Bring tiles to the disk that are not there yet."""
+        """Fetch to the disk the tiles that are not there yet."""
         missing = [tile for tile in tiles if not self._has(tile)]
         for _ in self.fill([(tile, memoryview(bytearray(tile.nbytes))) for tile in missing]):
             pass
 
     def fill(self, wanted: _Wanted) -> Iterator[tuple[int, SourceError | None]]:
-        """Read tiles to where they are wanted, after bringing to the disk those that are not there."""
+        """Read tiles into their destinations, after fetching to the disk those that are not there."""
         missing: dict[str, list[int]] = {}
         for number, (tile, buffer) in enumerate(wanted):
             if self._read(tile, buffer):
@@ -98,7 +99,7 @@ class DiskTier:
             yield from outcomes
 
     def repair(self, tile: Offered, data: bytes | bytearray | memoryview) -> None:
-        """Keep these bytes of a tile, already verified, in the place of what was there."""
+        """Replace the bytes of a tile with these, already verified."""
         with self._claims() as claims:
             claims.take(tile.digest, wait=True)
             added = self._write(tile.digest, memoryview(data))
@@ -106,7 +107,7 @@ class DiskTier:
             self._count(added)
 
     def _bring(self, wanted: _Wanted, numbers: Sequence[int]) -> _Outcomes:
-        """Fill from disk what others have brought there by now, the rest from behind; claims are held."""
+        """Fill from disk the tiles that others have fetched by now, and the rest from behind; claims are held."""
         outcomes: _Outcomes = [(number, None) for number in numbers if self._read(*wanted[number])]
         there = {number for number, _ in outcomes}
         rest = [number for number in numbers if number not in there]
@@ -157,7 +158,7 @@ class DiskTier:
             return False
 
     def _read(self, tile: Offered, buffer: memoryview) -> bool:
-        """Fill the buffer from disk; False when the file is not there, or not complete."""
+        """Fill the buffer from disk; False if the file is not there, or not complete."""
         try:
             descriptor = os.open(self._path(tile.digest), os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -175,16 +176,16 @@ class DiskTier:
             finally:
                 os.close(descriptor)
         except OSError:
-            return False  # a disk that fails is as good as none
+            return False  # a failing disk counts as none
 
     def _write(self, tile_digest: str, data: memoryview) -> int:
-        """Write a tile's file; return its bytes, 0 when that was not possible: a full disk must not stop a restore."""
+        """Write a tile's file; return its size, 0 if that was not possible: a full disk must not stop a restore."""
         if data.nbytes > self._limit:
             return 0
         path, data = self._path(tile_digest), data.cast("B")
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            # Whoever reads the old file goes on reading it.
+            # Readers of the old file go on reading it.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -201,16 +202,17 @@ class DiskTier:
             return 0
 
     def _count(self, added: int) -> None:
-        with contextlib.suppress(OSError):  # what is not counted now is when a process opens the tier
+        with contextlib.suppress(OSError):  # what is not counted now will be when a process opens the tier
             self._account(added)
 
     def _account(self, added: int | None) -> None:
-        """Count what was added, None for whatever is there, and make room when it is too much."""
+        """Count the bytes added, None to count all that are there, and evict if they are too many."""
         descriptor = os.open(self._root / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             text = os.pread(descriptor, 32, 0)
-            # A process that died before it counted is found out whenever there is too much, or a process opens.
+            # Bytes that a dead process did not count are found when all is counted anew: at opening, and above the
+            # limit.
             used = int(text) + added if added is not None and text.isdigit() else self._used()
             if used > self._limit:
                 used = self._evict()
@@ -244,7 +246,7 @@ class DiskTier:
         try:
             descriptor = os.open(self._root / "claims", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
-            yield _Claims(None)  # the directory is gone or its disk broken: nobody shares anything then
+            yield _Claims(None)  # the directory is gone or its disk broken: nothing is shared then
             return
         try:
             yield _Claims(descriptor)
@@ -253,16 +255,16 @@ class DiskTier:
 
 
 class _Claims:
-    """Locks on single bytes of a file, one per digest, held until the file is closed: by this thread or by its death.
+    """Locks on single bytes of a file, one per digest, held until the file is closed, by this thread or by its death.
 
-    They are the open file's, not the process's, so threads exclude one another as processes do.
+    They belong to the open file, not to the process, so that threads exclude one another like processes.
     """
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
     def take(self, tile_digest: str, *, wait: bool) -> bool:
-        """Lock a digest; False when another holds it and this is not to wait."""
+        """Lock a digest; False if another holds it and `wait` is not set."""
         if self._descriptor is None:
             return True
         place = int(tile_digest[:15], 16)

@@ -1,4 +1,4 @@
-"""Checking every object of a store: packs by themselves, then each link from refs down to tiles."""
+"""Checks every object of a store: packs by themselves, then each link from refs down to tiles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from checkpointing.stores.protocol import Store
 __all__ = ["Fault", "Finding", "Progress", "verify"]
 
 _THREADS = 4
-# Left by tests of the store and by what a register decides, or there only while somebody reads or writes.
+# Left by probes of the store and by a register's decisions, or there only while a reader or writer is at work.
 _IGNORED = (names.PROBE, names.CLAIMS, names.ANNOUNCEMENTS)
 _T = TypeVar("_T")
 
@@ -42,11 +42,11 @@ class Progress:
 def verify(
     store: Store, progress: Callable[[Progress], None] | None = None, *, threads: int = _THREADS
 ) -> Iterator[Finding]:
-    """Read every byte in the store and yield what is wrong, refs and records first.
+    """Read every byte in the store and yield its faults, those of refs and records first.
 
-    Saves and packs that no committed checkpoint needs are read as well; that they are there is no finding. Objects
-    that vanish meanwhile are not reported missing unless a committed checkpoint needs them. Each of the `threads`
-    holds a few MiB at a time. `progress` may be called from any of them, by one at a time.
+    Saves and packs that no committed checkpoint needs are read as well; their presence is no fault. Objects that vanish
+    meanwhile are not reported missing unless a committed checkpoint needs them. Each of the `threads` holds a few MiB
+    at a time. `progress` may be called from any of them, but by one at a time.
     """
     with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
         yield from _Verifier(store, progress or (lambda _: None), pool, threads).run()
@@ -94,7 +94,7 @@ class _Verifier:
                     yield Finding(object=name, fault=Fault.UNEXPECTED, detail="is no object of this format")
 
     def _each(self, check: Callable[[str], _T], items: Iterable[str]) -> Iterator[_T]:
-        """Yield the results in order, a few items ahead of whoever takes them."""
+        """Yield the results in order, working a few items ahead of the consumer."""
         left = iter(items)
         ahead: deque[Future[_T]] = deque(
             self._pool.submit(check, item) for item in itertools.islice(left, 2 * self._threads)
@@ -121,7 +121,7 @@ class _Verifier:
             digest, found = hexdigest(data), decoder(data, name)
         except StoreNotFound:
             with self._lock:
-                self._total -= self._sizes.pop(name)  # gone since it was listed; whether it is missed is asked later
+                self._total -= self._sizes.pop(name)  # gone since it was listed; whether it is needed is checked later
             return []
         except (FormatError, StoreError) as error:
             self._step(self._sizes[name])
@@ -129,7 +129,7 @@ class _Verifier:
             return [from_error(name, error, rank=parsed[1] if parsed else None)]
         self._digests[name] = digest
         if isinstance(found, Ref):
-            if name.startswith(names.REFS):  # the shadow may be old: it is whole, and that is all it must be
+            if name.startswith(names.REFS):  # the shadow may be old: it only has to be whole
                 self._refs[name] = found
         elif isinstance(found, History):
             self._history[name] = found
@@ -141,7 +141,7 @@ class _Verifier:
         return []
 
     def _chains(self) -> Iterator[Finding]:
-        """Follow the history that refs link to, and look for their tombstones."""
+        """Check the history that refs link to, and their tombstones."""
         for name, ref in self._refs.items():
             for link in ref.condemning:
                 yield from self._linked(name, link)
@@ -242,7 +242,7 @@ class _Verifier:
 
 
 def _decoder(name: str) -> Callable[[bytes, str], Any] | None:
-    """Return what reads the object `name`, None when it is no document."""
+    """Return the decoder of the object `name`, None if it is not a document."""
     if name.startswith(names.REFS) or name == names.SHADOW:
         return decode_ref
     if names.is_history(name):

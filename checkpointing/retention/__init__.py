@@ -1,1 +1,1 @@
-"""Which checkpoints stay, and how the rest goes: tags, pins, retention, collection, repair."""
+"""Which checkpoints stay, and how the rest is deleted: tags, pins, retention, collection, repair."""

@@ -1,4 +1,4 @@
-"""Collection: deleting what nothing needs, beside writers, readers and other collectors (format.md, section 13)."""
+"""Collection: deletes what nothing needs, beside writers, readers and other collectors (format.md, section 13)."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from checkpointing.stores.protocol import Store, create
 __all__ = ["GRACE", "Collected", "CollectionPlan", "SweepProgress", "collect", "plan_collection"]
 
 _BEGINS = 16
-_FORGOTTEN = 3600.0  # seconds after which an announcement is deleted that nobody renews
+_FORGOTTEN = 3600.0  # seconds after which an announcement that is not renewed is deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection has done, or with `dry_run` would do."""
+    """The result of a collection, or with `dry_run` what it would be."""
 
     dropped: tuple[str, ...] = ()
-    """Checkpoints that are committed no more."""
+    """Checkpoints that are no longer committed."""
     objects: tuple[Doomed, ...] = ()
     """Objects that were freed."""
     spared: int = 0
-    """How many were condemned but needed after all, or gone already."""
+    """Number of objects that were condemned but needed after all, or already gone."""
     waiting: float = 0.0
-    """Seconds until what is condemned may go, 0 when nothing waits; call again then."""
+    """Seconds until what is condemned may be deleted, 0 if nothing waits; call again then."""
     over: int | None = None
-    """Bytes that the kept checkpoints take above `keep_bytes`, where what is protected is larger; None where nobody
-    looked."""
+    """Bytes that the kept checkpoints take above `keep_bytes`, if the protected ones alone are larger; None if that was
+    not determined."""
     dry_run: bool = False
     """Nothing was deleted."""
 
@@ -69,12 +69,12 @@ def collect(
 ) -> Collected:
     """Drop the checkpoints that `retention` does not keep, and delete what no kept one and no save under way needs.
 
-    grace: seconds, by the store's clock, that objects must be old and that readers have to finish. Those who announce
-    themselves (`checkpointing.reading.announcing`) have as long as they need; the grace is for the rest, and from twice
-    ANNOUNCED_AFTER on nobody is among these who may write to the store. With `wait` the call sleeps through it;
-    without, it condemns, and a later call deletes (`waiting` says when). A sweep that an earlier collection began is
-    finished first. After StoreError, call it again; KeepRefused when a kept checkpoint cannot be read: nothing was
-    deleted then.
+    grace: the least age of deleted objects, and the time that readers have to finish, in seconds by the store's clock.
+    Readers that announce themselves (`checkpointing.reading.announcing`) have as long as they need; the grace is for
+    the rest, which from twice ANNOUNCED_AFTER on are only those who may not write to the store. With `wait` the call
+    sleeps through it; without, it condemns, and a later call deletes (`waiting` says when). A sweep that an earlier
+    collection began is finished first. After StoreError, call it again; KeepRefused if a kept checkpoint cannot be
+    read: nothing was deleted then.
     """
     if grace < 0:
         raise ValueError(f"a grace of {grace} seconds is not one")
@@ -99,11 +99,11 @@ def collect(
 
 
 def _begin(store: Store, marker: Marker, grace: float) -> tuple[tuple[str, ...], int]:
-    """Drop checkpoints and begin a sweep, by one swap; return the dropped, and the bytes above the bound that stay."""
+    """Drop checkpoints and begin a sweep, in one swap; return the dropped ones, and the kept bytes above the bound."""
     for last in [False] * _BEGINS + [True]:
         mark = marker.mark()
         if mark is None or mark.ref.sweeping is not None:
-            return (), mark.over if mark is not None else 0  # somebody else's
+            return (), mark.over if mark is not None else 0  # another collector's
         expired = any(tombstone.until <= marker.now for tombstone in mark.ref.quarantined)
         if not (mark.doomed or mark.dropped or expired):
             return (), mark.over
@@ -113,7 +113,7 @@ def _begin(store: Store, marker: Marker, grace: float) -> tuple[tuple[str, ...],
 
 
 def _try(store: Store, marker: Marker, mark: Mark, grace: float, *, last: bool) -> bool:
-    """Begin as marked; False when the ref has moved meanwhile, so that another mark spares what is new."""
+    """Begin as marked; False if the ref has moved meanwhile, so that a new mark must spare what is new."""
     tombstone = names.tombstone(secrets.token_hex(16))
     data = encode_tombstone(Tombstone(grace=grace, objects=mark.doomed))
     if mark.doomed:
@@ -145,7 +145,7 @@ def _try(store: Store, marker: Marker, mark: Mark, grace: float, *, last: bool) 
 
 
 def _same(ref: Ref, marked: Ref) -> bool:
-    """Return whether a mark holds for `ref`: it lists, keeps and condemns the same."""
+    """Return whether a mark made for another ref holds for `ref`, which lists, keeps and condemns the same."""
     return (ref.checkpoint, ref.earlier, ref.older, ref.protected, ref.sweeps, ref.quarantined) == (
         marked.checkpoint, marked.earlier, marked.older, marked.protected, marked.sweeps, marked.quarantined,
     )  # fmt: skip

@@ -16,8 +16,8 @@ from checkpointing.retention.store_clock import store_time
 from checkpointing.stores.protocol import Entry, Store
 
 GRACE = 300.0
-"""Seconds: what those have who did not announce that they read or write."""
-LARGEST = 500_000  # objects of one tombstone, some 20 MB; the rest goes next time
+"""Seconds that readers and writers have who did not announce themselves."""
+LARGEST = 500_000  # objects of one tombstone, some 20 MB; the rest is deleted next time
 _READS = 4
 
 
@@ -26,13 +26,13 @@ class CollectionPlan:
     """What a collection would do."""
 
     kept: tuple[str, ...]
-    """Names of the checkpoints that stay."""
+    """Names of the checkpoints that would stay."""
     dropped: tuple[str, ...]
-    """Names of those that go."""
+    """Names of those that would go."""
     objects: tuple[Doomed, ...]
-    """What it would free, in the order of deletion."""
+    """Objects that it would free, in the order of deletion."""
     begun: tuple[Doomed, ...] = ()
-    """Of these, those that an earlier collection has condemned already."""
+    """Those of them that an earlier collection has already condemned."""
     over: int = 0
     """Bytes that the kept checkpoints would take above `keep_bytes`."""
 
@@ -44,7 +44,7 @@ class CollectionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What was found for one ref: what stays, and what may go. over: bytes that what stays takes above `keep_bytes`."""
+    """The outcome for one ref: what stays, and what may go. over: bytes that what stays takes above `keep_bytes`."""
 
     ref: Ref
     committed: tuple[str, ...]
@@ -60,20 +60,21 @@ class Mark:
 
 
 class Marker:
-    """One listing of a store, held against one ref after another."""
+    """One listing of a store, compared with one ref after another."""
 
     def __init__(self, store: Store, retention: Retention, *, grace: float, now: float | None = None) -> None:
-        """List the store; `now` is its time, which is asked for when not given."""
+        """List the store. now: its time, which is asked for if it is not given."""
         self._store, self._retention, self._grace = store, retention, grace
-        # Asked before the listing, so that nothing looks older than it is.
+        # The time is asked before the listing, so that nothing looks older than it is.
         self.now = store_time(store) if now is None else now
-        # Before it, too: who is done by then, and announced no more, has left a manifest that the listing shows.
+        # Announcements are read before it too: a writer that is done by then has left a manifest that the listing
+        # shows.
         self._at_work = announced_in(store, self.now)
         self._entries: dict[str, Entry] = {entry.name: entry for entry in store.entries("")}
         self._reach = Reach(store)
 
     def mark(self) -> Mark | None:
-        """Find what goes by the ref as it is now; None when there is none, KeepRefused when that cannot be told."""
+        """Find what may go by the present ref; None if there is no ref, KeepRefused if that cannot be determined."""
         for last in [False] * _READS + [True]:
             ref, _ = read_versioned(self._store)
             if ref is None:
@@ -81,7 +82,7 @@ class Marker:
             try:
                 return self._mark(ref)
             except (FormatError, NoCheckpoint) as error:
-                # Another collection may have dropped what was to be read.
+                # Another collection may have dropped the checkpoint that was to be read.
                 if last or read_versioned(self._store)[0] == ref:
                     raise KeepRefused(
                         f"store {self._store.url}: nothing is collected, as what a kept checkpoint needs cannot be "
@@ -90,7 +91,7 @@ class Marker:
         raise AssertionError("the last try returns or raises")
 
     def deletable(self, tombstone: Tombstone, ref: Ref) -> tuple[Doomed, ...]:
-        """Return what is there of a tombstone's objects and not needed by `ref`, all that it lists being kept."""
+        """Return those of a tombstone's objects that exist and that `ref` does not need, keeping all that it lists."""
         needed = self._reach.needed(ref, committed(self._store, ref), self._entries)
         needed |= self._reach.of_dropped(self._at_work.checkpoints)
         return tuple(
@@ -118,9 +119,10 @@ class Marker:
 
 
 def plan_collection(store: Store, retention: Retention, *, grace: float = GRACE) -> CollectionPlan:
-    """Return what `collect` would do now; nothing is changed.
+    """Return what `collect` would do now, without changing anything.
 
-    A probe object is written to ask the store for its time; where that may not be, the newest object's time is taken.
+    A probe object is written to ask the store for its time; if writing is not allowed, the newest object's time is
+    used.
     """
     try:
         now = store_time(store)
@@ -142,7 +144,7 @@ def plan_collection(store: Store, retention: Retention, *, grace: float = GRACE)
 
 
 def _left(store: Store, marker: Marker, ref: Ref) -> tuple[Doomed, ...]:
-    """Return what the sweep that is on has still to delete."""
+    """Return what the present sweep still has to delete."""
     if ref.sweeping is None:
         return ()
     tombstone = read_tombstone(store, Older(name=ref.sweeping.tombstone, digest=ref.sweeping.digest))

@@ -11,15 +11,16 @@ from checkpointing.format import names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What a collection keeps besides `latest`, `verified`, tags and pins."""
+    """The checkpoints that a collection keeps besides `latest`, `verified`, tags and pins."""
 
     keep_last: int | None = None
-    """So many of the newest, None for all."""
+    """Number of the newest that are kept, None for all."""
     keep_every: int | None = None
-    """One for each so many steps, the first of its window of steps in the newest history; None for no more."""
+    """Steps in a window of which one checkpoint is kept, the first of the window in the newest history; None for
+    none."""
     keep_bytes: int | None = None
-    """What all kept checkpoints may take together, in bytes, objects that several need counted once; None for no bound.
-    The oldest go first, whatever the other fields say of them."""
+    """What all kept checkpoints may take together, in bytes, counting shared objects once; None for no bound. The
+    oldest go first, whatever the other fields say about them."""
 
     def __post_init__(self) -> None:
         for field in ("keep_last", "keep_every", "keep_bytes"):
@@ -41,9 +42,9 @@ def retained(committed: Sequence[str], retention: Retention, protected: Collecti
 def bounded(
     kept: Sequence[str], limit: int, protected: Collection[str], objects: Callable[[str], Mapping[str, int]]
 ) -> tuple[tuple[str, ...], int]:
-    """Return those of `kept` (newest first) that stay where all may take `limit` bytes together, and what they take.
+    """Return those of `kept` (newest first) that stay if all may take `limit` bytes together, and the bytes they take.
 
-    objects: the bytes of every object that a checkpoint needs, by name. What is protected stays, though it takes more.
+    objects: the bytes of every object that a checkpoint needs, by name. Protected ones stay even if they take more.
     """
     needs = {name: objects(name) for name in kept}
     users = Counter(item for needed in needs.values() for item in needed)
@@ -62,7 +63,7 @@ def bounded(
 
 
 def _firsts(committed: Sequence[str], every: int) -> Collection[str]:
-    """Return one checkpoint per window of steps: of the latest generation that made one there, the first."""
+    """Return one checkpoint per window of steps: the first one of the latest generation that made one there."""
     best: dict[int, tuple[tuple[int, int], str]] = {}
     for name in committed:
         parsed = names.parse_checkpoint(name)

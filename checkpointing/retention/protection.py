@@ -1,6 +1,6 @@
-"""Tags, pins and `verified`: what keeps a checkpoint from being collected (format.md, section 8).
+"""Tags, pins and `verified`, which keep a checkpoint from being collected (format.md, section 8).
 
-All of them are fields of `refs/latest`, so that each change is a swap that no sweep and no commit can overlook.
+All are fields of `refs/latest`, so that each change is a swap that no sweep and no commit can overlook.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def tags(store: Store) -> dict[str, str]:
 
 
 def pins(store: Store) -> dict[str, str]:
-    """Return why checkpoints are pinned, by checkpoint."""
+    """Return the reasons for pins, by checkpoint."""
     ref, _ = read_versioned(store)
     return dict(sorted(ref.pins.items())) if ref else {}
 
 
 def tag(store: Store, name: str, checkpoint: str, move: bool = False) -> str:
-    """Give a committed checkpoint (anything `resolve_name` takes) one more name, and return its own.
+    """Give a committed checkpoint (anything `resolve_name` takes) another name, and return its own.
 
-    With `move`, a tag that points elsewhere is moved; KeepRefused without. ValueError for what cannot be a tag;
-    NoCheckpoint when there is no such checkpoint, or it is not kept any more.
+    With `move`, a tag that points elsewhere is moved; KeepRefused without. ValueError for text that cannot be a tag;
+    NoCheckpoint if there is no such checkpoint, or it is no longer kept.
     """
     if not names.is_tag(name):
         raise ValueError(
@@ -53,7 +53,7 @@ def tag(store: Store, name: str, checkpoint: str, move: bool = False) -> str:
         assert ref is not None, "the tag is there"
         there = ref.tags[name].checkpoint
         raise KeepRefused(f"store {store.url}: tag {name} points to {there}; move it to point it to another")
-    _found(store, verdict, target.checkpoint)
+    _check_kept(store, verdict, target.checkpoint)
     return target.checkpoint
 
 
@@ -77,12 +77,12 @@ def pin(store: Store, checkpoint: str, reason: str) -> str:
         lambda ref, kept: decide_pin(ref, kept, name, reason),
         lambda ref: dataclasses.replace(ref, pins={**ref.pins, name: reason}),
     )
-    _found(store, verdict, name)
+    _check_kept(store, verdict, name)
     return name
 
 
 def unpin(store: Store, checkpoint: str) -> bool:
-    """Let a checkpoint go again; False if it was not pinned."""
+    """Remove a checkpoint's pin; False if it had none."""
     name = resolve_name(store, checkpoint)
     verdict, _ = _move(
         store,
@@ -93,14 +93,14 @@ def unpin(store: Store, checkpoint: str) -> bool:
 
 
 def mark_verified(store: Store, checkpoint: str) -> str:
-    """Point `verified` to a committed checkpoint, unless it is past it already; return where it points now."""
+    """Point `verified` to a committed checkpoint, unless it is already past it; return where it points now."""
     target = _target(store, checkpoint)
     verdict, ref = _move(
         store,
         lambda ref, kept: decide_verified(ref, kept, target),
         lambda ref: dataclasses.replace(ref, verified=target),
     )
-    _found(store, verdict, target.checkpoint)
+    _check_kept(store, verdict, target.checkpoint)
     assert ref is not None, "decided"
     assert ref.verified is not None, "decided"
     return ref.verified.checkpoint
@@ -123,6 +123,6 @@ def _move(
     return ref_update.move(store, lambda ref: decide(ref, committed(store, ref)), build, shadow=True)
 
 
-def _found(store: Store, verdict: Verdict, checkpoint: str) -> None:
+def _check_kept(store: Store, verdict: Verdict, checkpoint: str) -> None:
     if verdict is Verdict.UNKNOWN:
         raise NoCheckpoint(f"store {store.url}: {checkpoint} is not kept any more: a collection has dropped it")

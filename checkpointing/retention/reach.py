@@ -1,4 +1,4 @@
-"""What checkpoints and saves under way need: the mark of a collection (format.md, section 13)."""
+"""The objects that checkpoints and saves under way need: the mark of a collection (format.md, section 13)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROBES = 3600.0
 
 
 class Reach:
-    """Finds what is needed; what immutable objects say is read once and remembered."""
+    """Finds what is needed; immutable objects are read once and their contents remembered."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -28,10 +28,10 @@ class Reach:
         self._saves: dict[str, frozenset[str]] = {}
 
     def needed(self, ref: Ref, kept: Iterable[str], listed: Iterable[str], *, relisted: bool = False) -> set[str]:
-        """Return the names of all objects that must stay: those of `kept` and of saves the ref may yet come to.
+        """Return the names of all objects that must stay: those of `kept` and of saves that may still be committed.
 
-        `listed` are the names a listing has shown. `relisted`: the history will be written anew, so that its present
-        parts are not needed. FormatError when a kept checkpoint cannot be read.
+        listed: the names that a listing has shown. relisted: the history will be written anew, so that its present
+        parts are not needed. FormatError if a kept checkpoint cannot be read.
         """
         found = {link.name for link in ref.condemning}
         older = None if relisted else ref.older
@@ -47,7 +47,7 @@ class Reach:
         return found
 
     def of_dropped(self, checkpoints: Iterable[str]) -> set[str]:
-        """Return what checkpoints need that may be committed no more, as far as it is there."""
+        """Return the objects of checkpoints that may no longer be committed, as far as they exist."""
         found: set[str] = set()
         for name in checkpoints:
             with contextlib.suppress(FormatError, NoCheckpoint, StoreNotFound):
@@ -55,9 +55,9 @@ class Reach:
         return found
 
     def objects(self, checkpoint: str) -> dict[str, int]:
-        """Return the bytes of every object that a checkpoint needs, by name; FormatError when it cannot be read.
+        """Return the bytes of every object that a checkpoint needs, by name; FormatError if it cannot be read.
 
-        The record itself, which is small beside the rest, counts as none.
+        The record itself, which is small beside the rest, counts as 0 bytes.
         """
         if checkpoint not in self._checkpoints:
             record = read_record(self._store, checkpoint)
@@ -69,7 +69,7 @@ class Reach:
         return self._checkpoints[checkpoint]
 
     def _save(self, name: str) -> frozenset[str]:
-        """Return a save's record or manifest, and its packs as far as they can be known: its commit checks again."""
+        """Return a save's record or manifest and its packs, as far as can be known: its commit will check again."""
         if name not in self._saves:
             packs: Iterable[str] = ()
             if names.parse_manifest(name):
@@ -97,10 +97,9 @@ def _open(ref: Ref, listed: Iterable[str]) -> Iterator[str]:
 def condemn(
     entries: Mapping[str, Entry], needed: set[str], *, now: float, grace: float, writing_since: float | None = None
 ) -> tuple[Doomed, ...]:
-    """Return what may go at `now` by the store's clock, in the order of deletion.
+    """Return what may be deleted at `now` by the store's clock, in the order of deletion.
 
-    writing_since: when the first of those who write now began, None where nobody does; packs from then on may be
-    theirs.
+    writing_since: when the first of the present writers began, None if there is none; later packs may be theirs.
     """
     doomed = [
         entry
@@ -108,7 +107,7 @@ def condemn(
         if names.is_collectable(entry.name)
         and entry.name not in needed
         and not is_being_written(entry, writing_since)
-        # An hour at least for probes: who opens a store looks for its own.
+        # Probes are kept for an hour at least: a process that opens the store reads its own.
         and now - entry.modified >= (max(grace, _PROBES) if entry.name.startswith(names.PROBE) else grace)
     ]
     doomed.sort(key=lambda entry: (_rank(entry.name), entry.name))
@@ -121,6 +120,6 @@ def is_being_written(entry: Entry, writing_since: float | None) -> bool:
 
 
 def _rank(name: str) -> int:
-    """Sort records before what they name, so that no record is left that looks whole and is not."""
+    """Sort records before the objects they name, so that no record is left that looks whole and is not."""
     order = (names.CHECKPOINTS, names.SAVES, names.HISTORY, names.SWEEPS, names.PROBE, names.PACKS)
     return next(place for place, prefix in enumerate(order) if name.startswith(prefix))

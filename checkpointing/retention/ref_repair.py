@@ -1,4 +1,4 @@
-"""Writing a damaged or lost `refs/latest` anew, from what the store still has (format.md, section 9)."""
+"""Writes a damaged or lost `refs/latest` anew, from what the store still has (format.md, section 9)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SWEEPS = 1 << 20  # more than can have begun since the shadow was written
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Whole:
-    """A record whose manifests and packs are all there, with the names of these."""
+    """A record whose manifests and packs are all there, and their names."""
 
     record: Record
     digest: str
@@ -34,10 +34,10 @@ class _Whole:
 
 
 def repair_latest(store: Store, *, generation: int = 0) -> Ref:
-    """Write `latest` anew when it, its history or a tombstone cannot be read; return the ref that is there then.
+    """Write `latest` anew if it, its history or a tombstone cannot be read; return the ref that is then there.
 
-    generation: of the run that goes on, if known: the fence is put there, or where the store shows a newer one. Nothing
-    is deleted. KeepRefused when there is nothing to repair from; NewerFormat when only a newer version may repair.
+    generation: that of the run that goes on, if known: the fence is set to it, or to a newer one that the store shows.
+    Nothing is deleted. KeepRefused if there is nothing to repair from; NewerFormat if only a newer version may repair.
     """
     for _ in range(_TRIES):
         found = store.read(names.LATEST)
@@ -56,7 +56,7 @@ def repair_latest(store: Store, *, generation: int = 0) -> Ref:
 
 
 def _base(store: Store, found: Versioned | None) -> tuple[Ref | None, bool]:
-    """Return the best of ref and shadow, and whether it is the ref with all it links to."""
+    """Return the better of ref and shadow, and whether it is the ref and all its links are intact."""
     if found is not None:
         try:
             ref = decode_ref(found.data, names.LATEST)
@@ -78,7 +78,7 @@ def _base(store: Store, found: Versioned | None) -> tuple[Ref | None, bool]:
 
 
 def _wholes(store: Store) -> list[_Whole]:
-    """Return all records that are whole, the newest first, one for each step of a generation."""
+    """Return all whole records, newest first, one for each step of a generation."""
     found = []
     for name in store.list(names.CHECKPOINTS):
         checkpoint = names.parse_record(name)
@@ -162,7 +162,7 @@ def _rebuild(
 
 
 def _generations(store: Store) -> set[int]:
-    """Return the generations that names in the store speak of."""
+    """Return the generations that occur in names in the store."""
     found = set()
     for prefix in (names.CHECKPOINTS, names.SAVES):
         for name in store.list(prefix):

@@ -1,4 +1,4 @@
-"""The store's own clock: the only one that collections look at."""
+"""The store's own clock, the only one that collections use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LISTINGS = 5
 
 
 def store_time(store: Store) -> float:
-    """Return the time by the store's clock, in seconds: when it says that an object was written just now."""
+    """Return the time by the store's clock, in seconds: the time of an object that was written just now."""
     name = f"{names.PROBE}{secrets.token_hex(16)}"
     store.put(name, b"what time is it")
     try:
@@ -28,5 +28,5 @@ def store_time(store: Store) -> float:
 
 
 def modified_at(store: Store, name: str) -> float | None:
-    """Return when an object was written, by the store's clock; None when no listing shows it."""
+    """Return when an object was written, by the store's clock; None if no listing shows it."""
     return next((entry.modified for entry in store.entries(name) if entry.name == name), None)

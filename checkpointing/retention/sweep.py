@@ -1,4 +1,4 @@
-"""The sweep that is on: waiting, taking, rechecking, deleting, ending it (format.md, section 13, steps 4 to 8)."""
+"""Carries out a sweep: waits, takes it over, rechecks, deletes and ends it (format.md, section 13, steps 4 to 8)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from checkpointing.stores.protocol import Store
 
 PATIENCE = 3600.0  # seconds by the store's clock, after the grace, before another owner's sweep is taken over
 QUARANTINE = 86400.0
-_POLL = 30.0  # another collector may finish earlier than it must
+_POLL = 30.0  # another collector may finish before its time is over
 _BATCH = 64
 _DELETERS = 8
-_PAUSE = 30.0  # seconds of this process after which it looks again whether it still owns the sweep
+_PAUSE = 30.0  # seconds by this process after which it checks again whether it still owns the sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class SweepProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """How to go about a sweep. clock: seconds of this process, for pauses only."""
+    """How to carry out a sweep. clock: seconds of this process, for pauses only."""
 
     store: Store
     wait: bool
@@ -48,7 +48,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What a sweep has deleted, and spared as needed after all or gone already; `waiting` seconds until it may."""
+    """Objects that a sweep deleted, and spared as still needed or already gone. waiting: seconds until it may."""
 
     objects: tuple[Doomed, ...] = ()
     spared: int = 0
@@ -56,7 +56,7 @@ class Swept:
 
 
 def sweep(hand: Sweep) -> Swept:
-    """Finish the sweep that is on, if there is one and it may be; KeepRefused, the sweep ended, when it must not."""
+    """Finish the present sweep, if there is one and it is time; KeepRefused if it must not be, which ends the sweep."""
     store, owner = hand.store, secrets.token_hex(16)
     while True:
         ref, _ = read_versioned(store)
@@ -65,7 +65,7 @@ def sweep(hand: Sweep) -> Swept:
         on = ref.sweeping
         tombstone = read_tombstone(store, Older(name=on.tombstone, digest=on.digest))
         if tombstone is None:
-            continue  # it ended just now
+            continue  # the sweep has just ended
         waiting = _waiting(store, on, tombstone)
         if waiting > 0:
             if not hand.wait:
@@ -75,7 +75,7 @@ def sweep(hand: Sweep) -> Swept:
         refused: KeepRefused | None = None
         doomed: tuple[Doomed, ...] = ()
         try:
-            # By a ref that is younger than the begin: what comes later names nothing that is condemned.
+            # By a ref that is younger than the begin: later commits name nothing that is condemned.
             doomed = Marker(store, Retention(), grace=0.0).deletable(tombstone, ref)
         except (FormatError, NoCheckpoint) as error:
             refused = KeepRefused(
@@ -100,7 +100,7 @@ def _decide_take(ref: Ref | None, *, on: Sweeping, owner: str) -> Verdict:
 
 
 def _waiting(store: Store, on: Sweeping, tombstone: Tombstone) -> float:
-    """Return the seconds until the sweep may be taken, 0 or less when it may be now."""
+    """Return the seconds until the sweep may be taken over, 0 or less if it may be now."""
     modified = modified_at(store, on.tombstone)
     if modified is None:
         return 1.0  # a stale listing
@@ -108,7 +108,7 @@ def _waiting(store: Store, on: Sweeping, tombstone: Tombstone) -> float:
 
 
 def _carry_out(hand: Sweep, tombstone: str, owner: str, doomed: Sequence[Doomed]) -> tuple[Doomed, ...]:
-    """Delete, for as long as the sweep is this owner's, and end it."""
+    """Delete as long as this owner has the sweep, and end it."""
     done: list[Doomed] = []
     for start in range(0, len(doomed), _BATCH):
         if not _owns(hand.store, tombstone, owner):
@@ -132,7 +132,7 @@ def _end(store: Store, tombstone: str, owner: str, *, clean: bool) -> None:
 
 
 def _delete(hand: Sweep, batch: Sequence[Doomed]) -> list[Doomed]:
-    """Delete objects and return those that are surely gone; none is begun after a pause of this process."""
+    """Delete objects and return those that are certainly gone; no deletion begins after a pause of this process."""
     began = hand.clock()
 
     def delete(doomed: Doomed) -> bool:
@@ -141,7 +141,7 @@ def _delete(hand: Sweep, batch: Sequence[Doomed]) -> list[Doomed]:
         try:
             hand.store.delete(doomed.name)
         except StoreError:
-            return False  # it may still happen; if not, the object is garbage for the next collection
+            return False  # the deletion may still happen; if not, the object is garbage for the next collection
         return True
 
     with ThreadPoolExecutor(_DELETERS, thread_name_prefix="sweep") as pool:

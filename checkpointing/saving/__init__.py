@@ -1,1 +1,1 @@
-"""From pieces to a committed checkpoint: what each rank writes, and what the leader makes of it."""
+"""From pieces to a committed checkpoint: what each rank writes, and what the leader does with it."""

@@ -1,4 +1,4 @@
-"""What a save can lean on: the tiles of its parent."""
+"""The tiles of a save's parent, which it can refer to."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Recall = Callable[[TensorSpec, Box], Bytes | None]
 
 
 class Bases:
-    """The tiles of a parent, by contents and by place; nothing is found where there is no parent."""
+    """The tiles of a parent, by contents and by place; empty without a parent."""
 
     def __init__(self, parent: Checkpoint | None, recall: Recall | None = None) -> None:
-        """Look tiles up in `parent`; `recall` gives bytes of an older state that need not come from the store."""
+        """Index the tiles of `parent`. recall: returns bytes of an older state that need not come from the store."""
         tiles = parent.tiles if parent is not None else ()
         self._parent, self._recall = parent, recall
-        # Of equal tiles the first one counts, so that the same save refers to the same one again.
+        # The first of equal tiles counts, so that the same save refers to the same one again.
         self._contents = {tile.digest: tile for tile in reversed(tiles)}
         self._places = {(tile.spec, tile.box): tile for tile in tiles}
 
@@ -32,12 +32,12 @@ class Bases:
         return self._parent.name if self._parent is not None else None
 
     def same(self, spec: TensorSpec, box: Box, tile_digest: str) -> StoredTile | None:
-        """Return a tile with these contents, the one at the same place before others."""
+        """Return a tile with these contents, preferably the one at the same place."""
         here = self._places.get((spec, box))
         return here if here is not None and here.digest == tile_digest else self._contents.get(tile_digest)
 
     def older(self, spec: TensorSpec, box: Box) -> Base | None:
-        """Return the tile that a difference would be to: the parent's here, or the one that is a difference to."""
+        """Return the tile that a difference would refer to: the parent's here, or if that is a difference, its base."""
         here = self._places.get((spec, box))
         if here is None or here.base is not None:
             return here.base if here is not None else None
@@ -51,12 +51,12 @@ class Bases:
         )
 
     def size(self, pack: str) -> int:
-        """Return the bytes of a pack that the parent's tiles lie in."""
+        """Return the size of a pack that the parent's tiles are in."""
         assert self._parent is not None
         return self._parent.packs[pack]
 
     def fetch(self, spec: TensorSpec, box: Box, base: Base) -> Bytes | None:
-        """Return the bytes of an older tile, verified; None when nobody gives them whole."""
+        """Return the bytes of an older tile, verified; None if no good copy is found."""
         assert self._parent is not None
         if self._recall is not None:
             data = self._recall(spec, box)

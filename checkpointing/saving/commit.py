@@ -1,6 +1,6 @@
-"""What the leader does: fence off its predecessors, and commit saves (format.md, section 9).
+"""The leader's part: it fences off its predecessors, and commits saves (format.md, section 9).
 
-What to do about a ref is decided in `checkpointing.format.refs`; here it is carried out, through lost responses.
+`checkpointing.format.refs` decides what to do about a ref; here it is carried out, in spite of lost responses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from checkpointing.saving.ref_update import move, write_history
 from checkpointing.stores.protocol import Store, create, decides_creations
 
 _READERS = 8
-_CHECKS = 8  # each one more means that a sweep began meanwhile
+_CHECKS = 8  # each further one means that a sweep began meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Committed:
     totals: Totals
     """Its tensors, its distinct tiles and the bytes of these."""
     ref: Ref
-    """What `latest` says now."""
+    """The ref `latest` as it is now."""
     moved: bool
     """Whether this call moved `latest`."""
 
@@ -63,7 +63,7 @@ class Committed:
 def fence(store: Store, generation: int) -> Ref:
     """Put `generation` into `latest`, its target unchanged, and return the ref.
 
-    Each generation's leader calls this before its first step. Fenced when a newer generation was there.
+    Each generation's leader calls this before its first step. Fenced if a newer generation was there.
     """
     _check_generation(generation)
     verdict, ref = move(
@@ -81,9 +81,9 @@ def fence(store: Store, generation: int) -> Ref:
 def commit(store: Store, *, step: int, made_in: int, attempt: int, committed_in: int, world: int) -> Committed:
     """Make a save that all ranks have written the newest checkpoint.
 
-    Incomplete when ranks are still missing; Inconsistent when they disagree; Fenced when a newer generation owns
-    `latest`; Superseded when it already points past this save; Collecting when a sweep has condemned what it needs.
-    After StoreError, call it again.
+    Incomplete if ranks are still missing; Inconsistent if they disagree; Fenced if a newer generation owns `latest`;
+    Superseded if it already points past this save; Collecting if a sweep has condemned objects that it needs. After
+    StoreError, call it again.
     """
     _check_generation(committed_in)
     save = names.Save(step=step, made_in=made_in, attempt=attempt)
@@ -103,12 +103,12 @@ def commit(store: Store, *, step: int, made_in: int, attempt: int, committed_in:
 
 
 def _try(store: Store, save: names.Save, committed_in: int, world: int) -> tuple[Verdict, Ref | None, Record]:
-    """Look for everything the save needs, then move the ref if no sweep began since."""
+    """Check that everything the save needs is there, then move the ref if no sweep has begun since."""
     # The order matters: what is found after `sweeps` was read stays until it changes (format.md, section 13).
     ref, _ = read_versioned(store)
     checked = ref.sweeps if ref is not None else 0
     if ref is not None and names.checkpoint(save, committed_in) not in ref.committed:
-        # Only to save work: what counts is the decision under the swap.
+        # This only saves work: what counts is the decision under the swap.
         if ref.generation > committed_in:
             raise _fenced(store, ref, committed_in)
         if is_superseded(ref, save) and names.checkpoint(save, committed_in) not in committed(store, ref):
@@ -121,7 +121,7 @@ def _try(store: Store, save: names.Save, committed_in: int, world: int) -> tuple
     mine = make_record(manifests, entries, committed_in=committed_in, write_id=secrets.token_hex(16))
     data = create(store, mine.name, encode_record(mine))
     if not decides_creations(store) and decode_record(data, mine.name).manifests != mine.manifests:
-        # Somebody else has just committed other ones of the manifests that ranks have written twice: these count.
+        # Another commit has just chosen other ones of the manifests that ranks have written twice: its choice counts.
         return Verdict.RECHECK, ref, mine
     record = _same(mine, data)
     digest = hexdigest(data)
@@ -149,10 +149,10 @@ def _check_condemned(
 
 
 def _manifest_names(store: Store, save: names.Save, committed_in: int, world: int) -> list[str]:
-    """Return the name of each rank's manifest, where it is known.
+    """Return the name of each rank's manifest, as far as it is known.
 
-    Where names are unique, a rank that came back may have written several, of which any is as good: those of the record
-    if it is there already, or the first by name.
+    If names are unique, a rank that came back may have written several, each as good as the others: those of the record
+    are taken if it is already there, else the first by name.
     """
     if world < 1:
         raise ValueError(f"a world of {world} has no ranks")
@@ -200,7 +200,7 @@ def _check_packs(store: Store, manifests: list[RankManifest]) -> None:
 
 def _same(mine: Record, data: bytes) -> Record:
     there = decode_record(data, mine.name)
-    # Through JSON once, so that tuples in the facts compare as the lists they become.
+    # Encoded as JSON and decoded once, so that tuples in the facts compare as the lists they become.
     if dataclasses.replace(there, write_id="") != dataclasses.replace(
         decode_record(encode_record(mine), mine.name), write_id=""
     ):

@@ -1,4 +1,4 @@
-"""Whether rank manifests make a checkpoint: the leader's check before a commit (format.md, section 9)."""
+"""Whether rank manifests make up a checkpoint: the leader's check before a commit (format.md, section 9)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from checkpointing.format.tiles import Box, TensorSpec, uncovered
 
 
 def check_complete(manifests: Sequence[RankManifest], save: Save, world: int) -> None:
-    """Raise Incomplete when something is missing, Inconsistent when ranks disagree; else the manifests are whole.
+    """Raise Incomplete if something is missing, Inconsistent if ranks disagree; else the manifests are complete.
 
     Several ranks may hold the same box, if its contents are the same.
     """

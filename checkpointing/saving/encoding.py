@@ -1,4 +1,4 @@
-"""Which codec a tile gets, once it is known which ones the save may use."""
+"""Chooses a tile's codec among those that the save may use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from checkpointing.saving.options import Choice
 
 WORTH = 1.05
 """The least tile bytes per stored byte for which a tile is encoded at all."""
-_STEPS = frozenset({"bfloat16", "float16"})  # one optimizer step leaves most bits of these alone, and few of wider ones
-_FRESH = 2.0  # a difference worth less than this is to a tile grown old: one that stands by itself may be the next base
+_STEPS = frozenset({"bfloat16", "float16"})  # an optimizer step changes few bits of these, but most of wider ones
+_FRESH = 2.0  # a difference worth less has too old a base: a tile stored by itself can be the next one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Hashed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A tile as it goes into a pack, and where the tile lies that it is the difference to."""
+    """A tile as it goes into a pack, and the place of the base that it is a difference to."""
 
     content: Content
     stats: Stats
@@ -40,8 +40,8 @@ class Encoded:
 def encode_tile(tile: Hashed, choice: Choice, bases: Bases) -> Encoded:
     """Return a tile's stored bytes; the same tile, choice and bases give the same bytes.
 
-    RAW leaves it as it is. PLANES encodes it where that is worth it. XOR does too, and stores 16-bit floats as their
-    difference to the parent's tile where that halves them, or at least makes them shorter than their planes.
+    RAW leaves it as it is. PLANES encodes it if that is worth it. XOR does too, and stores 16-bit floats as their
+    difference to the parent's tile if that halves them, or at least makes them shorter than their planes.
     """
     spec, box, data = tile.piece.spec, tile.piece.box, tile.piece.data
     found: tuple[Bytes, Codec, Base | None] = (data, Codec.RAW, None)

@@ -1,4 +1,4 @@
-"""Digests and statistics of many tiles, by a few threads, in order and not far ahead of whoever takes them."""
+"""Digests and statistics of many tiles, computed by a few threads, in order and not far ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from checkpointing.format.tiles import Piece, digest
 from checkpointing.saving.bases import Bases
 from checkpointing.saving.encoding import Hashed
 
-_BATCH = 4 << 20  # small tiles go together: handing one over costs more than hashing it
+_BATCH = 4 << 20  # small tiles go together: passing one to a thread costs more than hashing it
 
 
 def hashed(tiles: Sequence[Piece], bases: Bases, workers: int) -> Generator[Hashed]:
     """Yield every tile with its digest and statistics, in the given order; Corrupt for one that lost its digest.
 
-    The statistics of a tile that is known already are None: its own are kept. One that comes with its digest is then
-    not read at all.
+    The statistics of a tile that is already known are None: its existing ones are kept. One that comes with its digest
+    is then not read at all.
     """
 
     def work(batch: Sequence[Piece]) -> list[Hashed]:

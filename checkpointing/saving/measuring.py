@@ -1,4 +1,4 @@
-"""How fast codecs are here, and what they make of these tiles: what `auto` decides from."""
+"""Measures how fast codecs are here, and how well they compress a save's tiles, for `auto` to decide from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SAMPLES = 8
 
 
 def measure(store: float, tiles: Sequence[Piece], bases: Bases, clock: Callable[[], float]) -> Speeds:
-    """Return what was measured: `store`, in bytes per second, and how each codec does on a few of a save's tiles.
+    """Return the measured speeds: `store`, in bytes per second, and each codec's on a few of a save's tiles.
 
     Fetching the older tiles is part of what a difference costs.
     """

@@ -1,4 +1,4 @@
-"""What a save may be asked to do differently."""
+"""The options of a save."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACK_BYTES = 32 << 20
 
 
 class Choice(StrEnum):
-    """Which codecs a save may use; what a tile gets is in `checkpointing.saving.encoding`."""
+    """Which codecs a save may use; `checkpointing.saving.encoding` chooses for each tile."""
 
     RAW = "raw"
     PLANES = "planes"
@@ -24,7 +24,7 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """How a codec did on some tiles. rate: tile bytes per second and thread. ratio: tile bytes per stored byte."""
+    """A codec's results on some tiles. rate: tile bytes per second and thread. ratio: tile bytes per stored byte."""
 
     rate: float
     ratio: float
@@ -32,9 +32,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """What an `auto` save has measured. store: stored bytes per second of all transfers together.
+    """The measurements of an `auto` save. store: stored bytes per second of all transfers together.
 
-    xor: None where no tile had an older one to differ from.
+    xor: None if no tile had an older one to differ from.
     """
 
     store: float
@@ -61,13 +61,13 @@ class SaveOptions:
     check: bool = True
     """Read packs back, unless the store compares checksums itself."""
     workers: int = 2
-    """Threads that take digests."""
+    """Threads that compute digests."""
     rewrite: bool = False
-    """Write packs although objects of their name and size are there, because one of them was found damaged."""
+    """Write packs even if objects of their name and size are there, because one of them was found damaged."""
     announce_after: float = ANNOUNCED_AFTER
-    """Seconds from which on a save tells collections that it is under way."""
+    """Seconds after which a save announces to collections that it is under way."""
     speeds: Speeds | None = None
-    """What an earlier `auto` save measured; the choice then follows from it alone. None: measure."""
+    """The measurements of an earlier `auto` save, which alone then decide; None, the default, to measure."""
 
     def __post_init__(self) -> None:
         if self.codec not in list(Choice):
@@ -82,15 +82,15 @@ class SaveOptions:
 
     @property
     def choice(self) -> Choice:
-        """The codec, or what `speeds` say instead of AUTO; AUTO where nothing was measured yet."""
+        """The codec, or instead of AUTO the one that follows from `speeds`; AUTO if nothing has been measured yet."""
         chosen = Choice(self.codec)
         return choose(self.speeds, self.transfers) if chosen is Choice.AUTO and self.speeds else chosen
 
     def limit(self, left: int) -> int:
-        """Return the most tile bytes in the next pack, when `left` are still to be saved.
+        """Return the most tile bytes in the next pack, if `left` are still to be saved.
 
-        Packs become smaller towards the end, so that all transfers end together, and a writer that dies has not much
-        under way compared to what is left.
+        Packs become smaller towards the end, so that all transfers end together, and a writer that dies loses little
+        compared to what is left.
         """
         return min(self.pack_bytes, max(_SMALL, left // _PARTS))
 
@@ -101,7 +101,7 @@ _WORTH = 1.1  # a codec that makes the save less than a tenth faster is not wort
 
 
 def choose(speeds: Speeds, threads: int) -> Choice:
-    """Return how a save ends soonest: encoding goes on in `threads` while the store takes what is encoded."""
+    """Return the choice with which a save ends soonest: `threads` encode while the store takes encoded packs."""
     best, fastest = Choice.RAW, speeds.store * _WORTH
     for choice, trial in ((Choice.PLANES, speeds.planes), (Choice.XOR, speeds.xor)):
         if trial is not None:

@@ -1,8 +1,8 @@
-"""A save's tiles on their way: gathered into packs, several packs under way at once.
+"""Gathers a save's tiles into packs, and uploads several packs at once.
 
-One thread adds tiles in order; those that nobody has yet fill packs. Each pack is encoded and uploaded by one thread of
-a pool, so that encoding, uploading and the hashing in front of it go on side by side. What is under way is bounded by
-the number of transfers, and so is memory: only encoded tiles take any.
+One thread adds tiles in order; those that are not stored yet fill packs. Each pack is encoded and uploaded by one
+thread of a pool, so that encoding, uploading and the hashing before them go on at the same time. The number of
+transfers bounds the packs under way, and with them the memory: only encoded tiles take any.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from checkpointing.stores.protocol import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """All tiles of a save, placed. packs: sizes of all they need. sent: bytes of packs that were not there already."""
+    """All tiles of a save with their places. packs: sizes of all that they need. sent: bytes of packs uploaded."""
 
     tiles: tuple[StoredTile, ...]
     packs: dict[str, int]
@@ -39,7 +39,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Done:
-    # Not the plan: it holds on to encoded bytes.
+    # Not the plan, which holds the encoded bytes.
     pack: str
     size: int
     tiles: tuple[StoredTile, ...]
@@ -49,7 +49,7 @@ class _Done:
 
 
 class Packer:
-    """Takes the tiles of one save in order; to be used by one thread, and closed by leaving its context."""
+    """Takes the tiles of one save in order. For one thread; leaving its context closes it."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Packer:
         sleep: Callable[[float], None],
     ) -> None:
         self._bases, self._options = bases, options
-        # What a local disk says it has written is believed: reading back would ask the page cache.
+        # A local disk is trusted with what it has written: reading back would only ask the page cache.
         self._check = options.check and not getattr(store, "verifies", False)
         rate = options.max_bandwidth
         limited = None if rate is None else LimitedStore(store, Bandwidth(rate, clock=clock, sleep=sleep))
@@ -86,11 +86,11 @@ class Packer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        # What is under way ends: a retry then finds it.
+        # Transfers under way are completed: a retry then finds them.
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def add(self, tile: Hashed) -> None:
-        """Take the next tile; blocks while as many packs are under way as may be, raises what stopped one of them."""
+        """Take the next tile; block while the most packs are under way, and raise the error that stopped one."""
         spec, box = tile.piece.spec, tile.piece.box
         known = self._bases.same(spec, box, tile.digest)
         if known is not None:
@@ -108,7 +108,7 @@ class Packer:
         self._left -= tile.piece.data.nbytes
 
     def finish(self) -> Packed:
-        """Send what is left, and return when everything is durable."""
+        """Upload the rest, and return when everything is durable."""
         if self._pack:
             self._send()
         done = [transfer.result() for transfer in self._transfers]
@@ -156,12 +156,12 @@ class Packer:
         )
 
     def _settle(self, pack: Sequence[Hashed]) -> Choice:
-        """Return the codec for the next pack while nothing was measured: raw, until one round of transfers is over."""
+        """Return the codec for the next pack before anything is measured: raw, until one round of transfers is over."""
         if len(self._transfers) < self._options.transfers:
             return Choice.RAW
         round_ = [transfer.result() for transfer in self._transfers[-self._options.transfers :]]
         if any(not done.sent for done in round_):
-            # An earlier try was here. It has measured, and is followed if what it then chose can be told.
+            # An earlier try has written this. It had measured, and is followed if its choice can be determined.
             return self._followed(pack) or Choice.RAW
         seconds = max(done.ended for done in round_) - min(done.began for done in round_)
         store = sum(done.sent for done in round_) / max(seconds, 1e-9)

@@ -1,4 +1,4 @@
-"""Moving `latest`: every change of what is kept, and by whom, is one swap of it (format.md, section 9)."""
+"""Moves `latest`: every change of what is kept, and by which generation, is one swap of it (format.md, section 9)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from checkpointing.format.refs import SPILLED, Older, Ref, Verdict, encode_ref
 from checkpointing.reading.naming import read_versioned
 from checkpointing.stores.protocol import Store, create
 
-_SWAPS = 32  # each one lost means that somebody else's was not
+_SWAPS = 32  # each one lost means that another one succeeded
 _LOST = 3
 
 
@@ -25,10 +25,10 @@ def move(
     *,
     shadow: bool = False,
 ) -> tuple[Verdict, Ref | None]:
-    """Swap `latest` as decided, and return the verdict with the ref that is there because of it.
+    """Swap `latest` as decided, and return the verdict with the resulting ref.
 
-    `decide` and `build` (given the ref and a write-id) are asked again for every ref that is found; what comes of the
-    last time counts. With `shadow` a copy is left for `repair_latest`. StoreError: call again.
+    `decide` and `build` (given the ref and a write-id) are called again for every ref that is found; the last result
+    counts. With `shadow` a copy is left for `repair_latest`. StoreError: call again.
     """
     write_id = secrets.token_hex(16)
     lost: list[StoreError] = []
@@ -54,7 +54,7 @@ def move(
 
 
 def leave_shadow(store: Store, data: bytes) -> None:
-    """Leave a copy of the ref. It may be missing or old: repair takes from it only what nothing else knows."""
+    """Leave a copy of the ref. It may be missing or old: repair takes from it only what is found nowhere else."""
     with contextlib.suppress(StoreError):
         store.put(names.SHADOW, data)
 

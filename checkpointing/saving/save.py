@@ -1,4 +1,4 @@
-"""What a rank does for a checkpoint: packs and one manifest (format.md, section 9, step 1)."""
+"""A rank's part of a checkpoint: packs and one manifest (format.md, section 9, step 1)."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ def save_rank(
 ) -> SavedRank:
     """Write one rank's pieces, durably; after a failure, call it again with the same arguments.
 
-    The pieces' bytes are read twice (digests first, for a pack's name follows from them) and never copied, except to
-    be encoded; they must not change meanwhile. Tiles with the contents of one of `parent` are referenced, not written,
+    The pieces' bytes are read twice (first for digests, since a pack's name follows from them) and never copied, except
+    to be encoded; they must not change meanwhile. Tiles that equal one of `parent` are referenced, not written,
     wherever the parent has them, and so are those that this rank has twice. The same pieces, parent and options give
-    the same packs and manifest; where `options.codec` is "auto", the same tiles. Every rank gives the same `facts`,
-    one JSON object. `recall(spec, box)` may give the bytes that box had in the parent, or in the parent's own base, if
-    they are still in memory, so that a difference to them need not read the store; they are verified. A piece that
-    comes with its digest is a tile: it is not cut, it is not even read where the parent has it, and it is compared with
+    the same packs and manifest; if `options.codec` is "auto", the same tiles. Every rank gives the same `facts`, one
+    JSON object. `recall(spec, box)` may return the bytes that the box had in the parent, or in the parent's own base,
+    if they are still in memory, so that a difference to them need not read the store; they are verified. A piece that
+    comes with its digest is a tile: it is not cut, it is not even read if the parent has it, and it is compared with
     its digest before it is written.
 
-    Corrupt when such a tile's bytes have changed; ValueError for pieces or facts that cannot be stored; Inconsistent
-    when this rank saved something else under the same step, generation and attempt.
+    Corrupt if such a tile's bytes have changed; ValueError for pieces or facts that cannot be stored; Inconsistent if
+    this rank has saved something else under the same step, generation and attempt.
     """
     save = names.Save(step=step, made_in=made_in, attempt=attempt)
     if not 0 <= rank < world:
@@ -100,13 +100,13 @@ def save_rank(
     write_id = "" if decides_creations(store) else secrets.token_hex(16)
     name = names.manifest(save, rank, write_id)
     if write_id:
-        # Any that this rank has written is as good; the commit takes one of them.
+        # Any manifest that this rank has written is as good; the commit takes one of them.
         name = next(iter(store.list(names.manifests(save, rank))), name)
     try:
         data = store.get(name)
     except StoreNotFound:
         name = names.manifest(save, rank, write_id)
-        # Until the manifest is there, nothing else tells a collection that these packs are needed.
+        # Until the manifest is there, nothing else shows a collection that these packs are needed.
         with announced(store, Role.WRITER, bases.name, after=options.announce_after):
             packed = _pack(store, tiles, bases, options, clock, sleep)
             manifest = RankManifest(
@@ -201,7 +201,7 @@ def _contents(tile: StoredTile) -> _Contents:
 def _check_same(
     there: RankManifest, world: int, common: str, specs: dict[str, TensorSpec], tiles: set[_Contents]
 ) -> None:
-    """Accept a manifest that says the same of the same tiles, though it keeps them in other packs."""
+    """Accept a manifest that says the same about the same tiles, even if it has them in other packs."""
     same = there.world == world and there.facts_digest == common and set(there.specs) == set(specs.values())
     if not same or {_contents(tile) for tile in there.tiles} != tiles:
         raise Inconsistent(

@@ -1,4 +1,4 @@
-"""Bringing one pack into the store, so that what is there afterwards is what was meant."""
+"""Uploads one pack, so that afterwards the store holds exactly these bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from checkpointing.format import names
 from checkpointing.format.pack import HEAD, PackPlan, PackTile, whole
 from checkpointing.stores.protocol import Store
 
-_RUN = 8 << 20  # bytes asked for at once when a pack of an earlier try is checked
+_RUN = 8 << 20  # bytes read at once when a pack of an earlier try is checked
 _TRIES = 3
 
 
 def is_there(store: Store, plan: PackPlan) -> bool:
-    """Return whether an earlier try has left this pack whole: every byte is read."""
+    """Return whether an earlier try has left this pack intact: every byte is read."""
     try:
         return store.size(names.pack(plan.id)) == plan.size and _as_planned(store, plan)
     except StoreNotFound:
@@ -24,7 +24,7 @@ def is_there(store: Store, plan: PackPlan) -> bool:
 
 
 def upload(store: Store, plan: PackPlan, *, check: bool) -> None:
-    """Write a pack, durably; with `check`, Miswritten when the store keeps on holding something else."""
+    """Write a pack, durably; with `check`, Miswritten if the store still holds something else after retries."""
     for attempt in tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Miswritten), stop=tenacity.stop_after_attempt(_TRIES), reraise=True
     ):

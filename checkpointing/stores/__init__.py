@@ -1,1 +1,1 @@
-"""Where objects are kept: one small protocol, and the places that speak it."""
+"""Where objects are kept: one small protocol, and its implementations."""

@@ -1,4 +1,4 @@
-"""What a URL of a store says, and what of it may be shown."""
+"""Parses the URL of a store, and removes secrets from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Address:
 
 
 def parse(url: str) -> Address:
-    """Return what `url` says: a path, `file://` and an absolute path, or another scheme; StoreUnfit else."""
+    """Return the address in `url`: a path, `file://` and an absolute path, or another scheme; StoreUnfit otherwise."""
     if not url or url != url.strip() or "\0" in url:
         raise StoreUnfit(f"store {url!r}: give a directory, or a URL such as s3://bucket/prefix")
     scheme, separator, rest = url.partition("://")
@@ -38,5 +38,5 @@ def parse(url: str) -> Address:
 
 
 def redacted(url: str) -> str:
-    """Return `url` without what may be secret in it: a user's name and password, and everything behind a `?`."""
+    """Return `url` without parts that may be secret: a user's name and password, and everything after a `?`."""
     return _QUERY.sub("?...", _USERINFO.sub(r"\1***@", url)) if _SCHEME.match(url) else url

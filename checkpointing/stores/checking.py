@@ -1,6 +1,6 @@
-"""Whether the store holds what was sent: by reading back.
+"""Checks by reading back whether the store holds what was sent.
 
-A store that has a checksum of its own compares that (see `obstore.py`); this is for all others.
+A store with a checksum of its own compares that (see `obstore.py`); this is for all others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PIECE = 8 << 20
 
 
 class Readable(Protocol):
-    """What can be read back."""
+    """A store that can be read back."""
 
     @property
     def url(self) -> str:
@@ -30,10 +30,10 @@ class Readable(Protocol):
 
 
 class Sent:
-    """Data that is hashed while it is sent. Iterating it again begins anew."""
+    """Data that is hashed while it is sent. Iterating it again starts over."""
 
     def __init__(self, data: Data) -> None:
-        """Wrap what is to be sent."""
+        """Wrap the data to be sent."""
         self._data = data
         self._hash = blake3.blake3()
         self._size = 0
@@ -47,7 +47,7 @@ class Sent:
             yield chunk
 
     def compare(self, store: Readable, name: str) -> None:
-        """Read the object back; Miswritten when it is not what was yielded last."""
+        """Read the object back; Miswritten if it is not what was yielded last."""
         found = blake3.blake3()
         read = 0
         while True:

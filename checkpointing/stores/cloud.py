@@ -1,10 +1,10 @@
 """obstore clients from URLs, fsspec's options and the usual environment.
 
 The options are those that s3fs, gcsfs and adlfs take (`key`, `secret`, `token`, `anon`, `endpoint_url`, `profile`,
-`client_kwargs`, `account_name`, ...), and obstore's own configuration keys. Credentials come from them or from where
-each cloud's tools look: the environment, shared files and profiles, the machine's own identity. By default nothing is
-retried here: a conditional write repeated below us would fail against itself. With a patience, for uploads in parts,
-each part is.
+`client_kwargs`, `account_name`, ...), and obstore's own configuration keys. Credentials come from them or from the
+places where each cloud's tools look: the environment, shared files and profiles, the machine's own identity. By default
+nothing is retried here: a conditional write that was repeated below us would fail against itself. With a patience, as
+for uploads in parts, each request is retried.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RENAMED = {
 }
 _MANY = 1 << 20  # time is what ends it
 _CONNECT = timedelta(seconds=10)
-_REQUEST = timedelta(seconds=120)  # a part of 16 MiB takes that long at 140 KB/s
+_REQUEST = timedelta(seconds=120)  # a part of 16 MiB takes this long at 140 KB/s
 
 
 def connect(url: str, options: Mapping[str, Any], *, patience: float = 0.0) -> Client:
@@ -67,7 +67,7 @@ def connect(url: str, options: Mapping[str, Any], *, patience: float = 0.0) -> C
     }
     try:
         if family == "s3":
-            # Over TLS nobody can change the payload, so that hashing it for the signature only costs time.
+            # Over TLS the payload cannot be changed, so that hashing it for the signature would only cost time.
             config.setdefault("unsigned_payload", not plain or loopback)
             config.setdefault("disable_bulk_delete", True)
             return S3Store(bucket, config=config, credential_provider=_shared_credentials(config, options), **given)
@@ -81,7 +81,7 @@ def connect(url: str, options: Mapping[str, Any], *, patience: float = 0.0) -> C
 def _retries(patience: float) -> RetryConfig:
     if not patience:
         return {"max_retries": 0}
-    # Waits are drawn at random between the first and `base` times the one before.
+    # Waits are random, between the first and `base` times the previous one.
     return {
         "max_retries": _MANY,
         "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
@@ -90,7 +90,7 @@ def _retries(patience: float) -> RetryConfig:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error of obstore says, without its dump of internals."""
+    """Return the message of an obstore error, without its dump of internals."""
     return str(error).partition("\n\nDebug source")[0].strip()
 
 
@@ -140,10 +140,10 @@ def _host(endpoint: str | None) -> str:
 
 
 def _shared_credentials(config: Any, options: Mapping[str, Any]) -> Any:
-    """Return a provider that reads what the AWS tools read; None where obstore's own way is right.
+    """Return a provider that reads what the AWS tools read; None if obstore's own way is right.
 
-    obstore knows the environment, web identities and the machine's own; profiles, shared files and single sign-on
-    are botocore's, where it is installed.
+    obstore knows the environment, web identities and the machine's own identity; profiles, shared files and single
+    sign-on need botocore.
     """
     given = "access_key_id" in config or config.get("skip_signature") or os.environ.get("AWS_ACCESS_KEY_ID")
     profile = options.get("profile")
@@ -159,7 +159,7 @@ def _shared_credentials(config: Any, options: Mapping[str, Any]) -> Any:
             ) from None
         return None
     session = botocore.session.Session(profile=profile)
-    # The machine's own identity is left to obstore, which asks for it when it is needed, not here.
+    # The machine's own identity is left to obstore, which asks for it only when it is needed.
     chain = session.get_component("credential_provider")
     for name in ("iam-role", "container-role", "assume-role-with-web-identity"):
         chain.remove(name)

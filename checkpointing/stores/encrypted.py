@@ -2,10 +2,11 @@
 
 AES-256-GCM over chunks of 64 KiB, so that any range can be read by itself. Every object has a key of its own, derived
 from the user's and its name; each chunk is bound to the name, its number, and whether it is the last. A store can
-therefore lose or roll back whole objects, which digests find, but not change, swap, cut or mix them. Sizes stay
-visible, and names but those of packs: a pack's id follows from its contents, so that whoever knows or guesses them
-would see that they are there. It is encrypted, deterministically (AES-SIV, RFC 5297), so that a listing can be read
-back. Packs that were written before that have their ids as names, and are read. Tokens are those of the store below.
+therefore lose or roll back whole objects, which digests detect, but not change, swap, cut or mix them. Sizes stay
+visible, and so do names except those of packs: a pack's id follows from its contents, so that anybody who knows or
+guesses them would see that they are there. The id is encrypted deterministically (AES-SIV, RFC 5297), so that a listing
+can be read back. Packs that were written before that have their ids as names, and are still read. Tokens are those of
+the store below.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _HEAD = len(SEALED) + 8  # the magic, the key's id
 _HIDDEN = re.compile(r"packs/[0-9a-f]{2}/([0-9a-f]{96})\.pack")
 _NONCE = 12
 _STORED = _NONCE + CHUNK + 16
-_BATCH = 16  # chunks handed on at once
+_BATCH = 16  # chunks passed on at once
 
 
 class EncryptedStore:
     """A store whose objects only the holder of a key can read or write."""
 
     def __init__(self, store: Store, key: Key) -> None:
-        """Wrap `store`, all of whose objects are, or will be, encrypted with `key`."""
+        """Wrap `store`, all of whose objects are or will be encrypted with `key`."""
         self._store = store
         self.decides_creations = decides_creations(store)
         self._key = key
@@ -53,7 +54,7 @@ class EncryptedStore:
         return self._store.url
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return bytes [start, stop) of an object; Tampered or WrongKey when they cannot be opened."""
+        """Return bytes [start, stop) of an object; Tampered or WrongKey if they cannot be decrypted."""
         if start == 0 and stop is None:
             return self._open(name, self._fetch(name))
         if stop is not None and stop <= start:
@@ -71,14 +72,14 @@ class EncryptedStore:
         return Versioned(data=self._open(name, found.data), token=found.token)
 
     def size(self, name: str) -> int:
-        """Return an object's bytes, as they are when opened."""
+        """Return an object's size when decrypted."""
         return _plain_size(self._either(name, self._store.size))
 
     def put(self, name: str, data: Data, *, check: bool = False) -> None:
-        """Write an object; with `check`, what was sealed is compared."""
+        """Write an object; with `check`, the encrypted bytes are compared."""
         check_name(name)
         sealed = _Sealed(self._cipher(name), data)
-        # What comes only once is shown to be so, or the store below would try to send it again.
+        # Data that can be read only once must look so, or the store below would try to send it again.
         self._store.put(self._at(name), iter(sealed) if isinstance(data, Iterator) else sealed, check=check)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
@@ -98,7 +99,7 @@ class EncryptedStore:
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects whose names begin with `prefix`, sorted by name."""
-        # Names of packs are another set below: all of them are asked for.
+        # Pack names are encrypted below, so all of them are listed.
         below = names.PACKS if prefix.startswith(names.PACKS) else prefix
         found: dict[str, Entry] = {}
         for entry in self._store.entries(below):
@@ -122,7 +123,7 @@ class EncryptedStore:
         return f"{names.PACKS}{hidden[:2]}/{hidden}.pack"
 
     def _name_of(self, stored: str) -> str:
-        """Return the name of what is stored under a name; what this key has not named keeps its own."""
+        """Return an object's name from its stored name; names that this key did not make stay as they are."""
         match = _HIDDEN.fullmatch(stored)
         if match is None:
             return stored
@@ -135,7 +136,7 @@ class EncryptedStore:
         return self._either(name, lambda place: self._store.get(place, start, stop))
 
     def _either(self, name: str, ask: Callable[[str], _T]) -> _T:
-        """Ask for an object under the name it has now, and under that which it had in older stores."""
+        """Ask for an object under its present name, and then under the one it had in older stores."""
         place = self._at(name)
         if place != name:
             with contextlib.suppress(StoreNotFound):
@@ -171,13 +172,13 @@ class EncryptedStore:
         return plain[start - first * CHUNK : stop - first * CHUNK]
 
     def _open_chunks(self, name: str, stored: bytes | memoryview, first: int, *, whole: bool) -> bytes:
-        """Return the bytes of chunks `first`, ...; with `whole`, `stored` must end with the last one there is."""
+        """Return the bytes of chunks `first`, ...; with `whole`, `stored` must end with the object's last chunk."""
         sealer, view = self._cipher(name), memoryview(stored)
         plain = []
         for number, offset in enumerate(range(0, len(stored), _STORED), first):
             piece = view[offset : offset + _STORED]
             at_end = offset + _STORED >= len(stored)
-            # What is shorter than a chunk, or than what was asked for, must be the end; else it can be.
+            # A piece shorter than a chunk, or than was asked for, must be the end; any other may be.
             final = (True,) if at_end and (whole or len(piece) < _STORED) else (False, True) if at_end else (False,)
             opened = next((out for flag in final if (out := sealer.open(piece, number, flag)) is not None), None)
             if opened is None:
@@ -219,7 +220,7 @@ class _Sealer:
 
 
 class _Sealed:
-    """Data as it is stored, a MiB at a time. Iterating it again seals it again, with other nonces."""
+    """Encrypted data, a MiB at a time. Iterating it again encrypts it again, with other nonces."""
 
     def __init__(self, sealer: _Sealer, data: Data) -> None:
         self._sealer, self._data = sealer, data
@@ -236,7 +237,7 @@ class _Sealed:
 def _cut(data: Data) -> Iterator[tuple[bytes | memoryview, bool]]:
     """Yield the data in pieces of CHUNK bytes, the last one shorter or empty, and whether it is the last.
 
-    The end of each chunk is copied, for it may be the last piece, and its maker may use its memory again.
+    The end of each chunk is copied, since it may be the last piece, and its producer may reuse its memory.
     """
     held = bytearray()
     for chunk in chunks(data):

@@ -1,8 +1,8 @@
-"""Any fsspec file system as a store, if it can write conditionally.
+"""Any fsspec file system as a store, if it has conditional writes.
 
 Reading works with every protocol. Create-only writes and compare-and-swap are known for `s3` (the headers
 If-None-Match and If-Match, through s3fs's `mode="create"` and `IfMatch`) and for `memory` (which lives in one process).
-Packs are streamed through a file object; all else is small and goes in one request.
+Packs are streamed through a file object; everything else is small and goes in one request.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from checkpointing.stores.address import redacted
 from checkpointing.stores.checking import Sent, miswritten
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
 
-# Of botocore, aiohttp and Python itself.
+# Names of errors of botocore, aiohttp and Python itself.
 _UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ClientConnectorError", "ConnectionRefusedError")
-_BLOCK = 16 << 20  # of an upload in parts; S3 takes 5 MiB to 5 GiB, and 10,000 of them
+_BLOCK = 16 << 20  # of an upload in parts; S3 accepts 5 MiB to 5 GiB, and 10,000 of them
 
 
 class _Conditional(Protocol):
     """How one protocol writes on a condition."""
 
     def token(self, path: str, data: bytes | None) -> str:
-        """Return the token of what is there; `data` is that, if it was just read. Empty: it cannot be said yet."""
+        """Return the token of the present object; "" if it is not known yet. data: the object, if it was just read."""
         ...
 
     def create(self, path: str, data: bytes) -> bool: ...
@@ -42,7 +42,7 @@ class FsspecStore:
     """Objects as files of an fsspec file system, below a prefix."""
 
     def __init__(self, url: str, *, options: Mapping[str, Any]) -> None:
-        """Connect; StoreUnfit when the protocol is unknown or its package is missing."""
+        """Connect; StoreUnfit if the protocol is unknown or its package is missing."""
         self._url = redacted(url)
         protocol = url.partition("://")[0]
         try:
@@ -72,14 +72,14 @@ class FsspecStore:
         if stop is not None and stop <= start:
             return b""
         with self._errors("read", name):
-            # Unbounded reads are told apart: s3fs asks for the size first when only one end is given.
+            # Unbounded reads are separate: s3fs asks for the size first if only one end is given.
             if start == 0 and stop is None:
                 return bytes(self._fs.cat_file(path))
             try:
                 return bytes(self._fs.cat_file(path, start=start, end=stop))
             except OSError as error:
                 if _said(error, "416", "InvalidRange"):
-                    return b""  # S3 has no empty answer to a range that begins at the end, or behind it
+                    return b""  # S3 has no empty answer to a range that begins at or after the end
                 raise
 
     def read(self, name: str) -> Versioned | None:
@@ -88,7 +88,7 @@ class FsspecStore:
         try:
             with self._errors("read", name):
                 for _ in range(16):
-                    # The token is asked for on both sides of the data: it and they must be of one version.
+                    # The token is read before and after the data, so that both are of one version.
                     before = self._conditions().token(path, None)
                     data = bytes(self._fs.cat_file(path))
                     after = self._conditions().token(path, data)
@@ -127,7 +127,7 @@ class FsspecStore:
                 file.close()
                 file.commit()
         except BaseException:
-            # Leaving a `with` block would have stored the half that was written.
+            # Leaving a `with` block would store the half that has been written.
             with contextlib.suppress(Exception):
                 file.discard()
             with contextlib.suppress(AttributeError):
@@ -181,7 +181,7 @@ class FsspecStore:
         return f"{self._root}/{check_name(name)}"
 
     def _make_parents(self, path: str) -> None:
-        # Object stores have no directories, and s3fs would try to make the bucket.
+        # Object stores have no directories, and s3fs would try to create the bucket.
         if not isinstance(self._conditional, _S3):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
@@ -209,16 +209,16 @@ class FsspecStore:
             raise StoreDenied(
                 f"store {self._url}: cannot {verb} {name}: {error}. Check the credentials, and what they may do there."
             ) from error
-        # What network file systems raise is an open set (botocore, aiohttp, ...): this is the edge.
+        # The errors of network file systems are an open set (botocore, aiohttp, ...): this is the edge.
         except Exception as error:
             if "Checksum" in type(error).__name__:
-                raise miswritten(self._url, name) from error  # botocore compares what it was told at the upload
+                raise miswritten(self._url, name) from error  # botocore compares the checksum of the upload
             kind = StoreUnreachable if type(error).__name__ in _UNREACHABLE else StoreError
             raise kind(f"store {self._url}: cannot {verb} {name}: {type(error).__name__}: {error}") from error
 
 
 def _first_block(data: Data) -> tuple[bytes, Iterator[memoryview] | None]:
-    """Return what one request can carry, and the rest if there is any. What the source raises is not caught."""
+    """Return what one request can carry, and the rest if there is any. Errors of the source are not caught."""
     pieces = chunks(data)
     block = bytearray()
     for piece in pieces:
@@ -229,7 +229,7 @@ def _first_block(data: Data) -> tuple[bytes, Iterator[memoryview] | None]:
 
 
 def _modified(info: Mapping[str, Any]) -> float:
-    """Return when an object was written, under the names that fsspec's file systems have for it; 0 if none is there."""
+    """Return when an object was written, by the names that fsspec's file systems have for that; 0 if there is none."""
     for field in ("LastModified", "last_modified", "updated", "mtime", "created"):
         value = info.get(field)
         if isinstance(value, datetime.datetime):
@@ -240,7 +240,7 @@ def _modified(info: Mapping[str, Any]) -> float:
 
 
 class _Memory:
-    """All in this process: a lock is all it takes."""
+    """Everything is in this process: a lock is enough."""
 
     _lock = threading.Lock()
 
@@ -266,7 +266,7 @@ class _Memory:
 
 
 class _S3:
-    """Conditional PUTs; a client below may repeat one whose answer was lost, so callers read back."""
+    """Conditional PUTs. A client below may repeat one whose answer was lost, so that callers read back."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = fs
@@ -298,9 +298,9 @@ class _S3:
 
 
 def _refused(error: OSError) -> bool:
-    """Return whether S3 said no to the condition; 409, another write at the same time, leaves it open.
+    """Return whether S3 rejected the condition; 409, a concurrent write, leaves that open.
 
-    What S3 said is in the error that s3fs translated; texts may hold any number, in a request's id for one.
+    S3's answer is in the error that s3fs translated; texts may contain any number, for instance in a request's id.
     """
     return _said(error, "412", "PreconditionFailed")
 

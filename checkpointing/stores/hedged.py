@@ -1,9 +1,9 @@
-"""A second try beside one that takes too long.
+"""Starts a second try beside one that takes too long.
 
 Object stores answer most requests in their usual time and a few far later. When a read, or the upload of a pack, has
-taken several times what its like took of late, it is asked again, and the first good answer counts. That is safe for
-whole writes of the same bytes only: conditional writes are never asked twice, nor is data that comes only once.
-(Dean and Barroso, The Tail at Scale, 2013.)
+taken several times as long as similar ones took lately, it is sent again, and the first good answer counts. Among
+writes that is safe only for whole ones of the same bytes: conditional writes are never sent twice, nor is data that can
+be read only once. (Dean and Barroso, The Tail at Scale, 2013.)
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from checkpointing.stores.protocol import Data, Store
 
 _T = TypeVar("_T")
 
-_KEPT = 64  # durations that are remembered, of each kind
-_NEEDED = 8  # before anything is called slow
-_BYTES = 1 << 20  # what a request costs beside its bytes, in bytes
+_KEPT = 64  # durations remembered of each kind
+_NEEDED = 8  # before any request counts as slow
+_BYTES = 1 << 20  # cost of a request besides its bytes, in bytes
 
 
 class HedgedStore(PassingStore):
-    """A store in which a slow read or upload is raced by a second one."""
+    """A store that starts a second try of a slow read or upload, and takes the first answer."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class HedgedStore(PassingStore):
         threads: int = 16,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Wrap `store`: ask again after `factor` times the median, but not before `patience` seconds."""
+        """Wrap `store`: try again after `factor` times the median, but not before `patience` seconds."""
         super().__init__(store)
         self._factor, self._patience, self._clock = factor, patience, clock
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hedged")
@@ -49,7 +49,7 @@ class HedgedStore(PassingStore):
         self.hedges = 0
 
     def close(self) -> None:
-        """Let go of the threads; a try that lost may still run until its answer comes."""
+        """Release the threads; a slower try may still run until its answer comes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -84,10 +84,10 @@ class HedgedStore(PassingStore):
                     self._durations[kind].append((self._clock() - began) / (_BYTES + size))
                 return good.result()
             if not pending:
-                return tries[0].result()  # both failed: the first one's error
+                return tries[0].result()  # both failed: raise the first one's error
 
     def _slow(self, kind: str, size: int) -> float | None:
-        """Return after how many seconds a request of `size` bytes is slow; None while too few are known."""
+        """Return the seconds after which a request of `size` bytes is slow; None while too few durations are known."""
         with self._lock:
             known = list(self._durations[kind])
         if len(known) < _NEEDED:

@@ -1,4 +1,4 @@
-"""Keys for encryption at rest: where they come from, and how they stay out of sight."""
+"""Keys for encryption at rest: their sources, and how they are kept out of logs and pickles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Key:
         return f"Key(id={self.id.hex()})"
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        """Refuse to be pickled: keys do not travel that way."""
+        """Refuse to be pickled: keys are not passed on that way."""
         raise TypeError("a key is not pickled; give the file it is in")
 
     def for_object(self, name: str) -> bytes:
@@ -53,7 +53,7 @@ class Key:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> Key:
-        """Return the key written as 64 hex digits or as base64; StoreUnfit names `where`, never what was there."""
+        """Return the key written as 64 hex digits or as base64; StoreUnfit names `where`, never the text."""
         text = text.strip()
         try:
             secret = bytes.fromhex(text) if len(text) == 2 * SIZE else base64.b64decode(text, validate=True)
@@ -66,7 +66,7 @@ class Key:
 
     @classmethod
     def from_file(cls, path: Path | str) -> Key:
-        """Return the key in a file, as text or as 32 raw bytes; StoreUnfit when there is none."""
+        """Return the key in a file, as text or as 32 raw bytes; StoreUnfit if there is none."""
         try:
             data = Path(path).expanduser().read_bytes()
         except OSError as error:
@@ -77,7 +77,7 @@ class Key:
 
     @classmethod
     def from_env(cls, variable: str = VARIABLE) -> Key:
-        """Return the key in an environment variable, as text; StoreUnfit when there is none."""
+        """Return the key in an environment variable, as text; StoreUnfit if there is none."""
         text = os.environ.get(variable)
         if not text:
             raise StoreUnfit(f"environment variable {variable}: is not set; it should hold the store's key")

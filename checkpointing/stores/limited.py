@@ -1,8 +1,8 @@
 """Uploads that leave bandwidth to others.
 
-A bucket of tokens, one per byte, fills at the rate that is allowed. Every upload takes what it needs before it sends;
-with none left it goes into debt and waits until the debt is paid. One bucket may be shared by several stores and
-threads: the rate is theirs together.
+A bucket of tokens, one per byte, fills at the allowed rate. Every upload takes what it needs before it sends; if none
+are left it goes into debt and waits until the debt is paid. Several stores and threads may share a bucket, and with it
+the rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PIECES_PER_SECOND = 8  # how finely a large chunk is spread in time
 
 
 class Bandwidth:
-    """A rate in bytes per second, shared by all who `take`. Safe to use from several threads."""
+    """A rate in bytes per second, shared by all callers of `take`. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Bandwidth:
 
     @property
     def piece(self) -> int:
-        """How many bytes are best taken at a time."""
+        """The number of bytes best taken at a time."""
         return max(1, int(self.rate / _PIECES_PER_SECOND))
 
     def take(self, amount: int) -> None:
-        """Wait until `amount` bytes may be sent. Those who came first are served first, near enough."""
+        """Wait until `amount` bytes may be sent. Callers are served roughly in the order in which they came."""
         with self._lock:
             now = self._clock()
             self._tokens = min(self._burst, self._tokens + (now - self._filled) * self.rate) - amount

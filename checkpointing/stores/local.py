@@ -1,12 +1,12 @@
 """A directory as a store, on a local or a shared file system.
 
-A new object is written to a scratch file, synced, and given its name by link(2), which fails if the name is taken,
-or by rename(2), which replaces. Compare-and-swap is link(2) onto numbered names (`numbered.py`). Nothing waits for a
-lock: whoever can open a file could hold it for ever, and on some mounts locks do not hold at all.
+A new object is written to a scratch file, synced, and given its name by link(2), which fails if the name is taken, or
+by rename(2), which replaces. Compare-and-swap is link(2) onto numbered names (`numbered.py`). Nothing waits for a lock:
+any process that can open a file could hold its lock for ever, and on some mounts locks do not work at all.
 
-A killed writer leaves only a scratch file, which the next store that is opened for writing removes: at once when it was
-written on the same machine and the lock that its writer had on it is free, else when it has not changed for a day. A
-writer that lost its scratch file by such a guess is told so, and writes it again.
+A killed writer leaves only a scratch file, which the next store that is opened for writing removes: at once if it was
+written on the same machine and its writer's lock on it is free, else if it has not changed for a day. A writer whose
+scratch file was removed by such a guess gets an error, and writes it again.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, ch
 
 _SCRATCH = "tmp"
 _VERSIONS = "versions"
-_LOCK = "lock"  # of stores that were written when swaps took one
+_LOCK = "lock"  # in stores from the time when swaps took a lock
 _HIDDEN = (f"{_SCRATCH}/", f"{_VERSIONS}/")
 _ABANDONED = 86400.0
 _TRIES = 16
-# What older software finds under the name of an object that was swapped: it must neither read nor write by it.
+# What older software finds under the name of a swapped object, so that it neither reads nor writes it.
 _MOVED = moved("ref", f"{_VERSIONS}/")
-_VECTOR = 1024  # buffers that one call takes
+_VECTOR = 1024  # buffers that one call accepts
 
 
 class LocalStore:
     """Objects as files below a directory."""
 
-    verifies = True  # write(2) and fsync(2) say what went wrong; reading back would ask the page cache
+    verifies = True  # write(2) and fsync(2) report errors; reading back would only ask the page cache
 
     def __init__(self, root: Path, *, create: bool = True) -> None:
-        """Open the directory; with `create` it is made where missing, and dead writers' scratch files removed."""
+        """Open the directory; with `create` it is made if missing, and dead writers' scratch files are removed."""
         self._root = root
         self._machine = _machine()
         if create:
@@ -71,7 +71,7 @@ class LocalStore:
             left = os.fstat(descriptor).st_size - start if stop is None else stop - start
             pieces: list[bytes] = []
             while left > 0:
-                # One read returns less than asked only at the end, past 2 GiB, or on a signal.
+                # A read returns less than asked only at the end, past 2 GiB, or on a signal.
                 piece = os.pread(descriptor, left, start)
                 if not piece:
                     break
@@ -81,7 +81,7 @@ class LocalStore:
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> int:
-        """Fill buffers one after another with bytes from `start` on; return how many there were, fewer at its end."""
+        """Fill buffers one after another with bytes from `start` on; return their number, which is less at the end."""
         with self._errors("read", name), self._opened(name) as descriptor:
             left, total = deque(buffers), 0
             while left:
@@ -151,7 +151,7 @@ class LocalStore:
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the names that begin with `prefix`, sorted."""
         names: list[str] = []
-        # Only the folder that holds them all: a store has many thousands of packs and few refs.
+        # Only the folder that holds them all is listed: a store has many thousands of packs and few refs.
         folder = prefix.rpartition("/")[0]
         if folder and not _is_name(folder):
             return
@@ -166,13 +166,13 @@ class LocalStore:
                         if name.startswith(prefix) and name != _LOCK:
                             names.append(name)
             except FileNotFoundError:
-                # A folder that was never made, or one that went away beside: the latter must not hide the rest.
+                # The folder was never made, or another one vanished meanwhile, which must not hide the rest.
                 if (self._root / folder).is_dir():
                     raise
         yield from (name for name in sorted(names) if not name.startswith(_HIDDEN))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the objects whose names begin with `prefix`, sorted by name; what vanishes meanwhile is left out."""
+        """Yield the objects whose names begin with `prefix`, sorted by name; those that vanish are left out."""
         for name in self.list(prefix):
             with self._errors("list", prefix), contextlib.suppress(FileNotFoundError), self._opened(name) as descriptor:
                 found = os.fstat(descriptor)
@@ -182,7 +182,7 @@ class LocalStore:
         """Remove an object; nothing happens if it is not there."""
         with self._errors("delete", name):
             versions = self._versions(name)
-            # What is under its own name first: else that would count again for a moment.
+            # First the file under its own name: otherwise it would count again for a moment.
             self._path(name).unlink(missing_ok=True)
             for number in sorted(versions.numbers()):
                 versions.remove(number)
@@ -212,7 +212,7 @@ class LocalStore:
                     raise
                 continue
             if number == 0 and any(versions.numbers()):
-                os.close(descriptor)  # the first swap came between
+                os.close(descriptor)  # the first swap came in between
                 continue
             break
         else:
@@ -223,7 +223,7 @@ class LocalStore:
             os.close(descriptor)
 
     def _mark_moved(self, path: Path) -> None:
-        """Keep software that knows no versions away from an object that has some. The swap is done either way."""
+        """Keep software that knows no versions away from an object that has some. The swap is done in any case."""
         with contextlib.suppress(OSError):
             if path.stat().st_size != len(_MOVED) or path.read_bytes() != _MOVED:
                 with self._scratch(_MOVED) as scratch:
@@ -259,17 +259,17 @@ class LocalStore:
         while True:
             path = str(self._root / _SCRATCH / f"{self._machine}-{secrets.token_hex(12)}")
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            # The lock only says that this writer lives. Without one, its file is safe for a day.
+            # The lock only shows that this writer is alive. Without one, its file is safe for a day.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink:
                 return descriptor, path
-            os.close(descriptor)  # swept before it was locked
+            os.close(descriptor)  # removed before it was locked
 
     def _sweep_scratch(self) -> None:
         now: float | None = None
         for entry in os.scandir(self._root / _SCRATCH):
-            # Another user's file is not ours to open, nor to remove.
+            # Another user's file must be neither opened nor removed.
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 if entry.name.startswith(f"{self._machine}-"):
                     descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -278,7 +278,7 @@ class LocalStore:
                         os.unlink(entry.path)
                         continue
                     except BlockingIOError:
-                        pass  # its writer lives, or a stranger holds it
+                        pass  # its writer is alive, or another process holds the lock
                     finally:
                         os.close(descriptor)
                 now = now if now is not None else self._now()
@@ -328,32 +328,32 @@ class _Files:
         self._store, self._plain, self._folder = store, plain, folder
 
     def path(self, number: int) -> Path:
-        """Return where a version is."""
+        """Return the path of a version."""
         return self._folder / str(number) if number else self._plain
 
     def numbers(self) -> list[int]:
-        """Return the numbers from 1 that are taken."""
+        """Return the numbers from 1 on that are taken."""
         try:
             return [int(name) for name in os.listdir(self._folder) if name.isdigit()]
         except FileNotFoundError:
             return []
 
     def open(self, number: int) -> bytes | None:
-        """Return a version's bytes, None when it is not there."""
+        """Return a version's bytes, None if it is not there."""
         try:
             return self.path(number).read_bytes()
         except FileNotFoundError:
             return None
 
     def link(self, number: int, data: bytes) -> bool:
-        """Create a version, durably; False when the number is taken."""
+        """Create a version, durably; False if the number is taken."""
         with self._store._scratch(data) as scratch:
             done = self.place(number, scratch)
             os.unlink(scratch)
         return done
 
     def place(self, number: int, scratch: str) -> bool:
-        """Give what was written to a scratch file a number; False when it is taken."""
+        """Make a scratch file the version of this number; False if the number is taken."""
         _make_directory(self._folder)
         done = _link(scratch, self.path(number))
         _sync_directory(self._folder)
@@ -370,17 +370,17 @@ class _Files:
 
 
 def _link(scratch: str, path: Path) -> bool:
-    """Give a file one more name; False when the name is taken by another."""
+    """Give a file another name; False if another file has it."""
     try:
         os.link(scratch, path)
     except FileExistsError:
-        # Over a network an answer may be lost, and the request be made again by the client: then it is this very file.
+        # Over a network an answer may be lost and the client repeat the request: then the name is this same file's.
         return os.path.exists(path) and os.path.samefile(scratch, path)
     return True
 
 
 def _machine() -> str:
-    """Return what tells this machine, since it was started, from all others, where locks of the dead are free."""
+    """Return an id of this machine since its last start: only on it are the locks of dead writers surely free."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:

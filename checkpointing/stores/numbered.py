@@ -1,11 +1,11 @@
 """Compare-and-swap without locks: versions of an object have numbers, and the highest counts (format.md, section 9).
 
-Whoever swaps gives its bytes the number after the one it has read, by an operation of the file system that fails where
-the name is taken, on one host as over a network: link(2). Of any number of rivals one succeeds, whatever becomes of
-locks: they may be ignored, lost with a lease, or held by a stranger for ever. Nobody waits for anybody.
+A swap gives its bytes the number after the one it has read, by an operation of the file system that fails if the name
+is taken, on one host as over a network: link(2). Of any number of rivals one succeeds, whatever happens to locks: they
+may be ignored, lost with a lease, or held by a stranger for ever. No process waits for another.
 
-Old versions are removed, and a writer that slept since it read one could then take a number that is long passed. So the
-newest KEPT stay: a writer that finds its own among them has taken it while it was the next one. Where it does not, it
+Old versions are removed, and a writer that has slept since it read one could then take a number that is long past. So
+the newest KEPT stay: a writer that finds its own among them took it while it was the next one. If it does not, it
 cannot know, and says so.
 """
 
@@ -23,18 +23,18 @@ _READS = 16
 
 
 class Versions(Protocol):
-    """The versions of one object. Number 0 is what is under the object's own name, and was there before any swap."""
+    """The versions of one object. Number 0 is the object under its own name, which was there before any swap."""
 
     def numbers(self) -> Iterable[int]:
-        """Return the numbers from 1 that are taken, in any order; what was taken before the call is not left out."""
+        """Return the taken numbers from 1 on, in any order, including all that were taken before the call."""
         ...
 
     def open(self, number: int) -> bytes | None:
-        """Return a version's bytes, None when it is not there."""
+        """Return a version's bytes, None if it is not there."""
         ...
 
     def link(self, number: int, data: bytes) -> bool:
-        """Create a version, durably; False when the number is taken."""
+        """Create a version, durably; False if the number is taken."""
         ...
 
     def remove(self, number: int) -> None:
@@ -43,12 +43,12 @@ class Versions(Protocol):
 
 
 def newest(versions: Versions, where: str) -> tuple[int, Versioned] | None:
-    """Return the version that counts and its number, None when there is no object; StoreError names `where`."""
+    """Return the version that counts and its number, None if there is no object; StoreError names `where`."""
     for _ in range(_READS):
         number = max(versions.numbers(), default=0)
         data = versions.open(number)
         if number == 0 and any(versions.numbers()):
-            continue  # the first swap came between
+            continue  # the first swap came in between
         if data is not None:
             return number, Versioned(data=data, token=f"{number}-{hexdigest(data)}")
         if number == 0:
@@ -57,9 +57,9 @@ def newest(versions: Versions, where: str) -> tuple[int, Versioned] | None:
 
 
 def swap(versions: Versions, expected: str, data: bytes, where: str) -> bool:
-    """Make `data` the version that counts if `expected` is the token of the one that does; False if it is not.
+    """Make `data` the version that counts if `expected` is the token of the present one; False if it is not.
 
-    StoreError when so many others came after that it cannot be known whether this one was.
+    StoreError if so many others came after it that it cannot be known whether this one succeeded.
     """
     found = newest(versions, where)
     if found is None or found[1].token != expected:
@@ -68,7 +68,7 @@ def swap(versions: Versions, expected: str, data: bytes, where: str) -> bool:
 
 
 def append(versions: Versions, number: int, data: bytes, where: str) -> bool:
-    """Make `data` version `number`; False if another is."""
+    """Make `data` version `number`; False if the number is taken."""
     if not versions.link(number, data):
         return False
     taken = list(versions.numbers())

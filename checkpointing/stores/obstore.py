@@ -1,8 +1,8 @@
-"""Object stores through obstore: S3 and what speaks like it, Google Cloud Storage, Azure Blob Storage.
+"""Object stores through obstore: S3 and compatible ones, Google Cloud Storage, Azure Blob Storage.
 
-Its own interface is used, for the one it has for fsspec drops conditions; but not its `get_ranges`, which panics when
-an object is shorter than what is asked of it (seen in 0.12.1). A token is the ETag, with the version where
-there is one. Only what fits one request is held in memory; all else goes in parts, several at once.
+Its own interface is used, since the one for fsspec drops conditions; but not its `get_ranges`, which panics if an
+object is shorter than the range (seen in 0.12.1). A token is the ETag, with the version if there is one. Only data that
+fits one request is held in memory; everything else goes in parts, several at once.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, ch
 if TYPE_CHECKING:
     from obstore import UpdateVersion
 
-_SINGLE = 64 << 20  # bytes that are in memory already go in one request up to here
-_HELD = 40 << 20  # all else up to here is collected, which takes less memory than parts under way
-_PART = 16 << 20  # S3 takes 5 MiB to 5 GiB, and 10,000 of them
+_SINGLE = 64 << 20  # up to here, bytes that are already in memory go in one request
+_HELD = 40 << 20  # up to here, other data is collected, which takes less memory than parts under way
+_PART = 16 << 20  # S3 accepts 5 MiB to 5 GiB, and 10,000 of them
 _PARTS_AT_ONCE = 4
 
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _DENIED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
-# What no repetition mends. Some 400s are missing on purpose: RequestTimeout, IncompleteBody and BadDigest come of a bad
-# connection.
+# Errors that no retry mends. Some 400s are missing on purpose: RequestTimeout, IncompleteBody and BadDigest come from a
+# bad connection.
 _UNFIT = (
     *("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "InvalidBucketName", "KeyTooLongError"),
     *("MethodNotAllowed", "NotImplemented", "PermanentRedirect"),
@@ -50,13 +50,13 @@ _BEYOND = re.compile(r"non-2xx status code: 416\b|<Code>InvalidRange</Code>")
 _METADATA = ("169.254.169.254", "metadata.google.internal", "fd00:ec2")
 
 
-# The process whose threads serve obstore, once it was used. A fork has the client but not the threads, and would wait
-# for ever.
+# The process whose threads serve obstore, once it has been used. A fork has the client but not the threads, and would
+# wait for ever.
 _served_by: int | None = None
 
 
 def usable() -> bool:
-    """Return whether obstore works in this process: not in one that was forked after it was used."""
+    """Return whether obstore works in this process: it does not in one that was forked after it was used."""
     return _served_by in (None, os.getpid())
 
 
@@ -64,13 +64,13 @@ class ObstoreStore:
     """Objects of a bucket, below a prefix."""
 
     def __init__(self, url: str, *, options: Mapping[str, Any], patience: float = 0.0) -> None:
-        """Make a client; nothing is asked of the store yet. StoreUnfit when URL or options are wrong.
+        """Make a client, without contacting the store yet. StoreUnfit if URL or options are wrong.
 
-        patience: seconds for which each part of an upload in parts is tried again; all else is the caller's to repeat.
+        patience: seconds for which each part of an upload in parts is retried; the caller retries everything else.
         """
         self._url = url
         self._client = connect(url, options)
-        # Parts have no conditions and are sent again by themselves: one that is refused costs no other.
+        # Parts have no conditions and are retried by themselves: one that is refused does not cost the others.
         self._parts = connect(url, options, patience=patience) if patience else self._client
         self._bare = False  # whether ETags are sent without their quotes
 
@@ -84,7 +84,7 @@ class ObstoreStore:
         check_name(name)
         empty = stop is not None and stop <= start
         if empty:
-            stop = start + 1  # whether it is there is asked all the same
+            stop = start + 1  # the object must exist all the same
         try:
             with self._errors("read", name):
                 if stop is not None:
@@ -114,14 +114,14 @@ class ObstoreStore:
             return int(self._client.head(name)["size"])
 
     def put(self, name: str, data: Data, *, check: bool = False) -> None:
-        """Write an object, replacing what was there; `check` compares the ETag, or reads back where it says nothing."""
+        """Write an object, replacing what was there; `check` compares the ETag, or reads back without one."""
         check_name(name)
         blocks, rest = _first(chunks(data), in_memory=isinstance(data, bytes | memoryview | Sequence))
         if rest is None:
             with self._errors("write", name):
                 answer = self._client.put(name, blocks or b"", use_multipart=False)
             if check and _md5(blocks).hexdigest() != _plain(answer["e_tag"]):
-                # Encrypted buckets and other clouds have ETags that are no checksums.
+                # In encrypted buckets and other clouds ETags are not checksums.
                 sent = Sent(blocks)
                 collections.deque(sent, maxlen=0)
                 sent.compare(self, name)
@@ -161,7 +161,7 @@ class ObstoreStore:
         found = self.read(name)
         if found is None or found.token != expected:
             return False
-        # Refused though nothing has changed: Ceph's radosgw wants the ETag without its quotes.
+        # Refused although nothing has changed: Ceph's radosgw wants the ETag without its quotes.
         self._bare = self._swap(name, expected.replace('"', ""), data)
         return self._bare
 
@@ -242,11 +242,11 @@ class ObstoreStore:
 
 
 class _BeyondEnd(Exception):
-    """A range that begins at the end of an object, or behind it."""
+    """The range begins at or after the end of the object."""
 
 
 class _Summed:
-    """Data that is summed, part by part, as an S3 server does it for its ETag."""
+    """Data that is hashed part by part, as an S3 server does it for its ETag."""
 
     def __init__(self, source: Iterable[memoryview]) -> None:
         self._source = source
@@ -287,7 +287,7 @@ def _first(
 ) -> tuple[list[bytes | memoryview], Iterator[memoryview] | None]:
     """Return what one request carries, and the rest if there is more.
 
-    What is in memory already is not copied; all else is, for its maker may use its memory again.
+    Data that is already in memory is not copied; all other data is, since its producer may reuse its memory.
     """
     limit = _SINGLE if in_memory else _HELD
     blocks: list[bytes | memoryview] = []
@@ -310,13 +310,13 @@ def _plain(etag: str | None) -> str:
 
 
 def _code(text: str) -> str:
-    """Return the error code of a server's answer, empty where it gave none: what else is in it may say anything."""
+    """Return the error code of a server's answer, empty if there is none; the rest of the answer may say anything."""
     code = re.search(r"<Code>([^<]*)</Code>", text)
     return code[1] if code else ""
 
 
 def _said(text: str) -> str:
-    """Return what the server said, or else what obstore says, without the request's URL (it may carry a signature)."""
+    """Return the server's message, or else obstore's, without the request's URL, which may carry a signature."""
     code, message = re.search(r"<Code>([^<]*)</Code>", text), re.search(r"<Message>([^<]*)</Message>", text)
     if code:
         return f"{code[1]}: {message[1].rstrip('.')}" if message and message[1] else code[1]

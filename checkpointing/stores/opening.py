@@ -1,7 +1,7 @@
-"""From a URL to a store that has been tried out.
+"""Opens a store by its URL, and tries it out.
 
-What is put together, from the inside out: the place itself; a register's decisions, where it cannot decide; trying
-again, where it is a network away; encryption, if a key is given. Each is a store itself.
+It is built, from the inside out, of the place itself, a register if the place cannot decide, retries if it is reached
+over a network, and encryption if a key is given. Each layer is a store itself.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def open_store(
     key: Key | None = None,
     register: Register | None = None,
     patience: float = PATIENCE,
-    told: Callable[[Trouble], None] | None = None,
+    on_trouble: Callable[[Trouble], None] | None = None,
 ) -> Store:
     """Return the store at `url`: a path, `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `memory://`, or fsspec's.
 
-    With `write`, what the format needs is tried out on a probe object first, and a local directory is made if it is
-    missing. `options` are those of s3fs, gcsfs, adlfs or the protocol's own package. With a `key`, everything is
-    encrypted. A `register` decides for places that cannot write on conditions; every writer needs the same one.
-    `patience`: seconds for which an operation is tried again where the store is a network away and is busy or does not
-    answer; `told` hears when that takes long.
-    StoreUnfit says what to change when the place cannot hold checkpoints.
+    With `write`, everything that the format needs is first tried out on a probe object, and a local directory is made
+    if it is missing. `options` are those of s3fs, gcsfs, adlfs or the protocol's own package. With a `key`, everything
+    is encrypted. A `register` decides for places without conditional writes; every writer needs the same one.
+    `patience`: seconds for which an operation is retried if the store is reached over a network and is busy or does not
+    answer; `on_trouble` is called when that takes long. StoreUnfit says what to change if the place cannot hold
+    checkpoints.
     """
     if not 0.0 <= patience < float("inf"):
         raise ValueError(f"a patience is a number of seconds from 0, not {patience!r}")
@@ -50,7 +50,7 @@ def open_store(
     if register is not None:
         store = RegisteredStore(store, register)
     if address.scheme not in _HERE:
-        store = RetryingStore(store, patience, told=told)
+        store = RetryingStore(store, patience, on_trouble=on_trouble)
     if key is not None:
         store = _encrypted(store, key)
     if write:
@@ -62,7 +62,7 @@ def _backend(url: str, *, write: bool, options: Mapping[str, Any], patience: flo
     address = parse(url)
     if address.path is not None:
         return LocalStore(address.path, create=write)
-    # Imported when they are asked for: what they bring costs time that a local store need not pay.
+    # Imported only when needed: their imports cost time that a local store need not pay.
     if address.scheme in _OBSTORE and importlib.util.find_spec("obstore") is not None:
         from checkpointing.stores.obstore import ObstoreStore, usable
 

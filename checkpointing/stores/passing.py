@@ -1,4 +1,4 @@
-"""A store in front of another one, for those that change one thing about it."""
+"""A store in front of another one, as a base for stores that change one thing about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from checkpointing.stores.protocol import Data, Entry, Store, Versioned, decides
 
 
 class PassingStore:
-    """Pass everything on to `behind`."""
+    """Passes everything on to `behind`."""
 
     def __init__(self, behind: Store) -> None:
         self._store = behind

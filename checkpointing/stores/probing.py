@@ -1,7 +1,7 @@
-"""Whether a place does what the format needs, tried out once on an object of its own.
+"""Tries out, once and on an object of its own, whether a place does what the format needs.
 
-Some stores take the headers of a conditional write and ignore them; some list late; a proxy may drop ranges. All of
-that would be found out by a lost checkpoint, so it is found out here.
+Some stores take the headers of a conditional write and ignore them; some list late; a proxy may drop ranges. Otherwise
+that would only show in a lost checkpoint.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def probe(store: Store) -> None:
         try:
             store.delete(name)
         except StoreError:
-            pass  # what went wrong has been raised above; a left-over probe is ignored by readers
+            pass  # real errors have been raised above; readers ignore a left-over probe
 
 
 def _gone(store: Store, name: str) -> bool:

@@ -1,8 +1,7 @@
-"""Where objects live: the few operations the format needs, and opening a place by its URL.
+"""The protocol of stores: the few operations that the format needs.
 
-Names are relative, with `/` between parts, of letters, digits, `.`, `_` and `-`. Writes are atomic: an object is
-there whole, or not. When a write raises StoreError it may still have happened; callers read back (format.md,
-section 9).
+Names are relative, with `/` between parts, of letters, digits, `.`, `_` and `-`. Writes are atomic: an object is there
+whole, or not. A write that raises StoreError may still have happened; callers read back (format.md, section 9).
 """
 
 from __future__ import annotations
@@ -60,13 +59,13 @@ class Store(Protocol):
         """Write an object, durably, replacing what was there. Chunks are streamed, never joined.
 
         With `check`, what the store then holds is compared with what was sent, by the store's own checksum or by
-        reading back; Miswritten when they differ. Data that can be iterated again is sent again after a failure where
-        the store tries again; a generator is not.
+        reading back; Miswritten if they differ. A store that retries sends data again after a failure if it can be
+        iterated again; it does not resend a generator.
         """
         ...
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Create an object, durably; False if one was there, which then is untouched."""
+        """Create an object, durably; False if one was there, which is left untouched."""
         ...
 
     def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
@@ -95,9 +94,9 @@ def chunks(data: Data) -> Iterator[memoryview]:
 
 
 def create(store: Store, name: str, data: bytes) -> bytes:
-    """Create an object and return what is there now: `data`, or what somebody else had written before.
+    """Create an object and return what is there now: `data`, or what another writer had written before.
 
-    A lost response is resolved by reading back; StoreError when the object is not there after all.
+    A lost response is resolved by reading back; StoreError if the object is not there after all.
     """
     try:
         if store.put_if_absent(name, data):
@@ -111,9 +110,9 @@ def create(store: Store, name: str, data: bytes) -> bytes:
 
 
 def decides_creations(store: Store) -> bool:
-    """Return whether of several that create one object the place itself lets one succeed.
+    """Return whether the place itself lets exactly one of several writers create an object.
 
-    Where it does not, what is created is created under a name that nobody else uses.
+    Otherwise, objects are created under names that no other writer uses.
     """
     return getattr(store, "decides_creations", True) is not False
 

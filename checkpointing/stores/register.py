@@ -1,11 +1,11 @@
 """For stores without conditional writes: another place decides, the store holds the bytes.
 
-A register is something small that can compare and swap: an etcd, or another store. Refs are kept in it whole. Of a
-record, of whose writers one may succeed, it holds the digest; its bytes are first put under a name that nobody else
-uses (`claims/...`), then the register is asked, then they are put under their own name. Whoever dies in between leaves
-what the next reader or writer needs to finish. Objects under their own names are for readers without the register:
-theirs are whole too, and refs may be some moments old. All else has names that nobody else uses, and goes to the store
-alone: a register grows with the checkpoints that are kept, not with ranks and saves.
+A register is something small that can compare and swap: an etcd, or another store. It holds refs whole. Of a record,
+which only one of several writers may create, it holds the digest; the bytes are first put under a name that no other
+writer uses (`claims/...`), then the register decides, then they are put under their own name. A writer that dies in
+between leaves what the next reader or writer needs to finish. Objects under their own names are for readers without the
+register: they are whole too, but refs may be some moments old. All other objects have names that no other writer uses,
+and go only to the store: a register grows with the checkpoints that are kept, not with ranks and saves.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_n
 
 _CLAIM = b"claim "  # and the digest of the bytes
 _WHOLE = b"whole "  # and the bytes
-LARGEST = 1 << 20  # of what a register is asked to hold: etcd takes 1.5 MiB
+LARGEST = 1 << 20  # of a value in a register: etcd accepts 1.5 MiB
 _PUBLISHED = 8
 
 
 class Register(Protocol):
-    """A few small values under names, decided in one place. Safe to use from several threads.
+    """A few small values by name, decided in one place. Safe to use from several threads.
 
-    When an operation raises StoreError it may still have happened.
+    An operation that raises StoreError may still have happened.
     """
 
     def read(self, name: str) -> Versioned | None:
@@ -49,7 +49,7 @@ class Register(Protocol):
 
 
 class StoreRegister:
-    """A register in a store that can write on conditions, such as a shared directory, for one that cannot."""
+    """A register in a store with conditional writes, such as a shared directory, for a store without them."""
 
     def __init__(self, store: Store) -> None:
         """Keep values as objects of `store`; nothing else should be in it."""
@@ -81,7 +81,7 @@ class RegisteredStore:
     decides_creations = False
 
     def __init__(self, store: Store, register: Register) -> None:
-        """Wrap `store`, of which only whole writes, reads, listings and deletions are asked."""
+        """Wrap `store`, which needs only whole writes, reads, listings and deletions."""
         self._store = store
         self._register = register
 
@@ -101,11 +101,11 @@ class RegisteredStore:
             return found.data[start : max(start, stop) if stop is not None else None]
 
     def read(self, name: str) -> Versioned | None:
-        """Return an object with its token, as the register has it; what it does not know, from the store."""
+        """Return an object with its token, from the register, or from the store if the register does not know it."""
         check_name(name)
         decided = self._register.read(name)
         if decided is None:
-            # Written without a condition: the token is of the bytes, and good for nothing but comparing.
+            # Written without a condition: the token is that of the bytes, and only good for comparing.
             with contextlib.suppress(StoreNotFound):
                 data = self._store.get(name)
                 return Versioned(data=data, token=f"bytes {hexdigest(data)}")
@@ -125,11 +125,11 @@ class RegisteredStore:
             return len(found.data)
 
     def put(self, name: str, data: Data, *, check: bool = False) -> None:
-        """Write an object that nobody decides about, such as a pack."""
+        """Write an object that needs no decision, such as a pack."""
         self._store.put(name, data, check=check)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Create an object; False if one was there. The register does not hear of names that nobody else uses."""
+        """Create an object; False if one was there. Names that no other writer uses do not go to the register."""
         check_name(name)
         if _is_unique(name):
             with contextlib.suppress(StoreNotFound):
@@ -146,13 +146,13 @@ class RegisteredStore:
             if decided is None or decided.data != _CLAIM + digest.encode():
                 self._store.delete(aside)
                 return False
-        # Ours, or the same bytes: whoever comes by finishes what may have been left undone.
+        # Ours, or the same bytes: finish whatever may have been left undone.
         self._store.put(name, data)
         self._store.delete(aside)
         return created
 
     def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
-        """Replace an object if its token is `expected`; StoreError when it is too large for a register."""
+        """Replace an object if its token is `expected`; StoreError if it is too large for a register."""
         check_name(name)
         if len(data) > LARGEST:
             raise StoreError(
@@ -163,7 +163,7 @@ class RegisteredStore:
         register = self._register
         done = register.create(name, whole) if expected is None else register.swap(name, expected, whole)
         if done:
-            # It is decided; that readers without the register see it late is no failure.
+            # It is decided; readers without the register may see it late, which is no failure.
             with contextlib.suppress(StoreError):
                 self._publish(name, data)
         return done
@@ -181,7 +181,7 @@ class RegisteredStore:
         self._store.delete(check_name(name))
         if names.parse_pack(name) or names.manifest_write_id(name):
             return
-        # Parts of the history, tombstones and other manifests are there where an older version has written them.
+        # Only older versions have put parts of the history, tombstones and manifests into registers.
         decided = self._register.read(name)
         if decided is not None:
             if decided.data.startswith(_CLAIM):
@@ -189,7 +189,7 @@ class RegisteredStore:
             self._register.delete(name)
 
     def _claimed(self, name: str, digest: str) -> bytes:
-        """Return the bytes that were decided on, under their own name from now on, where readers look for them."""
+        """Return the bytes that were decided on, and put them under their own name, where readers look for them."""
         for place in (name, _aside(name, digest)):
             with contextlib.suppress(StoreNotFound):
                 data = self._store.get(place)
@@ -200,7 +200,7 @@ class RegisteredStore:
         raise StoreError(f"store {self.url}: {name} is in the register, and its bytes are not in the store")
 
     def _publish(self, name: str, data: bytes) -> None:
-        """Put what was decided where readers without the register look, until it is the newest that is there."""
+        """Put decided bytes where readers without the register look, until the newest are there."""
         for _ in range(_PUBLISHED):
             self._store.put(name, data)
             decided = self._register.read(name)
@@ -210,7 +210,7 @@ class RegisteredStore:
 
 
 def _is_unique(name: str) -> bool:
-    """Return whether only one writer ever uses a name, and for the same bytes."""
+    """Return whether only one writer ever uses a name, always for the same bytes."""
     return bool(names.manifest_write_id(name)) or names.is_history(name) or names.is_tombstone(name)
 
 

@@ -1,8 +1,8 @@
-"""Trying again, where that is safe.
+"""Retries operations where that is safe.
 
 Reads, listings, deletions and whole writes are simply repeated: the same bytes under the same name do no harm. A
-conditional write is not: its answer may be what was lost, and the second try would fail against the first. What is
-there is read back, and decides.
+conditional write is not: only its answer may have been lost, and the second try would fail against the first. The
+object is read back instead, which decides.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from checkpointing.stores.protocol import Data, Entry, Store, Versioned, decides
 _T = TypeVar("_T")
 
 PATIENCE = 120.0
-"""Seconds: object stores ask to be left alone for some seconds, and restart within a minute."""
+"""Seconds of retries: busy object stores recover within seconds, and restart within a minute."""
 FIRST_CONTACT = 10.0
-"""Seconds for a place that has not answered once: its address is more likely wrong than it is away."""
+"""Seconds for a place that has never answered: its address is probably wrong."""
 
 _WRITES = 5
 _FIRST = 0.1
 _LONGEST = 10.0
-_TOLD_AFTER = 5.0
+_REPORT_AFTER = 5.0
 _TOLD_EVERY = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What is being tried again. seconds: since the first try."""
+    """An operation that is being retried. seconds: since the first try."""
 
     error: str
     tries: int
@@ -49,66 +49,67 @@ def policy(
     first: float = _FIRST,
     longest: float = _LONGEST,
     sleep: Callable[[float], None] = time.sleep,
-    told: Callable[[tenacity.RetryCallState], None] | None = None,
+    before_sleep: Callable[[tenacity.RetryCallState], None] | None = None,
 ) -> tenacity.Retrying:
-    """Return how transient errors are met: tried again for `patience` seconds, the last time when they are over.
+    """Return the policy that retries transient errors for `patience` seconds, with a last try at their end.
 
-    Waits are random, up to `first` seconds, then twice that, and so on up to `longest`. `told` hears of each.
+    Waits are random, up to `first` seconds, then twice that, and so on up to `longest`. before_sleep: called before
+    each.
     """
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_transient),
         stop=lambda state: spent(state) >= patience() or _changes_again(state),
         wait=_Wait(patience, first, longest),
         sleep=sleep,
-        before_sleep=told,
+        before_sleep=before_sleep,
         reraise=True,
     )
 
 
 def _changes_again(state: tenacity.RetryCallState) -> bool:
-    """Return whether bytes change on the way every time: that is no moment's trouble, and each try sends them all."""
+    """Return whether bytes change on the way every time: that does not pass, and each try sends all of them."""
     failed = state.outcome is not None and isinstance(state.outcome.exception(), Miswritten)
     return failed and state.attempt_number >= _WRITES
 
 
 def spent(state: tenacity.RetryCallState) -> float:
-    """Return the seconds since the first try; those that were waited, where the clock does not show them."""
+    """Return the seconds since the first try, or those spent waiting if the clock does not show them."""
     return max(state.seconds_since_start or 0.0, state.idle_for)
 
 
 class _Wait(wait_base):
-    """Anything between nothing and a bound that doubles: hosts that lost one server do not all come back at once."""
+    """A random wait up to a bound that doubles, so that hosts that lost a server do not all come back at once."""
 
     def __init__(self, patience: Callable[[], float], first: float, longest: float) -> None:
         self._patience, self._first, self._longest = patience, first, longest
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
-        # Powers stop growing somewhere, or a float would overflow.
+        # The power is limited, or a float would overflow.
         bound = min(self._longest, self._first * 2.0 ** min(retry_state.attempt_number - 1, 40))
         return min(random.uniform(0.0, bound), max(0.0, self._patience() - spent(retry_state)))
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same call may do better in a moment."""
+    """Return whether the same call may succeed in a moment."""
     return isinstance(error, StoreError) and error.transient
 
 
 class RetryingStore:
-    """A store whose passing failures are not seen."""
+    """A store that hides the transient failures of another."""
 
     def __init__(
         self,
         store: Store,
         patience: float = PATIENCE,
         *,
-        told: Callable[[Trouble], None] | None = None,
+        on_trouble: Callable[[Trouble], None] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Wrap `store`. Each operation is tried for `patience` seconds; `told` hears of it, every half minute."""
+        """Wrap `store`. Each operation is tried for `patience` seconds. on_trouble: called every half minute."""
         self._store = store
         self.decides_creations = decides_creations(store)
         self._patience = patience
-        self._told, self._sleep = told, sleep
+        self._on_trouble, self._sleep = on_trouble, sleep
         self._answered = False
         self._quiet_until = 0.0
         self._lock = threading.Lock()
@@ -140,7 +141,7 @@ class RetryingStore:
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object; False if one was there.
 
-        When an answer was lost, an object with the same bytes counts as the one created here.
+        If an answer was lost, an object with the same bytes counts as the one created here.
         """
         lost: list[StoreError] = []
 
@@ -165,8 +166,8 @@ class RetryingStore:
     def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
         """Replace an object if its token is `expected`; False if it is not.
 
-        When an answer was lost and something else is there now, nobody can tell whether it came before or after this
-        write, and the error is raised: read, and decide anew.
+        If an answer was lost and another object is there now, it is unknown whether it came before or after this write,
+        and the error is raised: read, and decide anew.
         """
         lost: list[StoreError] = []
 
@@ -182,7 +183,7 @@ class RetryingStore:
             if found is not None and found.data == data:
                 return True
             if (found.token if found is not None else None) == expected:
-                raise lost[-1]  # not done: it may be tried again
+                raise lost[-1]  # not done, so that it may be tried again
             raise _Undecided from lost[-1]
 
         try:
@@ -215,21 +216,21 @@ class RetryingStore:
             self._answered = True
             return result
 
-        return policy(self._limit, sleep=self._sleep, told=self._tell)(heard)
+        return policy(self._limit, sleep=self._sleep, before_sleep=self._report)(heard)
 
     def _limit(self) -> float:
         return self._patience if self._answered else min(self._patience, FIRST_CONTACT)
 
-    def _tell(self, state: tenacity.RetryCallState) -> None:
+    def _report(self, state: tenacity.RetryCallState) -> None:
         seconds = spent(state)
-        if self._told is None or seconds < _TOLD_AFTER or state.outcome is None:
+        if self._on_trouble is None or seconds < _REPORT_AFTER or state.outcome is None:
             return
         with self._lock:
             now = time.monotonic()
             if now < self._quiet_until:
                 return
             self._quiet_until = now + _TOLD_EVERY
-        self._told(Trouble(error=str(state.outcome.exception()), tries=state.attempt_number, seconds=seconds))
+        self._on_trouble(Trouble(error=str(state.outcome.exception()), tries=state.attempt_number, seconds=seconds))
 
 
 class _Undecided(Exception):

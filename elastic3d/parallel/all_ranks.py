@@ -1,7 +1,8 @@
-"""Whether all ranks of a generation make the same call, where torch would wait for ever for those that do not.
+"""Checks that all ranks of a generation make the same call, where torch would wait for ever for those that do not.
 
 The ranks meet in the store of their generation, so that this works on every backend, needs no process group of its own,
-and also tells of ranks that have ended. A rank that is at a call counts itself in, and the last to come lets all go on.
+and also shows which ranks have ended. A rank that arrives at a call counts itself in, and the last to arrive lets all
+go on.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from elastic3d.errors import UnmatchedCollective, UsageError
 
 FIRST_PAUSE = 0.0005
 LONGEST_PAUSE = 0.1
-"""Seconds between two looks whether all have come: the first, and those of a long wait."""
+"""Seconds between two checks whether all have come: at first, and during a long wait."""
 
 RETURNED = "elastic3d/returned"
 
 
 class AllRanks:
-    """The ranks of one generation as one of them sees the others. store: the generation's own part of its store.
+    """The ranks of one generation, as seen by one of them. store: the part of the store that belongs to the generation.
 
-    Every method but `returned` raises what torch raises where the store is out of reach: its host is lost then.
+    If the store is out of reach, its host is lost: every method but `returned` then raises torch's error.
     """
 
     def __init__(self, store: Store, *, rank: int, world: int, clock: Clock = SYSTEM) -> None:
@@ -32,15 +33,15 @@ class AllRanks:
     def meet(self, call: str, *, patience: float) -> None:
         """Block until every rank has come to its next meeting, and for the same call.
 
-        call: as the script writes it, for the error. patience: seconds that the others may take.
-        UsageError where one of them has returned from `main` already, or does not come.
+        call: as the script writes it, for the error. patience: seconds that the others may take. UsageError if one of
+        them has already returned from `main`, or does not come.
         """
         self._meetings += 1
         before, here = self._before, f"elastic3d/{self._meetings}/{call}"
         self._before = here
         if self._store.add(f"{here}/arrived", 1) == self._world:
             self._store.set(f"{here}/all", "")
-            # All have left the meeting before this one, and an evaluation makes very many.
+            # All ranks have left the previous meeting; its key is deleted, since an evaluation makes very many.
             for end in ("arrived", "all") if before else ():
                 self._store.delete_key(f"{before}/{end}")
             return
@@ -60,11 +61,11 @@ class AllRanks:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def say_returned(self) -> None:
-        """Let the others know that `main` has returned here: this rank takes part in nothing any more."""
+        """Let the others know that `main` has returned here: this rank takes part in no further call."""
         self._store.set(RETURNED, str(self._rank))
 
     def returned(self) -> int | None:
-        """Return a rank whose `main` has returned; None where there is none, or nobody to ask any more."""
+        """Return a rank whose `main` has returned; None if there is none, or the store can no longer be asked."""
         try:
             return self._returned() if self._store.check([RETURNED]) else None
         except dist.DistError:

@@ -1,7 +1,7 @@
-"""A user's model made ready for its place in the mesh, in two steps: when it is taken, and when its batches are known.
+"""Prepares a user's model for its place in the mesh, in two steps: when it is taken, and when its batches are known.
 
-Taking it builds it, cuts it into stages and shards it. Preparing it makes what depends on the batches: the reduction,
-the passes and the vote. Whatever can be refused is refused here, by name.
+The first step builds the model, cuts it into stages and shards it. The second makes what depends on the batches: the
+reduction, the passes and the vote. Whatever can be refused is refused here, by name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from elastic3d.values import ModelProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRequest:
-    """What the user asked of `run.shard`. blocks: dotted path of the ModuleList, None for no pipeline stages."""
+    """The arguments of `run.shard`. blocks: dotted path of the ModuleList, None for no pipeline stages."""
 
     build: Callable[[], nn.Module]
     blocks: str | None
@@ -187,7 +187,7 @@ def _prove(plan: ShardRequest, model: nn.Module, example: Any) -> Chain:
 
 
 def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProfile:
-    """Return the profile of an outline of the whole model; refuse by name what no layout could train."""
+    """Return the profile of an outline of the whole model; refuse by name whatever no layout could train."""
     blocks, tied = 1, False
     _sized(model, plan)
     layers = experts.find(model, plan.experts).values() if plan.experts is not None else ()

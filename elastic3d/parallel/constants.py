@@ -1,9 +1,9 @@
-"""Values on meta of what is computed from shapes alone, so that an outline runs where forward looks at such values.
+"""The values of tensors on meta that are computed from shapes alone, for forwards that look at such values.
 
-Models look at positions and masks that they have made themselves, to choose an attention kernel for instance. Tensors
-on meta that no parameter and no input went into get a twin on the CPU, which every operation on them is made on as
-well; where forward asks for a number, the twin has it. What comes from parameters or inputs has none, and asking fails
-as ever on meta.
+Models look at positions and masks that they have made themselves, for instance to choose an attention kernel. Tensors
+on meta that depend on no parameter and no input get a twin on the CPU, on which every operation is repeated; when
+forward asks for a number, it comes from the twin. Tensors that depend on parameters or inputs have no twin, and asking
+fails as always on meta.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ LARGEST = 1 << 24  # elements of a twin
 
 
 class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keep the twins of the tensors that are made while the mode is on."""
+    """Keeps the twins of the tensors that are made while the mode is on."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # The tensors are kept alive beside their twins, so that ids stay theirs.
+        # The tensors are kept alive with their twins, so that their ids are not reused.
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the values of a tensor on meta, None where they are not known."""
+        """Return the values of a tensor on meta, None if they are not known."""
         return self._twins[id(tensor)][1] if id(tensor) in self._twins else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,13 +52,13 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
     def _forget(self, tensors: list[torch.Tensor]) -> None:
-        """Something unknown may have been written into one of these: forget whatever shares memory with them."""
+        """Forget whatever shares memory with these tensors: something unknown may have been written into them."""
         places = {self._twins[id(t)][1].untyped_storage()._cdata for t in tensors if id(t) in self._twins}
         self._twins = {key: pair for key, pair in self._twins.items() if pair[1].untyped_storage()._cdata not in places}
 
 
 def _repeatable(func: Any) -> bool:
-    """Whether two calls give the same values: neither random numbers nor memory as it was found."""
+    """Whether two calls give the same values: no random numbers, and no uninitialised memory."""
     return torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func.name()
 
 

@@ -1,8 +1,8 @@
-"""What the parts of a model cost, measured by one pass forward and back over an outline of it on meta.
+"""The costs of a model's parts, measured by one forward and backward pass over an outline of it on meta.
 
-Nothing is computed and no memory is used. Floating-point operations are those that torch's `FlopCounterMode` knows:
-products of matrices, convolutions and attention; a multiply-add counts as two. On meta attention is the plain one, so
-that its saved bytes are those of a backend that keeps the matrix of scores, an upper bound for one that does not.
+Nothing is computed and no memory is used. Floating-point operations are those that torch's `FlopCounterMode` counts:
+matrix products, convolutions and attention, with a multiply-add as two. Attention on meta is the plain kind, so that
+its saved bytes are those of a backend that keeps the matrix of scores: an upper bound for one that does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PartCosts:
     """One part of a model over one micro-batch.
 
     forward_flops, backward_flops: operations. parameters: number of elements. saved_bytes: of activations kept for the
-    backward pass. output_bytes: of what the part hands on.
+    backward pass. output_bytes: of the tensors that the part passes on.
     """
 
     name: str
@@ -42,7 +42,7 @@ class PartCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCosts:
-    """A model as what runs before its blocks, the blocks in order, and what runs after them."""
+    """The costs of a model: the part before its blocks, the blocks in order, and the part after them."""
 
     before: PartCosts
     blocks: tuple[PartCosts, ...]
@@ -58,10 +58,10 @@ class _Part:
 
 
 def measure_costs(model: nn.Module, blocks: str | None, example: Any) -> ModelCosts:
-    """Return the costs of an outline of a whole model for one micro-batch's input; ModelError if it needs real values.
+    """Return the costs of an outline of a whole model for one micro-batch; ModelError if it needs real values.
 
     blocks: dotted path of the ModuleList, None to measure the model as one part, the first. The model is left as it
-    was, but for gradients on meta, which are dropped.
+    was, except for gradients on meta, which are dropped.
     """
     listed = [] if blocks is None else [(f"{blocks}.{n}", m) for n, m in find_blocks(model, blocks).named_children()]
     watch = _Watch(model, listed)
@@ -87,7 +87,7 @@ def measure_costs(model: nn.Module, blocks: str | None, example: Any) -> ModelCo
 
 
 class _Watch:
-    """Attribute operations and saved tensors to the part that runs: before the blocks, one of them, or after."""
+    """Attributes operations and saved tensors to the part that runs: before the blocks, one of them, or after."""
 
     def __init__(self, model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> None:
         self._model, self._blocks = model, blocks
@@ -113,13 +113,13 @@ class _Watch:
                 handle.remove()
 
     def turn(self, outputs: list[torch.Tensor]) -> None:
-        """Note that the pass back begins, from these outputs."""
+        """Note that the backward pass begins, from these outputs."""
         self._count()
         self._at, self._pass = len(self._parts) - 1 if self._blocks else 0, 1
         self._parts[self._at].output = _nbytes(outputs)
 
     def costs(self, parameters: list[int]) -> ModelCosts:
-        """Return what was seen; parameters: number of elements of each part."""
+        """Return what was measured. parameters: number of elements of each part."""
         parts = [
             PartCosts(
                 name=part.name,
@@ -161,7 +161,7 @@ class _Watch:
         return hook
 
     def _when_back(self, tensor: torch.Tensor, part: int) -> None:
-        """From when on this tensor's gradient is known, the pass back is in `part`."""
+        """Once this tensor's gradient is known, the backward pass is in `part`."""
 
         def hook(gradient: torch.Tensor) -> None:
             self._count()
@@ -173,7 +173,7 @@ class _Watch:
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         place = tensor.untyped_storage()
         if place._cdata not in self._own:
-            # Held on to, so that no later storage gets the same number.
+            # The storage is kept, so that no later one gets the same address.
             self._own.add(place._cdata)
             self._kept.append(place)
             self._parts[self._at].saved += place.nbytes()

@@ -27,14 +27,14 @@ def state_digest(mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer 
     for held in [*held_by_model(model), *(held_by_optimizer(model, optimizer) if optimizer else ())]:
         tensor = held.tensor.detach()
         whole = gathered(tensor) if isinstance(tensor, DTensor) else tensor
-        # Of tensors that are whole, such as experts, other replicas may have others.
+        # Whole tensors, such as experts, may differ between replicas.
         if mesh.place.tp == 0 and (mesh.place.dp == 0 or not isinstance(tensor, DTensor)):
             mine[held.spec.key] = digest(held.spec, held.spec.box, buffer_of(whole.cpu().contiguous()))
     return combine(_everyones(mesh, mine))
 
 
 def gathered(tensor: DTensor) -> torch.Tensor:
-    """Return the whole of a tensor on every rank of its mesh: the axes' cuts, undone in reverse (see `box_of`).
+    """Return a whole tensor on every rank of its mesh: the axes' cuts are undone in reverse order (see `box_of`).
 
     torch's own `full_tensor` gives the same, but warns wherever two axes cut one dim.
     """

@@ -1,6 +1,6 @@
-"""State that is no tensor, as JSON and back without losing a bit: hyperparameters, schedules, the ledger.
+"""State other than tensors, to JSON and back without losing a bit: hyperparameters, schedules, the ledger.
 
-Finite floats keep their bits in JSON, whose decimal form Python reads back exactly. What JSON has no word for is
+Finite floats keep their bits in JSON: Python reads their decimal form back exactly. Values that JSON does not know are
 written as an object with one key that begins with `$`.
 """
 
@@ -16,7 +16,7 @@ from elastic3d.errors import StateUnfit
 
 
 def encode(value: Any, where: str) -> Any:
-    """Return `value` as plain JSON data; StateUnfit, saying where it is, for what cannot be written down."""
+    """Return `value` as plain JSON data; StateUnfit, saying where it is, if it cannot be written down."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -39,7 +39,7 @@ def encode(value: Any, where: str) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """Return what `encode` wrote as `data`."""
+    """Return the value that `encode` turned into `data`."""
     if isinstance(data, list):
         return [decode(item) for item in data]
     if not isinstance(data, dict):
@@ -67,7 +67,7 @@ def optimizer_groups(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def set_optimizer_groups(optimizer: torch.optim.Optimizer, data: Any) -> None:
-    """Give an optimizer the hyperparameters that were written down."""
+    """Give an optimizer the saved hyperparameters."""
     if len(data) != len(optimizer.param_groups):
         raise StateUnfit(
             f"the saved state has {len(data)} parameter groups and this optimizer {len(optimizer.param_groups)}; make "
@@ -83,7 +83,7 @@ def schedule_state(schedule: Any) -> Any:
 
 
 def set_schedule_state(schedule: Any, data: Any) -> None:
-    """Give a schedule the state that was written down; StateUnfit where one of the two is missing."""
+    """Give a schedule the saved state; StateUnfit if one of the two is missing."""
     if (schedule is None) != (data is None):
         there, here = ("no schedule", "one") if data is None else ("a schedule", "none")
         raise StateUnfit(f"the saved state has {there} and run.restore was given {here}; give it what was saved")

@@ -1,8 +1,8 @@
-"""Calling models that were written by others, without a line of change in them or in their configuration.
+"""Calls models that were written elsewhere, without any change to them or their configuration.
 
-An input that is a dictionary becomes keyword arguments where forward has parameters of those names, as transformers'
-models want it; anything else is the one positional argument. A forward that has a parameter `use_cache` is told not to
-keep keys and values for generation: in training nobody reads them, and they would hold every block's memory.
+A dictionary becomes keyword arguments if forward has parameters of those names, as the models of transformers expect;
+any other input is the one positional argument. If forward has a parameter `use_cache`, it is called with False: keys
+and values for generation are never read in training, and would hold every block's memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class Caller:
-    """How one model is called. It is made from the whole model, before anything in it is wrapped or replaced."""
+    """How one model is called. Made from the whole model, before any part of it is wrapped or replaced."""
 
     def __init__(self, model: nn.Module) -> None:
         parameters = inspect.signature(model.forward).parameters
@@ -23,7 +23,7 @@ class Caller:
         self._fixed = {"use_cache": False} if "use_cache" in self._names else {}
 
     def spreads(self, given: Any) -> bool:
-        """Return whether an input is given as keyword arguments."""
+        """Return whether an input is passed as keyword arguments."""
         return isinstance(given, Mapping) and bool(given) and self._names.issuperset(given)
 
     def __call__(self, model: nn.Module, given: Any) -> Any:

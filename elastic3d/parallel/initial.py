@@ -1,11 +1,11 @@
 """Initial weights that do not depend on the layout.
 
-A model whose parameters fit the host is built whole, as a plain script with the same seed builds it, and cut after. A
-larger one is built with its parameters on meta and its buffers real, and filled module by module, each under a key of
-(seed, name), by the module's own `reset_parameters` and then, in models of transformers, by their `_init_weights`:
-other numbers than the plain script's, but the same for any layout. Which of the two happens depends on the model and a
-constant alone, so that every host decides alike. Where `build` gives the large model values of its own (it loads a
-pretrained one), they would be thrown away: that is refused.
+A model whose parameters fit the host is built whole, as a plain script with the same seed builds it, and then cut. A
+larger one is built with its parameters on meta and its buffers real. It is then filled module by module, each under a
+key of (seed, name), by the module's own `reset_parameters` and then, in models of transformers, by their
+`_init_weights`: the numbers differ from the plain script's, but are the same for any layout. Which of the two happens
+depends only on the model and a constant, so that every host decides alike. If `build` gives the large model values of
+its own, such as pretrained ones, they would be lost: that is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elastic3d.parallel.randomness import keyed_seed
 Build = Callable[[], nn.Module]
 WHOLE_BELOW = 8 << 30
 INITIALISERS = ("reset_parameters", "_reset_parameters", "_init_weights")
-"""What gives a parameter its initial values, in torch's modules and in models of transformers."""
+"""Methods that give parameters their initial values, in torch's modules and in models of transformers."""
 
 
 def whole(build: Build, seed: int) -> nn.Module:
@@ -37,20 +37,20 @@ def whole(build: Build, seed: int) -> nn.Module:
 
 
 def outline(build: Build) -> nn.Module:
-    """Return the whole model on meta, or real where it cannot be built there; no random number is drawn."""
+    """Return the whole model on meta, or real if it cannot be built there; no random number is drawn."""
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
                 return _built(build)
         except (RuntimeError, NotImplementedError):
-            # Some models compute with values while they are built; those are built for real to be looked at.
+            # Some models compute with values while they are built; those are built for real.
             return _built(build)
 
 
 def skeleton(build: Build) -> nn.Module:
     """Return the whole model with its parameters on meta and its buffers real.
 
-    ModelError where `build` gives parameters values that their modules would not give them again: loaded weights.
+    ModelError if `build` gives parameters values that their modules would not give them again, such as loaded weights.
     """
     given = _Given()
     with torch.random.fork_rng(devices=[]), _parameters_on_meta(given), given:
@@ -77,8 +77,8 @@ def nbytes(model: nn.Module) -> int:
 def fill(module: nn.Module, prefix: str, seed: int, device: ComputeDevice, *, root: nn.Module | None = None) -> None:
     """Give the parameters on meta below `module` storage, and values keyed by (seed, global name of their module).
 
-    root: the whole model, `module` itself where it is left out. ModelError, naming the module, for parameters that
-    nobody initialises.
+    root: the whole model; `module` itself if it is left out. ModelError, naming the module, for parameters that nothing
+    initialises.
     """
     for name, inner in module.named_modules():
         own = dict(inner.named_parameters(recurse=False))
@@ -108,7 +108,7 @@ def fill(module: nn.Module, prefix: str, seed: int, device: ComputeDevice, *, ro
 
 
 def _ways(module: nn.Module, root: nn.Module, place: str) -> list[Callable[[], Any]]:
-    """Return what initialises a module, in turn: its own way, and that of the innermost model of transformers'."""
+    """Return a module's initialisers, in order: its own, and that of the innermost transformers model around it."""
     ways = []
     reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     if callable(reset):
@@ -138,14 +138,14 @@ def _beyond(size: int) -> int:
 
 
 class _Given(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the parameters that get values while they are on meta, other than from what initialises their module."""
+    """Notes the parameters on meta that get values other than from the initialisers of their module."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def note(self, name: str) -> None:
-        """Take note of one, unless an initialiser is at work: that gives the same values again when it is filled."""
+        """Take note of a parameter, unless an initialiser is at work: it will give the same values again."""
         frame = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_name in INITIALISERS:

@@ -24,7 +24,7 @@ GROUP_TIMEOUT = timedelta(minutes=10)
 class Mesh:
     """Process groups over the axes, None where an axis has one rank.
 
-    pp: group of one pipeline. dp: all data-parallel ranks of one place on pp and tp. shard: what fully_shard takes:
+    pp: group of one pipeline. dp: all data-parallel ranks at one place on pp and tp. shard: the mesh for fully_shard:
     `dp` itself, or with replicas the two axes (replica, shard). tp: the ranks that compute one layer together. All are
     cut from one mesh, as FSDP over tensor-parallel parameters needs.
 
@@ -57,7 +57,7 @@ class Mesh:
             self.tp = mesh["tp"]
 
     def alone(self) -> DeviceMesh:
-        """Return the axis dp where it has one rank, for sharding that only casts; makes a world where there is none."""
+        """Return the axis dp of a single rank, for sharding that only casts; makes a world if there is none."""
         assert self.layout.dp == 1
         if self._axes is None:
             if not dist.is_initialized():
@@ -80,7 +80,7 @@ class Mesh:
         return int(numbers)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return every rank's bytes, in order of ranks, on every rank. Never torch's own, which unpickles them."""
+        """Return every rank's bytes, in order of ranks, on every rank. Unlike torch's version, it unpickles nothing."""
         if self.layout.world == 1:
             return [data]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.layout.world)]
@@ -108,8 +108,8 @@ class Mesh:
 
 
 def join_world(assignment: Assignment, device: ComputeDevice) -> Store:
-    """Make the default process group in the generation's own part of its store, and return that."""
-    # A forked process still has the level that its parent read.
+    """Make the default process group in the generation's part of the store, and return that part."""
+    # A forked process still has the log level that its parent read.
     set_debug_level_from_env()
     server = TCPStore(
         assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False, timeout=GROUP_TIMEOUT

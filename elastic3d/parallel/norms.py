@@ -1,9 +1,9 @@
-"""The norm of the whole gradient, and clipping by it, so that no layout shows in its bits.
+"""The norm of the whole gradient, and clipping by it, with bits that do not depend on the layout.
 
-Each rank sums the squares of its rows, which have their places in the step vote; the vote adds them in fixed order.
+Each rank sums the squares of its rows, which have places in the step vote; the vote adds them in a fixed order.
 
 A row of a parameter is one index of its dim 0. Where tensor parallelism cuts another dim, each of its ranks has a part
-of every row, and a place of its own for it; what its ranks hold whole is counted once.
+of every row, and a place of its own for it; rows that its ranks hold whole are counted once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import nn
 from elastic3d.parallel.state import box_of, copied_on, local
 
 NORM_EPSILON = 1e-6
-"""As torch.nn.utils.clip_grad_norm_ has it."""
+"""The same value as in torch.nn.utils.clip_grad_norm_."""
 
 CHUNK = 1 << 22
 """Elements squared in float64 at one time."""
 
 
 def places(parameters: Iterable[tuple[str, int]], cut: Mapping[str, int], tp: int) -> tuple[tuple[str, int], ...]:
-    """Return how many places each parameter of so many rows has. cut: dims that tp cuts, by name."""
+    """Return how many places each (name, rows) of the parameters has. cut: dims that tp cuts, by name."""
     return tuple((name, rows * tp if cut.get(name) else rows) for name, rows in parameters)
 
 
@@ -77,7 +77,7 @@ def norm(rows: torch.Tensor) -> float:
 
 
 def clip_coefficient(norm: float, clip: float) -> float:
-    """Return the factor that brings a gradient of this norm down to `clip`; 1.0 where it is below."""
+    """Return the factor that brings a gradient of this norm down to `clip`; 1.0 if it is below."""
     return min(1.0, clip / (norm + NORM_EPSILON)) if math.isfinite(norm) else norm
 
 

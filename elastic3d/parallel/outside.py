@@ -1,7 +1,7 @@
-"""Forward passes that a script makes itself, outside `run.backward`: what cannot work is refused by name.
+"""Forward passes that a script makes itself, outside `run.backward`: those that cannot work are refused by name.
 
-With pipeline stages each rank has a part of the model alone. Without, the ranks gather parameters for each other, so
-that a pass that some of them make and others do not would wait for ever.
+With pipeline stages each rank has only a part of the model. Without them the ranks gather parameters for each other, so
+that a pass that only some of them make would wait for ever.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from elastic3d.parallel.all_ranks import AllRanks
 from elastic3d.values import Layout
 
 PATIENCE = 60.0
-"""Seconds the ranks wait for each other before such a pass."""
+"""Seconds for which the ranks wait for each other before such a pass."""
 
 
 class Outside:
-    """Looks on at a model's forward passes. `inside()` surrounds those of `run.backward`. ranks: None for one alone."""
+    """Watches a model's forward passes. `inside()` surrounds those of `run.backward`. ranks: None for a single rank."""
 
     def __init__(self, model: nn.Module, layout: Layout, ranks: AllRanks | None) -> None:
         self._layout, self._ranks, self._inside = layout, ranks, False
         if ranks is not None:
-            # Before FSDP's own hook, which gathers.
+            # It runs before FSDP's own hook, which gathers.
             model.register_forward_pre_hook(self._look, prepend=True)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Let passes through: all ranks make them."""
+        """Allow passes: all ranks make them."""
         self._inside = True
         try:
             yield
@@ -39,7 +39,7 @@ class Outside:
             self._inside = False
 
     def meet(self, call: str) -> None:
-        """Block until every rank is at this call of the script's; UsageError where one does not come."""
+        """Block until every rank has come to this call of the script; UsageError if one does not."""
         if self._ranks is not None:
             self._ranks.meet(call, patience=PATIENCE)
 

@@ -1,4 +1,4 @@
-"""Telling a lost peer from an error of the user's code."""
+"""Tells a lost peer from an error of the user's code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from elastic3d.errors import Elastic3dError
 
-# gloo's errors are plain RuntimeErrors, to be known by their words, and by where they come from: C++.
+# gloo's errors are plain RuntimeErrors, recognised by their message and by their origin in C++.
 NOT_A_PEER = ("ncclUnhandledCudaError", "ncclInternalError", "ncclInvalidArgument", "ncclInvalidUsage")
 """What NCCL calls failures of this rank's own device, of its configuration, or of how it was called."""
 
@@ -16,9 +16,9 @@ WORDS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Brok
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether a collective failed, here or in what caused this error: torch's pipelines wrap what they catch.
+    """Return whether this error, or one that caused it, is a failed collective: torch's pipelines wrap what they catch.
 
-    An error of ours says by itself what happened, whatever it was made of.
+    An error of elastic3d itself says what happened, whatever caused it.
     """
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, Elastic3dError):
@@ -31,10 +31,10 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def raised_in_python(error: BaseException) -> bool:
-    """Return whether a `raise` made this error, and not a function of C++ that Python called.
+    """Return whether a `raise` made this error, rather than a C++ function that Python called.
 
-    No collective is written in Python: whatever a user's code, or a loader's worker, raises there is the user's, be its
-    words those of a broken connection.
+    No collective is written in Python: an error raised there, by a user's code or a loader's worker, is the user's,
+    even if its message is that of a broken connection.
     """
     trace = error.__traceback__
     if trace is None:

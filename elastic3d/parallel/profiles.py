@@ -1,4 +1,4 @@
-"""What the planner is told of a model: its parts' costs, as a profile has them."""
+"""The costs of a model's parts, as the planner gets them in a profile."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from elastic3d.values import KeptActivations, ModelPart, ModelProfile
 def with_costs(
     profile: ModelProfile, model: nn.Module, blocks: str | None, example: Any, scheme: Scheme | None
 ) -> ModelProfile:
-    """Return the profile with the costs of an outline's parts; as it is for a model that does not run on meta.
+    """Return the profile with the costs of an outline's parts; unchanged if the model does not run on meta.
 
-    Blocks count with their mean; scheme: how tensor parallelism cuts them. A loss keeps its input's logarithm of
-    probabilities and makes a gradient of its size.
+    Blocks count with their mean. scheme: how tensor parallelism cuts them. A loss is taken to keep the log
+    probabilities of its input and to make a gradient of the same size.
     """
     if scheme is not None:
         profile = replace(profile, heads=scheme.divisor)
@@ -56,7 +56,7 @@ def _cut(model: nn.Module, blocks: str | None, scheme: Scheme | None) -> int:
 
 
 def _part(costs: PartCosts, entering: int) -> ModelPart:
-    """Return a part whose input has so many bytes."""
+    """Return a part whose input has `entering` bytes."""
     whole = KeptActivations(whole=costs.saved_bytes)
     kept = {
         "none": whole,

@@ -1,12 +1,12 @@
 """Random numbers that do not depend on the layout: keyed by (seed, step, micro-batch, place in the model).
 
 Before each block and after it, whether the block is here or on another stage, the default generators are seeded anew,
-so that what a block or the code behind it draws depends on neither the blocks before it nor on the rank. The hooks sit
-on the block itself, outside whatever recomputes within it. Where the user's forward recomputes whole blocks, they are
-seeded again in the backward pass, under the micro-batch that the backward pass says it is working on.
+so that the numbers drawn by a block, or by the code after it, depend neither on earlier blocks nor on the rank. The
+hooks are on the block itself, outside whatever recomputes within it. Where the user's forward recomputes whole blocks,
+they are seeded again in the backward pass, under the micro-batch that the backward pass says it is working on.
 
-Where tensor-parallel ranks have different parts of one activation, their number on that axis is in the key as well;
-where they have the same, it is not.
+If tensor-parallel ranks have different parts of one activation, their number on that axis is in the key as well; if
+they have the same, it is not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def keyed_seed(*parts: object) -> int:
 
 
 class Randomness:
-    """Seed torch's default generators by place. `at` says where the pass that follows is."""
+    """Seeds torch's default generators by place. `at` sets the step and micro-batch of the next pass."""
 
     def __init__(self, seed: int, device: ComputeDevice) -> None:
         self.seed, self._device = seed, device
@@ -35,7 +35,7 @@ class Randomness:
         self._where = (0, 0)
 
     def at(self, step: int, micro_batch: int) -> None:
-        """Say which micro-batch of which step the next forward or backward pass works on."""
+        """Set which micro-batch of which step the next forward or backward pass works on."""
         self._where = (step, micro_batch)
 
     def enter(self, place: str, *, parts: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be trained, or not with equal bits, found when the model and the optimizer are taken."""
+"""Refuses models and optimizers that cannot be trained, or not with equal bits, when they are taken."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class OutsidePromise(UserWarning):
 
 
 def look_at_model(model: nn.Module, units: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse what FSDP cannot shard for any layout, and warn of what keeps state across micro-batches.
+    """Refuse what FSDP cannot shard in any layout, and warn of modules that keep state across micro-batches.
 
-    units: the blocks by name; what is in none of them makes one more unit, the model itself.
+    units: the blocks by name; everything else makes one more unit, the model itself.
     """
     for name, module in model.named_modules():
         if isinstance(module, MIXES_MICRO_BATCHES):

@@ -1,4 +1,4 @@
-"""Room for state that is to be loaded: the memory of this rank's tensors, as regions to be filled with bytes."""
+"""Destinations for a state to be loaded: the memory of this rank's tensors, as regions to be filled with bytes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.parallel.state import TensorInMemory, buffer_of
 
 
-class Room:
-    """Where the bytes of each wanted box go: into the tensor itself where it is plain memory, else beside it first.
+class RestoreBuffers:
+    """Where the bytes of each wanted box go: straight into a tensor in plain memory, else into a buffer first.
 
-    Held with the spec of what was saved, a tensor may be of another dtype, and is given the values.
+    A tensor may have another dtype than the saved spec it is held under; then it is given the values.
     """
 
     def __init__(self, held: Iterable[TensorInMemory]) -> None:
@@ -38,7 +38,7 @@ class Room:
         return buffer_of(into)
 
     def settle(self) -> None:
-        """Copy what was put beside its tensor to where it belongs."""
+        """Copy buffered bytes into their tensors."""
         with torch.no_grad():
             for held, into in self._targets.values():
                 if into.data_ptr() != held.local.data_ptr():

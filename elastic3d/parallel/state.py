@@ -1,4 +1,4 @@
-"""Model and optimizer as tiles, and back: what a rank holds of each global tensor, under names without any layout.
+"""Model and optimizer as tiles, and back: a rank's part of each global tensor, under names independent of the layout.
 
 Keys are `model/<name>` for parameters and persistent buffers, `optimizer/<parameter>/<name>` for the optimizer's
 tensors; its scalars, such as `step`, are tensors without dims, held by every rank that holds the parameter.
@@ -24,7 +24,7 @@ Tile = tuple[TensorSpec, Box, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInMemory:
-    """One tensor of the state as it is in memory: the module's or optimizer's own, whole or a shard of it."""
+    """One tensor of the state as it is in memory: the module's or the optimizer's own, whole or a shard of it."""
 
     spec: TensorSpec
     tensor: torch.Tensor
@@ -47,9 +47,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def box_of(tensor: torch.Tensor) -> Box:
-    """Return which part of the global tensor this rank holds, along each dim one run of equal length but the last.
+    """Return which part of the global tensor this rank holds: along each dim one run, all of equal length but the last.
 
-    Tensor parallelism cuts first and FSDP cuts what it leaves, always along dim 0, whichever way torch says so:
+    Tensor parallelism cuts first and FSDP cuts the rest, always along dim 0, whichever way torch says so:
     (Shard(0), Shard(1)), or (_StridedShard(0), Shard(0)) where both cut one dim.
     """
     shape = tuple(tensor.shape)
@@ -70,12 +70,12 @@ def box_of(tensor: torch.Tensor) -> Box:
 
 
 def is_copy(tensor: torch.Tensor, tp: int) -> bool:
-    """Return whether tensor-parallel rank 0 holds the very same; tp: this rank's number on that axis."""
+    """Return whether tensor-parallel rank 0 holds the same part. tp: this rank's number on that axis."""
     return "tp" in copied_on(tensor) if isinstance(tensor, DTensor) else tp > 0
 
 
 def copied_on(tensor: torch.Tensor) -> set[str]:
-    """Return the axes on which a lower rank holds the very same part of a tensor."""
+    """Return the axes on which a lower rank holds the same part of a tensor."""
     if not isinstance(tensor, DTensor):
         return set()
     mesh = tensor.device_mesh
@@ -109,7 +109,7 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def held_by_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[TensorInMemory]:
-    """Yield the optimizer's tensors; StateUnfit for state that is none."""
+    """Yield the optimizer's tensors; StateUnfit for state that is not a tensor."""
     for name, parameter in model.named_parameters():
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if value is None:
@@ -123,9 +123,9 @@ def held_by_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ite
 
 
 def tiles_of(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, tp: int = 0) -> list[Tile]:
-    """Return what this rank holds of the state, without empty shards and what tensor-parallel rank 0 holds as well.
+    """Return this rank's tiles of the state, without empty shards and those that tensor-parallel rank 0 holds as well.
 
-    Parameters and optimizer tensors are handed out as they are, and may not change before they are copied. Buffers,
+    Parameters and optimizer tensors are returned as they are, and must not change before they are copied. Buffers,
     which the next forward pass may change, are copied here.
     """
     buffers = {id(buffer) for _, buffer in persistent_buffers(model)}
@@ -138,10 +138,10 @@ def tiles_of(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, tp: i
 
 
 def create_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, specs: Iterable[TensorSpec]) -> None:
-    """Make room in a fresh optimizer for the tensors that a saved state has of this rank's parameters.
+    """Create in a fresh optimizer the tensors that a saved state has for this rank's parameters.
 
     A tensor of its parameter's shape is sharded like it; any other is whole on each rank, scalars on the CPU, where
-    torch keeps them unless the optimizer is capturable. What the saved state does not have is forgotten.
+    torch keeps them unless the optimizer is capturable. Tensors that the saved state does not have are dropped.
     """
     parameters = dict(model.named_parameters())
     capturable = {

@@ -1,11 +1,11 @@
 """The step vote: one sum over the world that gives every rank the same answers to all questions of a step.
 
-Every rank writes its own places of one float64 vector and zeros elsewhere, so that the sum only gathers: no value is
-rounded by it. The vector holds, in this order: a row of flags per rank; the loss of each micro-batch; its count of
-tokens plus one, zero where the loss is a mean; the count and the keyed sum of the samples; for each parameter how many
-ranks got a gradient; and, when gradients are clipped, for each row (index of dim 0) of each parameter the sum of its
-squares. Rows are cut by no layout, and are added elementwise in a fixed order, so losses and norms come out the same
-for any layout.
+Every rank writes its own places of one float64 vector, and zeros elsewhere, so that the sum only gathers and rounds no
+value. The vector holds, in this order: a row of flags per rank; the loss of each micro-batch; its count of tokens plus
+one, zero where the loss is a mean; the count and the keyed sum of the samples; for each parameter how many ranks got a
+gradient; and, when gradients are clipped, for each row (index of dim 0) of each parameter the sum of its squares. No
+layout cuts a row, and rows are added elementwise in a fixed order, so that losses and norms are the same for any
+layout.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FLAGS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """What one rank says. losses: by number of micro-batch. rows: parameter name -> (first row, sums of squares).
+    """One rank's vote. losses: by number of micro-batch. rows: parameter name -> (first row, sums of squares).
 
-    checkpoint: one is due. ready: this rank's host is done with the one before. finite: so is its part of the gradient,
-    or nobody asked. tokens: by number of micro-batch, where losses are sums.
+    checkpoint: one is due. ready: this rank's host is done with the previous one. finite: its part of the gradient is
+    finite, or was not checked. tokens: by number of micro-batch, if losses are sums.
     """
 
     leave: bool = False
@@ -50,9 +50,9 @@ class Outcome:
     """What the world decided; equal on every rank.
 
     leave, etcd_away: every rank said so. checkpoint: some rank said that one is due, and every rank that it is ready: a
-    store slower than training delays checkpoints and tears none. safe_step: the least of the steps held.
-    loss: mean over micro-batches, or over tokens. tokens: how many, None where losses are means. norm: of the gradient
-    as it was summed, None where rows were not voted on. absent: parameters that got no gradient anywhere.
+    store slower than training delays checkpoints and tears none. safe_step: the least of the steps held. loss: mean
+    over micro-batches, or over tokens. tokens: their number, None if losses are means. norm: of the gradient as it was
+    summed, None if rows were not voted on. absent: parameters that got no gradient anywhere.
     """
 
     leave: bool
@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradient are numbers one can train on."""
+        """Whether loss and gradient are finite, so that the step can be made."""
         return self.gradients_finite and math.isfinite(self.loss) and (self.norm is None or math.isfinite(self.norm))
 
 
@@ -92,7 +92,7 @@ class Paper:
         self._size = at
 
     def fill(self, rank: int, ballot: Ballot, *, norm: bool) -> torch.Tensor:
-        """Return this rank's vector, on the CPU; norm: with rows."""
+        """Return this rank's vector, on the CPU. norm: with rows."""
         votes = torch.zeros(self._size if norm else self._rows_at, dtype=torch.float64)
         flags = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.ready, ballot.held, ballot.finite)
         votes[FLAGS * rank : FLAGS * (rank + 1)] = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
@@ -112,7 +112,7 @@ class Paper:
         return votes
 
     def read(self, votes: torch.Tensor, *, norm: bool) -> Outcome:
-        """Return the outcome of the summed vector; norm: as it was filled."""
+        """Return the outcome of the summed vector. norm: as it was filled."""
         flags = votes[: self._losses_at].view(self._world, FLAGS)
         total = 0.0
         for loss in votes[self._losses_at : self._tokens_at].tolist():

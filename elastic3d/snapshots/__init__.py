@@ -1,1 +1,1 @@
-"""State that outlives a trainer: shared memory at home, a copy at the buddy, and a server anybody may fetch from."""
+"""State that outlives a trainer: shared memory at home, a copy at the buddy, and a server that the run fetches from."""

@@ -1,7 +1,8 @@
 """Shared memory without names: memfd segments that grow and never shrink.
 
-No name means that nothing is left behind, whoever dies, and that no resource tracker of a killed trainer unlinks what
-its keeper still needs. A seal against shrinking means that no mapping of one process can be cut short by another.
+Without a name nothing is left behind, whichever process dies, and no resource tracker of a killed trainer unlinks
+memory that its keeper still needs. A seal against shrinking prevents one process from cutting short a mapping of
+another.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Arena:
 
     @property
     def size(self) -> int:
-        """Bytes the segment has."""
+        """Size of the segment in bytes."""
         return os.fstat(self.descriptor).st_size
 
     def reserve(self, nbytes: int) -> None:
@@ -42,7 +43,7 @@ class Arena:
     def view(self, nbytes: int) -> memoryview:
         """Return the first `nbytes`, mapped here; ValueError if the segment is shorter.
 
-        A mapping that views of it are still in use of stays alive beside its successor.
+        A mapping with views that are still in use stays alive beside its successor.
         """
         if nbytes == 0:
             return memoryview(b"")
@@ -54,7 +55,7 @@ class Arena:
         return memoryview(self._mapping)[:nbytes]
 
     def close(self) -> None:
-        """Give the segment up here. Its memory lives while another process or a view of this one holds it."""
+        """Give up the segment in this process. Its memory lives while another process or a view holds it."""
         self._mapping = None
         if self.descriptor >= 0:
             os.close(self.descriptor)

@@ -1,4 +1,4 @@
-"""What the tile servers of a run hold, and their tiles as a source for the resolver."""
+"""The inventories of a run's tile servers, and their tiles as a source for the resolver."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Inventory:
         )
 
     def offers(self) -> Sequence[OfferedShard]:
-        """Return what is on offer; the source of it is named by the server's address."""
+        """Return what is on offer; the name of its source is the server's address."""
         return self.shards
 
     def tiles(self) -> list[Offered]:
@@ -109,7 +109,8 @@ def _inventory(server: str, one: dict[str, Any], table: SnapshotTable) -> Invent
 class PeerSource:
     """Tiles from one tile server. Safe for several threads.
 
-    A server that failed once is not asked again: it is dead or cut off, and a thousand tiles must not each find out.
+    A server that has failed once is not asked again: it is dead or cut off, and a thousand tiles need not each find
+    out.
     """
 
     def __init__(self, server: str, credentials: Credentials) -> None:
@@ -130,7 +131,7 @@ class PeerSource:
             self._fetched.update(found)
 
     def fetch(self, tile: Offered) -> bytes | memoryview:
-        """Return the tile's bytes, unverified; SourceError when the server is gone or has it no more."""
+        """Return the tile's bytes, unverified; SourceError if the server is gone or no longer has it."""
         where = tuple(tile.where)
         with self._lock:
             data = self._fetched.pop(where, None)

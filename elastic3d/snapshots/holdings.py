@@ -1,17 +1,17 @@
 """Which buffer holds what, and which may be written again: pure bookkeeping, no bytes.
 
-What must hold: once a step is safe, every rank's snapshot of it stays restorable, from home or from the buddy, until a
+The invariant: once a step is safe, every rank's snapshot of it can be restored, from home or from the buddy, until a
 newer step is safe or a newer generation has a safe step of its own. It holds because
 
-- whether a snapshot is taken is decided from what every rank knows (`Cadence`): the steps taken so far and the safe
-  step of the last vote. So all ranks take the same steps, and the minimum over what they hold is a step all took;
+- whether to take a snapshot is decided from what every rank knows (`Cadence`): the steps taken so far and the safe
+  step of the last vote. So all ranks take the same steps, and the minimum over what they hold is a step that all took;
 - snapshots are replicated in the order they were taken, so a rank that holds step t holds every taken step before it
   that has not been dropped;
 - a rank drops a snapshot only when a newer one is safe (`Holdings.safe`), or when the new generation has restored from
-  another (`Holdings.restored`), which then takes the place of the safe step. While a generation has not restored,
-  nothing of its predecessors is dropped anywhere;
-- the buddy drops only what the origin's next snapshot says is dropped at home (`Replicas.begin`), and follows the
-  same rules at a change of generation.
+  another (`Holdings.restored`), which then replaces the safe step. Until a generation has restored, nothing of its
+  predecessors is dropped anywhere;
+- the buddy drops only what the origin's next snapshot says was dropped at home (`Replicas.begin`), and follows the
+  same rules when the generation changes.
 
 Home buffers: the safe step, two steps not yet safe, and one that an upload has pinned.
 """
@@ -39,14 +39,14 @@ def most_copies(*, buddy: bool) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
-    """Names a snapshot of one rank: positional, for it is written and compared everywhere."""
+    """Names a snapshot of one rank. Positional, since it is written and compared everywhere."""
 
     generation: int
     step: int
 
 
 class Cadence:
-    """Whether to take a snapshot, decided alike on every rank of a generation. Lives in the trainer."""
+    """Decides whether to take a snapshot, alike on every rank of a generation. Used in the trainer."""
 
     def __init__(self) -> None:
         self._outstanding: list[int] = []
@@ -56,7 +56,7 @@ class Cadence:
         self._outstanding = [step for step in self._outstanding if step > safe_step]
 
     def take(self) -> bool:
-        """Return whether the snapshot due now is taken: at most two may wait to become safe."""
+        """Return whether to take the snapshot that is due now: at most two may wait to become safe."""
         return len(self._outstanding) < _OUTSTANDING
 
     def taken(self, step: int) -> None:
@@ -65,7 +65,7 @@ class Cadence:
 
 
 class BufferState(StrEnum):
-    """Where a buffer of this host is in its life."""
+    """The states of a home buffer."""
 
     FREE = "free"
     GRANTED = "granted"  # the trainer may be writing
@@ -96,7 +96,7 @@ class Holdings:
     # The trainer's side.
 
     def grant(self) -> list[int]:
-        """Hand every free buffer to the trainer; return those newly granted."""
+        """Grant every free buffer to the trainer; return those newly granted."""
         granted = []
         for index, buffer in enumerate(self._buffers):
             if buffer.place is BufferState.FREE:
@@ -107,7 +107,7 @@ class Holdings:
     def want(self) -> None:
         """Free a buffer for a final snapshot, now or as soon as one is idle, at the cost of one not yet safe.
 
-        The safe step is what the generation would fall back to, and stays.
+        The safe step stays, since the generation would go back to it.
         """
         self._wanted = True
         self._sweep()
@@ -124,7 +124,7 @@ class Holdings:
         self._sweep()
 
     def trainer_gone(self) -> None:
-        """Take back what was granted: what a dead trainer was writing is nothing."""
+        """Take back granted buffers: what a dead trainer was writing is worthless."""
         for buffer in self._buffers:
             if buffer.place is BufferState.GRANTED:
                 buffer.place, buffer.mark = BufferState.FREE, None
@@ -133,9 +133,9 @@ class Holdings:
     # Votes and generations.
 
     def restored(self, generation: int, base: Mark | None) -> None:
-        """Let the generation begin: of older ones only what it restored from is still needed.
+        """Begin the generation: of older ones, only the snapshot that it restored from is still needed.
 
-        base: None where the state came from elsewhere than memory.
+        base: None if the state did not come from memory.
         """
         self._generation = generation
         self._safe = base
@@ -143,7 +143,7 @@ class Holdings:
         self._sweep()
 
     def safe(self, mark: Mark) -> None:
-        """Take note of the vote's safe step, of the generation that restored last."""
+        """Take note of a vote's safe step in the generation that restored last."""
         assert mark.generation == self._generation, (mark, self._generation)
         if self._safe is None or mark > self._safe:
             self._safe = mark
@@ -158,16 +158,16 @@ class Holdings:
         return min((mark for mark in marks if mark.generation >= self._generation), default=None)
 
     def begin(self, mark: Mark) -> int:
-        """Keep a snapshot as it is while it is hashed and sent; return its buffer."""
+        """Hold a snapshot unchanged while it is hashed and sent; return its buffer."""
         index = self.find(mark)
         assert index is not None, mark
         self._buffers[index].busy = True
         return index
 
     def end(self, mark: Mark, *, held: bool, refused: bool = False) -> bool:
-        """Stop keeping it; return whether `held` made it the newest step held at home and at the buddy.
+        """Stop holding it; return whether it is now the newest step held at home and at the buddy.
 
-        refused: sending it again is no use.
+        held: the buddy has it. refused: there is no use in sending it again.
         """
         index = self.find(mark)
         assert index is not None, mark
@@ -183,7 +183,7 @@ class Holdings:
         return newer
 
     def buddy_changed(self) -> None:
-        """Replicate again what only the former buddy has; nothing is held until it is."""
+        """Replicate again what only the former buddy has; until then nothing counts as held."""
         self._held = -1
         for buffer in self._buffers:
             buffer.refused = False
@@ -198,7 +198,7 @@ class Holdings:
     # Uploads.
 
     def pin(self, step: int) -> Mark:
-        """Keep the newest snapshot of `step` until `release`; StateError if there is none, or another is pinned."""
+        """Hold the newest snapshot of `step` until `release`; StateError if there is none, or another is pinned."""
         mark = max((m for m in self.marks() if m.step == step), default=None)
         if mark is None:
             raise StateError(f"the snapshot of step {step} is no longer in memory; nothing is lost, use a newer step")
@@ -212,7 +212,7 @@ class Holdings:
         return mark
 
     def release(self) -> None:
-        """Undo one `pin`; the last one lets go."""
+        """Undo one `pin`; the last one frees the snapshot."""
         assert self._pin_users > 0
         self._pin_users -= 1
         if not self._pin_users:
@@ -220,12 +220,12 @@ class Holdings:
             self._sweep()
 
     def unpin(self, step: int) -> None:
-        """Let go of a snapshot written for a checkpoint that nobody writes; one in use stays."""
+        """Free a snapshot that was taken for a checkpoint which will not be written; one in use stays."""
         if self._pinned is not None and self._pinned.step == step and not self._pin_users:
             self._pinned = None
             self._sweep()
 
-    # What is there.
+    # Contents.
 
     def marks(self) -> list[Mark]:
         """Return the complete snapshots, oldest first."""
@@ -236,7 +236,7 @@ class Holdings:
         return next((index for index, b in enumerate(self._buffers) if b.mark == mark), None)
 
     def places(self) -> list[BufferState]:
-        """Return the place of every buffer."""
+        """Return the state of every buffer."""
         return [buffer.place for buffer in self._buffers]
 
     def _needed(self, mark: Mark) -> bool:
@@ -263,14 +263,14 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Whose snapshot a replica is: a rank of a generation."""
+    """The rank, in its generation, whose snapshot a replica is."""
 
     generation: int
     rank: int
 
 
 class Replicas:
-    """What this slot holds for others. Buffers are numbered by the caller; -1 is none."""
+    """The replicas that this slot holds for others. The caller numbers the buffers; -1 is none."""
 
     def __init__(self) -> None:
         self._complete: dict[Origin, dict[int, int]] = {}
@@ -284,9 +284,9 @@ class Replicas:
         self._oldest = max(self._oldest, generation)
 
     def begin(self, origin: Origin, step: int, keep: Collection[int]) -> int | None:
-        """Return the buffer to receive a snapshot into, None where its generation is too old.
+        """Return the buffer to receive a snapshot into, None if its generation is too old.
 
-        keep: the steps the origin still has at home, this one included; its others are dropped.
+        keep: the steps that the origin still has at home, including this one; all others of it are dropped.
         """
         if origin.generation < self._oldest:
             return None
@@ -301,11 +301,11 @@ class Replicas:
         return buffer
 
     def count(self, origin: Origin) -> int:
-        """Return how many snapshots of an origin are held, and on their way."""
+        """Return how many snapshots of an origin are held or arriving."""
         return len(self._complete.get(origin, {})) + sum(one == origin for one, _ in self._receiving.values())
 
     def complete(self, buffer: int) -> bool:
-        """Take note that a snapshot has arrived and is good; return whether it is held, or was dropped meanwhile."""
+        """Take note that a snapshot has arrived intact; return whether it is held, and was not dropped meanwhile."""
         origin, step = self._receiving.pop(buffer)
         if origin.generation < self._oldest:
             self._free.append(buffer)
@@ -322,7 +322,7 @@ class Replicas:
         self._free.append(buffer)
 
     def restored(self, generation: int, base: Mark | None) -> None:
-        """Drop what is older than `generation`, but for what it restored from."""
+        """Drop what is older than `generation`, except the snapshot that it restored from."""
         for origin, held in list(self._complete.items()):
             if origin.generation < generation:
                 for step in [s for s in held if base is None or Mark(origin.generation, s) != base]:
@@ -331,7 +331,7 @@ class Replicas:
                     del self._complete[origin]
 
     def settled(self, generation: int) -> None:
-        """Drop what is older than `generation`: it has a safe step of its own."""
+        """Drop what is older than `generation`, which has a safe step of its own."""
         self.restored(generation, None)
 
     def held(self) -> list[tuple[Origin, int, int]]:

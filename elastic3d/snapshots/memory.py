@@ -1,4 +1,4 @@
-"""The snapshots of one slot and of those it is the buddy of: bytes, digests and who may use which buffer.
+"""The snapshots of one slot, and of those whose buddy it is: their bytes, their digests and the use of buffers.
 
 Shared by the slot's thread, the replicator and the tile server's threads; every public method takes the lock.
 """
@@ -37,14 +37,14 @@ class Stored:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def digest_run(self, first: int, stop: int) -> list[str]:
-        """Return the digests of tiles [first, stop), computing those that nobody has."""
+        """Return the digests of tiles [first, stop), computing those that are missing."""
         with self.lock:
             if stop > first and not self.digests[stop - 1]:
                 self.digests[first:stop] = digests(self.table, self.data, first, stop)
             return self.digests[first:stop]
 
     def digest_all(self) -> list[str]:
-        """Return the digest of every tile, computing those that nobody has."""
+        """Return the digest of every tile, computing those that are missing."""
         for first, stop in self.table.runs:
             self.digest_run(first, stop)
         return self.digests
@@ -65,7 +65,7 @@ def digests(table: SnapshotTable, data: memoryview, first: int, stop: int) -> li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arriving:
-    """A snapshot on its way from its origin into `stored`; nobody is offered it before it is complete."""
+    """A snapshot that is arriving in `stored` from its origin; it is not offered before it is complete."""
 
     buffer: int
     stored: Stored
@@ -73,18 +73,18 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """A snapshot to send, and the steps its origin keeps at home."""
+    """A snapshot to send, and the steps that its origin keeps at home."""
 
     stored: Stored
     keep: tuple[int, ...]
 
 
 class NoRoom(Exception):
-    """A replica would take more than this host has for replicas."""
+    """A replica would take more memory than this host has for replicas."""
 
 
 class SnapshotMemory:
-    """See the module. replica_bytes: what replicas may take together, None for no limit."""
+    """See the module. replica_bytes: memory for all replicas together, None for no limit."""
 
     def __init__(self, *, replica_bytes: int | None = None) -> None:
         self._replica_bytes = replica_bytes
@@ -101,7 +101,7 @@ class SnapshotMemory:
     # The slot's thread, on behalf of the trainer.
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return the home segments' descriptors, for a trainer to inherit."""
+        """Return the descriptors of the home segments, for a trainer to inherit."""
         return tuple(arena.descriptor for arena in self._arenas)
 
     def learn(self, table: SnapshotTable) -> None:
@@ -109,13 +109,13 @@ class SnapshotMemory:
         with self._changed:
             if table.identity in self._tables:
                 return
-        # To cut a table of many thousands takes a while, in which a vote must not wait.
+        # Cutting a table of many thousands of boxes takes a while, and a vote must not wait for it.
         assert table.runs is not None
         with self._changed:
             self._tables.setdefault(table.identity, table)
 
     def grant(self) -> list[int]:
-        """Hand every free buffer to the trainer; return those newly granted."""
+        """Grant every free buffer to the trainer; return those newly granted."""
         with self._changed:
             return self._holdings.grant()
 
@@ -128,7 +128,7 @@ class SnapshotMemory:
     def written(
         self, buffer: int, mark: Mark, *, rank: int, world: int, facts: Mapping[str, Any], table: str, checkpoint: bool
     ) -> None:
-        """Take note of a complete snapshot; `table` is the identity of one that was learnt."""
+        """Take note of a complete snapshot. table: the identity of one that was learnt."""
         with self._changed:
             known = self._tables[table]
             self._holdings.written(buffer, mark, checkpoint=checkpoint)
@@ -157,14 +157,14 @@ class SnapshotMemory:
             self._replicas.refuse_below(number)
 
     def restored(self, generation: int, base: Mark | None) -> None:
-        """Let a generation begin: of older ones only what it restored from is kept."""
+        """Begin a generation: of older ones, only the snapshot that it restored from is kept."""
         with self._changed:
             self._holdings.restored(generation, base)
             self._replicas.restored(generation, base)
             self._forget()
 
     def safe(self, mark: Mark) -> None:
-        """Take note of a vote's safe step: older steps, and older generations, are let go."""
+        """Take note of a vote's safe step: older steps and generations are dropped."""
         with self._changed:
             self._holdings.safe(mark)
             self._replicas.settled(mark.generation)
@@ -173,7 +173,7 @@ class SnapshotMemory:
     # The replicator.
 
     def wait_for_work(self, timeout: float) -> Replication | None:
-        """Return the next snapshot to hash and send, held as it is until `replicated`; None when none came."""
+        """Return the next snapshot to hash and send, held unchanged until `replicated`; None if none came in time."""
         with self._changed:
             if self._closed:
                 return None
@@ -207,7 +207,7 @@ class SnapshotMemory:
             return sum(arena.size for arena in (*self._arenas, *self._other_arenas))
 
     def close(self) -> None:
-        """Let `wait_for_work` return. The memory goes when the last view of it does."""
+        """Let `wait_for_work` return. The memory is freed with the last view of it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -219,13 +219,13 @@ class SnapshotMemory:
     # The tile server.
 
     def offered(self) -> list[Stored]:
-        """Return every complete snapshot, its digests computed: those at home first."""
+        """Return every complete snapshot with its digests, those at home first."""
         with self._changed:
             stored = list(self._home.values())
         for one in stored:
             one.digest_all()
         with self._changed:
-            # What was let go while it was being hashed may have been written over.
+            # A snapshot that was dropped while it was being hashed may have been overwritten.
             return [one for one in stored if self._home.get(one.mark) is one] + list(self._others.values())
 
     def find(self, generation: int, step: int, rank: int) -> Stored | None:
@@ -242,7 +242,7 @@ class SnapshotMemory:
     def arriving(
         self, mark: Mark, *, rank: int, world: int, facts: Mapping[str, Any], table: str, keep: Collection[int]
     ) -> Arriving | None:
-        """Return where to receive a snapshot into, None where its generation is too old; UnknownTable, NoRoom."""
+        """Return where to receive a snapshot, None if its generation is too old; UnknownTable, NoRoom."""
         with self._changed:
             if table not in self._tables:
                 raise tables.UnknownTable(table)
@@ -294,7 +294,7 @@ class SnapshotMemory:
             return held
 
     def lost(self, arriving: Arriving) -> None:
-        """Give up a snapshot that did not arrive whole and good."""
+        """Give up a snapshot that did not arrive whole and intact."""
         with self._changed:
             self._replicas.abort(arriving.buffer)
 
@@ -302,7 +302,7 @@ class SnapshotMemory:
 
     @contextmanager
     def pinned(self, step: int) -> Iterator[Stored]:
-        """Keep the newest snapshot of `step` as it is while the context is open; StateError if there is none."""
+        """Hold the newest snapshot of `step` unchanged while the context is open; StateError if there is none."""
         with self._changed:
             stored = self._home[self._holdings.pin(step)]
         try:
@@ -313,13 +313,13 @@ class SnapshotMemory:
                 self._forget()
 
     def unpin(self, step: int) -> None:
-        """Let go of a snapshot written for a checkpoint."""
+        """Free a snapshot that was taken for a checkpoint."""
         with self._changed:
             self._holdings.unpin(step)
             self._forget()
 
     def descriptor_of(self, stored: Stored) -> int:
-        """Return the descriptor of the segment a home snapshot lies in."""
+        """Return the descriptor of the segment that holds a home snapshot."""
         with self._changed:
             buffer = self._holdings.find(stored.mark)
             assert buffer is not None, stored.mark
@@ -333,15 +333,15 @@ class SnapshotMemory:
         for buffer in [buffer for buffer in self._others if buffer not in held]:
             del self._others[buffer]
         used = {one.table.identity for one in (*self._home.values(), *self._others.values())}
-        # Tables of layouts long gone; those just learnt are the youngest.
+        # Forget tables of layouts that are long gone; those just learnt are the youngest.
         for identity in [i for i in list(self._tables)[:-8] if i not in used]:
             del self._tables[identity]
 
 
-def pieces(table: SnapshotTable, data: memoryview, told: Sequence[str]) -> list[Piece]:
-    """Return a snapshot's bytes as tiles with the digests that they are told to have, as a save takes them.
+def pieces(table: SnapshotTable, data: memoryview, digests: Sequence[str]) -> list[Piece]:
+    """Return a snapshot's bytes as tiles with these digests, as a save takes them.
 
-    One without bytes has no digest: it tells the save of its tensor, and is no tile in a checkpoint.
+    One without bytes has no digest: it names the tensor to the save, and is not a tile in a checkpoint.
     """
     return [
         Piece(
@@ -350,5 +350,5 @@ def pieces(table: SnapshotTable, data: memoryview, told: Sequence[str]) -> list[
             data=data[tile.offset : tile.offset + tile.nbytes],
             digest=digest if tile.nbytes else "",
         )
-        for tile, digest in zip(table.tiles, told, strict=True)
+        for tile, digest in zip(table.tiles, digests, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Whose replicas a slot takes: what the sealed records say, and how much memory there is for it. Pure bookkeeping."""
+"""Whose replicas a slot accepts: what the sealed records allow, and how many. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from enum import StrEnum
 from elastic3d.snapshots.holdings import HOME_BUFFERS, Origin
 
 REPLICAS = HOME_BUFFERS + 1
-"""Snapshots of one rank that are held at one time: as many as its host can have, and one that takes another's place."""
+"""Snapshots of one rank held at a time: as many as its own host can have, and one that replaces another."""
 
 _REMEMBERED = 4
 
 
 class OfferVerdict(StrEnum):
-    """What becomes of an offer. `unknown`: no record of that generation has come here yet, and one may."""
+    """The verdict on an offer. `unknown`: no record of that generation has arrived yet, but one may."""
 
     TAKEN = "taken"
     UNKNOWN = "unknown"
@@ -22,13 +22,13 @@ class OfferVerdict(StrEnum):
 
 
 class Permits:
-    """Who holds which rank, by generation: the `Node.id` of each rank, as sealed. The newest few are remembered."""
+    """The node of each rank by generation: its `Node.id`, as sealed. The newest few generations are remembered."""
 
     def __init__(self) -> None:
         self._sealed: dict[int, tuple[str, ...]] = {}
 
     def sealed(self, generation: int, ranks: Sequence[str]) -> None:
-        """Take in a record: the node of each rank, in rank order."""
+        """Take a record: the node of each rank, in rank order."""
         self._sealed[generation] = tuple(ranks)
         for old in sorted(self._sealed)[:-_REMEMBERED]:
             del self._sealed[old]

@@ -1,8 +1,8 @@
 """Copies this slot's snapshots to its buddy, in the order they were taken, on one thread.
 
-Each run of tiles is hashed and then sent, so that this side hashes the next while the other verifies the last.
-A buddy that does not answer is tried again, slowly; until it has a snapshot, that snapshot is not held, and
-training goes on with fewer snapshots rather than waiting.
+Each run of tiles is hashed and then sent, so that this side hashes the next while the other verifies the last. A buddy
+that does not answer is tried again, slowly; until it has a snapshot, that snapshot is not held, and training goes on
+with fewer snapshots rather than wait.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _IDLE_SECONDS = 60.0
 _RETRY_SECONDS = 0.25
 
 PATIENCE = 5.0
-"""Seconds of failures in a row after which a buddy counts as out of reach: a dead one is replaced by then."""
+"""Seconds of failures in a row after which a buddy counts as out of reach: by then a dead one has been replaced."""
 
 
 class Stale(Exception):
-    """The buddy knows a newer generation than the snapshot's, or another node as the one whose snapshot it is."""
+    """The buddy knows a newer generation than the snapshot's, or another node as the holder of its rank."""
 
 
 class Replicator:
-    """Hashes and sends what `memory` has.
+    """Hashes and sends the snapshots in `memory`.
 
     digested: called once for each snapshot, when its digests are known. ended: called after each attempt, with whether
-    it made the snapshot the newest one held twice; buffers may have become free. unreachable: called with the buddy's
+    the snapshot is now the newest one held twice; buffers may have become free. unreachable: called with the buddy's
     address, the seconds and the last error when nothing could be sent to it for `patience` seconds, and again after as
-    long. All on the replicator's thread.
+    long. All are called on the replicator's thread.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Replicator:
         self._lock = threading.Lock()
         self._buddy: str | None = None
         self._connection: Channel | None = None
-        self._told: Mark | None = None
+        self._reported: Mark | None = None
         self._changed = threading.Event()
         self._closed = False
         threads.start(self._run, name=name, edge=threads.Edge.AGAIN)
 
     def set_credentials(self, credentials: Credentials) -> None:
-        """Be this node to the buddy from now on; before the first call nothing is sent."""
+        """Show these to the buddy from now on; before the first call nothing is sent."""
         with self._lock:
             self._credentials = credentials
             self._drop_connection()
@@ -86,7 +86,7 @@ class Replicator:
         self._changed.set()
 
     def close(self) -> None:
-        """Stop. A snapshot on its way is lost to the buddy."""
+        """Stop. A snapshot that is being sent does not reach the buddy."""
         with self._lock:
             self._closed = True
             self._drop_connection()
@@ -107,7 +107,7 @@ class Replicator:
                 self._changed.clear()
 
     def _attempt(self, work: Replication) -> bool:
-        """Hash and send one snapshot; return False where that is to be tried again after a rest."""
+        """Hash and send one snapshot; return False if that is to be tried again after a rest."""
         with self._lock:
             buddy = self._buddy
         held = refused = newer = False
@@ -122,9 +122,9 @@ class Replicator:
             error = str(problem) or type(problem).__name__
             process_log().emit("replica.failed", step=work.stored.mark.step, buddy=buddy, error=error)
         finally:
-            # Whatever happened, it is not being sent any more.
+            # Whatever happened, it is no longer being sent.
             with self._lock:
-                # A buddy that was changed meanwhile holds it, but is none any more.
+                # If the buddy was changed meanwhile, the node that holds it is no longer the buddy.
                 held = held and self._buddy == buddy
                 newer = self._memory.replicated(work.stored.mark, held=held, refused=refused)
         self._ended(work.stored.mark, newer)
@@ -132,7 +132,7 @@ class Replicator:
         return not error
 
     def _judge(self, buddy: str | None, error: str) -> None:
-        """Tell of a buddy that has failed for long."""
+        """Report a buddy that has failed for long."""
         now = self._clock.monotonic()
         if not error or buddy is None:
             self._failing = None
@@ -161,8 +161,8 @@ class Replicator:
 
     def _digest(self, stored: Stored) -> None:
         stored.digest_all()
-        if self._told is None or stored.mark > self._told:
-            self._told = stored.mark
+        if self._reported is None or stored.mark > self._reported:
+            self._reported = stored.mark
             self._digested(stored.mark)
 
     def _connect(self, buddy: str) -> Channel | None:

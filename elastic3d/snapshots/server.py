@@ -1,9 +1,9 @@
-"""The tile server of a slot: members of the run fetch from it, and the snapshots of other ranks arrive at it.
+"""The tile server of a slot: members of the run fetch from it, and send the snapshots of other ranks to it.
 
-A thread for each connection: there are few, each moves long runs of bytes, and hashing and socket calls leave the
+Each connection has a thread: there are few, each moves long runs of bytes, and hashing and socket calls leave the
 interpreter free. Every wait has a limit: a peer that dies or falls silent costs its own thread a few seconds. Nothing
-is read, and nothing written, for whoever has not proved to be of the run; and a replica is taken only from the node of
-which the sealed record says that it is its own (`permits`).
+is read or written for a peer that has not proved to belong to the run, and a replica is accepted only from the node
+that holds its rank by the sealed record (`permits`).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _DIGEST_BYTES = 32
 
 @dataclass(slots=True, eq=False)
 class _Guest:
-    """A connection. `socket` is exchanged when it becomes an encrypted one."""
+    """A connection. `socket` is replaced when the connection becomes encrypted."""
 
     socket: socket.socket
     address: str
 
 
 class Denied(Exception):
-    """A peer may not do what it asks for."""
+    """A peer asks for something that it may not do."""
 
 
 class TileServer:
     """Serves one slot's memory on `host`, on a port of the system's choice.
 
-    refused: told of who was shown out, on one of the server's threads; it must not block.
+    refused: called with each refused connection, on one of the server's threads; it must not block.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TileServer:
         threads.start(self._accept, name=name)
 
     def set_credentials(self, credentials: Credentials) -> None:
-        """Serve those who hold this secret from now on; before the first call nobody is served."""
+        """Serve those that hold this secret from now on; before the first call none is served."""
         with self._lock:
             self._credentials = credentials
 
@@ -87,7 +87,7 @@ class TileServer:
         with self._lock:
             self._closed = True
             guests = list(self._guests)
-        # Shutting down wakes the thread that accepts, which then closes; closing alone would not.
+        # Shutting down wakes the accepting thread, which then closes the socket; closing alone would not wake it.
         for one in (self._listener.socket, *(guest.socket for guest in guests)):
             shut(one)
 
@@ -147,7 +147,7 @@ class TileServer:
             self._end(guest)
 
     def _greet(self, guest: _Guest) -> Channel:
-        """Return the connection, proved; HandshakeRejected, WireError."""
+        """Return the connection after its handshake; HandshakeRejected, WireError."""
         with self._lock:
             credentials = self._credentials
         if credentials is None:
@@ -169,7 +169,7 @@ class TileServer:
 
     def _answer_all(self, channel: Channel, guest: _Guest) -> None:
         while True:
-            # Between requests a peer may think as long as it likes, while it lives.
+            # Between requests a peer may take as long as it likes, while it is alive.
             request = channel.receive(idle=True)
             try:
                 self._answer(channel, request)
@@ -273,7 +273,7 @@ class TileServer:
 
 
 def _receive_snapshot(channel: Channel, arriving: Arriving) -> bool:
-    """Fill a snapshot and verify it; return whether every tile was good, having read them all."""
+    """Fill a snapshot and verify it; return whether every tile was good. All tiles are read in any case."""
     stored, good = arriving.stored, True
     for first, stop in stored.table.runs:
         told = channel.receive_sealed((stop - first) * _DIGEST_BYTES).hex()
@@ -286,7 +286,7 @@ def _receive_snapshot(channel: Channel, arriving: Arriving) -> bool:
 
 
 def _send_many(channel: Channel, views: list[memoryview]) -> None:
-    """Send many views, neighbours in memory and small ones together."""
+    """Send many views, joining neighbours in memory and small ones."""
     batch: list[memoryview] = []
     size = 0
     for view in views:
@@ -306,7 +306,7 @@ def _send_many(channel: Channel, views: list[memoryview]) -> None:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Have the kernel notice a peer that vanished between requests."""
+    """Have the kernel detect a peer that vanished between requests."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)

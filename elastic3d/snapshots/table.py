@@ -1,7 +1,7 @@
-"""What lies where in a snapshot: shards as the trainer laid them out, and the tiles they are cut into.
+"""Where each box lies in a snapshot: shards as the trainer laid them out, and the tiles they are cut into.
 
 Tables change only with the layout, so each is sent once, without its tiles, and then named by its identity: how it is
-cut follows from it, and whoever has it works that out alike.
+cut follows from it, and everyone who has it works that out alike.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ALIGNMENT = 64
 DIGEST_DIGITS = 64
 RUN_BYTES = 4 << 20
 MOST_ENTRIES = 1 << 20
-"""Boxes of one rank's snapshot, as far as a table from elsewhere is believed."""
+"""The most boxes that a received table of one rank's snapshot may have."""
 
 MOST_TILES = 1 << 22
 """Tiles of one rank's snapshot, likewise: a TiB in the smallest that a grid cuts a tensor into."""
 
 
 class UnknownTable(KeyError):
-    """No table of this identity was learnt; send it."""
+    """No table of this identity is known; send it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +131,8 @@ def to_wire(table: SnapshotTable) -> dict[str, object]:
 def from_wire(data: dict[str, object]) -> SnapshotTable:
     """Return the table that `to_wire` wrote; ValueError or TypeError for anything else.
 
-    Believed only as far as it can be computed again: each box within its tensor and after the one before, the bytes
-    those of the boxes, and the identity that of all of it.
+    All of it is checked: each box must lie within its tensor and after the previous box, the bytes must be those of the
+    boxes, and the identity that of the whole table.
     """
     rows, nbytes, tile_bytes = data["entries"], data["nbytes"], data["tile_bytes"]
     if not isinstance(rows, list) or type(nbytes) is not int or type(tile_bytes) is not int:

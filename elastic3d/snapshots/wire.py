@@ -1,4 +1,4 @@
-"""What is said to a tile server, and how to reach one.
+"""The protocol of tile servers, and how to connect to one.
 
 A connection opens with the handshake of the run (`trust/handshake.py`); `trust/channel.py` has the frames. Requests,
 each answered before the next on its connection:
@@ -10,9 +10,8 @@ each answered before the next on its connection:
                                               -> {"ok"}, {"table"} (send it with its table), {"stale"} or {"denied"};
        after {"ok"}, for each run of tiles: a frame of its digests (32 bytes each), its bytes; then <- {"held"}
 
-{"denied": text}: the sealed record says that this is not the peer's to send, and sending it again is no use. Any other
-refusal is {"error": text}. Every byte received is checked against its digest by the receiver, and every digest came in
-a sealed frame.
+{"denied": text}: by the sealed record this peer may not send it, and there is no use in sending it again. Any other
+refusal is {"error": text}. The receiver checks every byte against its digest, and every digest comes in a sealed frame.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from elastic3d.trust.handshake import HandshakeRejected, PortRole
 
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
-"""For the whole handshake."""
+"""Seconds for the whole handshake."""
 
 _TRIES = 3
 _SOCKET_BYTES = 4 << 20
 
 
 class HandshakeInterrupted(WireError):
-    """The connection ended in its handshake: the server was crowded, or this process was late. It may be tried anew."""
+    """The connection ended in its handshake: the server was busy, or this process was late. Trying again may help."""
 
 
 def parse_address(server: str) -> tuple[str, int]:
-    """Return host and port of "host:port" (an IPv6 host in brackets); ValueError where it is none."""
+    """Return host and port of "host:port" (an IPv6 host in brackets); ValueError for anything else."""
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError(f'a tile server is named "host:port"; got {server!r}')

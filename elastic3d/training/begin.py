@@ -1,4 +1,4 @@
-"""How a process goes through a user's `main`: as a trainer that a port hosts, or alone."""
+"""How a process runs a user's `main`: as a trainer that a port hosts, or alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Main = Callable[[Run], None]
 
 
 def train(main: Main, port: Port, *, tiers: restoring.Tiers | None = None) -> NoReturn:
-    """Go through `main` as the trainer that `port` hosts, and end by it."""
+    """Run `main` as the trainer that `port` hosts, which ends the process."""
     unsaved = -1
     run: Run | None = None
     try:
@@ -35,7 +35,7 @@ def train(main: Main, port: Port, *, tiers: restoring.Tiers | None = None) -> No
 
 
 def _cause(run: Run | None, error: Exception) -> Exception:
-    """Return what the host is to hear of an error; ends the process where another rank was lost."""
+    """Return the error to report to the host; end the process where another rank was lost."""
     if run is not None and is_lost_peer(error):
         try:
             run.lost(error)
@@ -45,9 +45,10 @@ def _cause(run: Run | None, error: Exception) -> Exception:
 
 
 def run_alone(main: Main, *, threads: int | None = None, device: str = "cpu") -> Run:
-    """Go through `main` in this very process, as the only rank; return the run as `main` left it.
+    """Run `main` in this process, as the only rank; return the run as `main` left it.
 
-    No snapshots and no checkpoints. threads: for tensor operations, torch's own choice by default. device: its kind.
+    There are no snapshots and no checkpoints. threads: for tensor operations; torch's own choice by default. device:
+    its kind.
     """
     run = Run(StandalonePort(threads=threads or torch.get_num_threads(), device=device))
     main(run)

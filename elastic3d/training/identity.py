@@ -1,4 +1,4 @@
-"""What a script asks for beside the model: the same on every node, and compared with what made a saved state."""
+"""What a script asks for besides the model: the same on every node, and compared with the script of a saved state."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from elastic3d.training.state_facts import AskedState
 
 @functools.cache
 def script_digest() -> str:
-    """Return the digest of the file this process runs as its script, "" where there is none.
+    """Return the digest of the file this process runs as its script, "" if there is none.
 
-    Read once, when the script calls `elastic3d.run`: a file that is changed later is not what runs.
+    It is read once, when the script calls `elastic3d.run`: a file that is changed later is not the one that runs.
     """
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
@@ -49,7 +49,7 @@ def schedule_digest(optimizer: torch.optim.Optimizer, schedule: Any) -> str:
     try:
         said += [facts.optimizer_groups(optimizer), facts.schedule_state(schedule)]
     except StateError:
-        # What cannot be written down cannot be compared; whoever needs it written down will say so.
+        # What cannot be written down cannot be compared; saving it will raise the error.
         pass
     return blake3(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -70,7 +70,7 @@ def asked(optimizer: torch.optim.Optimizer, schedule: Any, micro_batch: int) -> 
 
 
 def changes(saved: AskedState, now: AskedState) -> list[str]:
-    """Return in words what the script asks for that a saved state was not made with, and which of the two counts.
+    """Return in words where the script differs from the one that made a saved state, and which of the two counts.
 
     StateUnfit for another class of optimizer or schedule, whose state means nothing to this one.
     """

@@ -1,4 +1,4 @@
-"""State into a built model, and what of it is no tensor out again."""
+"""State into a built model, and the part of it that is not tensors out again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastic3d.data.ledger import Ledger
 from elastic3d.errors import StateUnfit
 from elastic3d.parallel import facts as written
 from elastic3d.parallel.numerics.scale import LossScale
-from elastic3d.parallel.restore_buffers import Room
+from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
 from elastic3d.training import restoring, starting, state_facts
 from elastic3d.training.state_facts import AskedState, StateFacts
@@ -33,8 +33,8 @@ def load(
 ) -> Ledger:
     """Bring the decided state into this rank's model, optimizer, schedule and batches; return its ledger.
 
-    Of a checkpoint that no run has saved the weights alone are taken, and the run begins. StateError for state of other
-    batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
+    From a checkpoint that no run has saved only the weights are taken, and the run begins at step 0. StateError for the
+    state of other batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
     """
     if starting.is_foreign(decision):
         starting.load_weights(model, decision, sources)
@@ -43,10 +43,10 @@ def load(
     restoring.check_facts(facts, decision.step, batches.order, batches.fingerprint)
     saved = {offer.spec.key: offer.spec for offer in decision.offers}
     create_optimizer_state(model, optimizer, saved.values())
-    room = Room([*held_by_model(model), *held_by_optimizer(model, optimizer)])
-    wanted = list(room.wanted())
-    resolve(wanted, restoring.offers(decision, sources, wanted), sources, room.destination)
-    room.settle()
+    buffers = RestoreBuffers([*held_by_model(model), *held_by_optimizer(model, optimizer)])
+    wanted = list(buffers.wanted())
+    resolve(wanted, restoring.offers(decision, sources, wanted), sources, buffers.destination)
+    buffers.settle()
     written.set_optimizer_groups(optimizer, facts.optimizer_groups)
     written.set_schedule_state(schedule, facts.schedule)
     cursor = facts.cursor
@@ -55,7 +55,7 @@ def load(
 
 
 def check_model(decision: restoring.Decision, specs: Iterable[TensorSpec]) -> None:
-    """Raise StateUnfit where the decided state is that of another model; specs: all parameters and buffers of this."""
+    """Raise StateUnfit if the decided state is that of another model. specs: all parameters and buffers of this one."""
     saved = {offer.spec.key: offer.spec for offer in decision.offers if offer.spec.key.startswith("model/")}
     here = {spec.key: spec for spec in specs}
     problems = [
@@ -78,7 +78,7 @@ def check_model(decision: restoring.Decision, specs: Iterable[TensorSpec]) -> No
 
 
 def _few(what: str, names: list[str]) -> str:
-    """Return in words which these are, "" for none."""
+    """Return these names in words, "" for none."""
     if not names:
         return ""
     return f"{what} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -94,7 +94,7 @@ def facts(
     asked: AskedState | None,
     begun_from: str,
 ) -> StateFacts:
-    """Return the state that is no tensor, equal on all ranks."""
+    """Return the state that is not tensors, equal on all ranks."""
     cursor = batches.cursor
     return StateFacts(
         step=batches.step,

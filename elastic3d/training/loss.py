@@ -20,31 +20,31 @@ class Loss:
 
     @property
     def value(self) -> float:
-        """The mean over the global batch, or over its tokens; UsageError before `run.step`."""
+        """The mean over the global batch, or over its tokens. UsageError before `run.step`."""
         if self._value is None:
             raise UsageError("the loss of a step is known after run.step(..., loss=loss); read it then")
         return self._value
 
     @property
     def batch(self) -> Batch:
-        """What it is the loss of."""
+        """The batch of this loss."""
         return self._batch
 
     def parts(self) -> dict[int, float]:
-        """Return this rank's losses by number of micro-batch: means, or sums over tokens."""
+        """Return this rank's losses by the number of their micro-batch: means, or sums over tokens."""
         return {index: float(part[0] if part.dim() else part) for index, part in self._parts.items()}
 
     def tokens(self) -> dict[int, float]:
-        """Return how many tokens each sum of `parts` is over; nothing where they are means."""
+        """Return the number of tokens of each sum in `parts`; nothing where they are means."""
         return {index: float(part[1]) for index, part in self._parts.items() if part.dim()}
 
     @property
     def skipped(self) -> bool:
-        """Whether `run.step` made no update for it."""
+        """Whether `run.step` skipped the update."""
         return self._skipped
 
     def settle(self, value: float, *, skipped: bool) -> None:
-        """Take note of what the vote has found."""
+        """Take the vote's outcome."""
         self._value, self._skipped = value, skipped
 
     def __repr__(self) -> str:

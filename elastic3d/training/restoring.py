@@ -1,7 +1,7 @@
 """Where the state comes from: peers' memory before the store, the store before nothing; decided once, for all ranks.
 
-Rank 0 asks all keepers what they hold and decides; the others get its decision by broadcast. From there on memory and
-store are the same to everybody: tiles on offer, of which each rank takes what it needs of its own boxes, verified.
+Rank 0 asks all keepers what they hold and decides; the others get its decision by broadcast. From then on memory and
+store look the same to every rank: tiles on offer, from which it takes those of its own boxes, and verifies them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elastic3d.values import StoreAt
 
 MEMORY, STORE, NONE = "memory", "store", "none"
 MOVING = ("latest", "verified")
-"""What `restore=` may name beside checkpoints that stay what they are."""
+"""What `restore=` may name besides fixed checkpoints."""
 
 
 class PeerInventory(Protocol):
@@ -35,25 +35,25 @@ class PeerInventory(Protocol):
 
     @property
     def step(self) -> int:
-        """The step it was made after."""
+        """The step after which it was made."""
         ...
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The state that is no tensor; equal for all ranks of one step."""
+        """The state that is not tensors; equal for all ranks of one step."""
         ...
 
     def offers(self) -> Sequence[Offered | OfferedShard]:
-        """Return all of it, on offer."""
+        """Return all of it, in the resolver's form."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What state to go on from. source: "memory", "store" or "none"; generation: that made it.
+    """The state to go on from. source: "memory", "store" or "none". generation: the one that made it.
 
-    checkpoint: its name where it is one. damaged: names of newer ones that were found damaged, and passed over. detail:
-    what a person should know of the choice, "" for nothing.
+    checkpoint: its name, if it is one. damaged: names of newer ones that were found damaged and passed over. detail:
+    what a person should know about the choice, "" for nothing.
     """
 
     source: str
@@ -68,14 +68,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of the run, beside what the tiers hold.
+    """What is known about the run besides the contents of the tiers.
 
-    generation: the one that is to begin; what it goes on from was made before it. newest: the newest step that any
-    keeper of its nodes has heard of, -1 where none has heard of any. reached: a step that was safe in memory, as the
-    membership's record says, 0 for none. fresh: the user accepts to begin at step 0 though there was one. wanted: which
-    checkpoint, "latest", "verified" or what `checkpointing.resolve_name` takes. damaged: names of checkpoints that were
-    found damaged while they were read. failed_after: the step after which the user's code raised, -1 where it did not;
-    failure: what it raised, "" for not known.
+    generation: the one that is about to begin; its state was made before it. newest: the newest step that any keeper of
+    its nodes knows of, -1 if none knows of any. reached: a step that was safe in memory, as the membership's record
+    says, 0 for none. fresh: the user accepts a start at step 0 although there was such a step. wanted: the checkpoint
+    asked for: "latest", "verified" or what `checkpointing.resolve_name` takes. damaged: names of checkpoints that were
+    found damaged while they were read. failed_after: the step after which the user's code raised, -1 if it did not.
+    failure: its error, "" if that is not known.
     """
 
     generation: int
@@ -90,7 +90,7 @@ class Known:
 
 @runtime_checkable
 class Nearer(Protocol):
-    """A source that gives what another one offers, sooner: known to this node only, and in no decision."""
+    """A faster source for what another one offers: only this node knows it, and no decision names it."""
 
     def offers(self, offers: Iterable[Offered]) -> Iterable[Offered]:
         """Return another source's offers as its own."""
@@ -98,23 +98,24 @@ class Nearer(Protocol):
 
 
 class Tiers(Protocol):
-    """Access to the places state may come from."""
+    """Access to the places that state may come from."""
 
     def inventories(self, servers: Sequence[str]) -> Sequence[PeerInventory]:
         """Return what the reachable tile servers hold."""
         ...
 
     def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> Decision | None:
-        """Return the checkpoint of a store that is wanted, None when the store has none yet.
+        """Return the checkpoint of a store that `wanted` names, None if the store has none yet.
 
-        damaged: what is not to be taken. Where the newest, or the newest verified one, is damaged, an older one.
+        damaged: checkpoints not to take. An older one replaces the newest, or the newest verified one, if that is
+        damaged.
         """
         ...
 
     def sources(self, decision: Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
-        """Return the sources that a decision's offers name, and this node's own, `Nearer` to it than the store.
+        """Return the sources that a decision's offers name, and this node's own, which are `Nearer` than the store.
 
-        In the order in which `rank` is to ask them.
+        They are in the order in which `rank` is to ask them.
         """
         ...
 
@@ -133,14 +134,14 @@ def offers(
 
 
 AHEAD = 64
-"""Steps that a snapshot may be ahead of what the keepers have heard of: they hear of steps a moment after the ranks."""
+"""Steps by which a snapshot may be ahead of what the keepers know: they learn of steps a moment after the ranks."""
 
 
 def believed(inventory: PeerInventory, known: Known) -> bool:
-    """Return whether the membership could have seen what a snapshot says of itself.
+    """Return whether the membership could have seen what a snapshot claims to be.
 
-    It was made in a generation that was sealed before the one that begins, and of a step not far beyond the newest one
-    that the keepers heard of. Where no keeper of the generation trained before, its step is taken on trust.
+    Its generation must have been sealed before the one that begins, and its step must not be far beyond the newest one
+    that the keepers know of. If no keeper of the generation has trained before, the step is taken on trust.
     """
     if not 0 < inventory.generation < known.generation or inventory.step < 0:
         return False
@@ -150,12 +151,12 @@ def believed(inventory: PeerInventory, known: Known) -> bool:
 def choose(
     inventories: Sequence[PeerInventory], specs: Iterable[TensorSpec], known: Known
 ) -> list[PeerInventory] | None:
-    """Return the inventories of the newest (step, generation) that is whole, None when none is.
+    """Return the inventories of the newest (step, generation) that is whole, None if there is none.
 
-    Whole: every tensor of the model, and every further one that any of the inventories names, is covered. What the
-    membership cannot have seen does not count (`believed`). Nor does, after an error of the user's code, the state
-    right behind it: from there on, what raised (an evaluation after the step, say) would not be done again but skipped,
-    and the job would end as if all were well.
+    Whole means that every tensor of the model, and every other one that any inventory names, is covered. Snapshots that
+    the membership cannot have seen do not count (`believed`). Nor, if the user's code raised, does the state right
+    after that step: going on from there, whatever raised (an evaluation after the step, say) would be skipped rather
+    than done again, and the job would end as if all were well.
     """
     wanted = {spec.key: spec for spec in specs}
     found: dict[tuple[int, int], list[PeerInventory]] = {}
@@ -187,10 +188,10 @@ def _whole(inventories: Sequence[PeerInventory], wanted: Mapping[str, TensorSpec
 def decide(
     tiers: Tiers, servers: Sequence[str], at: StoreAt | None, specs: Iterable[TensorSpec], known: Known
 ) -> Decision:
-    """Return what to go on from: the newest whole state in memory, else the checkpoint that is wanted, else nothing.
+    """Return what to go on from: the newest whole state in memory, else the checkpoint asked for, else nothing.
 
-    StateError where steps were safe once, and nothing is left of them; StateUnfit where all there is was made right
-    behind an error of the user's code, which would be skipped.
+    StateError if steps were once safe and nothing is left of them; StateUnfit if the only state was made right after
+    the step at which the user's code raised, so that the error would be skipped.
     """
     held = tiers.inventories(servers) if servers else ()
     chosen = choose(held, specs, known) if servers else None
@@ -227,7 +228,7 @@ def decide(
 
 
 def _before(tiers: Tiers, at: StoreAt, known: Known) -> tuple[Decision | None, bool]:
-    """Return the checkpoint that is wanted, or an older one; and whether one right behind an error was passed over."""
+    """Return the checkpoint asked for, or an older one; and whether one right after an error was passed over."""
     passed: tuple[str, ...] = ()
     while True:
         try:
@@ -247,11 +248,11 @@ def _before(tiers: Tiers, at: StoreAt, known: Known) -> tuple[Decision | None, b
 
 
 AGAIN = 20
-"""Steps from the beginning that are done again rather than have the job end."""
+"""Up to this step, all is done again from the beginning rather than ending the job."""
 
 
 def _from_the_beginning(known: Known) -> Decision:
-    """Return to begin at step 0 where that costs little; StateUnfit where it would cost much."""
+    """Return the decision to begin at step 0 if that costs little; StateUnfit if it would cost much."""
     if known.failed_after <= AGAIN:
         detail = f"the script raised after step {known.failed_after}, and there is no older state: all is done again"
         return Decision(source=NONE, detail=detail)
@@ -264,10 +265,10 @@ def _from_the_beginning(known: Known) -> Decision:
 
 
 def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:
-    """Accept the facts of the state of a step; StateUnfit when its samples were counted in another order than these.
+    """Accept the facts of the state of a step; StateUnfit if its samples were counted in another order than these.
 
-    The micro-batch may differ: it changes the bits, not which samples are consumed. data: the data set's own
-    fingerprint; one that has none is taken on trust.
+    The micro-batch may differ: it changes the bits, but not which samples are consumed. data: the data set's
+    fingerprint; a data set without one is taken on trust.
     """
     saved = facts.order
     for name in ("length", "global_batch", "seed"):

@@ -1,4 +1,4 @@
-"""What a user's `main` sees of a run, and the loop that a trainer goes through around it.
+"""The run as a user's `main` sees it, and how its steps are made.
 
     def main(run):
         model = run.shard(lambda: GPT(config), blocks="blocks")
@@ -9,8 +9,8 @@
             loss = run.backward(model, batch, loss_fn)
             run.step(optimizer, loss=loss, clip=1.0)
 
-A `Run` lives as long as one generation and talks to the world outside its process group through a `Port` alone. When
-another rank is lost, or this one is to leave, the port ends the process: `main` never hears of it.
+A `Run` lives as long as one generation, and talks to the world outside its process group only through a `Port`. When
+another rank is lost, or this one has to leave, the port ends the process: `main` never notices.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Number of steps made so far in the run, skipped ones among them."""
+        """Number of steps made so far in the run, skipped ones included."""
         return self._batches.step if self._batches else 0
 
     @property
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def ledger(self) -> Ledger:
-        """Account of the samples consumed up to the present step."""
+        """Account of the samples consumed up to now."""
         return self._ledger
 
     def shard(
@@ -154,13 +154,13 @@ class Run:
             recompute: What each block computes again in the backward pass: "none", the default, "full" for all of it,
                 "selective" for all but products with weights and fused attention. Bits stay the same.
             experts: Path of layers of experts, such as "blocks.*.mlp.experts", that are spread over the data-parallel
-                ranks; outside the promise of equal bits. None, the default, for none.
+                ranks, without the promise of equal bits. None, the default, for none.
             whole_below: Bytes of parameters from which on the model is no longer built whole in each process; such a
                 model cannot be loaded by `build`. 8 GiB by default.
 
         Raises:
-            ModelError: The model cannot be taken; the words say why.
-            UsageError: A value makes no sense, or there is a model already.
+            ModelError: The model cannot be trained; the message says why.
+            UsageError: A value makes no sense, or the run already has a model.
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
@@ -179,7 +179,7 @@ class Run:
         if self.measuring:
             self._model = outline(build)
             if nbytes(self._model) > whole_below:
-                skeleton(build)  # for what it refuses, before anybody joins
+                skeleton(build)  # only for what it refuses, before any rank joins
             take(self._model, tensor, 1)
             return self._model
         self._open_device()
@@ -206,10 +206,10 @@ class Run:
     ) -> Batches:
         """Return the run's batches over a data set of (input, target) pairs.
 
-        dataset: map-style, which is shuffled anew for each epoch by `seed`; or iterable, a stream that is the same
-        whenever it is begun, and is taken in its own order, over and over. A stream is read by every rank. Its
-        iterator may have `skip(n)`, which passes over n samples and returns how many there were; the data set may have
-        `state_dict` and `load_state_dict`, of what JSON can hold, and `set_epoch`.
+        dataset: map-style, which is shuffled anew for each epoch by `seed`; or iterable, a stream that is the same each
+        time it is started, and is read in its own order, over and over, by every rank. A stream's iterator may have
+        `skip(n)`, which passes over n samples and returns how many there were; the data set may have `state_dict` and
+        `load_state_dict`, of values that JSON can hold, and `set_epoch`.
         global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run. The
         first may be a function of the step, such as `Growing((0, 256), (1000, 512))`. workers: processes that load
         ahead, 0 for a thread.
@@ -240,9 +240,9 @@ class Run:
         batches: Batches,
         schedule: Any = None,
     ) -> None:
-        """Bring back the newest state there is; at the run's start, leave everything as it was built.
+        """Load the newest state there is; at the run's start, leave everything as it was built.
 
-        Blocks until the generation may begin. While measuring it reports the model's profile and does not return.
+        Blocks until the generation may begin. While measuring, it reports the model's profile and does not return.
         """
         if self._plan is None or model is not self._model or batches is not self._batches:
             raise UsageError("run.restore needs the model of run.shard and the batches of run.batches")
@@ -290,9 +290,9 @@ class Run:
     def backward(self, model: nn.Module, batch: Batch, loss_fn: UserLoss) -> Loss:
         """Run this rank's micro-batches of a step forward and back.
 
-        `loss_fn(output, target)` is the mean loss of a micro-batch; or a pair (sum over its tokens, how many they are),
-        where micro-batches have different numbers of them: the step's gradient is then the mean over all tokens of the
-        global batch. Output is in the compute dtype: compute losses from `output.float()`.
+        `loss_fn(output, target)` returns the mean loss of a micro-batch; or, where micro-batches differ in their number
+        of tokens, a pair (sum over its tokens, their number): the step's gradient is then the mean over all tokens of
+        the global batch. The output is in the compute dtype: compute losses from `output.float()`.
         """
         assembly = self._made()
         if model is not self._model:
@@ -310,12 +310,12 @@ class Run:
         clip: float | None = None,
         skip_nonfinite: bool = False,
     ) -> None:
-        """Vote, clip, update and account: make the step whose gradients `backward` has left.
+        """Make the step whose gradients `backward` has left: vote, clip, update and account.
 
-        clip: largest norm of the whole gradient. skip_nonfinite: make no update where the loss or the gradient is not
-        finite; without it such a step trains on, as a plain script does, but in fp16, which always skips. A skipped
-        step is a step: its batch is consumed and accounted for, while neither the optimizer nor the schedule moves;
-        `loss.skipped` tells. Ends the process at this step's end when all ranks were told to leave.
+        clip: largest norm of the whole gradient. skip_nonfinite: make no update if the loss or the gradient is not
+        finite; without it such a step is made, as in a plain script, except in fp16, which always skips. A skipped step
+        still counts: its batch is consumed and accounted for, while neither the optimizer nor the schedule moves, and
+        `loss.skipped` is true. The process ends after this step if all ranks have been asked to leave.
         """
         assembly, batches = self._made(), self._ready(optimizer, schedule)
         done = batches.step + 1
@@ -352,10 +352,11 @@ class Run:
             self._port.leave(done)
 
     def save(self) -> None:
-        """Have a checkpoint made of the step under way: of what the next `run.step` leaves, whatever `every` says.
+        """Have a checkpoint made of the current step: of what the next `run.step` leaves, whatever `every` says.
 
-        Any rank may ask; the step vote tells the others. A store that is not done with the checkpoint before takes this
-        one at the first step for which it is. UsageError in a job without a store; by hand nothing is kept anyway.
+        Any rank may ask; the step vote informs the others. If the store is still busy with the previous checkpoint,
+        this one is made at the first step at which it is ready. UsageError in a job without a store; a script run by
+        hand keeps nothing anyway.
         """
         if self._assignment.store is None and self._assignment.store_prefix:
             raise UsageError("run.save: this job has no store to save to; give one as elastic3d.run(main, store=...)")
@@ -364,7 +365,7 @@ class Run:
     def digest(self) -> str:
         """Return one digest of parameters, buffers and optimizer state, equal for equal bits in any layout.
 
-        A collective: all ranks call it after the same step.
+        A collective: all ranks must call it after the same step.
         """
         assembly = self._made()
         assert self._outside is not None
@@ -373,12 +374,12 @@ class Run:
             return state_digest(assembly.mesh, assembly.model, self._optimizer)
 
     def finish(self) -> int:
-        """Take a snapshot of the state that `main` left, for the store; return its step, -1 where none has to go there.
+        """Take a snapshot of the state that `main` left, for the store; return its step, -1 if none has to go there.
 
         Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
         """
         if self._ranks is not None:
-            with suppress(dist.DistError):  # nothing is missing here; who still waits for this rank sees it go
+            with suppress(dist.DistError):  # nothing is missing here; ranks that still wait for this one see it go
                 self._ranks.say_returned()
         if self._assignment.store is None or self.steps <= self._stored_step:
             return -1
@@ -387,7 +388,7 @@ class Run:
         return self.steps
 
     def lost(self, error: BaseException) -> NoReturn:
-        """End the process because a collective failed; UnmatchedCollective where the script's own end is the reason."""
+        """End the process because a collective failed; UnmatchedCollective if `main` has returned on a rank."""
         over = self._batches is None or self.steps >= self._batches.goal
         returned = self._ranks.returned() if self._ranks is not None and over else None
         if returned is not None:
@@ -456,7 +457,7 @@ class Run:
 
     @contextmanager
     def _peers(self) -> Iterator[None]:
-        """Hand the failure of a collective to the port, which ends the process."""
+        """Pass the failure of a collective to the port, which ends the process."""
         try:
             yield
         except (RuntimeError, OSError) as error:

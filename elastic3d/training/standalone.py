@@ -1,4 +1,4 @@
-"""The host of a script that was started on its own: a world of one, no keeper, nothing to restore from."""
+"""The host of a script that was started by hand: a world of one, no keeper, nothing to restore from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StandalonePort:
-    """A `Port` without a process behind it. It keeps the records of the steps, for whoever wants to look at them.
+    """A `Port` without a process behind it, which keeps the records of the steps for its owner.
 
     measured: takes the model's profile and ends `main` at `run.restore`; None for a script that trains.
     """
@@ -55,7 +55,7 @@ class StandalonePort:
         )
 
     def measured(self, profile: ModelProfile) -> NoReturn:
-        """Hand the profile to whoever asked for it."""
+        """Pass the profile on."""
         assert self._measured is not None, "a script that trains does not measure"
         self._measured(profile)
 
@@ -68,7 +68,7 @@ class StandalonePort:
         return Flags(leave=False, etcd_away=False)
 
     def held(self) -> int:
-        """Return that nothing is held."""
+        """Return -1: nothing is held."""
         return -1
 
     def snapshot(
@@ -95,11 +95,11 @@ class StandalonePort:
         """Do nothing."""
 
     def leave(self, step: int) -> NoReturn:
-        """Never asked for."""
-        raise AssertionError("a script on its own is not told to leave")
+        """Never called."""
+        raise AssertionError("a script started by hand is never asked to leave")
 
     def peer_lost(self, error: BaseException) -> NoReturn:
-        """Raise: there is no peer of ours, so a collective failed that the script itself made."""
+        """Raise the error: without peers of ours, the failed collective is one that the script itself made."""
         raise CollectiveFailed(f"a collective of the script's own failed: {error}") from error
 
     def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:

@@ -1,7 +1,7 @@
-"""A run that starts from weights of elsewhere: its store holds a checkpoint that no run has saved, such as an import.
+"""A run that starts from foreign weights: its store holds a checkpoint that no run has saved, such as an import.
 
-Only the model is taken from it, and the run begins at step 0 with a fresh optimizer, schedule and data. A parameter's
-name is looked for as it is, and under `model/` or `model.`, where runs and scripts of torch have it.
+Only the model is taken from it, and the run begins at step 0 with a fresh optimizer, schedule and data. A parameter is
+looked up by its name as it is, and below `model/` or `model.`, where runs and torch scripts put it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from checkpointing.format.tiles import TensorSpec
 from checkpointing.reading.resolver import resolve
 from checkpointing.reading.sources import TileSource
 from elastic3d.errors import StateError
-from elastic3d.parallel.restore_buffers import Room
+from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import TensorInMemory, held_by_model
 from elastic3d.training import restoring, state_facts
 
@@ -26,20 +26,20 @@ _SHOWN = 4
 
 
 def is_foreign(decision: restoring.Decision) -> bool:
-    """Return whether what is to be loaded was not saved by a run: it does not say which samples were consumed."""
+    """Return whether the state to load was not saved by a run: it does not say which samples were consumed."""
     return decision.facts is not None and not state_facts.by_a_run(decision.facts)
 
 
 def from_the_start(decision: restoring.Decision) -> restoring.Decision:
-    """Return the decision with step 0 where its state is of no run, whatever step it was imported as."""
+    """Return the decision, with step 0 if no run has saved its state, whatever step it was imported as."""
     return dataclasses.replace(decision, step=0) if is_foreign(decision) else decision
 
 
 def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mapping[str, TileSource]) -> None:
-    """Bring the weights into this rank's part of the model.
+    """Load the weights into this rank's part of the model.
 
-    A dtype that the model's holds exactly, such as bfloat16 in float32, is widened. StateError names what is missing,
-    of another shape, or would be rounded.
+    Values that the model's dtype holds exactly, such as bfloat16 in float32, are widened. StateError names tensors that
+    are missing, have another shape, or would be rounded.
     """
     saved = {offer.spec.key: offer.spec for offer in decision.offers}
     wrong: list[str] = []
@@ -65,10 +65,10 @@ def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mappin
             "own names, shapes and dtypes (`elastic3d ckpt import`), or give the run an empty store to start from "
             "random weights"
         )
-    room = Room(held)
-    wanted = list(room.wanted())
-    resolve(wanted, restoring.offers(decision, sources, wanted), sources, room.destination)
-    room.settle()
+    buffers = RestoreBuffers(held)
+    wanted = list(buffers.wanted())
+    resolve(wanted, restoring.offers(decision, sources, wanted), sources, buffers.destination)
+    buffers.settle()
 
 
 def _find(spec: TensorSpec, saved: Mapping[str, TensorSpec]) -> TensorSpec | None:

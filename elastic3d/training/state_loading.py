@@ -1,4 +1,4 @@
-"""Where a generation's state comes from: rank 0 decides, all ranks load it, and go back together from damaged tiles."""
+"""Loading a generation's state: rank 0 decides which, all ranks load it, and together go back from damaged tiles."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from elastic3d.training.tiers import announced_read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedState:
-    """What came with the weights and the optimizer's state, which are in their places."""
+    """What was loaded besides the weights and the optimizer's state, which are in place."""
 
     decision: restoring.Decision
     ledger: Ledger
     scale: LossScale
     changes: tuple[str, ...]
-    """What the script asks for otherwise than the one that saved the state."""
+    """In words, where the script differs from the one that saved the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLoader:
-    """Brings a state into this rank's part of the model; made once per generation."""
+    """Loads a state into this rank's part of the model; made once per generation."""
 
     assignment: Assignment
     tiers: restoring.Tiers
@@ -46,13 +46,13 @@ class StateLoader:
     asked: AskedState
     """What the script asks for."""
     peers: Callable[[], AbstractContextManager[None]]
-    """Wraps what all ranks do together, and ends the process where one of them is lost."""
+    """Surrounds what all ranks do together, and ends the process if one of them is lost."""
 
     def load(self, go: Go, scale: LossScale) -> LoadedState:
-        """Bring the decided state into this rank, on all ranks the same. scale: the loss scale of a run that begins.
+        """Load the decided state, the same on all ranks. scale: the loss scale of a run that begins.
 
-        Whether a checkpoint's tiles are whole shows when they are read. Where any rank finds one that is damaged, all
-        go back to an older checkpoint.
+        Damage to a checkpoint's tiles shows when they are read. If any rank finds a damaged one, all go back to an
+        older checkpoint.
         """
         store, rank = self.assignment.store, self.assignment.rank
         ledger: Ledger = ()
@@ -64,7 +64,7 @@ class StateLoader:
             if decision.source != restoring.NONE:
                 if not starting.is_foreign(decision):
                     loading.check_model(decision, self.assembly.specs)
-                    self._changes(decision)  # for what it refuses, before anything is loaded
+                    self._changes(decision)  # only for what it refuses, before anything is loaded
                 sources = self.tiers.sources(decision, store, rank)
                 try:
                     with announced_read(decision, store):
@@ -92,7 +92,7 @@ class StateLoader:
     def _decide(self, go: Go, damaged: tuple[str, ...]) -> restoring.Decision:
         given, mesh = self.assignment, self.assembly.mesh
         newest = mesh.highest(go.newest)
-        # Who was not there when it failed cannot know that nothing would be skipped.
+        # A node that was not there when the code raised cannot know that nothing would be skipped.
         failed_after = -mesh.highest(-go.failed_after)
         decided = None
         if given.rank == 0:
@@ -110,7 +110,7 @@ class StateLoader:
         return starting.from_the_start(restoring.load(mesh.broadcast(decided)))
 
     def _changes(self, decision: restoring.Decision) -> list[str]:
-        """Return what the script asks for otherwise than the one that saved the state; older states do not say."""
+        """Return in words where the script differs from the one that saved the state; older states do not say."""
         saved = None
         if decision.source != restoring.NONE and not starting.is_foreign(decision):
             saved = state_facts.parse(decision.facts, decision.step).asked

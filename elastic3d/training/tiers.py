@@ -28,7 +28,7 @@ STORE_SOURCE, DISK_SOURCE = "store", "disk"
 
 
 class KeepersAndStore:
-    """The tiers of a job whose keepers hold snapshots. `credentials`: of the run; None while there are no keepers."""
+    """The tiers of a job whose keepers hold snapshots. credentials: of the run, None if there are no keepers."""
 
     def __init__(self, credentials: Credentials | None) -> None:
         self._credentials = credentials
@@ -38,10 +38,10 @@ class KeepersAndStore:
         return inventories(servers, self._credentials) if self._credentials is not None else ()
 
     def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> restoring.Decision | None:
-        """Return the checkpoint that is wanted, None where nothing was committed; StateError where none can be had.
+        """Return the checkpoint asked for, None if nothing was ever committed; StateError if there is none to take.
 
-        "latest" and "verified" fall back to older ones where they are damaged, and the decision says so. Any other one
-        is where the run began: once a newer checkpoint goes back to it, that one is meant.
+        "latest" and "verified" fall back to older ones if they are damaged, and the decision says so. Any other name is
+        where the run began: once newer checkpoints descend from it, the newest of those is taken.
         """
         try:
             store = open_to_read(at)
@@ -66,7 +66,7 @@ class KeepersAndStore:
                 f"`elastic3d ckpt verify {redacted(at.url)}` says more"
             ) from error
 
-    def _begun_from(self, store: Store, ref: Ref, wanted: str, damaged: Sequence[str]) -> _Found:
+    def _begun_from(self, store: Store, ref: Ref, wanted: str, damaged: Sequence[str]) -> _Openable:
         try:
             newest = _newest(store, committed_names(store, ref), damaged)
         except NoCheckpoint:
@@ -77,12 +77,12 @@ class KeepersAndStore:
         name = resolve_name(store, wanted)
         if name in damaged:
             raise NoCheckpoint(f"its tiles are damaged, and restore={wanted!r} asks for this one and no other")
-        return _Found(checkpoint=open_checkpoint(store, name))
+        return _Openable(checkpoint=open_checkpoint(store, name))
 
     def sources(self, decision: restoring.Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
-        """Return one source per keeper that offers a tile, and the store, behind the disk where there is one.
+        """Return one source per keeper that offers a tile, and the store, after this node's disk if it has one.
 
-        Each rank begins with another keeper: what all of them hold is then not asked of one alone.
+        Each rank begins with another keeper, so that tiles held by all are not requested from one alone.
         """
         names = sorted({offer.source for offer in decision.offers})
         first = rank % len(names) if names else 0
@@ -90,7 +90,7 @@ class KeepersAndStore:
         sources: dict[str, TileSource] = {}
         for name in names:
             if name != STORE_SOURCE:
-                assert self._credentials is not None, "a tile server offered what nobody could ask it for"
+                assert self._credentials is not None, "a tile server offered a tile that cannot be requested"
                 sources[name] = PeerSource(name, self._credentials)
             elif at is not None:
                 sources |= _stored(at)
@@ -98,16 +98,16 @@ class KeepersAndStore:
 
 
 def announced_read(decision: restoring.Decision, at: StoreAt | None) -> AbstractContextManager[object]:
-    """Keep collections from the decided checkpoint while the block reads it; nothing to do where none is read."""
+    """Keep collections from the decided checkpoint while the block reads it; a no-op if none is read."""
     if decision.source != restoring.STORE or at is None:
         return nullcontext()
     return announced(open_to_read(at), Role.READER, decision.checkpoint)
 
 
 def _stored(at: StoreAt) -> dict[str, TileSource]:
-    """Return the store, after the disk that keeps what comes from it where there is one.
+    """Return the store, after the disk that keeps what was read from it if there is one.
 
-    What the tiles are and where is in the offers, so that no checkpoint is opened again.
+    The offers say what the tiles are and where they lie, so that no checkpoint is opened again.
     """
     packs = PackSource(open_to_read(at), STORE_SOURCE)
     if at.cache:
@@ -119,8 +119,8 @@ def _stored(at: StoreAt) -> dict[str, TileSource]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """A checkpoint that can be opened. passed: newer ones that are damaged, with the reason where it is known."""
+class _Openable:
+    """A checkpoint that can be opened. passed: newer ones that are damaged, with the reason if it is known."""
 
     checkpoint: Checkpoint
     passed: Mapping[str, str] = field(default_factory=dict)
@@ -146,14 +146,14 @@ class _Found:
 
 
 def committed_names(store: Store, ref: Ref) -> Iterator[str]:
-    """Yield all committed checkpoints, newest first; the history is read when it is come to."""
+    """Yield all committed checkpoints, newest first; the history is read only when it is reached."""
     yield from ref.committed
     for part in history(store, ref.older):
         yield from part.checkpoints
 
 
-def _newest(store: Store, candidates: Iterable[str], damaged: Sequence[str]) -> _Found:
-    """Return the first that can be opened and is not known to be damaged; CheckpointError when none is."""
+def _newest(store: Store, candidates: Iterable[str], damaged: Sequence[str]) -> _Openable:
+    """Return the first that can be opened and is not known to be damaged; CheckpointError if there is none."""
     passed: dict[str, str] = {}
     last: CheckpointError | None = None
     for name in candidates:
@@ -161,7 +161,7 @@ def _newest(store: Store, candidates: Iterable[str], damaged: Sequence[str]) -> 
             passed[name] = "its tiles"
             continue
         try:
-            return _Found(checkpoint=open_checkpoint(store, name), passed=passed)
+            return _Openable(checkpoint=open_checkpoint(store, name), passed=passed)
         except NewerFormat:
             raise
         except (FormatError, NoCheckpoint) as error:

@@ -1,4 +1,4 @@
-"""What a keeper writes to its event file: one place that knows which happening has which name and fields."""
+"""What a keeper writes to its event file: the one place that maps what happens to event names and fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WELL = (w.ExitKind.DONE, w.ExitKind.LEFT, w.ExitKind.MEASURED, w.ExitKind.STOPPE
 
 
 class Journal:
-    """One node's event file, none where `folder` is None; what people should know is shown on stderr too."""
+    """One node's event file, none where `folder` is None; events that people should know of go to stderr too."""
 
     def __init__(self, folder: str | None, run_id: str, node: str, *, limit: int = LIMIT) -> None:
         path = Path(folder) / f"{node}-0.jsonl" if folder else None
@@ -27,11 +27,11 @@ class Journal:
         self._unreachable: tuple[str, ...] = ()
 
     def emit(self, name: str, **fields: Any) -> None:
-        """Write an event; of checkpoints that fail in a row, the first is shown."""
+        """Write an event; of several checkpoints that fail in a row, only the first is shown."""
         self.emit_at(None, name, **fields)
 
     def emit_at(self, level: Level | None, name: str, **fields: Any) -> None:
-        """Write an event that matters more, or less, than the list says; None for what it says."""
+        """Write an event at another level than the list of events gives it; None for that level."""
         again = self._failing and name == "checkpoint.failed"
         self._failing = (self._failing or name == "checkpoint.failed") and name != "checkpoint.mended"
         if again:
@@ -39,14 +39,14 @@ class Journal:
         self._log.emit_at(level, name, **fields)
 
     def thread_failed(self, failure: threads.ThreadFailure) -> None:
-        """Write what reached the edge of a thread, with its traceback; before the process ends, to the disk."""
+        """Write the exception that ended a thread's work, with its traceback; flush it if the process ends too."""
         self._log.emit("thread.failed", **threads.fields(failure))
         if failure.edge is threads.Edge.PROCESS:
             self._log.flush(1.0)
             output.flush(1.0)
 
     def unreachable(self, ids: tuple[str, ...]) -> None:
-        """Write whom this node cannot connect to from now on, and to whom it can again."""
+        """Write which nodes this one can no longer connect to, and which it can again. ids: all out of reach now."""
         before, self._unreachable = self._unreachable, ids
         for id in ids:
             if id not in before:
@@ -65,7 +65,7 @@ class Journal:
         self._log.close()
 
     def noted(self, event: m.Event) -> None:
-        """Write what the watch says of generations, once each, and how etcd is."""
+        """Write what the watch says of generations, each once, and whether etcd works."""
         if isinstance(event, m.Listed) and event.rolled_back and event.tier is m.Tier.BOARD:
             self.emit("etcd.rolled_back", revision=event.revision)
         for item in event.items if isinstance(event, m.Listed) else (event,):
@@ -99,7 +99,7 @@ class Journal:
     def trainer(
         self, event: w.Started | w.Restored | w.StepFinished | w.TrainerExited, generation: int, rank: int
     ) -> None:
-        """Write what an own trainer did; steps only of rank 0, since all ranks make the same."""
+        """Write what one of the node's trainers did; steps of rank 0 only, since all ranks make the same ones."""
         log = self._log.bind(generation=generation, slot=event.slot, rank=rank)
         match event:
             case w.Started():
@@ -124,7 +124,7 @@ class Journal:
                 error = None if event.kind in WELL else event.detail or None
                 raised = event.exception
                 if event.kind is w.ExitKind.PEER_LOST and raised is not None:
-                    # The only place where it is kept: nobody is told of it when a peer was lost indeed.
+                    # The only record of it: when a peer really was lost, it is not reported to anybody else.
                     error = f"{error}: {raised.kind}: {raised.message}\n\n{raised.traceback}"
                 log.emit("trainer.exited", kind=str(event.kind), step=event.step, error=error)
             case _:

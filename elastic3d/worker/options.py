@@ -1,4 +1,4 @@
-"""What a script says to `elastic3d.run`, checked where it enters."""
+"""What a script passes to `elastic3d.run`, checked where it enters."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Checkpointing:
     keep_every: int = 0
     """Those of every so many steps are kept as well; 0, the default, for none. Needs `keep`."""
     keep_bytes: int | str | None = None
-    """What all that are kept may take together, in bytes or as "500GB"; the oldest go first. None, the default: no
+    """What all kept ones may take together, in bytes or as "500GB"; the oldest go first. None, the default, for no
     bound."""
     grace: float | str = GRACE
-    """How long what nothing needs any more is left for readers who cannot announce themselves in the store, in seconds
-    or as "10m"; all others have as long as they need. At least 60 s, 300 s by default."""
+    """How long objects that nothing needs any more are left for readers who cannot announce themselves in the store, in
+    seconds or as "10m"; all other readers have as long as they need. At least 60 s, 300 s by default."""
     codec: str = "raw"
     """How tiles are stored: "raw", the default, "planes", "xor", or "auto", which measures."""
     tile_bytes: int | str = TILE_BYTES
@@ -76,7 +76,7 @@ class Checkpointing:
     cache_limit: int | str = "100GB"
     """What the cache may take, in bytes or as "200GB"; 100 GB by default."""
     patience: float | str = PATIENCE
-    """How long what a busy or unreachable store refuses is tried again, in seconds or as "2m", the default. Training
+    """How long an operation is retried on a busy or unreachable store, in seconds or as "2m", the default. Training
     goes on meanwhile."""
 
     def __post_init__(self) -> None:
@@ -98,10 +98,10 @@ class Saving:
     """How checkpoints are made and kept.
 
     every: when one is due. codec: how tiles are stored. tile_bytes: the most of one. max_bandwidth: bytes a second that
-    this node writes, None for no limit; what a node leaves behind at a notice is written without. keep: how many of the
-    newest are kept, None for all; keep_every: those of every so many steps are kept too, 0 for none. keep_bytes: what
-    all kept ones may take together, None for no bound. grace: seconds that objects which nothing needs any more are
-    left at least, for who reads or writes and does not announce it.
+    this node writes, None for no limit; the last checkpoint of a node that leaves is written without it. keep: how many
+    of the newest are kept, None for all; keep_every: those of every so many steps are kept too, 0 for none. keep_bytes:
+    what all kept ones may take together, None for no bound. grace: the least seconds for which objects that nothing
+    needs any more are left, for readers and writers that do not announce themselves.
     """
 
     every: Every = TEN_STEPS
@@ -121,10 +121,10 @@ class RunOptions:
     node keeps `events_limit` bytes.
 
     snapshot_every: in steps, 0 for never. stale_after, stale_snapshots: seconds and snapshots by which the safe step
-    may be behind before that is said, and acted upon. threads: CPU threads per trainer for tensor operations. costs:
-    what the planner predicts with when this node leads, None to choose layouts by shape alone. restore: the checkpoint
-    to go on from where no state is in memory. fresh: beginning at step 0 is meant, though steps were made before and
-    are lost. device: the kind that trainers compute on.
+    may be behind before that is reported and acted upon. threads: CPU threads per trainer for tensor operations. costs:
+    what the planner predicts step times from when this node leads, None to choose layouts by shape alone. restore: the
+    checkpoint to go on from where no state is in memory. fresh: whether to begin at step 0 even though steps were made
+    before and are lost. device: the kind that trainers compute on.
     """
 
     store: StoreAt | None = None
@@ -165,7 +165,7 @@ class RunOptions:
 
 
 def store_at(url: str | os.PathLike[str] | None, given: Checkpointing | None = None) -> StoreAt | None:
-    """Return where the checkpoints are, a path as an absolute one; UsageError for what makes no sense."""
+    """Return where the checkpoints are, a path made absolute; UsageError for values that make no sense."""
     given = given or Checkpointing()
     if url is None:
         for name, value in (("key", given.key), ("register", given.register), ("cache", given.cache)):
@@ -191,7 +191,7 @@ def store_at(url: str | os.PathLike[str] | None, given: Checkpointing | None = N
 
 
 def saving(given: Checkpointing, due: int | str = 10) -> Saving:
-    """Return how checkpoints are made and when they are `due`; UsageError for what makes no sense."""
+    """Return how checkpoints are made and when they are `due`; UsageError for values that make no sense."""
     if given.codec not in CODECS:
         raise UsageError(f"{_OF}(codec={given.codec!r}): give one of {', '.join(CODECS)}")
     if given.verify not in set(Verification):
@@ -226,7 +226,7 @@ def saving(given: Checkpointing, due: int | str = 10) -> Saving:
 
 
 def refuse_moved(names: Iterable[str]) -> None:
-    """Refuse keywords that `elastic3d.run` does not take; of those that moved say where to."""
+    """Refuse keywords that `elastic3d.run` does not take; say where those that moved are now."""
     moved = [name for name in names if name in Checkpointing.__dataclass_fields__]
     if moved:
         fields = ", ".join(f"{name}=..." for name in moved)

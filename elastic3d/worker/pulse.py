@@ -1,4 +1,4 @@
-"""What a node tells people of its work, as the pulse that its member writes."""
+"""The figures of a node's work for people, in the pulse that its member writes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ WELL = "ok"
 
 
 class Figures:
-    """The newest step, snapshot and checkpoint, and when they were. All times monotonic.
+    """The newest step, snapshot and checkpoint, and when they were made. All times are monotonic.
 
-    Written on the keeper's threads, read on the member's: each field is one value that is replaced as a whole.
+    Written on the keeper's threads and read on the member's: each field is replaced as a whole.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Figures:
         self._store = trouble
 
     def stepped(self, record: StepRecord, now: float) -> None:
-        """Take note of a step. A snapshot is as old as the step it is of, as far as this node saw that."""
+        """Take note of a step. A snapshot is as old as its step, as far as this node saw it."""
         self._step = (record.step, record.seconds)
         self._made = {step: at for step, at in self._made.items() if record.safe_step <= step < record.step}
         self._made[record.step] = now
@@ -40,11 +40,11 @@ class Figures:
             self._snapshot = (record.safe_step, self._made.get(record.safe_step, now))
 
     def stale(self, detail: str) -> None:
-        """Take note that the safe step is too old, with "" that it is not."""
+        """Take note that the safe step is too old, or with "" that it no longer is."""
         self._stale = detail
 
     def committed(self, step: int, now: float) -> bool:
-        """Take note of a checkpoint that is durable; return whether something had failed before, which is over."""
+        """Take note of a committed checkpoint; return whether that ends a trouble."""
         self._checkpoint = (step, now)
         return self._mended()
 
@@ -57,12 +57,12 @@ class Figures:
         return step > self._failed and self._mended()
 
     def behind(self) -> tuple[int | None, str]:
-        """Return the newest checkpoint's step, None for none, and why there is no newer one, "" where all is well."""
+        """Return the step of the newest checkpoint, None for none, and why there is no newer one, "" if all is well."""
         step = None if self._checkpoint is None else self._checkpoint[0]
         return step, "" if self._health == WELL else self._health
 
     def checkpoint_age(self, now: float) -> float | None:
-        """Return the seconds since the newest commit that this node made, None where it made none."""
+        """Return the seconds since the newest commit that this node made, None if it made none."""
         return None if self._checkpoint is None else now - self._checkpoint[1]
 
     def _mended(self) -> bool:
@@ -75,7 +75,7 @@ class Figures:
         self._health = f"checkpoint of step {step} failed: {error}"
 
     def pulse(self, state: str, generation: int, now: float) -> Pulse:
-        """Return what to tell at `now`."""
+        """Return the pulse at `now`."""
         step, seconds = self._step
         snapshot_step, snapshot_age = _ago(self._snapshot, now)
         checkpoint_step, checkpoint_age = _ago(self._checkpoint, now)

@@ -1,7 +1,7 @@
-"""How old the safe step is, and whether that is too old: what a death would cost.
+"""How old the safe step is, and whether that is too old: the work that a node's death would cost.
 
-A snapshot becomes safe when every rank holds it at home and at its buddy. One rank that cannot reach its buddy keeps
-the safe step of all where it is; nothing else shows of that, until a node dies and everything since is done again.
+A snapshot becomes safe when every rank holds it at home and at its buddy. A single rank that cannot reach its buddy
+holds back the safe step of all, and nothing else shows that until a node dies and every step since is done again.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ MOST_SNAPSHOTS = 20
 """Snapshots behind which the safe step is too old, whatever its age."""
 
 ORDINARY_SNAPSHOTS = 4
-"""Snapshots the safe step may be behind at any age: two wait to become safe, and a vote tells of it one step later."""
+"""Snapshots by which the safe step may be behind at any age: two wait to become safe, and a vote reports it one step
+later."""
 
 LEAST_SNAPSHOTS = 2 * ORDINARY_SNAPSHOTS
-"""The least bound there can be: half of it, within which all is well again, is what is ordinary."""
+"""The smallest bound allowed: half of it, within which all is well again, must be the ordinary number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
     """The safe step is too old.
 
-    step: the last one made. safe_step: what a death would go back to, -1 where nothing of this generation is safe.
+    step: the last one made. safe_step: the one a death would go back to, -1 if no step of this generation is safe.
     behind: steps between them. age: seconds since the safe step last moved.
     """
 
@@ -40,7 +41,7 @@ class Staleness:
 
 
 class SafeStep:
-    """The safe step of one generation as its votes tell it. every: steps from one snapshot to the next.
+    """The safe step of one generation, as its votes report it. every: steps from one snapshot to the next.
 
     most_seconds, most_snapshots: the age, and how many snapshots behind, beyond which it is too old.
     """
@@ -70,9 +71,9 @@ class SafeStep:
         return {"step": self._step, "safe_step": self._safe}
 
     def stale(self, now: float) -> Staleness | None:
-        """Return how old the safe step is, None while that is well.
+        """Return how old the safe step is if it is too old, else None.
 
-        Once it was too old, it is well again only within half of the bounds: a word of it is not taken back at once.
+        Once too old, it is well again only within half of the bounds, so that the report does not flicker.
         """
         part = 0.5 if self._stale else 1.0
         behind, age = self._step - max(self._safe, self._start), now - self._moved_at

@@ -1,4 +1,4 @@
-"""Tokens to the ranks that own their experts, and back, with gradients."""
+"""Sends tokens to the ranks that own their experts, and back, with gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Run = Callable[[torch.Tensor, list[int]], torch.Tensor]
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows to the ranks they are for; gradients go the other way."""
+    """Sends rows to other ranks; gradients go the other way."""
 
     @staticmethod
     def forward(
@@ -29,9 +29,9 @@ class _Exchange(torch.autograd.Function):
 
 
 class Dispatch:
-    """Stands for the forward of an experts module: `run` is what this rank's experts make of rows sorted by expert.
+    """Replaces the forward of an experts module. run: computes this rank's experts on rows sorted by expert.
 
-    Every rank of the group must call it as often as the others, in the same order, and go back through it.
+    All ranks of the group must call it equally often and in the same order, and run backward through it.
     """
 
     def __init__(self, run: Run, *, experts: int, group: dist.ProcessGroup) -> None:
@@ -39,9 +39,9 @@ class Dispatch:
         self._run, self._experts, self._group = run, experts, group
 
     def __call__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of each token's experts, wherever those are."""
+        """Return the weighted sum of each token's experts, wherever these are."""
         if torch.is_grad_enabled() and not hidden.requires_grad:
-            # A rank without tokens for its own experts has to go back through the exchange all the same.
+            # A rank without tokens for its own experts must run backward through the exchange all the same.
             hidden = hidden.detach().requires_grad_()
         ranks = self._group.size()
         order, counts = by_expert(index, self._experts)

@@ -1,8 +1,8 @@
-"""Experts over data-parallel ranks: rank i of n owns the i-th n-th of each layer's experts, whole.
+"""Experts spread over data-parallel ranks: of n ranks, rank i owns the i-th n-th of each layer's experts, whole.
 
 Names do not change: an expert of another rank is replaced by a module without parameters, and where a layer keeps all
 experts in one parameter, as transformers does, that is cut over dim 0. FSDP leaves them alone. An expert's gradient is
-the sum over the tokens of all ranks as it is: tokens come to it with the scale of their loss, and nothing is reduced.
+already the sum over the tokens of all ranks: tokens arrive with the scale of their loss, and nothing is reduced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Elsewhere(nn.Module):
 def find(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
     """Return the layers of experts by name; `*` in the pattern stands for one part of a name.
 
-    ModelError where there is none, and for what cannot be spread.
+    ModelError if there is none, or one cannot be spread.
     """
     wanted = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
     found = {name: module for name, module in model.named_modules() if wanted.fullmatch(name)}
@@ -84,12 +84,12 @@ def check(model: nn.Module, pattern: str, layout: Layout, precision: Precision) 
 
 
 class Spread:
-    """The experts of one rank's part of a model. Made before parameters are filled, installed once they are."""
+    """The experts in one rank's part of a model. To be made before parameters are filled, and installed after that."""
 
     def __init__(self, model: nn.Module, names: Collection[str], mesh: DeviceMesh | None) -> None:
-        self._found = {name: module for name, module in model.named_modules() if mesh is not None and name in names}
+        self._layers = {name: module for name, module in model.named_modules() if mesh is not None and name in names}
         self._mesh = mesh
-        for module in self._found.values():
+        for module in self._layers.values():
             if isinstance(module, Experts):
                 own = self._own(module)
                 for number in range(len(module)):
@@ -98,7 +98,7 @@ class Spread:
 
     def install(self) -> set[nn.Parameter]:
         """Cut fused parameters, let each layer exchange its tokens, and return the parameters FSDP is to ignore."""
-        for module in self._found.values():
+        for module in self._layers.values():
             assert self._mesh is not None
             own = self._own(module)
             run: Callable[..., torch.Tensor]
@@ -111,19 +111,19 @@ class Spread:
                     part = DTensor.from_local(mine, self._mesh, [Shard(0)], run_check=False)
                     setattr(module, name, nn.Parameter(part, requires_grad=whole.requires_grad))
             vars(module)["forward"] = Dispatch(run, experts=number_of(module), group=self._mesh.get_group())
-        return {parameter for module in self._found.values() for parameter in module.parameters()}
+        return {parameter for module in self._layers.values() for parameter in module.parameters()}
 
     def check_step(self, layout: Layout, micro_batches: int) -> None:
-        """Refuse a step in which some rank runs a micro-batch that does not count: its tokens would reach experts."""
-        if self._found and micro_batches % layout.dp:
+        """Refuse a step in which a rank would run a micro-batch that does not count: its tokens would reach experts."""
+        if self._layers and micro_batches % layout.dp:
             raise LayoutError(
                 f"{layout}: with experts=, dp must divide the {micro_batches} micro-batches of a step; choose another "
                 "micro_batch, or leave experts= out"
             )
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have an optimizer update parameter by parameter where it has experts and shards, which torch cannot mix."""
-        for number, group in enumerate(optimizer.param_groups if self._found else ()):
+        """Have an optimizer with both experts and shards update parameter by parameter, since torch cannot mix them."""
+        for number, group in enumerate(optimizer.param_groups if self._layers else ()):
             if len({isinstance(parameter, DTensor) for parameter in group["params"]}) < 2 or "foreach" not in group:
                 continue
             if group["foreach"]:
@@ -136,7 +136,7 @@ class Spread:
     def present(self) -> set[str]:
         """Return the names of experts' parameters that have a gradient here; fused ones always do."""
         names = set()
-        for path, module in self._found.items():
+        for path, module in self._layers.items():
             for name, parameter in module.named_parameters():
                 if parameter.grad is None and not isinstance(module, Experts) and parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
@@ -160,7 +160,7 @@ def _fused(module: nn.Module) -> bool:
 def _run_fused(
     module: Any, forward: Callable[..., torch.Tensor], rows: torch.Tensor, counts: list[int]
 ) -> torch.Tensor:
-    """Run a fused layer on rows that all are for its own experts, as if those were all there are."""
+    """Run a fused layer on rows for this rank's experts only, as if there were no others."""
     if not rows.shape[0]:
         return rows
     index = torch.arange(len(counts), device=rows.device).repeat_interleave(torch.tensor(counts, device=rows.device))

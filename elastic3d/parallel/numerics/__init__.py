@@ -1,1 +1,1 @@
-"""What numbers a step computes with and which it keeps: precision, the loss scale, weights of tokens, recomputing."""
+"""The numbers that a step computes with and keeps: precision, the loss scale, weights of tokens, recomputation."""

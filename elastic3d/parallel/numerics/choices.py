@@ -1,4 +1,4 @@
-"""What the user asked of a step's numbers, as `run.shard` was told."""
+"""The user's choices about a step's numbers, as passed to `run.shard`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """The choices that are the same on every rank and in every layout."""
+    """Choices that are the same on every rank and in every layout."""
 
     precision: Precision = Precision.FP32
     recompute: Recompute = Recompute.NONE
 
     @classmethod
     def of(cls, *, precision: str, recompute: str) -> Numerics:
-        """Return the choices by their names; UsageError for a name there is not."""
+        """Return the choices by their names; UsageError for an unknown name."""
         return cls(
             precision=_choice(Precision, "precision", precision), recompute=_choice(Recompute, "recompute", recompute)
         )

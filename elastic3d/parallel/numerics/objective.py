@@ -1,13 +1,14 @@
 """What the user's loss function means for a step: a mean per micro-batch, or sums and counts of tokens.
 
 - A number is the mean loss of a micro-batch, and the step's gradient is that of the mean over its micro-batches. Where
-  lengths vary this gives tokens of short micro-batches more weight.
-- A pair (sum, count) is a sum over the tokens of a micro-batch and how many they are. The step's gradient is that of
+  lengths vary, this gives tokens of short micro-batches more weight.
+- A pair (sum, count) is a sum over the tokens of a micro-batch and their number. The step's gradient is that of
   the sum over the global batch divided by its number of tokens, whatever the layout and the micro-batches.
 
-The total is known to the step vote. So sums go back as they are and the gradient is divided once, elementwise, before
-it is clipped: no further collective, and none of it depends on the layout. In fp16 sums of many tokens may overflow
-where a mean would not; the loss scale comes down for them, below one if need be, at the cost of the first few steps.
+The step vote knows the total. Sums are therefore differentiated as they are, and the gradient is divided once,
+elementwise, before it is clipped: there is no further collective, and nothing depends on the layout. In fp16 sums of
+many tokens may overflow where a mean would not; the loss scale then comes down, below one if need be, at the cost of
+the first few steps.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ def objective(loss_fn: UserLoss, scale: float) -> Callable[[Any, Any], torch.Ten
 
 
 def weighed(loss: torch.Tensor, micro_batches: int) -> torch.Tensor:
-    """Return what to differentiate of what `objective` returned: a sum as it is, a mean divided by M."""
+    """Return what to differentiate, from the result of `objective`: a sum as it is, a mean divided by M."""
     return loss[0] if loss.dim() else loss / micro_batches
 
 
 def _scaled(loss: torch.Tensor, scale: float) -> torch.Tensor:
     if scale == 1.0:
         return loss
-    # Not in fp16, where the scale itself would overflow.
+    # This is not done in fp16, in which the scale itself would overflow.
     scaled: torch.Tensor = _Scale.apply(loss.float(), scale)  # type: ignore[no-untyped-call]
     return scaled
 
 
 class _Scale(torch.autograd.Function):
-    """Hand a loss on as it is, and its gradient back scaled."""
+    """Passes a loss on as it is, and its gradient back scaled."""
 
     @staticmethod
     def forward(ctx: Any, loss: torch.Tensor, scale: float) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """The dtype that a step computes in, over fp32 state.
 
-Parameters and optimizer state stay fp32 whatever the precision, so a checkpoint does not know of it. FSDP2 casts the
-parameters of a unit when it gathers them, and floating-point arguments where they enter the model and each block. A
-micro-batch's gradient comes in the compute dtype and is cast to fp32 before it is summed. On one replica the model is
-sharded over a mesh of one rank, for the sake of the same casts in the same places: FSDP2 then gathers and reduces by
-copying, and adds micro-batch after micro-batch in fp32, which is the order of the ordered reduction.
+Parameters and optimizer state stay fp32 whatever the precision, so that a checkpoint does not depend on it. FSDP2 casts
+a unit's parameters when it gathers them, and floating-point arguments where they enter the model and each block. A
+micro-batch's gradient arrives in the compute dtype and is cast to fp32 before it is summed. With one replica the model
+is sharded over a mesh of one rank, so that the same casts are made in the same places: FSDP2 then gathers and reduces
+by copying, and adds micro-batch after micro-batch in fp32, which is the order of the ordered reduction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elastic3d.errors import ModelError
 
 
 class Precision(StrEnum):
-    """What forward and backward passes compute in. FP32: whatever the model was built with, and no casts."""
+    """The dtype of forward and backward passes. FP32: whatever the model was built with, without casts."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -36,12 +36,12 @@ class Precision(StrEnum):
 
     @property
     def policy(self) -> MixedPrecisionPolicy:
-        """FSDP2's words for it. Outputs keep the compute dtype: what a loss needs in fp32 it casts itself."""
+        """FSDP2's policy for it. Outputs keep the compute dtype: a loss that needs fp32 casts them itself."""
         return MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32 if self.dtype else None)
 
 
 def check_masters(model: nn.Module, precision: Precision) -> None:
-    """Refuse by name parameters that are no fp32 masters; without casts any dtype will do."""
+    """Refuse by name parameters that are not fp32 masters; without casts any dtype will do."""
     if precision.dtype is None:
         return
     for name, parameter in model.named_parameters():
@@ -53,9 +53,9 @@ def check_masters(model: nn.Module, precision: Precision) -> None:
 
 
 def as_computed(model: nn.Module, blocks: Iterable[nn.Module], precision: Precision) -> nn.Module:
-    """Return an outline made to compute as FSDP2 will let it: parameters cast, arguments cast inside each block.
+    """Return an outline that computes as it will under FSDP2: parameters cast, arguments cast inside each block.
 
-    The casts are inside of `forward`, so that hooks see the arguments that the block was handed.
+    The casts are inside `forward`, so that hooks see the arguments that were passed to the block.
     """
     if precision.dtype is None:
         return model

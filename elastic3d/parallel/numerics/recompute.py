@@ -1,12 +1,13 @@
-"""What a block keeps for its backward pass, and what it computes again.
+"""Which activations a block keeps for its backward pass, and which it computes again.
 
-A block is recomputed whole (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost") or in part: selectively,
-results of matrix products with weights and of fused attention are kept and all else is made again, the scores of plain
-attention above all (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models").
+A block is recomputed whole (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost") or in part: with
+selective recomputation the results of matrix products with weights and of fused attention are kept, and all else is
+computed again, above all the scores of plain attention (Korthikanti et al. 2022, "Reducing Activation Recomputation in
+Large Transformer Models").
 
-It happens inside the block's own `forward`. No module is wrapped, so names do not change, and what hangs on the block
-stays outside: the keyed seeds, and FSDP's gathering and casts. torch puts the state of the random numbers back before
-it computes again. The operations are the same ones on the same values, so the bits are those of a run that kept all.
+This happens inside the block's own `forward`. No module is wrapped, so that names do not change, and the block's hooks
+stay outside: the keyed seeds, and FSDP's gathering and casts. torch restores the state of the random numbers before it
+recomputes. The operations and their values are the same, so that the bits are those of a run that kept everything.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Recompute(StrEnum):
 
 
 def recompute(blocks: Iterable[nn.Module], choice: Recompute) -> None:
-    """Let each block's `forward` keep only what `choice` says. Before FSDP, after tensor parallelism."""
+    """Let each block's `forward` keep only what `choice` says. Call it before FSDP and after tensor parallelism."""
     if choice is Recompute.NONE:
         return
     options: dict[str, Any] = {"use_reentrant": False}
@@ -62,7 +63,7 @@ def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Checkpoi
 
 
 def _draws(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call draws random numbers: left out of the second pass, it would move those after it."""
+    """Whether this call draws random numbers: if the second pass left it out, later ones would differ."""
     places = [argument.name for argument in operation._schema.arguments]
     given = dict(zip(places, args, strict=False)) | kwargs
     return bool(given.get("dropout_p"))

@@ -1,8 +1,9 @@
-"""The loss scale of fp16: state of the run like any other, and decided by the step vote, so the same on every rank.
+"""The loss scale of fp16: part of the run's state, decided by the step vote and therefore the same on every rank.
 
 Gradients below 2**-24 are zero in fp16 (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2): the loss is
-scaled up, and the summed fp32 gradient down again. The scale is a power of two, so neither rounds. It halves when a
-gradient overflowed, and doubles after a long run of good steps; figures are torch.amp.GradScaler's.
+scaled up, and the summed fp32 gradient down again. The scale is a power of two, so that neither rounds. It is halved
+when a gradient has overflowed, and doubled after a long run of good steps; the figures are those of
+torch.amp.GradScaler.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class LossScale:
 
     @classmethod
     def of(cls, precision: Precision) -> LossScale:
-        """Return what a run begins with; one, and fixed, where the compute dtype has the range of fp32."""
+        """Return the scale that a run begins with; 1, and fixed, if the compute dtype has the range of fp32."""
         return cls() if precision is Precision.FP16 else cls(scale=1.0, fixed=True)
 
     def after(self, *, finite: bool) -> LossScale:
@@ -40,5 +41,5 @@ class LossScale:
         return LossScale(scale=self.scale, good=self.good + 1)
 
     def restored(self, saved: LossScale | None) -> LossScale:
-        """Return the scale that a saved state goes on with; a state saved in another precision says nothing of it."""
+        """Return the scale to go on with after a restore; a state saved in another precision does not have one."""
         return self if self.fixed or saved is None else saved

@@ -1,9 +1,10 @@
 """Parameters that are one tensor under several names, such as an embedding and an output layer.
 
-A tie is state once, under its first name, and so are its optimizer state and its place in an FSDP unit; autograd adds
-the gradients of all its uses within a micro-batch before anything else is done with them, so the bits are any other
-parameter's. What holds it must be one unit of FSDP: within one block, or among what is in no block. There the model's
-first and last part are one unit only while they are on one stage, so such a tie needs pp = 1.
+A tied parameter exists once in the state, under its first name, and so do its optimizer state and its place in an FSDP
+unit; autograd adds the gradients of all its uses within a micro-batch before anything else is done with them, so that
+its bits are as reproducible as any other parameter's. All its names must be in one FSDP unit: within one block, or
+outside all blocks. The model's first and last part are one unit only while they are on one stage: a tie between them
+needs pp = 1.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def ties(model: nn.Module) -> list[Tie]:
 
 
 def check_ties(found: Iterable[Tie], blocks: Sequence[str]) -> None:
-    """Refuse by name what two units would have to hold. blocks: their names."""
+    """Refuse by name a tie that two units would have to hold. blocks: their names."""
     for one, other in found:
         homes = [next((b for b in blocks if name.startswith(f"{b}.")), "") for name in (one, other)]
         if homes[0] != homes[1]:
@@ -39,12 +40,12 @@ def check_ties(found: Iterable[Tie], blocks: Sequence[str]) -> None:
 
 
 def parts_ends(found: Iterable[Tie], before: Sequence[str], after: Sequence[str]) -> bool:
-    """Return whether a tie joins what is registered before the blocks to what is after them."""
+    """Return whether a tie joins modules registered before the blocks to modules after them."""
     return any(_below(one, before) and _below(other, after) for one, other in found)
 
 
 def tie_again(model: nn.Module, found: Iterable[Tie]) -> None:
-    """Make ties whose parameters were replaced one by one into one tensor again, where they are on this stage."""
+    """Make tied parameters that were replaced one by one a single tensor again, if they are on this stage."""
     here = dict(model.named_parameters(remove_duplicate=False))
     for one, other in found:
         if one in here and other in here:

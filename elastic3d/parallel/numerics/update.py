@@ -1,6 +1,6 @@
-"""From the summed gradient of a step and its vote to the update: what to multiply by, or to skip it.
+"""Derives the update from a step's vote: what to multiply the summed gradient by, or that the step is skipped.
 
-A pure function of what every rank knows, so every rank does the same.
+A pure function of what every rank knows, so that every rank does the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elastic3d.parallel.vote import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """factor: for every gradient. norm: of the gradient that is meant, before clipping. skipped: no update is made.
+    """factor: of every gradient. norm: of the step's true gradient, before clipping. skipped: no update is made.
 
     finite: the loss scale was not too large.
     """
@@ -30,7 +30,7 @@ class Update:
 
 
 def update(outcome: Outcome, *, clip: float | None, scale: float, skip: bool) -> Update:
-    """Return what becomes of the gradient. scale: of the losses. skip: leave out an update that is not finite.
+    """Return what to do with the gradient. scale: of the losses. skip: skip an update that is not finite.
 
     A step without a single token has nothing to learn from, and is skipped.
     """
@@ -54,6 +54,6 @@ def scale_gradients(model: nn.Module, outcome: Outcome, change: Update) -> None:
 
 
 def finite(model: nn.Module) -> bool:
-    """Return whether this rank's gradients are; where they are clipped, their norm tells."""
+    """Return whether this rank's gradients are finite; if they are clipped, their norm shows that."""
     gradients = (local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None)
     return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)

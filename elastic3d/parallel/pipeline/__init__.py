@@ -1,1 +1,1 @@
-"""Pipeline stages: what can be cut, the cuts, and the passes of a step over them."""
+"""Pipeline stages: which models can be cut, the cuts, and the passes of a step over them."""

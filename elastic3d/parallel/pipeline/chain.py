@@ -1,16 +1,17 @@
 """Proof that a model's forward is a chain of modules, which is what pipeline stages can cut.
 
-One forward pass is watched, as a rule on the meta device, where it costs no memory and no time. A chain is: each module
-with parameters runs once, those before the blocks, then the blocks in order, then those after them; the first argument
-of each *is* the output of the one before, the very tensor or a view of all of it, and nobody has written to it between;
-what the model returns has the output of the last in it, and nothing else that was computed from its input. Then nothing
-that forward does between modules can matter on a stage where they are absent. A module may return its tensor in a tuple
-with plain values. Further arguments of a block may be anything that was computed neither from the chain's entry of the
-input nor by chance, such as rotary tables or masks made from shapes. Values are followed through torch's operations.
+One forward pass is watched, as a rule on the meta device, where it costs no memory and no time. A forward is a chain if
+each module with parameters runs once, those before the blocks, then the blocks in order, then those after them; if the
+first argument of each *is* the output of the previous one, the same tensor or a view of all of it, and has not been
+written to in between; and if the model returns the output of the last, and nothing else that was computed from its
+input. Then nothing that forward does between modules can matter on a stage where they are absent. A module may return
+its tensor in a tuple with plain values. Further arguments of a block may be anything that depends neither on the
+chain's entry of the input nor on random numbers, such as rotary tables or masks made from shapes. Values are followed
+through torch's operations.
 
-A second pass has stand-ins for all modules and an activation for the input, as a later stage has: it must be a chain in
-the same sense, and call every block with the like of what the first pass called it with. So a table made for the length
-of what is the width on a later stage is found.
+A second pass has stand-ins for all modules and an activation as its input, as on a later stage: it must be a chain in
+the same sense, and call every block with arguments like those of the first pass. That finds, for instance, a table
+sized by a dim of the input that is another dim of an activation.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ WITHOUT = "or leave blocks= out to train without pipeline stages"
 class Chain:
     """A proven chain.
 
-    activation: what blocks hand on, on meta. links: names of its modules outside the blocks. templates: how modules
-    return their tensor, for those that do not return it alone. frame: how a stage runs forward.
+    activation: the tensor between blocks, on meta. links: names of its modules outside the blocks. templates: how
+    modules that return more than their tensor return it. frame: how a stage runs forward.
     """
 
     activation: torch.Tensor
@@ -46,7 +47,7 @@ class Chain:
 
 
 def prove(model: nn.Module, path: str, example: Any) -> Chain:
-    """Return the chain that one forward pass over `example` is; ModelError, naming the part, where it is none.
+    """Return the chain of one forward pass over `example`; ModelError, naming the part, if it is not a chain.
 
     The model must be whole. Neither it nor the random number generators are changed.
     """
@@ -147,7 +148,7 @@ def _activation(links: list[Call], side: Mapping[str, int], path: str) -> torch.
 
 
 def _place(seen: WatchedPass, last: Call, templates: Mapping[str, Template]) -> Path:
-    """Return where the model's output has the last link's tensor; ModelError when it has other results as well."""
+    """Return where the model's output has the last link's tensor; ModelError if it has other results as well."""
     place: Path | None = None
     for path, tensor in tensors_in(seen.output):
         if same(tensor, tensor_of(last)) and tensor._version == last.went:
@@ -202,11 +203,11 @@ def _check_stand_ins(
             )
     out = dict(tensors_in(later.output)).get(found.frame.path)
     if out is None or not same(out, arrived):
-        raise ModelError(f"forward returns something else than its last module's output on an inner stage; {WITHOUT}")
+        raise ModelError(f"forward returns something other than its last module's output on an inner stage; {WITHOUT}")
 
 
 def _alike(one: Any, first: WatchedPass, other: Any, later: WatchedPass) -> bool:
-    """Whether two further arguments are the same as far as one can know: their values where shapes made them."""
+    """Whether two further arguments are the same as far as can be known: by value if they were computed from shapes."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             return False
@@ -219,7 +220,7 @@ def _alike(one: Any, first: WatchedPass, other: Any, later: WatchedPass) -> bool
 
 
 def _hands_on(call: Call, seen: WatchedPass) -> bool:
-    """Whether a module without parameters is itself a link: its output goes into another one, or out."""
+    """Whether a module without parameters is itself a link: its output enters another one, or is returned."""
     tensors = [tensor for _, tensor in tensors_in(call.output)]
     out = [tensor for _, tensor in tensors_in(seen.output)]
     return any(

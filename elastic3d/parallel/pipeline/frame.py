@@ -1,7 +1,7 @@
 """How a stage runs a model's forward: which tensor of the input is the chain's, and which of the output.
 
-A model may take a dictionary and return an object. The chain's tensor, which is what stages hand on, is one entry of
-the first and one field of the second. A later stage puts the activation where the first stage has that entry; the
+A model may take a dictionary and return an object. The chain's tensor, which stages pass on, is one entry of the
+dictionary and one field of the object. A later stage puts the activation where the first stage has that entry; the
 others, such as an attention mask, are the same on every stage. Only the last stage gives its whole output to the loss.
 """
 
@@ -23,7 +23,7 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """The shape of what a module returns: a tensor at `hole` among leaves that are no tensors."""
+    """The structure of a module's output: a tensor at `hole` among leaves that are not tensors."""
 
     leaves: tuple[Any, ...]
     spec: TreeSpec
@@ -35,7 +35,7 @@ class Template:
 
 
 def template_of(output: Any) -> Template | None:
-    """Return the template of an output with one tensor and nothing but plain values beside it; None for any other."""
+    """Return the template of an output with one tensor and only plain values beside it; None for any other output."""
     leaves, spec = tree_flatten(output)
     holes = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     plain = all(leaf is None or isinstance(leaf, torch.Tensor | bool | int | float | str) for leaf in leaves)
@@ -61,7 +61,7 @@ def tensors_in(output: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tenso
 
 
 def spelled(path: Path) -> str:
-    """Return a place in the output as one would write it."""
+    """Return a place in the output as code would write it."""
     return "output" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 
@@ -76,7 +76,7 @@ class Frame:
 
     @property
     def beside(self) -> bool:
-        """Whether every stage needs the input, for what is in it beside the chain's tensor."""
+        """Whether every stage needs the input, because it holds more than the chain's tensor."""
         return self.entries > 1
 
     def tensor(self, given: Any) -> Any:
@@ -84,7 +84,7 @@ class Frame:
         return given if self.entry is None else given[self.entry]
 
     def run(self, model: nn.Module, tensor: torch.Tensor, given: Any) -> Any:
-        """Return what forward returns on this stage; tensor: what came to it, given: the micro-batch's input."""
+        """Return forward's output on this stage. tensor: the one that came to it. given: the micro-batch's input."""
         return self.caller(model, tensor if self.entry is None else {**(given or {}), self.entry: tensor})
 
     def pick(self, output: Any) -> Any:

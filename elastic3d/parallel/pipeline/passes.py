@@ -1,8 +1,8 @@
-"""Forward and backward passes of one step: what they are, and a plain loop on one stage.
+"""The forward and backward passes of one step: their interface, and a plain loop for one stage.
 
 Each micro-batch's mean loss is divided by the step's number M of them, so that the step's gradient is that of the mean
-over the global batch; for sums over tokens see `numerics.objective`. Losses are kept by number of micro-batch; only the
-last stage has any.
+over the global batch; for sums over tokens see `numerics.objective`. Losses are kept by the number of their
+micro-batch; only the last stage has any.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Passes(Protocol):
     """Run the forward and backward passes of a step on this rank."""
 
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
-        """Leave the step's gradients to the reduction; return this rank's losses by number of micro-batch."""
+        """Leave the step's gradients to the reduction; return this rank's losses by the number of their micro-batch."""
         ...
 
 
 class Loop:
-    """One stage: micro-batch after micro-batch."""
+    """The passes of a single stage, micro-batch after micro-batch."""
 
     def __init__(self, model: nn.Module, reduction: Reduction, randomness: Randomness) -> None:
         self._model, self._reduction, self._randomness = model, reduction, randomness

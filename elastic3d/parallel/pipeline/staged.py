@@ -1,8 +1,8 @@
 """The passes of a step over several pipeline stages, under torch's schedules.
 
-torch's classes decide in which order a rank's stages run its micro-batches; when parameters are gathered and gradients
-reduced stays FSDP's business and the reduction's. Whatever the schedule, the gradients of each stage are complete in
-the order of the micro-batches, which the ordered reduction needs; that is asserted where a schedule is made.
+torch's classes decide in which order a rank's stages run its micro-batches; FSDP and the reduction decide when
+parameters are gathered and gradients reduced. Whatever the schedule, the gradients of each stage are complete in the
+order of the micro-batches, which the ordered reduction needs; that is asserted where a schedule is made.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Pipeline:
                 device,
                 group=group,
                 input_args=(example_input if part.first else boundary,),
-                # The last stage sends its output to nobody; torch only wants to see that there is one.
+                # The last stage does not send its output; torch only requires that there is one.
                 output_args=(boundary,),
                 passes=self,
                 reduction=reduction,
@@ -88,10 +88,11 @@ class Pipeline:
         self._parts, self._step, self._loss_fn, self._losses = batch.micro_batches, batch.step, loss_fn, {}
         self._count = batch.count
         if len(self._parts) != self._rounds:
-            # A schedule is made for a number of rounds; a new one sets the stages' buffers up anew.
+            # A schedule is made for a fixed number of rounds; a new one sets up the stages' buffers again.
             self._rounds = len(self._parts)
             self._schedule = _schedule(self._name, self._stages, self._rounds, self._loss)
-        # What the schedules' own `step` does, but for cutting one large batch into micro-batches: ours are cut already.
+        # This is the schedules' own `step` without the cutting of a large batch into micro-batches: ours are already
+        # cut.
         for stage in self._stages:
             stage.reduction.begin_step(batch.count)
             stage.has_backward = True
@@ -104,16 +105,16 @@ class Pipeline:
         return self._losses
 
     def at(self, chunk: int) -> bool:
-        """Say which micro-batch is worked on; return whether it is the step's last."""
+        """Set which micro-batch the next pass works on; return whether it is the step's last."""
         self._chunk = chunk
         self._randomness.at(self._step, self._parts[chunk].like)
         return chunk == len(self._parts) - 1
 
     def forward(self, module: nn.Module, tensor: torch.Tensor, *, last: bool) -> Any:
-        """Return what a stage makes of what came to it for the micro-batch that is worked on."""
+        """Return a stage's output for the present micro-batch. tensor: the one that came to the stage."""
         output = self._frame.run(module, tensor, self._parts[self._chunk].input)
         if last:
-            # torch's stages know tensors alone; the loss function gets all that the model returned.
+            # torch's stages know only tensors; the loss function gets everything that the model returned.
             self._output = output
         return self._frame.pick(output)
 
@@ -150,7 +151,7 @@ def _reduced(actions: Sequence[Any], stage: int) -> Iterator[int]:
 
 
 class _Whole(nn.Module):
-    """A stage's module, hidden from the schedules, which would gather and reduce FSDP modules in ways of their own."""
+    """A stage's module, hidden from the schedules, which would gather and reduce FSDP modules in their own way."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -161,7 +162,7 @@ class _Whole(nn.Module):
 
 
 class _Stage(PipelineStage):
-    """torch's stage, but every micro-batch reduces: the stage itself would turn that off for all but the last.
+    """torch's stage, but reducing each micro-batch: the stage itself would turn that off for all but the last.
 
     Where the schedule splits the backward pass, a micro-batch reduces when the pass over the weights is done.
     """
@@ -177,7 +178,7 @@ class _Stage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         (tensor,) = args
         output = self._passes.forward(self.submod, tensor, last=self.is_last)
-        # A split backward pass detaches what the stage has handed on, which a view does not allow.
+        # A split backward pass detaches the stage's output, which a view does not allow.
         return output.clone() if self._passes.splits and not self.is_last and output._is_view() else output
 
     def backward_one_chunk(
@@ -193,7 +194,7 @@ class _Stage(PipelineStage):
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
         last = self._passes.at(bwd_chunk_id)
         if self.is_first:
-            # Nobody waits for the gradients of the first stage's inputs: torch makes its whole backward pass now.
+            # The gradients of the first stage's inputs are not needed: torch makes its whole backward pass now.
             self.reduction.begin(bwd_chunk_id, last=last)
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         else:

@@ -1,11 +1,11 @@
 """Cutting a model into pipeline stages without renaming anything in it.
 
 The model's repeated layers, its *blocks*, are one ModuleList named by its dotted path. A stage keeps a contiguous run
-of them, as the layout's cuts say; every other block is replaced by `Absent`, which hands its first argument on, so that
-the user's own `forward` runs unchanged on every stage and parameter names stay global. What is registered before the
-blocks, at every level on the path to them, belongs to the first stage; what is registered after them to the last. That
-a model's forward really is such a chain is proved by `chain`, not here. Modules without parameters are cut when that
-proof is made: a dropout between embedding and blocks must run once, a table of rotary embeddings on every stage.
+of them, as the layout's cuts say; every other block is replaced by `Absent`, which passes its first argument on, so
+that the user's own `forward` runs unchanged on every stage and parameter names stay global. Modules registered before
+the blocks, at every level on the path to them, belong to the first stage; those registered after them to the last.
+`chain` proves that a model's forward really is such a chain. Modules without parameters are cut when that proof is
+made: a dropout between embedding and blocks must run once, a table of rotary embeddings on every stage.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Absent(nn.Module):
         self.template = template
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """Return the first argument, by place or else by name, unchanged."""
+        """Return the first argument unchanged, positional or by name."""
         first = first_of(args, named)
         return first if self.template is None else self.template.around(first)
 
 
 def first_of(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Return the first argument of a call; None of an empty one."""
+    """Return the first argument of a call; None if it has none."""
     return args[0] if args else next(iter(named.values()), None)
 
 
 def find_blocks(model: nn.Module, path: str) -> nn.ModuleList:
-    """Return the ModuleList at a dotted path; ModelError naming the candidates where there is none."""
+    """Return the ModuleList at a dotted path; ModelError naming the candidates if there is none."""
     try:
         found = model.get_submodule(path)
     except AttributeError:
@@ -78,7 +78,7 @@ def ends(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
 
 
 def check_ends(model: nn.Module, path: str) -> None:
-    """Refuse by name what stages cannot hold: parameters between modules, and parameters shared across the blocks."""
+    """Refuse by name what stages cannot hold: parameters outside modules, and parameters shared across the blocks."""
     before, after = ends(model, path)
     parent, prefix = model, ""
     for name in path.split("."):
@@ -115,16 +115,16 @@ class Stage:
 
     @property
     def present(self) -> list[tuple[str, nn.Module]]:
-        """The blocks that are really here."""
+        """The blocks that this stage really has."""
         return [(name, block) for name, block in self.blocks if not isinstance(block, Absent)]
 
 
 def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[Stage]:
     """Keep one pipeline rank's parameters in the model, replace the others' modules, and return the rank's stages.
 
-    With one stage the part's module is the model itself. With several each is a copy of the modules on the path to the
-    blocks around the very same blocks, with stand-ins for all that belongs to other stages; the model keeps everything
-    that the rank has, for names and state alone. Without a path there is one stage, the whole model.
+    With one stage the part's module is the model itself. With several, each is a copy of the modules on the path to the
+    blocks around the same blocks, with stand-ins for everything that belongs to other stages; the model keeps
+    everything that the rank has, only for names and state. Without a path there is one stage, the whole model.
     """
     if path is None:
         return [Stage(stage=0, module=model)]
@@ -159,7 +159,7 @@ def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[S
 def cut_links(model: nn.Module, path: str, links: Collection[str], parts: Sequence[Stage]) -> None:
     """Replace the links of the chain that hold no parameters and belong to another stage, in the model and its parts.
 
-    The model keeps what any of its parts has: buffers may be state.
+    The model keeps what any of its parts has, since buffers may be state.
     """
     whole = Stage(stage=0, module=model, first=any(p.first for p in parts), last=any(p.last for p in parts))
     for part in (whole, *parts):
@@ -181,7 +181,7 @@ def _copy(model: nn.Module, path: str) -> nn.Module:
 
 
 def _shallow(module: nn.Module) -> nn.Module:
-    """Return a module of the same class with the same attributes and buffers, but children and hooks of its own."""
+    """Return a module of the same class with the same attributes and buffers, but its own children and hooks."""
     copied = module.__class__.__new__(module.__class__)
     copied.__dict__.update(module.__dict__)
     for name, value in module.__dict__.items():
@@ -191,7 +191,7 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 def dress(model: nn.Module, templates: Mapping[str, Template]) -> None:
-    """Let stand-ins return what they are given in the way of the modules they stand for."""
+    """Let stand-ins return their argument in the form of the modules they stand for."""
     for name, template in templates.items():
         module = model.get_submodule(name)
         if isinstance(module, Absent):
@@ -199,13 +199,13 @@ def dress(model: nn.Module, templates: Mapping[str, Template]) -> None:
 
 
 def check_recompute(layout: Layout, recompute: Recompute) -> None:
-    """Refuse selective recomputing for a schedule that goes back through a stage in two parts.
+    """Refuse selective recomputation for a schedule that splits a stage's backward pass.
 
-    torch hands out the products it kept for one backward pass alone. Raises LayoutError.
+    torch hands out the products it kept only once. Raises LayoutError.
     """
     schedule = schedules.schedule_of(layout)
     if schedule is not None and schedule.splits_backward and recompute is Recompute.SELECTIVE:
         raise LayoutError(
-            f'{layout}: schedule {schedule} goes back through a stage twice, which recompute="selective" does not '
+            f'{layout}: schedule {schedule} splits the backward pass of a stage, which recompute="selective" does not '
             'allow; use recompute="full", or schedule=interleaved or 1f1b'
         )

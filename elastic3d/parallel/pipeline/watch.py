@@ -1,4 +1,4 @@
-"""Watching one forward pass: which modules ran, on what, and what was computed from which part of the input."""
+"""Watches one forward pass: which modules ran, on what, and what was computed from which part of the input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.pipeline.frame import Template
 from elastic3d.parallel.pipeline.stages import Absent, first_of
 
-# These read the shape of what they are given, and not its values.
+# These read the shape of their argument, and not its values.
 SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 
 
@@ -25,7 +25,7 @@ SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros",
 class Call:
     """One call of a module. `first` is its first argument, `rest` the leaves of all others.
 
-    came, went: versions of `first` and of the tensors of `output` at that time, which writing in place would change.
+    came, went: versions of `first` and of the tensors of `output` at that time; a write in place changes them.
     """
 
     name: str
@@ -47,11 +47,11 @@ class WatchedPass:
 
 
 class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remember for every tensor which entries of the input it was computed from; random numbers are from "chance"."""
+    """Remembers for every tensor which entries of the input it was computed from; random numbers are from "chance"."""
 
     def __init__(self, entries: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._kept: list[torch.Tensor] = []  # keeps their memory theirs, by which they are told apart
+        self._kept: list[torch.Tensor] = []  # keeps their memory from reuse: they are told apart by it
         self._sources: dict[int, frozenset[str]] = {}
         for name, tensor in entries.items():
             self._note(tensor, frozenset({name}))
@@ -70,7 +70,7 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def sources(self, leaf: Any) -> frozenset[str]:
-        """Return which entries of the input a tensor was computed from; nothing for what is no tensor."""
+        """Return which entries of the input a tensor was computed from; none for values that are not tensors."""
         return self._sources.get(_memory(leaf), frozenset()) if isinstance(leaf, torch.Tensor) else frozenset()
 
     def _note(self, tensor: torch.Tensor, sources: frozenset[str]) -> None:
@@ -79,7 +79,7 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two are one tensor, or views of the same elements in the same order."""
+    """Whether both are one tensor, or views of the same elements in the same order."""
     if one is other:
         return True
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
@@ -95,7 +95,7 @@ def watch(
 ) -> WatchedPass:
     """Return one pass in training mode over an input, whose tensors are all on one device.
 
-    names: modules to watch. skipping: those that hand their first argument on instead of running, as `Absent` does, and
+    names: modules to watch. skipping: those that pass their first argument on instead of running, as `Absent` does, and
     how they return it.
     """
     entries = dict(given) if isinstance(given, Mapping) else {"": given}
@@ -104,8 +104,8 @@ def watch(
     follow, constants = Follow(entries), Constants()
     calls: list[Call] = []
     training = model.training
-    # In training mode: dropout hands its input on in evaluation, which would look like a module left out.
-    # What forward makes without naming a device belongs beside the example, meta or real.
+    # In training mode, since in evaluation dropout passes its input on, which would look like a module left out.
+    # Tensors that forward makes without naming a device belong on the example's device, meta or real.
     with _noting(model, names, calls), _skipping(model, skipping):
         try:
             with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad(), constants, follow:

@@ -1,4 +1,4 @@
-"""Which reduction a run has: what the user may ask for, and what that is under a layout."""
+"""Which reduction a run has: the user's choices, and what they mean under a layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPRESSIONS = (*WIRES, POWERSGD)
 
 
 def check(reduction: str, compress: str | None) -> None:
-    """Refuse what no layout could do."""
+    """Refuse a choice that no layout could carry out."""
     if reduction not in ("ordered", "fast"):
         raise UsageError(f'run.shard: reduction must be "ordered" or "fast"; it is {reduction!r}')
     if compress is None:

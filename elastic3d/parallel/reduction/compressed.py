@@ -110,7 +110,7 @@ class LowRank:
 
 
 class Compressed:
-    """The compressed reduction of one stage. shard, replica: groups, None where nobody else is in them."""
+    """The compressed reduction of one stage. shard, replica: groups, None if this rank is alone in them."""
 
     scales_fillers = True
 

@@ -25,7 +25,7 @@ class Flat:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which gradients are summed; known from the first forward pass on."""
+        """The dtype in which gradients are summed; known from the first forward pass on."""
         first = self._parameters[0]
         dtype: torch.dtype = first.reduce_dtype or first.param_dtype or first.orig_dtype
         return dtype

@@ -1,4 +1,4 @@
-"""The units that FSDP2 shards and reduces: each block, and what is in no block."""
+"""The units that FSDP2 shards and reduces: each block, and everything that is in no block."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def reshard(model: nn.Module) -> None:
 def reduce_now(units: Sequence[FSDPModule]) -> None:
     """Do what FSDP does at the end of a backward pass, where autograd's hooks did not run; the root is the last unit.
 
-    As torch's own pipeline stages do, by methods that torch does not call public.
+    torch's own pipeline stages do the same, by methods that torch does not call public.
     """
     for unit in reversed(units):
         for group in _parameter_groups(unit):

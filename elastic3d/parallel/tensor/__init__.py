@@ -1,1 +1,1 @@
-"""Layers computed by several ranks of a node together: what a plan says of which module, and how it is carried out."""
+"""Layers computed by several ranks of a node together: the plan for each module, and how it is carried out."""

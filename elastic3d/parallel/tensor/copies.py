@@ -1,8 +1,8 @@
-"""Parameters that every rank of a layer holds whole: how they are computed with, and what their gradients come to.
+"""Parameters that every rank of a layer holds whole: how they are used, and what their gradients mean.
 
-They are DTensors as the cut ones are, so that FSDP, optimizers and clipping see one kind; but a module's forward does
-not know DTensors, so while it runs it sees its parameters as plain tensors. The gradient that comes back is taken as a
-part of a sum (`summed`) or as the whole (`replicated`).
+They are DTensors like the cut ones, so that FSDP, optimizers and clipping see one kind. A module's forward does not
+know DTensors, however, so that it sees plain tensors while it runs. The gradient that comes back is taken as a part of
+a sum (`summed`) or as the whole (`replicated`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from elastic3d.parallel.tensor.styles import Style
 
 
 class Copies:
-    """The own parameters of one module, plain while its forward runs. guessed: no pattern named it."""
+    """One module's own parameters, plain while its forward runs. guessed: no pattern named the module."""
 
     def __init__(self, name: str, module: nn.Module, mesh: DeviceMesh, style: Style, *, guessed: bool) -> None:
         for key, parameter in list(module.named_parameters(recurse=False)):
-            # Every rank has built the same: nothing is sent.
+            # Every rank has built the same values: nothing is sent.
             whole = DTensor.from_local(parameter.detach(), mesh, [Replicate()], run_check=False)
             setattr(module, key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
         self._name, self._mesh, self._style = name, mesh, style
         self._unsure = {key for key, _ in module.named_parameters(recurse=False)} if guessed else set[str]()
         self._placement = Partial() if style is Style.SUMMED else Replicate()
-        # Within forward, not by hooks: what recomputes a block runs its forward again without them.
+        # Within forward, not by hooks: recomputation runs a block's forward again without them.
         module.forward = partial(self._run, module, module.forward)
 
     def _run(self, module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +52,7 @@ class Copies:
             module.__dict__[key] = plain  # found before the parameter of this name, which stays registered
 
     def _look(self, key: str, gradient: torch.Tensor) -> None:
-        """Compare a gradient over the ranks once: equal ones are no parts of a sum, and unequal ones are."""
+        """Compare a gradient between the ranks once: unequal ones are parts of a sum, equal ones are not."""
         if key not in self._unsure:
             return
         data: Any = gradient.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
@@ -77,7 +77,7 @@ class Copies:
 def settle(parameter: torch.Tensor) -> None:
     """Let the gradient of each micro-batch be summed over the ranks before it is added to the others.
 
-    As FSDP does where there is more than one replica: so the order of sums, and the bits, are the same.
+    FSDP does the same if there is more than one replica: so the order of sums, and the bits, are the same.
     """
 
     def hook(gradient: Any) -> Any:

@@ -1,11 +1,11 @@
-"""Cut a model's layers over the ranks that compute them together, with torch's own parallel styles.
+"""Cuts a model's layers over the ranks that compute them together, with torch's own parallel styles.
 
-Done to a stage's part of the model, before recomputation is wrapped around blocks and before FSDP. Every rank has built
-the same weights and keeps its part of them: nothing is sent.
+This is done to a stage's part of the model, before recomputation and before FSDP. Every rank has built the same weights
+and keeps its part of them: nothing is sent.
 
-Random numbers: where ranks have different parts of an activation they must draw differently, and where they have the
-same they must draw the same. Between `column` and `row` parts of the features are computed on, and in a sequence
-parallel plan parts of the sequence everywhere else, until `column-gathered` or `gather`.
+Random numbers: ranks with different parts of an activation must draw different numbers, and ranks with the same
+activation the same ones. Between `column` and `row` ranks compute on parts of the features, and in a sequence parallel
+plan on parts of the sequence everywhere else, until `column-gathered` or `gather`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SEQUENCE = 1
 
 
 def cut_layers(model: nn.Module, scheme: Scheme, mesh: DeviceMesh, randomness: Randomness, *, alone: bool) -> None:
-    """Cut what is here of the model over the ranks of a one-dimensional mesh.
+    """Cut this rank's part of the model over the ranks of a one-dimensional mesh.
 
-    alone: there is one replica, and so no FSDP that settles each micro-batch's gradients of whole parameters.
+    alone: there is one replica, and therefore no FSDP that sums each micro-batch's gradients of whole parameters.
     """
     randomness.part, randomness.parts_between = mesh.get_local_rank(), scheme.sequence
     _Cutter(scheme, mesh, randomness).cut(model)
@@ -47,7 +47,7 @@ def cut_layers(model: nn.Module, scheme: Scheme, mesh: DeviceMesh, randomness: R
 
 
 def boundary(activation: torch.Tensor, scheme: Scheme | None, tp: int) -> torch.Tensor:
-    """Return on meta what a stage hands on, of the whole activation (batch, sequence, features)."""
+    """Return, on meta, the part of the activation (batch, sequence, features) that a stage passes on."""
     if scheme is None or tp == 1 or not scheme.sequence:
         return activation
     shape = list(activation.shape)
@@ -57,7 +57,7 @@ def boundary(activation: torch.Tensor, scheme: Scheme | None, tp: int) -> torch.
 
 
 class _Cutter:
-    """Carries out a scheme on the part of a model that is here."""
+    """Carries out a scheme on this rank's part of a model."""
 
     def __init__(self, scheme: Scheme, mesh: DeviceMesh, randomness: Randomness) -> None:
         self._scheme, self._mesh, self._randomness = scheme, mesh, randomness
@@ -160,7 +160,7 @@ def _check_sequence(shape: list[int], tp: int, what: str) -> None:
 
 
 def _present(model: nn.Module, name: str) -> nn.Module | None:
-    """Return a module by its global name; None where it, or what it is in, is on another stage."""
+    """Return a module by its global name; None if it, or a module around it, is on another stage."""
     try:
         found = model.get_submodule(name)
     except AttributeError:
@@ -169,7 +169,7 @@ def _present(model: nn.Module, name: str) -> nn.Module | None:
 
 
 def _ties(model: nn.Module) -> list[list[str]]:
-    """Return the names of parameters that are one tensor."""
+    """Return groups of names of parameters that are one tensor."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

@@ -1,7 +1,7 @@
-"""The tensor-parallel plans that Hugging Face models bring along, in our words.
+"""The tensor-parallel plans that come with Hugging Face models, in our words.
 
-A model says in `_tp_plan`, and its configuration in `base_model_tp_plan`, a style for patterns of module names; the
-second ones are relative to the base model, whose place in the model is `base_model_prefix`.
+A model's `_tp_plan`, and its configuration's `base_model_tp_plan`, give a style for patterns of module names; the
+latter are relative to the base model, whose place in the model is `base_model_prefix`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORDS = {
 
 
 def own_plan(model: nn.Module) -> dict[str, str]:
-    """Return the plan that a Hugging Face model brings along; ModelError where it has none, or one with other words."""
+    """Return the plan that comes with a Hugging Face model; ModelError if it has none, or one with unknown words."""
     found: dict[str, str] = {}
     for prefix, module in model.named_modules():
         if found := {f"{prefix}.{pattern}".lstrip("."): word for pattern, word in _words(module).items()}:

@@ -1,12 +1,12 @@
-"""Prove on the CPU that a model's blocks may be cut as a plan says, before any rank computes a part of one.
+"""Proves on the CPU that a model's blocks may be cut as a plan says, before any rank computes a part of one.
 
-`column` and `row` are right only where the code between them treats each rank's features by themselves. A layer that
-makes queries, keys and values together has them one after the other in its output, so that a rank's part of it is no
-whole head of each; and code that makes heads by their number makes smaller ones out of a part. Neither fails: the
-shapes fit, and the model that is trained is another one.
+`column` and `row` are right only if the code between them treats each rank's features separately. A layer that computes
+queries, keys and values together has them one after the other in its output, so that a rank's part does not hold whole
+heads of each; and code that splits features by the number of heads makes smaller heads out of a part. Neither fails:
+the shapes fit, and another model is trained.
 
 So one block of each kind is made with small random weights and run twice on a short random input: as a whole, and in
-parts that do what torch's ColwiseParallel and RowwiseParallel would, one thread in the place of each rank.
+parts that do what torch's ColwiseParallel and RowwiseParallel would do, with one thread per rank.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from elastic3d.parallel.pipeline.stages import find_blocks
 from elastic3d.parallel.tensor.styles import Scheme, Style
 
 SHORT = 16
-"""Length that the input's second dim, the sequence, is cut to where the model takes it."""
+"""Length to which the input's second dim, the sequence, is cut if the model accepts that."""
 
 LARGEST = 1 << 31
-"""Bytes of a block's fp32 parameters beyond which it is not proved: it would take seconds and twice that memory."""
+"""Bytes of a block's fp32 parameters beyond which it is not proved, since that would take seconds and twice the
+memory."""
 
 ROUNDING = 0.02
-"""Difference, as a part of the largest value, that rounding may make in a block that computes in bf16 somewhere.
+"""Difference, relative to the largest value, that rounding may cause in a block that computes in bf16 somewhere.
 
-The order of fp32 sums makes 1e-6; cutting a layer of queries, keys and values 0.3 to 0.6, heads by their number 0.1.
+The order of fp32 sums causes 1e-6; cutting a layer of queries, keys and values 0.3 to 0.6, heads by their number 0.1.
 """
 
 UNABLE = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
-"""What a block's forward raises that cannot do with what it was given."""
+"""What a block's forward raises if it cannot use its arguments."""
 
 _Chosen = tuple[str, nn.Module, dict[str, Style]]
 
@@ -58,7 +59,7 @@ class _Call:
 
 
 def prove(model: nn.Module, blocks: str | None, example: Any, scheme: Scheme) -> tuple[str, ...]:
-    """Raise ModelError for a block of an outline that gives another result, or none, when it is computed in parts.
+    """Raise ModelError for a block of an outline that gives another result, or none, when computed in parts.
 
     Return the names of the blocks that were proved, one of each kind. A model without blocks, one that does not run on
     meta, and a block that is large or does not run by itself are taken on trust.
@@ -131,7 +132,7 @@ def _real(leaf: Any, constants: Constants, values: torch.Generator) -> Any:
 
 
 def _drawn(tensor: torch.Tensor, values: torch.Generator) -> torch.Tensor:
-    """Return values on the CPU for a tensor on meta: random numbers in fp32, or what indexes and masks nothing."""
+    """Return values on the CPU for a tensor on meta: random numbers in fp32, or harmless indexes and masks."""
     shape = tuple(tensor.shape)
     if tensor.is_floating_point():
         return torch.empty(shape, device="cpu").normal_(generator=values)
@@ -168,7 +169,7 @@ def _prove(call: _Call, tp: int) -> bool:
 
 
 def _made(block: nn.Module) -> nn.Module:
-    """Return a block of an outline with random weights on the CPU, of a size that keeps activations near 1."""
+    """Return a block of an outline with random weights on the CPU, scaled to keep activations near 1."""
     values = torch.Generator().manual_seed(1)
     made = copy.deepcopy(block).to_empty(device="cpu").float().eval()
     with torch.no_grad():
@@ -183,7 +184,7 @@ def _made(block: nn.Module) -> nn.Module:
 
 
 def _in_parts(whole: nn.Module, call: _Call, tp: int) -> list[torch.Tensor]:
-    """Return what the first of `tp` ranks gets."""
+    """Return the results of the first of `tp` ranks."""
     meeting = _Meeting(tp)
 
     def run(rank: int) -> list[torch.Tensor]:
@@ -208,7 +209,7 @@ def _in_parts(whole: nn.Module, call: _Call, tp: int) -> list[torch.Tensor]:
 
 
 class _Meeting:
-    """Where threads give each other a tensor, in the place of a collective."""
+    """A meeting point where threads exchange tensors, in place of a collective."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
@@ -220,7 +221,7 @@ class _Meeting:
         return self.barrier.parties
 
     def exchange(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Give `tensor`, and return everybody's."""
+        """Give `tensor`, and return those of all threads."""
         self._given[rank] = tensor
         self.barrier.wait()
         given = list(self._given)
@@ -229,7 +230,7 @@ class _Meeting:
 
 
 def _cut(layer: nn.Module, style: Style, rank: int, meeting: _Meeting) -> None:
-    """Leave a Linear one rank's part of its weights; as with torch's styles, its attributes say what the whole has."""
+    """Leave a Linear one rank's part of its weights; its attributes stay those of the whole, as in torch's styles."""
     assert isinstance(layer, nn.Linear)
 
     def part(tensor: torch.Tensor, dim: int) -> nn.Parameter:
@@ -259,7 +260,7 @@ def _tensors(output: Any) -> list[torch.Tensor]:
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the largest difference of two tensors, as a part of the largest value of the first."""
+    """Return the largest difference of two tensors, relative to the largest value of the first."""
     if one.shape != other.shape:
         return float("inf")
     return float((one - other).abs().max() / one.abs().max().clamp(min=1e-12)) if one.numel() else 0.0

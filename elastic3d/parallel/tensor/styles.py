@@ -9,17 +9,17 @@
         "head": "column-gathered",
     }
 
-`column` cuts a module's output features and `row` its input features, so that what lies between the two is computed on
-a part of the features, such as some of the heads of attention. The code between them must take sizes from what it is
-given: heads by `view(batch, length, -1, head_size)`, never by their number. `proof` tries that.
+`column` cuts a module's output features and `row` its input features, so that the code between the two computes on a
+part of the features, such as some of the heads of attention. The code between them must take sizes from what it is
+given: heads by `view(batch, length, -1, head_size)`, never by their number. `proof` tests that.
 
-A plan with `sequence` or `split` in it is *sequence parallel*: outside of `column` and `row` activations are cut along
-dim 1, the sequence, whose length tp must divide. Without it they are whole on each rank.
+A plan with `sequence` or `split` in it is *sequence parallel*: outside `column` and `row`, activations are cut along
+dim 1, the sequence, whose length tp must divide. In other plans they are whole on each rank.
 
-Parameters that no pattern names are whole on each rank as well. What their gradient is depends on what they were used
-with: with a part of an activation it is a part of a sum (`summed`), with a whole one it is the gradient (`replicated`).
-Taken for `summed` where activations are cut, for `replicated` where not, and checked in a generation's first step; a
-pattern settles it.
+Parameters that no pattern names are whole on each rank as well. The meaning of their gradient depends on what they were
+used with: with a part of an activation it is a part of a sum (`summed`), with a whole one it is the gradient
+(`replicated`). They are taken as `summed` where activations are cut and as `replicated` elsewhere, which is checked in
+a generation's first step; a pattern settles it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Style(StrEnum):
     """What tensor parallelism does with a module.
 
     column, row: as above; "-gathered" makes the output whole, "-split" takes a whole input. sequence: computes on parts
-    of the sequence. gather: gets parts of the sequence and computes on the whole, as a module around several columns.
-    split: computes on the whole and hands on parts of the sequence. summed, replicated: has whole parameters.
+    of the sequence. gather: gets parts of the sequence and computes on the whole, for a module around several columns.
+    split: computes on the whole and passes on parts of the sequence. summed, replicated: has whole parameters.
     """
 
     COLUMN = "column"
@@ -69,9 +69,9 @@ class Style(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """A plan that fits a model. styles: of modules by name. dims: which dim of a parameter is cut, by name; none for 0.
+    """A plan that fits a model. styles: of modules by name. dims: cut dims of parameters by name; no entry for dim 0.
 
-    divisor: what tp must divide; 0 where nothing is cut. limits: what it came from: (name, size).
+    divisor: what tp must divide; 0 if nothing is cut. limits: the (name, size) that it comes from.
     """
 
     styles: Mapping[str, Style]
@@ -85,7 +85,7 @@ class Scheme:
         return any(style in (Style.SEQUENCE, Style.SPLIT) for style in self.styles.values())
 
     def guess(self, module: str) -> Style:
-        """Return how the own parameters of a module count that no pattern names."""
+        """Return the style of a module's own parameters if no pattern names it."""
         whole = any(
             style in (Style.SPLIT, Style.REPLICATED) and f"{module}.".startswith(f"{name}.")
             for name, style in self.styles.items()
@@ -100,7 +100,7 @@ class Scheme:
 
 
 def scheme_of(model: nn.Module, plan: Mapping[str, str]) -> Scheme:
-    """Return what a plan makes of the whole model, real or on meta; ModelError naming what does not fit."""
+    """Return the scheme of a plan for the whole model, real or on meta; ModelError naming what does not fit."""
     styles: dict[str, Style] = {}
     modules = dict(model.named_modules())
     for pattern, word in plan.items():
@@ -155,7 +155,7 @@ def _dims(name: str, module: nn.Module, style: Style) -> dict[str, int]:
 
 
 def _heads(name: str, modules: Mapping[str, nn.Module]) -> list[tuple[str, int]]:
-    """Return the numbers of heads that the module around a layer says it has."""
+    """Return the numbers of heads that the modules around a layer have as attributes."""
     parent = name.rpartition(".")[0]
     places: list[Any] = [modules[parent], getattr(modules[parent], "config", None)]
     found = [(key, getattr(place, key, None)) for place in places for key in HEADS]

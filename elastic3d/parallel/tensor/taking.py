@@ -1,4 +1,4 @@
-"""What `run.shard(..., tensor=...)` asks for, as a scheme that fits the model and the layout; or why there is none."""
+"""Turns `run.shard(..., tensor=...)` into a scheme that fits the model and the layout, or says why there is none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastic3d.parallel.tensor.styles import Scheme, scheme_of
 AUTO = "auto"
 
 Tensor = Mapping[str, str] | str | None
-"""Patterns of module names and their styles; "auto" for the plan that the model brings along; None for no plan."""
+"""Patterns of module names and their styles; "auto" for the plan that comes with the model; None for no plan."""
 
 
 def take(model: nn.Module, tensor: Tensor, tp: int) -> Scheme | None:

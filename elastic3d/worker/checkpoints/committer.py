@@ -1,7 +1,7 @@
-"""The leader's hand in the store: it fences off older leaders, and commits what all ranks wrote.
+"""How the leader writes to the store: it fences off older leaders, and commits what all ranks have written.
 
-What is asked for stays asked for until it is done or makes no sense any more: a store that does not answer is asked
-again, ever more rarely; ranks that are still writing are waited for; a later save takes the place of an earlier one.
+A request stands until it is done or has become pointless: a store that does not answer is tried again at growing
+intervals, ranks that are still writing are waited for, and a later save replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership.records import SavedStep
 
 INCOMPLETE_PATIENCE = 30.0
-"""Seconds after which ranks that have not written their part are taken to never do so."""
+"""Seconds after which ranks that have not written their part are taken never to do so."""
 
 _LONGEST = 5.0  # seconds between two tries
 
@@ -34,7 +34,7 @@ class CommitDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitFailed:
-    """A save was not committed, or with None the store not fenced. again: it is tried again; said once for each save.
+    """A save was not committed, or the store not fenced (saved: None). again: a retry follows, which is reported once.
 
     deposed: a newer leader is there.
     """
@@ -47,7 +47,7 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitNeedless:
-    """A save, or one that comes after it, was a committed checkpoint already."""
+    """The save, or a later one, had already been committed."""
 
     saved: SavedStep
 
@@ -56,7 +56,7 @@ class CommitNeedless:
 class FencedStore:
     """What the store held when it was fenced: steps of `latest` and `verified`, -1 for none, and their ages in seconds.
 
-    By the store's clock; an age that it does not tell is None.
+    Ages are by the store's clock, None where the store does not say.
     """
 
     step: int
@@ -65,7 +65,7 @@ class FencedStore:
     verified_age: float | None
 
 
-Told = CommitDone | CommitFailed | CommitNeedless | FencedStore
+CommitterEvent = CommitDone | CommitFailed | CommitNeedless | FencedStore
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,21 +74,21 @@ class _Task:
     since: float
     tries: int = 0
     due: float = 0.0
-    told: bool = False
+    reported: bool = False
 
 
 class Committer:
-    """Has one thread. `told` is called on it for each commit that happened or failed."""
+    """Commits on a thread of its own, where it calls `report` for each commit that happened or failed."""
 
     def __init__(
         self,
         store: Store,
-        told: Callable[[Told], None],
+        report: Callable[[CommitterEvent], None],
         *,
         patience: float = INCOMPLETE_PATIENCE,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._store, self._told, self._patience, self._clock = store, told, patience, clock
+        self._store, self._report, self._patience, self._clock = store, report, patience, clock
         self._jobs: queue.SimpleQueue[tuple[SavedStep | None, int] | None] = queue.SimpleQueue()
         self._fence: _Task | None = None
         self._saves: dict[SavedStep, _Task] = {}
@@ -106,7 +106,7 @@ class Committer:
         self._jobs.put((saved, number))
 
     def close(self, patience: float) -> None:
-        """Stop when what was asked is done; it has `patience` seconds."""
+        """Finish what was asked for, within `patience` seconds, and stop."""
         self._jobs.put(None)
         self._thread.join(timeout=patience)
 
@@ -127,14 +127,14 @@ class Committer:
             self._trying = None
 
     def _broken(self, error: BaseException) -> None:
-        """Try again later what failed in a way nobody foresaw; what is asked at the end is then given up."""
+        """Retry later what failed in a way nobody foresaw; after `close` it is given up."""
         trying, self._trying = self._trying, None
         if trying is not None:
             saved, task = trying
             self._say(task, saved, f"{type(error).__name__}: {error}", again=True)
 
     def _hear(self) -> None:
-        """Take what was asked; wait for it as long as nothing else is to be done."""
+        """Take the next request; wait for one while there is nothing else to do."""
         timeout = None
         if self._tasks():
             timeout = max(0.0, min(task.due for task in self._tasks()) - self._clock.monotonic())
@@ -150,7 +150,7 @@ class Committer:
         if saved is None:
             self._fence = _Task(number=number, since=now)
         elif saved in self._done:
-            self._told(CommitNeedless(saved=saved))
+            self._report(CommitNeedless(saved=saved))
         else:
             self._saves[saved] = _Task(number=number, since=now)
 
@@ -159,14 +159,14 @@ class Committer:
 
     def _try_fence(self, task: _Task) -> None:
         try:
-            found = _found(self._store, fence(self._store, task.number))
+            found = _fenced_store(self._store, fence(self._store, task.number))
         except CommitRefused as error:
             self._say(task, None, f"fence: {error}", again=False, deposed=True)
         except (CheckpointError, OSError) as error:
             self._say(task, None, f"fence: {error}", again=True)
             return
         else:
-            self._told(found)
+            self._report(found)
         self._fence = None
 
     def _try_commit(self, saved: SavedStep, task: _Task) -> None:
@@ -187,7 +187,7 @@ class Committer:
                 self._later(task)
         except Superseded:
             del self._saves[saved]
-            self._told(CommitNeedless(saved=saved))
+            self._report(CommitNeedless(saved=saved))
         except Fenced as error:
             # A newer leader commits what is there.
             self._say(task, saved, str(error), again=False, deposed=True)
@@ -201,12 +201,12 @@ class Committer:
             # Whatever else waits is older, and superseded by this one.
             self._done.update(self._saves)
             self._saves.clear()
-            self._told(CommitDone(saved=saved, committed=committed))
+            self._report(CommitDone(saved=saved, committed=committed))
 
     def _say(self, task: _Task, saved: SavedStep | None, error: str, *, again: bool, deposed: bool = False) -> None:
-        if not task.told or not again:
-            self._told(CommitFailed(saved=saved, error=error, again=again, deposed=deposed))
-        task.told = True
+        if not task.reported or not again:
+            self._report(CommitFailed(saved=saved, error=error, again=again, deposed=deposed))
+        task.reported = True
         if again:
             self._later(task)
 
@@ -215,7 +215,7 @@ class Committer:
         task.tries += 1
 
 
-def _found(store: Store, ref: Ref) -> FencedStore:
+def _fenced_store(store: Store, ref: Ref) -> FencedStore:
     verified = ref.verified.checkpoint if ref.verified is not None else None
     now = store_time(store) if ref.checkpoint is not None else 0.0
     step, age = _age(store, ref.checkpoint, now)

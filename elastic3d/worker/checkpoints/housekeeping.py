@@ -1,7 +1,8 @@
-"""What the leader does after a commit, at leisure: read back what was committed, and let go what is not kept.
+"""What the leader does after a commit, in no hurry: it reads back what was committed, and deletes what is not kept.
 
-`verified` moves to a checkpoint after its record and manifests were read from the store anew and a sample of its tiles,
-or all, had their digests. Only the newest one is looked at: where commits come faster than this, some are passed over.
+`verified` moves to a checkpoint once its record and manifests have been read from the store again and a sample of its
+tiles, or all of them, have matched their digests. Only the newest checkpoint is read back: where commits come faster
+than that, some are passed over.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.worker.options import Saving, Verification
 
 SAMPLE = 32
-"""Tiles of a sample; of 4 MiB at most each."""
+"""Number of tiles in a sample, each of at most 4 MiB."""
 COLLECT_EVERY = 300.0
-"""Seconds between two collections, if nothing waits for the second: each lists the whole store."""
-_SOONEST = 1.0  # seconds until it is looked again whether what is condemned may go
-_AT_ONCE = 64 << 20  # bytes read back before they are let go
+"""Seconds between two collections unless one is waited for: each lists the whole store."""
+_SOONEST = 1.0  # seconds until the next check whether what is condemned may be deleted
+_AT_ONCE = 64 << 20  # bytes read back before their memory is freed
 _STORE = "store"
 
 
@@ -49,30 +50,30 @@ class VerifyFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What retention lets go is gone."""
+    """What retention does not keep has been deleted."""
 
     collected: Collected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
-    """What is kept was held against `keep_bytes`: it takes `over` bytes more, as all of it is protected; 0 for none."""
+    """What is kept was compared with `keep_bytes`: it takes `over` bytes more, all protected; 0 if it fits."""
 
     over: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepFailed:
-    """A collection failed; the next is tried at its time. Nothing that is needed is ever deleted."""
+    """A collection failed; the next one runs when it is due. Nothing that is needed is ever deleted."""
 
     error: str
 
 
-Told = Verified | VerifyFailed | Swept | Bounded | SweepFailed
+HousekeeperEvent = Verified | VerifyFailed | Swept | Bounded | SweepFailed
 
 
 def verify_committed(store: Store, name: str, how: Verification) -> None:
-    """Read a checkpoint back; CheckpointError when it is not as it was written. Holds 64 MiB at most."""
+    """Read a checkpoint back; CheckpointError when it is not as it was written. Holds at most 64 MiB in memory."""
     with reading(store, name) as checkpoint:
         _read_back(checkpoint, how)
 
@@ -80,7 +81,7 @@ def verify_committed(store: Store, name: str, how: Verification) -> None:
 def _read_back(checkpoint: Checkpoint, how: Verification) -> None:
     tiles: Sequence[StoredTile] = checkpoint.tiles
     if how is Verification.SAMPLE and len(tiles) > SAMPLE:
-        # The same tiles for whoever asks again, other ones for each checkpoint.
+        # The same sample each time a checkpoint is read back, and another one for each checkpoint.
         tiles = random.Random(checkpoint.name).sample(list(tiles), SAMPLE)
     offers = {(offer.spec.key, offer.box): offer for offer in checkpoint.offers(_STORE)}
     sources = {_STORE: checkpoint.source(_STORE)}
@@ -111,21 +112,23 @@ def _batches(tiles: Sequence[StoredTile]) -> Iterator[list[StoredTile]]:
 
 
 class Housekeeper:
-    """Has one thread, on which `told` is called. Told of commits by the leader's committer."""
+    """Works on a thread of its own, where it calls `report`. The leader's committer announces commits to it."""
 
-    def __init__(self, store: Store, saving: Saving, told: Callable[[Told], None], *, clock: Clock = SYSTEM) -> None:
-        self._store, self._saving, self._told, self._clock = store, saving, told, clock
+    def __init__(
+        self, store: Store, saving: Saving, report: Callable[[HousekeeperEvent], None], *, clock: Clock = SYSTEM
+    ) -> None:
+        self._store, self._saving, self._report, self._clock = store, saving, report, clock
         self._jobs: queue.SimpleQueue[tuple[str, int, float] | None] = queue.SimpleQueue()
         self._collected_at: float | None = None
-        self._wakes_at: float | None = None  # when what is condemned may go
+        self._wakes_at: float | None = None  # when what is condemned may be deleted
         self._thread = threads.start(self._run, name="elastic3d-keep", edge=threads.Edge.AGAIN)
 
     def committed(self, name: str, step: int, at: float) -> None:
-        """Look after a checkpoint that was committed `at` (monotonic)."""
+        """Take over a checkpoint that was committed `at` (monotonic)."""
         self._jobs.put((name, step, at))
 
     def close(self, patience: float) -> None:
-        """Stop; what is being done has `patience` seconds to end."""
+        """Stop; the work under way has `patience` seconds to end."""
         self._jobs.put(None)
         self._thread.join(timeout=patience)
 
@@ -146,11 +149,11 @@ class Housekeeper:
                 self._collect(retention)
 
     def _newest(self) -> tuple[str, int, float] | None:
-        """Return the newest checkpoint to look after, None at the end; queue.Empty once what is condemned may go."""
+        """Return the newest checkpoint to look after, None at the end; queue.Empty when a collection is due."""
         wakes = self._wakes_at
         job = self._jobs.get(timeout=None if wakes is None else max(0.0, wakes - self._clock.monotonic()))
         while job is not None and not self._jobs.empty():
-            # At the end the last one is still looked at.
+            # The last one before the end is still verified.
             following = self._jobs.get()
             if following is None:
                 self._jobs.put(None)
@@ -165,9 +168,9 @@ class Housekeeper:
             verify_committed(self._store, name, how)
             mark_verified(self._store, name)
         except (CheckpointError, OSError) as error:
-            self._told(VerifyFailed(step=step, error=str(error)))
+            self._report(VerifyFailed(step=step, error=str(error)))
             return
-        self._told(Verified(step=step, at=at, how=how, seconds=self._clock.monotonic() - begun))
+        self._report(Verified(step=step, at=at, how=how, seconds=self._clock.monotonic() - begun))
 
     def _due(self) -> bool:
         now = self._clock.monotonic()
@@ -180,11 +183,11 @@ class Housekeeper:
         try:
             collected = collect(self._store, retention, grace=self._saving.grace, wait=False)
         except (CheckpointError, OSError) as error:
-            self._told(SweepFailed(error=str(error)))
+            self._report(SweepFailed(error=str(error)))
             return
         if collected.dropped or collected.objects:
-            self._told(Swept(collected=collected))
+            self._report(Swept(collected=collected))
         if collected.waiting:
             self._wakes_at = self._clock.monotonic() + max(_SOONEST, collected.waiting)
         if retention.keep_bytes is not None and collected.over is not None:
-            self._told(Bounded(over=collected.over))
+            self._report(Bounded(over=collected.over))

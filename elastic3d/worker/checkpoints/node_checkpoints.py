@@ -1,4 +1,4 @@
-"""A node's part in the run's checkpoints: its slots' tiles into the store and, where it leads, the commits."""
+"""A node's part in the run's checkpoints: the upload of its slots' tiles and, where it leads, the commits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, Com
 from elastic3d.worker.checkpoints.housekeeping import (
     Bounded,
     Housekeeper,
+    HousekeeperEvent,
     SweepFailed,
     Swept,
-    Told,
     Verified,
     VerifyFailed,
 )
@@ -26,13 +26,13 @@ from elastic3d.worker.processes.slot import SlotPort
 from elastic3d.worker.pulse import Figures
 
 COMMIT_PATIENCE = 10.0
-"""Seconds a leader's node waits for the commit of what it wrote before it begins the next checkpoint."""
+"""Seconds for which the leader's node waits for the commit of what it wrote before it begins the next checkpoint."""
 
 
 class Checkpoints:
-    """Called on the keeper's main thread, which hears of writes through `tell` and hands what it heard to `heard`.
+    """Called on the keeper's main thread, which learns of writes through `tell` and passes them on to `heard`.
 
-    settled: hears, on the committer's thread, of each save that is committed, or with the error that never will be.
+    settled: called on the committer's thread for each save that is committed, or, with the error, that never will be.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Checkpoints:
     # What the membership says.
 
     def fence(self, number: int) -> None:
-        """Lead: fence off older leaders."""
+        """Become the leader: fence off older leaders."""
         self._leads = True
         self._committer.fence(number)
 
@@ -80,7 +80,7 @@ class Checkpoints:
         self._written.clear()
 
     def distrust(self, damaged: Collection[str]) -> None:
-        """Build no checkpoint on these, which were found damaged."""
+        """Base no checkpoint on these, which were found damaged."""
         self._writer.distrust(damaged)
 
     # Snapshots.
@@ -90,7 +90,7 @@ class Checkpoints:
         self._uploaders[slot].offer(step, generation)
 
     def flush(self, step: int, generation: Generation) -> set[int]:
-        """Write every slot's snapshot of `step`, the last there will be; return the slots that have done so already."""
+        """Write every slot's snapshot of `step`, the last there will be; return the slots that have already done so."""
         made = (step, generation.number, generation.attempt)
         there = {slot for slot, saved in self._written.items() if (saved.step, saved.made_in, saved.attempt) == made}
         for uploader in self._uploaders:
@@ -98,11 +98,11 @@ class Checkpoints:
         return there
 
     def retry(self, slot: int, step: int, generation: Generation) -> None:
-        """Write a slot's snapshot of `step` once more: it could not be written."""
+        """Write a slot's snapshot of `step` again, after a failure."""
         self._uploaders[slot].flush(step, generation, again=True)
 
     def heard(self, event: TilesUploaded | WriteFailed) -> SavedStep | None:
-        """Take note of what came of a write; return the save that all slots of the node have written now."""
+        """Take note of how a write ended; return the save once all slots of the node have written it."""
         if isinstance(event, WriteFailed):
             age = self._figures.checkpoint_age(self._clock.monotonic())
             self._figures.failed(event.step, event.error)
@@ -119,11 +119,11 @@ class Checkpoints:
     # The end.
 
     def close_uploaders(self, patience: float) -> None:
-        """End the writes; those under way have `patience` seconds together."""
+        """End the writes; those under way share `patience` seconds."""
         self._close([uploader.close for uploader in self._uploaders], patience)
 
     def close_committer(self, patience: float) -> None:
-        """End the commits, and the look at the last one; they have `patience` seconds together."""
+        """End the commits and the verification of the last one; they share `patience` seconds."""
         self._close([self._committer.close, self._housekeeper.close], patience)
 
     def _close(self, closes: Sequence[Callable[[float], None]], patience: float) -> None:
@@ -135,7 +135,7 @@ class Checkpoints:
         return COMMIT_PATIENCE if self._leads else 0.0
 
     def _committed(self, event: CommitDone | CommitFailed | CommitNeedless | FencedStore) -> None:
-        """Take note of a commit; on the committer's thread, for the main one may be waiting for it to end."""
+        """Take note of a commit. Runs on the committer's thread, since the main one may be waiting for it to end."""
         now = self._clock.monotonic()
         match event:
             case FencedStore():
@@ -170,8 +170,8 @@ class Checkpoints:
         self._settled(event.saved, "")
         self._housekeeper.committed(event.committed.checkpoint, event.saved.step, now)
 
-    def _kept(self, event: Told) -> None:
-        """Take note of what became of a checkpoint after its commit; on the housekeeper's thread."""
+    def _kept(self, event: HousekeeperEvent) -> None:
+        """Take note of what became of a checkpoint after its commit. Runs on the housekeeper's thread."""
         match event:
             case Verified():
                 self._figures.verified(event.step, event.at)
@@ -187,7 +187,7 @@ class Checkpoints:
                 self._journal.emit("checkpoint.uncollected", error=event.error)
 
     def _bounded(self, over: int) -> None:
-        """Tell when what must stay takes more than `keep_bytes`, and when it does so no more."""
+        """Report when what must stay begins to exceed `keep_bytes`, and when it no longer does."""
         was, self._over = self._over, over
         self._figures.store(f"what must be kept is {over} bytes above keep_bytes={self._limit}" if over else "")
         if over and not was:

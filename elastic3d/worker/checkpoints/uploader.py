@@ -1,8 +1,8 @@
-"""One slot's tiles into the store, written by its node's keeper from snapshots, beside the training.
+"""The upload of one slot's tiles: its node's keeper writes them from snapshots while training goes on.
 
-An uploader has one thread, so that a slow store delays the next checkpoint and nothing else. A write that fails never
-stops training: it is told, and after a rest, longer each time, the uploader is ready for another. Between writes it
-says whether it is ready: the step vote begins a checkpoint only when every rank is, so all write the same steps.
+An uploader has one thread, so that a slow store delays the next checkpoint and nothing else. A failed write never stops
+training: it is reported, and after a rest that grows each time the uploader is ready for another. Between writes it
+says whether it is ready: the step vote begins a checkpoint only when every rank is, so that all write the same steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def rest_after(failures: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TilesUploaded:
-    """A slot's tiles of a step are in the store. bytes: of all of them; new: of those that had to be written."""
+    """A slot's tiles of a step are in the store. bytes: of all tiles; new: of those that had to be written."""
 
     slot: int
     saved: SavedStep
@@ -38,7 +38,7 @@ class TilesUploaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteFailed:
-    """A slot's tiles of a step could not be written; another is tried after `rest` seconds."""
+    """A slot's tiles of a step could not be written; another step is tried after `rest` seconds."""
 
     slot: int
     step: int
@@ -59,14 +59,14 @@ class _Settled:
 
 
 Write = Callable[[PinnedSnapshot, SavedStep, bool], tuple[int, int]]
-"""Writes a pinned snapshot, the last there will be or not; returns the bytes of its tiles and of those written."""
+"""Writes a pinned snapshot, which may be the last; returns the bytes of its tiles, and of those it had to write."""
 
 
 class Uploader:
-    """Writes the snapshots of one slot that are meant as checkpoints; `tell` hears what came of each.
+    """Writes those snapshots of one slot that become checkpoints, and reports each through `tell`.
 
-    patience: seconds to wait for the commit of what was written before another is begun; asked after each write, 0
-    where nobody here would hear of the commit. rest: seconds after so many failures in a row.
+    patience: seconds to wait for a write to be committed before the next begins; asked after each write, 0 where nobody
+    here would learn of the commit. rest: seconds to rest after so many failures in a row.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Uploader:
         return not self._busy
 
     def offer(self, step: int, generation: Generation) -> None:
-        """Write the pinned snapshot of `step`, made in `generation`; let go of it if the one before is not done."""
+        """Write the pinned snapshot of `step`, made in `generation`; unpin it if the previous write is not done."""
         if self._busy or self._offered == (step, generation.key):
             self._slot.unpin(step)
         else:
@@ -106,7 +106,7 @@ class Uploader:
     def flush(self, step: int, generation: Generation, *, again: bool = False) -> None:
         """Write the snapshot of `step`, the last there will be, whatever is being written now.
 
-        again: also where it was written, or tried, before.
+        again: even if it has been written, or tried, before.
         """
         if again or self._offered != (step, generation.key):
             self._put(step, generation, last=True)
@@ -144,12 +144,12 @@ class Uploader:
             self._writing = None
             self._rest = self._after(said) or None
             if self._rest is None:
-                # Before it is told: whoever hears that it is done may offer the next.
+                # Before the report: its receiver may offer the next snapshot at once.
                 self._rested()
             self._tell(said)
 
     def _broken(self, error: BaseException) -> None:
-        """Take a write that ended in a way nobody foresaw for one that failed."""
+        """Treat a write that ended in a way nobody foresaw as failed."""
         job, self._writing = self._writing, None
         if job is not None:
             said = self._write_failed(job, f"{type(error).__name__}: {error}")
@@ -157,7 +157,7 @@ class Uploader:
             self._tell(said)
 
     def _rested(self) -> None:
-        """Be ready again, unless more is waiting to be written."""
+        """Become ready again, unless more is waiting to be written."""
         self._waits = None
         if self._jobs.empty():
             self._busy = False

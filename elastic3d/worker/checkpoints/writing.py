@@ -1,4 +1,4 @@
-"""What a node writes of a checkpoint: the tiles that the newest committed one does not have yet."""
+"""What a node writes for a checkpoint: the tiles that the newest committed one does not have yet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Parent:
         self._damaged: frozenset[str] = frozenset()
 
     def distrust(self, damaged: Collection[str]) -> None:
-        """Take no tile of these checkpoints for there: they were found damaged."""
+        """Rely on no tile of these checkpoints: they were found damaged."""
         with self._lock:
             self._damaged |= frozenset(damaged)
             self._open = None
@@ -40,7 +40,7 @@ class Parent:
         return ref is not None and ref.checkpoint in self._damaged
 
     def newest(self) -> Checkpoint | None:
-        """Return it; None where there is none, or it cannot be read: then everything is written."""
+        """Return the checkpoint; None where there is none or it cannot be read, and everything is to be written."""
         with self._lock:
             try:
                 ref = read_latest(self._store)
@@ -55,7 +55,7 @@ class Parent:
 
 
 class CheckpointWriter:
-    """Writes one slot's part of a save; called by each slot's uploader, on its thread."""
+    """Writes one slot's part of a save; each slot's uploader calls it on its own thread."""
 
     def __init__(self, store: Store, saving: Saving, slots: int) -> None:
         self._store, self._saving, self._slots = store, saving, slots
@@ -63,13 +63,13 @@ class CheckpointWriter:
         self._speeds: dict[int, Speeds | None] = {}
 
     def distrust(self, damaged: Collection[str]) -> None:
-        """Write everything anew until there is a newest checkpoint that is none of these, which are damaged."""
+        """Write everything anew until the newest checkpoint is none of these, which are damaged."""
         self._parent.distrust(damaged)
 
     def write(self, pinned: PinnedSnapshot, saved: SavedStep, last: bool) -> tuple[int, int]:
         """Return the bytes of the slot's tiles, and of those that had to be written.
 
-        last: there is a deadline, and no other save after it: nothing holds it back.
+        last: no other save follows and there is a deadline, so bandwidth is not limited.
         """
         try:
             done = save_rank(
@@ -85,7 +85,7 @@ class CheckpointWriter:
                 options=self._options(pinned.rank, last),
             )
         except StoreNotFound as error:
-            # A new place would begin a history of its own beside the one that is missed: that is for a person to want.
+            # Writing there would start a second history beside the missing one, which only a person may decide.
             raise StoreError(
                 f"{error}: the store's place is gone, or was emptied. Mount it, or bring it back as it was, and "
                 "checkpoints go on. To begin anew, start the job again"
@@ -101,5 +101,5 @@ class CheckpointWriter:
             speeds=self._speeds.get(rank),
             rewrite=self._parent.suspect(),
         )
-        # What was measured once is not measured again when the time is short.
+        # When time is short and no speeds are known, none are measured: tiles are stored raw.
         return options if not last or options.speeds is not None else replace(options, codec="raw")

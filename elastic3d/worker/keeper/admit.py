@@ -1,4 +1,4 @@
-"""Between measuring and joining: the node looks at itself, and is kept out where it would only do harm."""
+"""Between measuring and joining the node checks itself, and stays out where it would only do harm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT = 10.0
 """Seconds for one check of this host: a disk that takes longer would hold up every checkpoint."""
 
 PATIENCE = 2.0
-"""Seconds beyond a lease for which neighbours are tried: a dead one is no neighbour any more by then."""
+"""Seconds beyond a lease for which neighbours are tried: by then a dead one is no longer a neighbour."""
 
 
 def admit(
@@ -34,13 +34,13 @@ def admit(
 ) -> None:
     """Return if this node is fit to take part; AdmissionFailed, with all reasons, if it is not.
 
-    computed: what the measuring trainer found, for what computes is not for a keeper to do. Why a node is refused goes
-    to stderr, into its event log, and to `refused/<node>` in etcd for an hour.
+    computed: the results of the measuring trainer, since a keeper must not use devices itself. The reasons of a refusal
+    go to stderr, to the event log, and to `refused/<node>` in etcd for an hour.
     """
     checks = (*computed, *run_checks(_works(settings, options, profile)))
     failed = [check for check in checks if not check.ok]
     try:
-        # Who is unfit says so without waiting for etcd.
+        # An unfit node says so without waiting for etcd.
         client = connect(settings, patience=0.0 if failed else None)
     except EtcdError:
         if not failed:
@@ -61,7 +61,7 @@ def admit(
         try:
             leave_word(client, settings.root, word)
         except EtcdError as problem:
-            output.say(f"admission: etcd does not hear why: {problem}")
+            output.say(f"admission: the reasons could not be written to etcd: {problem}")
         raise error
 
 
@@ -69,7 +69,7 @@ def _works(settings: Settings, options: RunOptions, profile: ModelProfile) -> li
     works = [Check(name="clock", run=lambda: host.clock_goes(SYSTEM), limit=LIMIT)]
     if options.snapshot_every:
         works.append(Check(name="memory", run=lambda: _memory(settings, profile), limit=LIMIT))
-    # Python would quietly take another folder than TMPDIR; what else runs in a trainer would not.
+    # Python would quietly fall back from TMPDIR to another folder; other code in a trainer would not.
     works.append(
         Check(name="disk", run=lambda: host.disk(environment.TEMPORARY.read() or tempfile.gettempdir()), limit=LIMIT)
     )
@@ -89,7 +89,7 @@ def _memory(settings: Settings, profile: ModelProfile) -> str:
 
 
 def _folder(store: str | None) -> str | None:
-    """Return the folder of a store that is one, None for any other."""
+    """Return the folder that a store is, None for any other store."""
     if store is None or ("://" in store and not store.startswith("file://")):
         return None
     return str(Path(store.removeprefix("file://")).expanduser().absolute())
@@ -103,7 +103,7 @@ def _etcd(settings: Settings) -> CheckResult:
 
 
 def _neighbours(client: EtcdClient, settings: Settings, clock: Clock = SYSTEM) -> CheckResult:
-    """Reach the greater part of up to three nodes that train now: one that just died is not this node's fault."""
+    """Reach the majority of up to three nodes that are training: one that has just died is not this node's fault."""
     deadline = clock.monotonic() + settings.policy.lease + PATIENCE
     while True:
         targets = [
@@ -117,7 +117,7 @@ def _neighbours(client: EtcdClient, settings: Settings, clock: Clock = SYSTEM) -
 
 
 def _registered(client: EtcdClient, settings: Settings) -> list[Node]:
-    """Return the neighbours whose lease lives: the generation may name some that are long gone."""
+    """Return the neighbours whose leases are alive: the generation may name nodes that are long gone."""
     formed = sealed(settings.root, client.range(settings.root + keys.LISTED)[0])
     if formed is None:
         return []
@@ -130,6 +130,6 @@ def _refused(settings: Settings, failed: Sequence[CheckResult], journal: Journal
         journal.emit("admission.failed", check=check.name, detail=check.detail, seconds=check.seconds)
     reasons = "; ".join(f"{check.name}: {check.detail}" for check in failed)
     return AdmissionFailed(
-        f"node {settings.node} is not fit to take part: {reasons}. Mend it and start it again; "
+        f"node {settings.node} is not fit to take part: {reasons}. Repair it and start it again; "
         "--rdzv-conf=admission=off joins without these checks"
     )

@@ -1,9 +1,10 @@
-"""How a node, or its trainers alone, leave: until when, on whose word, and where what only it holds is brought.
+"""How a node, or only its trainers, leave: by when, at whose request, and where the state that only it holds goes.
 
-A keeper is told by its cloud, by an operator through the leader, or by SIGTERM and SIGINT. torchrun passes a signal it
-gets to every keeper of its node at once, each a process group of its own; so a second signal is one to a keeper that
-has had one already. torchrun also sends SIGTERM to end the keepers of a node of which one has failed: that is no
-notice, and needs no telling apart, for the first keeper hears the failed one's connection close, and leaves at once.
+The request comes from the cloud, from an operator through the leader, or as SIGTERM or SIGINT. torchrun passes a signal
+on to every keeper of its node at once, each a process group of its own; a signal is therefore a second one only if it
+reaches a keeper that has already had one. torchrun also sends SIGTERM to end a node's keepers after one of them has
+failed. That is no notice, and need not be told apart: the first keeper sees the failed one's connection close, and
+leaves at once.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ if TYPE_CHECKING:
     from elastic3d.worker.keeper.trainer_group import TrainerGroup
 
 MARGIN = 2.0
-"""Seconds before the deadline (a quarter of a short one) that are kept for leaving in order."""
+"""Seconds before the deadline (a quarter of a short one) that are reserved for an orderly exit."""
 HELD_PATIENCE = 2.0
-"""Seconds a planned change waits for the last snapshot to be at the buddy, on a node that stays."""
+"""Seconds for which a planned change waits until the buddy has the last snapshot, on a node that stays."""
 LAST_PATIENCE = 10.0
-"""The same for one that nobody takes over from memory, and that is written to the store."""
+"""The same for a last snapshot that goes to the store, since no node takes it over from memory."""
 GOING_PATIENCE = 60.0
-"""The same on a node that is to leave and was not told by when: it holds what is copied alone, and who told it to leave
-lets it go when its time is over."""
+"""The same on a node that has to leave and has no deadline: it alone holds what is being copied, and whoever asked it
+to leave ends it when they have waited long enough."""
 CLOSE_PATIENCE = 10.0
-"""Seconds that writes to the store have to end when a node that is in no hurry leaves."""
+"""Seconds that writes to the store have to end when a node leaves without a deadline."""
 
 
 @dataclass(slots=True)
 class Departure:
     """deadline: monotonic time by which the node has to be gone; None while nobody has said so.
 
-    told: whether the node is to leave at all.
+    leaving: whether the node has been asked to leave.
     """
 
-    told: bool = False
+    leaving: bool = False
     deadline: float | None = None
     at_once: bool = False
     _waits_until: float = 0.0
@@ -58,11 +59,11 @@ class Departure:
         return self._signals[slot] > 1
 
     def within(self, seconds: float | None, now: float) -> bool:
-        """Take note that the node is to be gone in `seconds`, None for at leisure; return whether that is news.
+        """Take note that the node has to be gone in `seconds`, None for no deadline; return whether that is news.
 
         The earliest deadline counts.
         """
-        news, self.told = not self.told, True
+        news, self.leaving = not self.leaving, True
         if seconds is not None and (self.deadline is None or now + seconds < self.deadline):
             self.deadline = now + seconds
             self._waits_until = self.deadline - min(MARGIN, seconds / 4)
@@ -73,16 +74,16 @@ class Departure:
         return self.deadline is not None and now >= self.deadline
 
     def waits_until(self, since: float, ordinary: float) -> float:
-        """Return until when to wait for what this node alone holds to be safe: `ordinary` seconds without deadline."""
+        """Return until when to wait for what only this node holds to be safe; ordinary: seconds without a deadline."""
         if self.at_once:
             return since
         return since + ordinary if self.deadline is None else self._waits_until
 
 
 def refuge(me: Node, buddy: Node | None, running: Generation, to_come: Generation) -> Node | None:
-    """Return who is to hold the snapshots of `me` where it leaves, with its buddy or having none; None: nobody need.
+    """Return a new holder for the snapshots of `me`, if it leaves together with its buddy or has none; None if not.
 
-    A node that takes part already is preferred to one that comes.
+    A node that already takes part is preferred to a newcomer.
     """
     staying = {node.id: node for node in (*to_come.nodes, *to_come.spares)}
     if me.id in staying or (buddy is not None and buddy.id in staying):
@@ -93,9 +94,10 @@ def refuge(me: Node, buddy: Node | None, running: Generation, to_come: Generatio
 
 
 class LeaveRequest:
-    """proposed: the membership to come, None while there is none. drain: seconds there are after a signal.
+    """Has the node leave in order once it is asked to. proposed: the next membership, None while there is none.
 
-    tell: what the membership hears. checkpoints: None where there is no store.
+    drain: seconds to leave after a signal. tell: takes the events for the membership. checkpoints: None without a
+    store.
     """
 
     def __init__(
@@ -115,9 +117,9 @@ class LeaveRequest:
         self.proposed: Generation | None = None
 
     @property
-    def told(self) -> bool:
-        """Whether the node is to leave."""
-        return self._departure.told
+    def leaving(self) -> bool:
+        """Whether the node has been asked to leave."""
+        return self._departure.leaving
 
     @property
     def pause(self) -> float | None:
@@ -127,15 +129,15 @@ class LeaveRequest:
         return 0.2 if self._departure.deadline is not None else None
 
     def ended(self, end: acts.Exit) -> acts.Exit:
-        """Return how the node's part ends: whoever was to leave, and was put out before it had, has left as told."""
-        if self.told and end.rejoin:
-            return acts.Exit(failed=False, detail=f"left the job, put out before it could say so: {end.detail}")
+        """Return how the node's part ends: one asked to leave, and evicted before it could, has left."""
+        if self.leaving and end.rejoin:
+            return acts.Exit(failed=False, detail=f"left the job, and was evicted before it could say so: {end.detail}")
         return end
 
-    # Being told.
+    # Requests to leave.
 
     def signalled(self, slot: int, number: int) -> None:
-        """Heed the first signal as a notice; a second one to the same keeper ends it at once."""
+        """Treat the first signal as a notice; a second one to the same keeper makes the node leave at once."""
         name = signal.Signals(number).name
         if self._departure.signalled(slot):
             self._at_once(f"a second {name}")
@@ -149,23 +151,23 @@ class LeaveRequest:
         self._tell(m.Noticed(notice=replace(notice, at=self._clock.wall())))
 
     def drain(self, seconds: float | None, detail: str) -> None:
-        """Take note that the node is to be gone in `seconds`, at leisure where None."""
+        """Take note that the node has to be gone in `seconds`, None for no deadline."""
         if self._departure.within(seconds, self._clock.monotonic()):
             self._journal.emit("node.draining", seconds=seconds, detail=detail)
 
     def _at_once(self, why: str) -> None:
-        """Leave with whatever the trainers are doing, once."""
+        """Leave without waiting for the trainers. Idempotent."""
         if not self._departure.at_once:
             self._departure.at_once = True
             self._journal.emit("node.leaving", detail=why)
             self._tell(m.LeaveAsked())
 
-    # Bringing to safety what only this node holds.
+    # Saving what only this node holds.
 
     def take_refuge(self, me: Node) -> None:
-        """Have the snapshots copied to a node that stays, where this one leaves with its buddy, or without one.
+        """Have the snapshots copied to a node that stays, if this one leaves together with its buddy or has none.
 
-        A membership that was given up leaves them where they were before it: who was to come may be dead.
+        When a proposed membership is given up, they go to `own_buddy` again: the newcomer may be dead.
         """
         generations = self._generations
         running = generations.running
@@ -182,7 +184,7 @@ class LeaveRequest:
         """Have the trainers of a generation leave at a step boundary."""
         world = self._generations.worlds.get(key)
         if world is not None:
-            # With nobody to take over the job stops, or waits for nodes that may not come.
+            # With no node to take over, the job stops, or waits for nodes that may never come.
             world.last = self._checkpoints is not None and (self.proposed is None or not self.proposed.nodes)
         for slot, trainer in self._generations.trainers(key):
             slot.ask_leave(trainer)
@@ -194,14 +196,14 @@ class LeaveRequest:
                 world.flushed.add(slot)
 
     def look(self) -> None:
-        """Tell the others that trainers left, once what they left is safe, or waiting does not help."""
+        """Report that trainers have left, once their state is safe or waiting longer would not help."""
         now = self._clock.monotonic()
         for key, world in list(self._generations.worlds.items()):
             if world.leaving_since is None or not world.over:
                 continue
             if world.last and not world.flushing:
                 self._flush(world)
-            going = GOING_PATIENCE if self._departure.told else HELD_PATIENCE
+            going = GOING_PATIENCE if self._departure.leaving else HELD_PATIENCE
             patience = LAST_PATIENCE if world.last else going
             if world.left_safely() or now > self._departure.waits_until(world.leaving_since, patience):
                 del self._generations.worlds[key]
@@ -210,12 +212,12 @@ class LeaveRequest:
             self._at_once("its time to leave is up")
 
     def close_patience(self) -> float:
-        """Return how many seconds writes to the store still have when the node's part ends well."""
+        """Return the seconds that writes to the store still have when the node's part ends well."""
         now = self._clock.monotonic()
         return max(0.0, self._departure.waits_until(now, CLOSE_PATIENCE) - now)
 
     def _flush(self, world: TrainerGroup) -> None:
-        """Write what the trainers left to the store: no checkpoint may have been due at that step."""
+        """Write the trainers' last state to the store: that step may not have been due for a checkpoint."""
         assert self._checkpoints is not None
         world.flushing = True
         world.flushed |= self._checkpoints.flush(world.step, world.generation)

@@ -1,6 +1,6 @@
-"""How a run ends: what `main` left goes to the store before the others hear that it returned.
+"""How a run ends: the last state goes to the store before the other nodes learn that `main` has returned.
 
-A job is over once every node has said that it has finished, and its memory goes with it. So a node says so only when
+A job is over, and its memory gone, once every node has said that it has finished. A node therefore says so only when
 its slots' parts of the last step are written; the leader ends the job when they are committed (`leader._over`).
 """
 
@@ -16,12 +16,12 @@ from elastic3d.worker.keeper.generations import Generations
 from elastic3d.worker.keeper.trainer_group import TrainerGroup
 
 END_PATIENCE = 240.0
-"""Seconds that writing the last step is tried: twice what one write takes that the store keeps waiting. Then it is a
-failure, and the generation's next try has them again."""
+"""Seconds for which writing the last step is tried: twice as long as one write retries a busy store. After that it
+counts as a failure, and the generation's next try has as long again."""
 
 
 class Ending:
-    """Called on the keeper's main thread. checkpoints: None without a store. tell: what the membership hears."""
+    """Called on the keeper's main thread. checkpoints: None without a store. tell: for events to the membership."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class Ending:
 
     @property
     def pause(self) -> float | None:
-        """Seconds after which to look again though nothing has happened; None for never."""
+        """Seconds after which to look again even if nothing has happened; None for never."""
         return 0.1 if any(world.returned_at is not None for world in self._generations.worlds.values()) else None
 
     def heard(self, event: TilesUploaded | WriteFailed) -> None:
-        """Take note of what came of a write, before the membership hears of it."""
+        """Take note of how a write ended, before the membership learns of it."""
         step = event.saved.step if isinstance(event, TilesUploaded) else event.step
         for world in self._generations.worlds.values():
             if world.returned_at is None or world.unsaved != step or not world.flushing:
@@ -53,7 +53,7 @@ class Ending:
                 world.flushed.add(event.slot)
 
     def look(self) -> None:
-        """Tell that `main` has returned, once what it left is in the store; or that it could not be brought there."""
+        """Report that `main` has returned once its last state is in the store, or that it could not be written."""
         now = self._clock.monotonic()
         for key, world in list(self._generations.worlds.items()):
             if world.returned_at is None:

@@ -1,6 +1,6 @@
-"""The trainers of a node, generation by generation: started beside each other, told to go, told to leave, stopped.
+"""The trainers of a node by generation: forked beside those that run, started, asked to leave, stopped.
 
-The membership decides what ought to run, and hears what became of it.
+The membership decides what ought to run, and is sent what became of it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from elastic3d.worker.pulse import Figures
 from elastic3d.worker.safety import SafeStep
 
 UNREACHABLE = 60.0
-"""Seconds for which a node that took no snapshots is not asked to again, while there is another."""
+"""Seconds for which a node that took no snapshots is not tried again while there is another."""
 
 HELD_WITHIN = 60.0
-"""Seconds in which a buddy has to hold a snapshot while the safe step is too old; doubled after each that has not."""
+"""Seconds in which a buddy has to take a snapshot while the safe step is too old; doubled after each failure."""
 
 LINE = 300
-"""Characters of what a collective said of a lost peer that the others are told."""
+"""Characters of a collective's error about a lost peer that are passed on to the other nodes."""
 
 TrainerEvent = w.Started | w.TrainerReady | w.Restored | w.StepFinished | w.TrainerExited
 
 
 class Generations:
-    """Worlds by their generation's key. running: the generation that was told to go last.
+    """Trainer groups by their generation's key. running: the generation that was started last.
 
-    finished: `main` returned, and what it left is in the store where there is one (`Ending`).
+    finished: `main` has returned, and its last state is in the store if there is one (`Ending`).
 
-    buddy: where snapshots are copied to; own_buddy: where they are copied to while nobody is about to leave.
-    raised: what the script raised here last, with its traceback. credentials: what the node's processes show to those
-    of the others, once it joined. tell: what the membership hears.
+    buddy: where snapshots are copied to; own_buddy: where they go while no node is about to leave. raised: the script's
+    last error here, with its traceback. credentials: what this node's processes show to other nodes, once it has
+    joined. tell: takes the events for the membership.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Generations:
         self._patience = HELD_WITHIN
 
     def show(self, credentials: Credentials) -> None:
-        """Have the slots, and the trainers to come, show these credentials, and take others of the same run."""
+        """Have the slots and future trainers show these credentials, and accept those of the same run."""
         self.credentials = credentials
         for slot in self._slots:
             slot.set_credentials(credentials)
 
     def sealed(self, generation: Generation) -> None:
-        """Take replicas of a generation from those of whom its record says that they are theirs."""
+        """Accept replicas of a generation's snapshots only from the nodes that hold those ranks by its record."""
         ranks = tuple(node.id for node in generation.nodes for _ in node.slots)
         for slot in self._slots:
             slot.sealed(generation.number, ranks)
@@ -132,7 +132,7 @@ class Generations:
             slot.go(world.trainers[slot.index], go)
 
     def keep_with(self, buddy: Node | None) -> None:
-        """Have the snapshots copied to `buddy` from now on, those included that only another has."""
+        """Have the snapshots copied to `buddy` from now on, including those that only another node has."""
         self.buddy = buddy
         self._held_at = dict.fromkeys(range(len(self._slots)), self._clock.monotonic())
         for world in self.worlds.values():
@@ -141,10 +141,11 @@ class Generations:
             slot.set_buddy(self._address_of(buddy, slot.index) if buddy is not None else None)
 
     def _buddy_of(self, me: Node) -> Node | None:
-        """Return who is to hold this node's snapshots: one that was not out of reach lately.
+        """Return the node that is to hold this node's snapshots: one that has been in reach lately.
 
-        None where it is alone. Where all are out of reach, the snapshots stay at home for a while if there is a store,
-        for no checkpoint is made of them otherwise; without one what the buddy has still is worth more.
+        None where this node is alone. If all are out of reach and there is a store, the snapshots stay at home alone
+        for a while, since otherwise none would be safe and no checkpoint could be made of them; without a store, what
+        the buddy still has is worth more.
         """
         assert self.running is not None
         now, nodes = self._clock.monotonic(), self.running.nodes
@@ -157,7 +158,7 @@ class Generations:
         return buddy if buddy.id != me.id else None
 
     def unreachable(self, event: w.BuddyUnreachable, me: Node) -> None:
-        """Have the snapshots copied to another node, where the present buddy is the one that does not take them."""
+        """Have the snapshots copied to another node if it is the present buddy that does not take them."""
         if self.buddy is not None and event.address == self._address_of(self.buddy, event.slot):
             self._choose(me, f"{event.address} took no snapshot for {event.seconds:.1f} s: {event.error}")
 
@@ -176,7 +177,7 @@ class Generations:
         return f"{buddy.address}:{buddy.slots[slot].tile_port}"
 
     def look_after_snapshots(self, me: Node) -> None:
-        """Tell of a safe step that is too old, and act where this node is the reason. Called after each step."""
+        """Report a safe step that is too old, and act if this node is the cause. Called after each step."""
         now = self._clock.monotonic()
         if self.running is None or self._safe_step is None or len(self.running.nodes) < 2:
             return
@@ -191,14 +192,14 @@ class Generations:
         self._figures.stale(str(stale))
         world = self.worlds.get(self.running.key)
         held = world.held if world is not None else {}
-        # Whoever holds no more than all do is who the others wait for.
+        # If the safe step is the newest that this node holds, the others are waiting for this node.
         slots = [slot.index for slot in self._slots if held.get(slot.index, -1) <= stale.safe_step]
         first = world is not None and world.first_rank == 0
         if self._stale_told is None and (slots or first):
             self._journal.emit("snapshot.stale", step=stale.step, safe_step=stale.safe_step, age=stale.age, slots=slots)
         self._stale_told = now
         if self.buddy is not None and any(now - self._held_at[slot] > self._patience for slot in slots):
-            # Large snapshots take long to send, and would never arrive anywhere if each began anew in the same time.
+            # Large snapshots take long to send: with the same time limit on each try, none would ever arrive.
             self._patience *= 2
             self._choose(me, str(stale))
 
@@ -232,11 +233,11 @@ class Generations:
         self.running = None
 
     def find(self, slot: int, trainer: int) -> tuple[str, TrainerGroup] | None:
-        """Return the world of a slot's trainer, with its key."""
+        """Return the group of a slot's trainer, with its generation's key."""
         return next(((k, v) for k, v in self.worlds.items() if v.trainers.get(slot) == trainer), None)
 
     def held(self, event: w.SnapshotHeld) -> None:
-        """Take note of what is at home and at the buddy."""
+        """Take note of a snapshot that is held at home and at the buddy."""
         self._journal.emit("snapshot.held", step=event.step, slot=event.slot, generation=event.generation)
         self._held_at[event.slot], self._patience = self._clock.monotonic(), HELD_WITHIN
         for world in self.worlds.values():
@@ -262,7 +263,8 @@ class Generations:
                 self._figures.stepped(record, now)
                 if self._safe_step is not None:
                     self._safe_step.stepped(record.step, record.safe_step, now)
-                # Without snapshots nothing is ever held: what was made counts, for beginning anew loses it all.
+                # Without snapshots nothing is ever held: every step counts then, since starting again would lose them
+                # all.
                 kept = self._options.snapshot_every > 0 or self._options.store is not None
                 safe = record.safe_step if kept else record.step
                 self._tell(m.StepReported(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))

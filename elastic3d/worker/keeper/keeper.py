@@ -1,8 +1,8 @@
-"""The first keeper of a node: it speaks for the node, and brings the trainers of its slots to where they should be.
+"""The first keeper of a node: it speaks for the node, and starts and stops the trainers of its slots.
 
 Everything that happens arrives in one queue and is handled on the main thread: events of the slots, actions of the
-membership, signals. The membership decides what ought to run; `Generations` starts and stops it, `Checkpoints` brings
-its state to the store, `LeaveRequest` sees to a good end.
+membership, signals. The membership decides what ought to run; `Generations` starts and stops it, `Checkpoints` writes
+its state to the store, `LeaveRequest` has the node leave in order.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ from elastic3d.worker.processes.slot import SlotPort
 from elastic3d.worker.pulse import Figures
 
 LOOKS = 1.0
-"""Seconds after which the keeper looks at its trainers though nothing has happened."""
+"""Seconds after which the keeper checks on its trainers even if nothing has happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdHeard:
-    """Whether etcd answers has changed."""
+    """etcd has stopped answering, or answers again."""
 
     there: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """The membership to come, None while there is none."""
+    """The next membership, None while there is none."""
 
     generation: Generation | None
 
 
 @dataclass(frozen=True, slots=True)
 class SealedMembership:
-    """The membership that runs, as its record says."""
+    """The running membership, as its record has it."""
 
     generation: Generation
 
@@ -109,7 +109,7 @@ class Keeper:
                 register.close()
 
     def _waiting(self, trouble: Trouble) -> None:
-        """Say that the store is waited for; on the thread that waits."""
+        """Report that the store is waited for. Runs on the thread that waits."""
         self._journal.emit("store.waiting", error=trouble.error, tries=trouble.tries, seconds=trouble.seconds)
 
     def _warm_up(self, store: Store | None, floor: int) -> None:
@@ -119,7 +119,7 @@ class Keeper:
         self._profile = profile = measured.profile
         self._generations.device = measured.device
         self._costs = planned_with(self._options.costs, measured.device, profile)
-        # What no number of nodes could train is said before anybody waits for more of them.
+        # A model that no number of nodes could train is refused before the job waits for more of them.
         self._plan(min(self._settings.policy.maximum, profile.blocks * profile.micro_batches), profile)
         if not wait_at_gate(self._settings.gate, self._inbox):
             return
@@ -238,7 +238,7 @@ class Keeper:
             self._journal.emit("member.joined", incarnation=record.node.incarnation)
 
     def _rejoin(self, client: EtcdClient, links: Links, record: MemberRecord) -> None:
-        """Come back as a newcomer after the others put this node out; what the slots hold in memory stays."""
+        """Come back as a newcomer after this node was evicted; what the slots hold in memory stays."""
         assert self._exit is not None
         assert self._member is not None
         self._journal.emit("member.fenced", incarnation=self._node.incarnation, detail=self._exit.detail)
@@ -253,9 +253,9 @@ class Keeper:
         self._join(client, links, replace(record, node=node), again=True)
 
     def _pulse(self) -> Pulse:
-        """Say how this node is; on the member's writing thread."""
+        """Return how this node is. Runs on the member's writing thread."""
         running = self._generations.running
-        state = "draining" if self._leaving.told else "active" if running is not None else "spare"
+        state = "draining" if self._leaving.leaving else "active" if running is not None else "spare"
         return self._figures.pulse(state, running.number if running is not None else 0, SYSTEM.monotonic())
 
     def _close_patience(self) -> float:
@@ -275,7 +275,7 @@ class Keeper:
     # What happens.
 
     def _next(self) -> object:
-        """Return the next thing to handle; None when only time has passed while this node or its trainers leave."""
+        """Return the next event; None when none came in time while this node or its trainers leave."""
         try:
             pauses = [pause for pause in (self._leaving.pause, self._ending.pause) if pause is not None]
             return self._inbox.get(timeout=min([*pauses, LOOKS]))
@@ -388,7 +388,7 @@ class Keeper:
         self._member.tell(event)
 
     def _noted(self, event: m.Event) -> None:
-        """Hear what the watch says, on the member's thread."""
+        """Take what the watch reports. Runs on the member's thread."""
         self._journal.noted(event)
         match event:
             case m.ProposalPut():
@@ -407,7 +407,7 @@ class Keeper:
                 pass
 
     def _hear_peer(self, event: m.PeerHeard | m.PeerRefused) -> None:
-        # At the job's end everybody goes, and nobody is lost.
+        # At the job's end every node goes, and none is lost.
         if isinstance(event, m.PeerRefused) and not self._generations.finished:
             self._journal.emit("peer.lost", peer=event.id.partition("@")[0], evidence=event.evidence)
         if self._member is not None:

@@ -1,9 +1,9 @@
 """The store in which the process groups of a generation meet: torch's, served by the keeper of the node of rank 0.
 
-torch's TCPStore would listen on every interface, speaks with whoever connects, and keeps for ever what was put into it.
-Here it listens on the node's own address alone, the one its other ports are on, and forgets a generation when the next
-one begins. Who reaches that address can still read and write it, as the ports of gloo and NCCL can be spoken to: they
-need a private network (SECURITY.md). Nothing that lies in it is ever unpickled.
+By default torch's TCPStore listens on every interface, serves whoever connects, and keeps what is put into it for ever.
+Here it listens only on the node's own address, like the node's other ports, and forgets a generation when the next one
+begins. Anybody who reaches that address can still read and write it, just as they can talk to the ports of gloo and
+NCCL: all of these need a private network (SECURITY.md). Nothing in the store is ever unpickled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastic3d import threads
 
 
 class Meeting:
-    """Serves from its beginning to `close`. port: on the given address; OSError where that is not this host's."""
+    """Serves until `close`. port: on the given address. OSError if the address is not this host's."""
 
     def __init__(self, address: str) -> None:
         from torch._C._distributed_c10d import TCPStore
@@ -32,11 +32,11 @@ class Meeting:
             master_listen_fd=listener.detach(),
         )
         self._over: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        # What stays behind costs memory only.
+        # Keys that are left behind cost only memory.
         self._thread = threads.start(self._run, name="elastic3d-meeting", edge=threads.Edge.AGAIN)
 
     def forget(self, before: int) -> None:
-        """Have the keys of all generations before this one deleted, soon: their groups are no more."""
+        """Have the keys of all generations before this one deleted soon: their process groups are gone."""
         self._over.put(before)
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class Meeting:
         self._store = None
 
     def keys(self) -> list[str]:
-        """Return what lies in the store."""
+        """Return the keys in the store."""
         assert self._store is not None
         return list(self._store.list_keys())
 
@@ -57,7 +57,7 @@ class Meeting:
     def _delete(self, before: int) -> None:
         store = self._store
         if store is None or not hasattr(store, "list_keys"):
-            # An older torch cannot say what lies there.
+            # An older torch cannot list the keys.
             return
         for key in store.list_keys():
             # As a PrefixStore under `Generation.key` writes them: number.attempt/name.

@@ -1,6 +1,6 @@
-"""How training goes, said where people look: a line now and then, losses that are no numbers, and steps that stay out.
+"""How training goes, where people look: a line now and then, losses that are not finite, and steps that do not come.
 
-One node says it for all: the one that holds rank 0. Whoever leads says how many nodes the job waits for.
+One node reports for all: the one with rank 0. The leader reports how many nodes the job waits for.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ EVERY = 10.0
 """Seconds from one line to the next."""
 
 LATE = 60.0
-"""Seconds without a step after which that is said; a step that takes long has twice its time."""
+"""Seconds without a step after which that is reported; where steps take longer, twice the time of the longest."""
 
 PATIENCE = 3.0
-"""Seconds for which nodes are waited for without a word."""
+"""Seconds for which the job waits for nodes before that is reported."""
 
 
 class ProgressReporter:
-    """Says how it goes through `emit`, and in `figures`. For the keeper's main thread; `look` about once a second.
+    """Reports progress through `emit` and in `figures`. For the keeper's main thread; call `look` about once a second.
 
-    All times monotonic seconds.
+    All times are monotonic seconds.
     """
 
     def __init__(self, emit: Callable[..., None], figures: Figures, *, clock: Clock = SYSTEM) -> None:
@@ -39,7 +39,7 @@ class ProgressReporter:
         self._awaited_at = 0.0
 
     def began(self, *, first: bool) -> None:
-        """Take note that trainers of this node were told to go; first: rank 0 is among them."""
+        """Take note that this node's trainers were started. first: rank 0 is among them."""
         now = self._clock.monotonic()
         self._first, self._training = first, True
         self._stepped_at, self._longest, self._late_at = now, 0.0, None
@@ -48,7 +48,7 @@ class ProgressReporter:
         self._figures.training("")
 
     def over(self) -> None:
-        """Take note that no trainer of this node runs any more."""
+        """Take note that this node's trainers no longer run."""
         self._training = False
         self._late_at = None
 
@@ -72,7 +72,7 @@ class ProgressReporter:
         self._awaited = nodes
 
     def look(self) -> None:
-        """Say what is due though nothing has happened."""
+        """Report what is due even if nothing has happened."""
         now = self._clock.monotonic()
         if self._awaited and now - self._awaited_at >= EVERY:
             self._awaited_at = now

@@ -1,4 +1,4 @@
-"""The own trainers of one generation, and what they are told to be."""
+"""A node's trainers of one generation, and their assignments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from elastic3d.worker.options import RunOptions
 
 @dataclass(slots=True)
 class TrainerGroup:
-    """One trainer per slot. `trainers`: its number in the slot; `ended`: its last step; `held`: its newest safe one.
+    """One trainer per slot. By slot, `trainers` has its number, `ended` its last step, `held` its newest safe step.
 
-    unsaved: where `main` returned, the step that goes to the store before the others hear of it, -1 for none. failed: a
-    trainer ended in another way than by returning or leaving.
-    last: nobody takes over from memory, so that what it leaves goes to the store; `flushed`: slots that are done there.
+    unsaved: where `main` returned, the step that goes to the store before other nodes learn of it, -1 for none. failed:
+    a trainer ended otherwise than by returning or leaving. last: no node takes over from memory, so that its last state
+    goes to the store; `flushed`: slots that have written theirs.
     """
 
     generation: Generation
@@ -38,7 +38,7 @@ class TrainerGroup:
 
     @property
     def over(self) -> bool:
-        """Whether no trainer of it lives."""
+        """Whether all its trainers have ended."""
         return len(self.ended) == len(self.trainers)
 
     @property
@@ -47,7 +47,7 @@ class TrainerGroup:
         return max(self.ended.values())
 
     def left_safely(self) -> bool:
-        """Whether what its trainers left is at home and at the buddies, and in the store where nobody takes over."""
+        """Whether the last snapshots are at home and at the buddies, and in the store where no node takes over."""
         held = all(self.held.get(slot, -1) >= self.step for slot in self.trainers)
         return held and (not self.flushing or len(self.flushed) == len(self.trainers))
 
@@ -63,7 +63,7 @@ def assignment(
     credentials: Credentials | None = None,
     device: DeviceFacts | None = None,
 ) -> Assignment:
-    """Return what the trainer of a slot is to be; without a generation it only measures the model.
+    """Return the assignment of a slot's trainer; without a generation it only measures the model.
 
     places: how many device places a measuring trainer also checks. device: what those are, None while measuring.
     """

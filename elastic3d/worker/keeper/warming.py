@@ -1,4 +1,4 @@
-"""What a keeper does before it joins: learn what the script's model is, and stay warm until it is wanted."""
+"""What a keeper does before it joins: it measures the script's model, and waits, ready, until the node is wanted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elastic3d.worker.processes.failure import words
 from elastic3d.worker.processes.slot import SlotPort
 
 TRIES = 3
-"""Measuring trainers that may lose their template before the node gives up."""
+"""How many measuring trainers may lose their template before the node gives up."""
 
 Inbox = queue.SimpleQueue[Any]
 
@@ -43,8 +43,8 @@ class Measured:
 def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> Measured:
     """Run `main` up to `run.restore` with the model on meta; return what the trainer found.
 
-    What is wrong with the script shows here: TrainingFailed, MembershipError. A trainer whose template dies is no word
-    about the script, and another one measures.
+    Faults of the script show here, as TrainingFailed or MembershipError. A template's death says nothing about the
+    script: another trainer then measures.
     """
     slot.measure(assignment)
     measured: w.ProfileMeasured | None = None
@@ -88,7 +88,7 @@ def planned_with(calibrated: Costs | None, device: DeviceFacts | None, profile: 
 
 
 def wait_at_gate(gate: str, inbox: Inbox) -> bool:
-    """Stay warm until the file `gate` is there, a spare that joins at a word; return whether it may join."""
+    """Wait, ready to join, until the file `gate` is there; return whether the node may join."""
     while gate and not os.path.exists(gate):
         try:
             event = inbox.get(timeout=0.02)

@@ -26,12 +26,12 @@ BUFFER_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainReady:
-    """Trainer: everything is built, `go` is awaited."""
+    """Trainer: everything is built; it waits for `go`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """Trainer: the model's profile, from a measuring trainer, and how and what the node's devices are.
+    """Trainer, measuring: the model's profile, and how and what the node's devices are.
 
     device: None where a check of them failed.
     """
@@ -43,9 +43,9 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRestored:
-    """Trainer: the state is loaded, from `source`; what it came from must be kept for now.
+    """Trainer: the state is loaded from `source`, which must be kept for now.
 
-    detail: what a person should know of it. damaged: checkpoints that were passed over.
+    detail: what a person should know about it. damaged: checkpoints that were passed over.
     """
 
     source: str
@@ -64,7 +64,7 @@ class Tabled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotWritten:
-    """Trainer: a snapshot lies complete in `buffer`. This message is what makes the buffer's bytes valid."""
+    """Trainer: a snapshot is complete in `buffer`. This message is what makes the buffer's bytes valid."""
 
     buffer: int
     step: int
@@ -93,7 +93,7 @@ class MainLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainReturned:
-    """Trainer, last message: main returned. unsaved: the step that goes to the store yet, -1 for none."""
+    """Trainer, last message: main returned. unsaved: the step that must still go to the store, -1 for none."""
 
     digest: str | None
     unsaved: int = -1
@@ -118,7 +118,7 @@ class Start:
 class Raised:
     """Keeper: the flags for the next step vote.
 
-    saves: how often the keeper has heard this trainer ask for a checkpoint.
+    saves: how often the keeper has seen this trainer ask for a checkpoint.
     """
 
     flags: Flags
@@ -190,7 +190,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 class KeeperEnd:
-    """The keeper's end: never blocks, keeps what the socket does not take. For one thread."""
+    """The keeper's end: it never blocks, and keeps what the socket does not take. For one thread."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -207,7 +207,7 @@ class KeeperEnd:
         return bool(self._unsent)
 
     def send(self, message: FromKeeper) -> None:
-        """Send as much as goes, keep the rest for `flush`. A dead trainer is no error: its exit is reported."""
+        """Send as much as possible and keep the rest for `flush`. A dead trainer is no error: its exit is reported."""
         self._unsent += encode(message)
         self.flush()
 

@@ -1,7 +1,7 @@
-"""Copies a trainer's state into shared memory at the speed of memory, beside the next forward and backward.
+"""Copies a trainer's state into shared memory at the speed of memory, during the next forward and backward pass.
 
 One thread copies, on one stream of the trainer's device for as long as the trainer lives. What it copies are contiguous
-tensors as they were at a mark in the device's queue of work: the mark is made after the last of them was, for making
+tensors as they were at a mark in the device's queue of work: the mark is made after the last of them was, since making
 one contiguous is work that is queued too.
 """
 
@@ -30,7 +30,7 @@ Tiles = Sequence[tuple["TensorSpec", "Box", "torch.Tensor"]]
 
 @dataclass(slots=True)
 class Copy:
-    """One snapshot to copy. The tensors are held so that their memory is; after: the mark at which they are whole."""
+    """One snapshot to copy; it holds the tensors so that they are not freed. after: the mark where they are whole."""
 
     table: SnapshotTable
     tensors: list[torch.Tensor]
@@ -41,7 +41,7 @@ class Copy:
 
 
 class Copier:
-    """One thread that copies one snapshot at a time into the arenas the trainer inherited."""
+    """A thread that copies one snapshot at a time into the arenas the trainer inherited."""
 
     def __init__(self, arenas: Sequence[Arena], device: ComputeDevice) -> None:
         self._arenas, self._device = arenas, device
@@ -51,7 +51,7 @@ class Copier:
         self._started = False
 
     def start(self, copy: Copy) -> None:
-        """Begin; the one before must have been finished."""
+        """Start a copy; the previous one must be finished."""
         if not self._started:
             self._started = True
             threads.start(self._run, name="snapshot-copy")
@@ -59,7 +59,7 @@ class Copier:
         self._copies.put(copy)
 
     def finish(self) -> None:
-        """Block until nothing reads the state any more; raises what the copy raised."""
+        """Block until nothing reads the state any more; raise what the copy raised."""
         if self._running is not None:
             self._running.done.wait()
             self._running = None

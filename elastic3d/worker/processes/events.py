@@ -20,18 +20,18 @@ class ExitKind(StrEnum):
     DONE = "done"  # main returned
     LEFT = "left"  # asked to leave, and left at a step boundary
     MEASURED = "measured"  # a measuring trainer reported its profile
-    PEER_LOST = "peer_lost"  # a collective failed: somebody else is gone
+    PEER_LOST = "peer_lost"  # a collective failed: another rank is gone
     ERROR = "error"  # the script raised
     STOPPED = "stopped"  # killed because the keeper asked for it
     CRASH = "crash"  # died by a signal nobody here asked for, or with an exit code that is not ours
-    TEMPLATE = "template"  # its template died and took it along
+    TEMPLATE = "template"  # its template died, and it died with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaisedException:
-    """An exception that travelled: its class, its message and its formatted traceback.
+    """An exception as sent to another process: its class, its message and its formatted traceback.
 
-    final: it is bound to be raised again, however often it is tried.
+    final: it will be raised again however often it is tried.
     """
 
     kind: str
@@ -73,9 +73,9 @@ class TrainerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A trainer has its state. source: "none", "memory" or "store"; of which step and generation.
+    """A trainer has its state. source: "none", "memory" or "store"; step, generation: which state it is.
 
-    detail: what a person should know of it. damaged: checkpoints that were passed over.
+    detail: what a person should know about it. damaged: checkpoints that were passed over.
     """
 
     slot: int
@@ -98,10 +98,10 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTaken:
-    """A snapshot lies complete in this host's memory, digests known: `pieces(step)` works from here on.
+    """A snapshot is complete in this host's memory and its digests are known: `pieces(step)` works from here on.
 
     checkpoint: the trainer asked for a durable checkpoint of it; the snapshot is pinned until `pieces(step)` has been
-    entered and left, or `unpin(step)` was called.
+    entered and left, or `unpin(step)` called.
     """
 
     slot: int
@@ -134,10 +134,9 @@ class BuddyUnreachable:
 class TrainerExited:
     """A trainer and its whole process group are dead and reaped; the last event of that trainer.
 
-    step: the last step it committed or left at, -1 for none. code: exit code, or minus the signal's number.
-    digest: of the final state, where kind is `done` and it was computed. exception: where kind is `error` or
-    `peer_lost`. unsaved: where kind is `done`, the step that goes to the store yet, -1 for none. detail: one line for
-    people.
+    step: the last step it committed or left at, -1 for none. code: exit code, or minus the signal's number. digest: of
+    the final state, where kind is `done` and it was computed. exception: where kind is `error` or `peer_lost`.
+    unsaved: where kind is `done`, the step that must still go to the store, -1 for none. detail: one line for people.
     """
 
     slot: int
@@ -153,7 +152,7 @@ class TrainerExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateDied:
-    """The template died; a new interpreter is being started and forks asked for meanwhile wait for it."""
+    """The template died; a new interpreter is being started, and forks requested meanwhile wait for it."""
 
     slot: int
     detail: str
@@ -177,7 +176,7 @@ class SlotSignalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionRefused:
-    """Somebody was shown out at one of the slot's ports; see `trust.listening.Refusal`."""
+    """A connection to one of the slot's ports was refused; see `trust.listening.Refusal`."""
 
     slot: int
     refusal: Refusal
@@ -185,7 +184,7 @@ class ConnectionRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotAlive:
-    """The slot's companion keeper answers: it was asked whether it is there."""
+    """The slot's companion keeper answered the question whether it is there."""
 
     slot: int
 

@@ -22,7 +22,7 @@ def record(error: BaseException) -> None:
     """Write the error, with the trainer's traceback, where torchrun looks for it, and say it on stderr."""
     text = str(error)
     path = environment.TORCH_ERROR_FILE.read()
-    # torchrun shows what its file says when it ends: a traceback is read once.
+    # torchrun shows its file's contents when it ends: the traceback need not be shown twice.
     output.say(text.partition(TRACEBACK)[0].rstrip() if path else text)
     if path:
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
@@ -37,7 +37,7 @@ def record(error: BaseException) -> None:
 
 
 def ended(detail: str, raised: str) -> str:
-    """Return why the job ended, with the traceback only on the node where it was raised; `raised`: what was here."""
+    """Return why the job ended, with the traceback only on the node that raised it. raised: this node's error."""
     first, traceback, _ = detail.partition(TRACEBACK)
     if not traceback or (raised and raised in detail):
         return detail

@@ -1,7 +1,7 @@
 """The one thread that owns a slot's template and trainers: commands in, reports and messages in, events out.
 
-Everything that belongs to a trainer happens here in the order it happened there: what a dead trainer had said is
-heard before its exit is told.
+A trainer's events are handled here in the order in which they happened there: the last messages of a dead trainer are
+read before its exit is reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Trainer:
     number: int
     assignment: Assignment
     end: KeeperEnd
-    theirs: socket.socket | None  # until the template has it
+    theirs: socket.socket | None  # until the template has them
     pid: int | None = None
     leave: bool = False
     go: Go | None = None  # its leave to start, until it is sent
@@ -49,7 +49,7 @@ class _Trainer:
     step: int = -1
     table: str = ""
     last: FromTrainer | None = None
-    early: list[FromTrainer] = field(default_factory=list)  # what it said before its template had told of it
+    early: list[FromTrainer] = field(default_factory=list)  # messages that arrived before its template had reported it
 
 
 class SlotLoop:
@@ -153,7 +153,7 @@ class SlotLoop:
                 self._send(trainer, channel.Granted(buffer=buffer))
 
     def digested(self, mark: Mark) -> None:
-        """Tell that a snapshot lies complete, its digests known."""
+        """Report that a snapshot is complete and its digests are known."""
         number, checkpoint = self._taken.get(mark, (0, False))
         self._tell(
             events.SnapshotTaken(
@@ -162,7 +162,7 @@ class SlotLoop:
         )
 
     def replicated(self, mark: Mark, newer: bool) -> None:
-        """Take note that a snapshot was sent, or could not be."""
+        """Take note that a snapshot was sent, or could not be sent."""
         self.grant()
         if not newer:
             return
@@ -172,7 +172,7 @@ class SlotLoop:
         self._tell(events.SnapshotHeld(slot=self._index, generation=mark.generation, step=mark.step))
 
     def unreachable(self, address: str, seconds: float, error: str) -> None:
-        """Tell that nothing can be sent to the buddy."""
+        """Report that nothing can be sent to the buddy."""
         self._tell(events.BuddyUnreachable(slot=self._index, address=address, seconds=seconds, error=error))
 
     def end(self) -> None:
@@ -190,7 +190,7 @@ class SlotLoop:
                 for key, mask in self._selector.select(timeout):
                     if mask & selectors.EVENT_WRITE:
                         self._flush(key)
-                    # What an earlier one of the batch closed, and perhaps opened anew, is not meant.
+                    # An earlier event of the batch may have closed this descriptor, and its number may be in use again.
                     current = self._selector.get_map().get(key.fd)
                     if mask & selectors.EVENT_READ and current is not None and current.data is key.data:
                         key.data()
@@ -236,7 +236,7 @@ class SlotLoop:
     def _hear_template(self) -> None:
         packets = self._supervisor.receive()
         if not packets:
-            # End of file: its death is told by the pidfd; until then there is nothing more to read.
+            # End of file: the pidfd will report its death; until then there is nothing more to read.
             self._unwatch(self._supervisor.control)
         for packet in packets:
             match packet:
@@ -258,7 +258,7 @@ class SlotLoop:
                     pass
 
     def _template_died(self) -> None:
-        self._hear_template()  # what it had reported before
+        self._hear_template()  # its last reports
         for watched in (self._supervisor.control, self._supervisor.pidfd):
             self._unwatch(watched)
         detail = self._supervisor.replace()
@@ -316,7 +316,7 @@ class SlotLoop:
             self._unwatch(trainer.end)
             return
         if trainer.pid is None:
-            # On a busy machine it may be faster than the template that forked it.
+            # On a busy machine the trainer may be faster than the template that forked it.
             trainer.early += messages
             return
         for message in messages:
@@ -392,7 +392,7 @@ class SlotLoop:
             checkpoint=message.checkpoint,
         )
         if message.checkpoint:
-            # Until the keeper says so, with no moment between in which a vote could ask for the next one.
+            # Cleared here, until the keeper sets it again: in between no vote may ask for the next one.
             trainer.saves += 1
             self.set_ready(False)
 
@@ -424,9 +424,9 @@ class SlotLoop:
         )
 
     def _last_words(self, trainer: _Trainer) -> list[FromTrainer] | None:
-        """Return more of what a dead trainer had said, None when that was all.
+        """Return further messages of a dead trainer, None when there are no more.
 
-        The end of the file is not waited for: a process that escaped its group may hold the socket open.
+        This does not wait for the end of the file: a process that escaped its group may hold the socket open.
         """
         try:
             return trainer.end.receive() or None

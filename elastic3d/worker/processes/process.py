@@ -1,4 +1,4 @@
-"""Rules every process of a node lives by: it dies with its parent, its groups die whole, its exit code says why.
+"""Rules for every process of a node: it dies with its parent, its groups die whole, its exit code says why.
 
 Linux only: prctl(2) for the parent-death signal and the subreaper, pidfd_open(2) to hold on to a process rather than
 to a number. A parent-death signal fires when the *thread* that forked ends, so forks happen on main threads, or on
@@ -28,7 +28,7 @@ _DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")
 
 
 class ExitCode(IntEnum):
-    """How a trainer ends. None is one of torch's (1), of sysexits (64 to 78) or of a shell's (126 and more)."""
+    """How a trainer ends. No code is one of torch's (1), of sysexits (64 to 78) or of a shell's (126 and above)."""
 
     DONE = 0
     LEFT = 81
@@ -54,7 +54,7 @@ TORCHRUN_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-"""What torchrun tells its workers that is not true of a trainer. LOCAL_RANK and LOCAL_WORLD_SIZE are, and stay."""
+"""Variables of torchrun that do not hold for a trainer. LOCAL_RANK and LOCAL_WORLD_SIZE do, and stay."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -67,8 +67,8 @@ def _prctl(option: int, value: int) -> None:
 def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel SIGKILL this process when the thread that forked it ends.
 
-    parent: its pid, as known before the fork. A parent that died before this call can send no signal any more, so
-    the process exits at once when its parent is another one. None: the parent at the time of the call.
+    parent: its pid, as known before the fork. A parent that died before this call can no longer send a signal, so the
+    process exits at once if its parent is another one. None: the parent at the time of the call.
     """
     expected = os.getppid() if parent is None else parent
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -77,9 +77,9 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def die_with_agent(identity: str) -> None:
-    """End at once if the agent of this `identity` is gone, and from now on with the parent.
+    """End at once if the agent of this `identity` is gone, and from now on together with the parent.
 
-    identity: as it travelled in the environment, "" for none, where the parent is taken for it.
+    identity: as passed in the environment; "" for none, where the parent is taken to be the agent.
     """
     parent = os.getppid()
     die_with_parent(agent.pid_of(identity) if identity and agent.pid_of(identity) == parent else parent)
@@ -96,7 +96,7 @@ def children_die_too() -> None:
     """Give every child this process forks from its main thread a parent-death signal of its own.
 
     For a trainer: its data-loader workers would outlive it by seconds if nobody were left to kill its group. Children
-    forked on other threads are left alone, for the signal would fire when that thread ends.
+    forked on other threads are left alone: the signal would fire when that thread ends.
     """
     here = {"pid": 0, "main": False}
 
@@ -145,7 +145,8 @@ def session_members(session: int) -> list[int]:
 def kill_session(session: int) -> None:
     """SIGKILL every process of a session and reap those that are (or become) children of this process.
 
-    For what a dead template leaves behind. Call again until `session_members` is empty: orphans arrive one by one.
+    For the processes that a dead template leaves behind. Call again until `session_members` is empty: orphans arrive
+    one by one.
     """
     for pid in session_members(session):
         fields = _stat(pid)
@@ -170,7 +171,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def overwrite_environment(environment: MutableMapping[str, str], assignment: Assignment) -> None:
-    """Replace what torchrun told its worker by what is true of a trainer of this assignment."""
+    """Replace what torchrun set for its worker with what holds for the trainer of this assignment."""
     for name in TORCHRUN_VARIABLES:
         environment.pop(name, None)
     environment["RANK"] = str(assignment.rank)
@@ -181,10 +182,10 @@ def overwrite_environment(environment: MutableMapping[str, str], assignment: Ass
 
 
 def fork_hazard() -> str | None:
-    """Return why a fork of this process could hang or misbehave, None where it is safe.
+    """Return why a fork of this process could hang or misbehave, None if it is safe.
 
-    Judged by what ran, not by counting threads: an idle thread that an import started does no harm, a pool that has
-    worked hangs the child. With more native threads than this one, a child is forked to try.
+    This is judged by what has run, not by the number of threads: an idle thread that an import started does no harm,
+    while a pool that has worked hangs the child. If there are other native threads, a child is forked as a trial.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -239,7 +240,7 @@ def _child_can_compute() -> bool:
 
 
 def leave(code: ExitCode) -> NoReturn:
-    """Flush what Python and C buffer and end this process, running nobody's exit handlers."""
+    """Flush the buffers of Python and C and end this process without running exit handlers."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""One slot of a node, as its keeper sees it: forks trainers, keeps their snapshots, tells what happens."""
+"""One slot of a node, as its keeper sees it: it forks trainers, keeps their snapshots and reports what happens."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from elastic3d.worker.processes.trainer import Entry, run_trainer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedSnapshot:
-    """A snapshot that stays as it is while the context that gave it is open.
+    """A snapshot that does not change while the context that gave it is open.
 
-    facts: of the trainer's snapshot call. pieces: its tiles with their digests, as a save takes them.
+    facts: as the trainer passed them. pieces: its tiles with their digests, as a save takes them.
     """
 
     generation: int
@@ -44,8 +44,8 @@ class PinnedSnapshot:
 class SlotPort(Protocol):
     """What a keeper may ask of a slot, its own (`LocalSlot`) or a companion keeper's (`RemoteSlot`).
 
-    Every method may be called from any thread and returns at once, `pieces`, `stop_all(wait)` and `close` excepted.
-    What comes of a call arrives as events (worker/events.py) in the queue the slot was created with.
+    Any thread may call any method, and all but `pieces` and `close` return at once. Results arrive as events
+    (worker/processes/events.py) in the queue the slot was created with.
     """
 
     index: int
@@ -76,7 +76,7 @@ class SlotPort(Protocol):
         ...
 
     def set_ready(self, ready: bool) -> None:
-        """Say whether another checkpoint would be taken; a snapshot taken for one makes it False by itself."""
+        """Set whether another checkpoint would be taken; a snapshot taken for one sets it to False."""
         ...
 
     def stop(self, trainer: int) -> None:
@@ -96,7 +96,8 @@ class SlotPort(Protocol):
         ...
 
     def set_credentials(self, credentials: Credentials) -> None:
-        """Show these to other nodes, and serve who holds the same secret; before the first call nobody is served."""
+        """Show these to other nodes, and serve those that hold the same secret; before the first call none is
+        served."""
         ...
 
     def sealed(self, generation: int, ranks: Sequence[str]) -> None:
@@ -106,7 +107,7 @@ class SlotPort(Protocol):
     def pieces(self, step: int) -> AbstractContextManager[PinnedSnapshot]:
         """Pin the newest home snapshot of `step` while the context is open; StateError if it is not held.
 
-        Takes the place of the pin that `SnapshotTaken(checkpoint=True)` announced. One pin at a time.
+        This replaces the pin that `SnapshotTaken(checkpoint=True)` announced. Only one pin at a time.
         """
         ...
 
@@ -120,10 +121,10 @@ class SlotPort(Protocol):
 
 
 class LocalSlot:
-    """The slot of this very keeper. Created on the main thread, before the process has another.
+    """The keeper's own slot. To be created on the main thread, before the process has another one.
 
     Holds the template, the running trainers, the snapshots' memory, the tile server and the replicator. One thread
-    (`slot-N`) owns template and trainers; callers post to it.
+    (`slot-N`) owns the template and the trainers; callers post to it.
     """
 
     def __init__(
@@ -137,13 +138,13 @@ class LocalSlot:
     ) -> None:
         """Fork the template, then start the threads.
 
-        host: the node's address, where tiles are served. replica_bytes: memory that others' snapshots may take here
-        together, None for no limit. entry: what a trainer runs, given its port; in a new
-        interpreter it is found by running the script again up to `elastic3d.run` (see `serve_role`).
+        host: the node's address, where tiles are served. replica_bytes: memory that other nodes' snapshots may take
+        here in all, None for no limit. entry: what a trainer runs, given its port; a new interpreter gets it by running
+        the script again up to `elastic3d.run` (see `serve_role`).
         """
         self.index = index
         self._numbers = itertools.count(1)
-        # Before anything has a descriptor that the template would inherit.
+        # Before there is any descriptor that the template would inherit.
         supervisor = TemplateSupervisor(functools.partial(run_trainer, entry))
         self._memory = SnapshotMemory(replica_bytes=replica_bytes)
         self._loop = loop = SlotLoop(index=index, supervisor=supervisor, memory=self._memory, events=events)
@@ -173,7 +174,7 @@ class LocalSlot:
         return self.prepare(assignment, trainer=trainer)
 
     def prepare(self, assignment: Assignment, *, trainer: int | None = None) -> int:
-        """Fork a trainer now, beside any that runs; return its number, which a proxy may have chosen."""
+        """Fork a trainer now, beside any that runs; return its number. trainer: the number a proxy has chosen."""
         number = next(self._numbers) if trainer is None else trainer
         self._loop.post(lambda: self._loop.prepare(number, assignment))
         return number
@@ -234,7 +235,7 @@ class LocalSlot:
 
     @contextlib.contextmanager
     def segment(self, step: int) -> Iterator[tuple[Stored, int]]:
-        """Pin as `pieces` does; give the snapshot and the descriptor of the memory it lies in."""
+        """Pin as `pieces` does, and yield the snapshot and the descriptor of its memory."""
         try:
             with self._memory.pinned(step) as stored:
                 yield stored, self._memory.descriptor_of(stored)
@@ -257,6 +258,6 @@ class LocalSlot:
 def serve_role(entry: Entry) -> None:
     """Become the template or the trainer this interpreter was started to be; return if it was started as neither.
 
-    The first thing `elastic3d.run` does, before it looks at anything else: `entry` is what `LocalSlot` is given.
+    `elastic3d.run` calls it before it looks at anything else. entry: as for `LocalSlot`.
     """
     spawn.serve_role_from_environment(functools.partial(run_trainer, entry))

@@ -1,7 +1,7 @@
-"""New interpreters where a fork will not do: a dead template's successor, and trainers of scripts unsafe to fork.
+"""New interpreters where a fork will not do: for a dead template's successor, and for scripts unsafe to fork.
 
-The user's script is run again with the keeper's own command line. Variables in its environment say what it is to
-become when it calls `elastic3d.run`; they are taken out again before any user code could pass them on.
+The user's script is run again with the keeper's own command line. Environment variables say what it is to become when
+it calls `elastic3d.run`; they are removed before any user code could pass them on.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from elastic3d import environment
 from elastic3d.worker.processes import process, template
 from elastic3d.worker.processes.template import TrainerMain
 
-# Runs in an empty interpreter, before the seconds that imports take: from here on the child dies with its parent.
-# The parent-death signal outlives exec, and setting it in a preexec function would not be safe beside threads.
+# This runs in an empty interpreter, before the imports, which take seconds: from here on the child dies with its
+# parent. The parent-death signal outlives exec, and setting it in a preexec function would not be safe beside threads.
 _SHIM = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
@@ -40,7 +40,7 @@ spawn.bare_template(command)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """How this process was started, so that another can be started alike.
+    """How this process was started, so that another can be started the same way.
 
     arguments: of the interpreter, its own options first. directory: where it was started.
     """
@@ -52,7 +52,7 @@ class Script:
 
     @classmethod
     def current(cls) -> Script:
-        """Return how this process was started. Taken early: the script may change its directory."""
+        """Return how this process was started. To be called early: the script may change its directory."""
         return cls(
             executable=sys.executable,
             arguments=tuple(sys.orig_argv[1:]),
@@ -64,7 +64,7 @@ class Script:
 def serve_role_from_environment(trainer_main: TrainerMain) -> None:
     """Become the template or the trainer this interpreter was started to be; return if it was started as neither.
 
-    The first thing `elastic3d.run` does. Does not return, nor raise, in a process started for a role.
+    `elastic3d.run` calls it first. In a process started for a role it neither returns nor raises.
     """
     role = environment.ROLE.take()
     if role is None:
@@ -154,7 +154,7 @@ def bare_template(command: dict[str, object]) -> NoReturn:
 
 
 def _exec_trainer(script: Script, spec: str, descriptors: tuple[int, ...]) -> NoReturn:
-    """Replace this fresh child of a template by the script, run again as a trainer."""
+    """Replace this fresh child of a template with the script, run again as a trainer."""
     file = os.memfd_create("elastic3d-spec", 0)
     os.write(file, spec.encode())
     os.lseek(file, 0, os.SEEK_SET)

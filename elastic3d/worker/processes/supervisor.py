@@ -1,10 +1,10 @@
-"""The keeper's hold on its template: starts it, commands it, notices its death and puts another in its place.
+"""The keeper's control of its template: it starts it, commands it, notices its death and replaces it.
 
-A second template is kept warm, for a new one has to import everything, which takes seconds on an idle machine and a
-minute on a busy one, and all the other nodes would wait for it. It does nothing and shares its memory with the first.
+A second template is kept in reserve: a new one has to import everything, which takes seconds on an idle machine and a
+minute on a busy one, while all other nodes wait. The reserve does nothing, and shares its memory with the first.
 
-For one thread, the slot's. The first two are forked on the keeper's main thread before that thread exists; those that
-come later are new interpreters.
+For one thread, the slot's. The first two templates are forked on the keeper's main thread before that thread exists;
+later ones are new interpreters.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ANSWER_SECONDS = 10.0
 _STARTS = 3
 
 SPARE_AFTER = 5.0
-"""Seconds after a template died, or a second one could not be started, until a second one is: recovery comes first."""
+"""Seconds to wait with a second template after one died, or could not be started: recovery comes first."""
 
 
 class TemplateLost(Exception):
-    """Templates die before they are ready, again and again."""
+    """Templates have died before they were ready, again and again."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class TemplateSupervisor:
     """One template after another, and one in reserve."""
 
     def __init__(self, trainer_main: TrainerMain) -> None:
-        """Fork the template. On the main thread, before any other; where that is not safe, start interpreters."""
+        """Fork the template, on the main thread and before there is another; start interpreters if forks are unsafe."""
         self._script = Script.current()
         self._hazard = process.fork_hazard()
         self._failed_starts = self._spare_deaths = 0
@@ -61,7 +61,7 @@ class TemplateSupervisor:
             process_log().emit(
                 "template.unsafe", reason=self._hazard, consequence="each trainer starts a new interpreter"
             )
-            # This one is a bare interpreter, there in a moment.
+            # A bare interpreter starts in a moment, and needs no reserve.
             self._spare = None
             self._handle = self._start()
         self._spare_at = SYSTEM.monotonic() + SPARE_AFTER
@@ -73,12 +73,12 @@ class TemplateSupervisor:
 
     @property
     def control(self) -> socket.socket:
-        """The socket its reports arrive on."""
+        """The socket on which its reports arrive."""
         return self._handle.control
 
     @property
     def pidfd(self) -> int:
-        """Readable when it has died."""
+        """A descriptor that is readable once it has died."""
         return self._handle.pidfd
 
     @property
@@ -87,7 +87,7 @@ class TemplateSupervisor:
         return self._dead_session is not None
 
     def send(self, packet: Packet, descriptors: Sequence[int] = ()) -> None:
-        """Command the template. One that is dead or stuck hears nothing: its death is noticed, and made, elsewhere."""
+        """Command the template. If it is dead or stuck, nothing is sent: its death is noticed, or caused, elsewhere."""
         try:
             template.send(self.control, packet, descriptors)
         except OSError as error:
@@ -111,13 +111,13 @@ class TemplateSupervisor:
                 self._failed_starts = 0
             packets.append(packet)
         if packets:
-            self._answer_by = None  # `check` waits again for what is still owed
+            self._answer_by = None  # `check` waits anew for the answer still owed
         return packets
 
     def check(self, *, owes_answer: bool) -> None:
-        """Kill a template that is ready and does not do what it was told: it is stopped, or worse.
+        """Kill a template that is ready and does not obey: it is stopped, or worse.
 
-        Also sees to it that there is a second one.
+        This also keeps a second one in reserve.
         """
         self._keep_spare()
         if not owes_answer or not self._handle.ready:
@@ -130,7 +130,7 @@ class TemplateSupervisor:
             self._answer_by = None
 
     def replace(self) -> str:
-        """Reap the dead template and put another in its place; return how it ended. TemplateLost after too many."""
+        """Reap the dead template and replace it; return how it ended. TemplateLost after too many deaths."""
         ended = self._reap(self._handle)
         if not self._handle.ready:
             self._failed_starts += 1
@@ -144,7 +144,7 @@ class TemplateSupervisor:
         return ended
 
     def _take_spare(self) -> _Handle | None:
-        """Return the second template, None where there is none that lives."""
+        """Return the second template, None if none is alive."""
         spare, self._spare = self._spare, None
         if spare is not None and _dead(spare):
             self._reap(spare)
@@ -152,7 +152,7 @@ class TemplateSupervisor:
         return spare
 
     def _keep_spare(self) -> None:
-        """Start a second template, or another in place of one that died, once the first is there to do its work."""
+        """Start a second template, or replace one that died, once the first is ready."""
         if self._spare is not None and _dead(self._spare):
             process_log().emit("template.spare_died", detail=self._reap(self._spare))
             self._spare, self._spare_at = None, SYSTEM.monotonic() + SPARE_AFTER
@@ -162,7 +162,7 @@ class TemplateSupervisor:
             self._spare = self._start()
 
     def clean(self) -> bool:
-        """Kill and reap what the dead template's session still has; return whether nothing is left."""
+        """Kill and reap what is left of the dead template's session; return whether nothing remains."""
         if self._dead_session is not None:
             process.kill_session(self._dead_session)
             if not process.session_members(self._dead_session):
@@ -210,7 +210,7 @@ def _dead(handle: _Handle) -> bool:
 
 
 def describe_exit(code: int) -> str:
-    """Say in words how a process ended; minus a signal's number for a signal."""
+    """Say in words how a process ended. code: the exit code, or minus a signal's number."""
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -1,15 +1,16 @@
 """The template: a process that has everything imported and does nothing but fork and reap trainers.
 
-It is single-threaded and has run no tensor maths, so its forks are safe however long the keeper's list of threads has
-grown. It leads its own session, out of reach of torchrun's group kill, and ignores SIGTERM and SIGINT. It waits on one
-SEQPACKET socket from its keeper and on a wakeup descriptor for SIGCHLD.
+It is single-threaded and has run no tensor maths, so that its forks are safe however many threads the keeper has. It
+leads its own session, out of reach of torchrun's group kill, and ignores SIGTERM and SIGINT. It waits on one SEQPACKET
+socket from its keeper and on a wakeup descriptor for SIGCHLD.
 
-A trainer's death is seen without reaping it, so that its group still has its name when the group is killed: data-loader
-workers hold the trainer's sockets, and hide its death from its peers for as long as they live. Only when the whole
-group is gone is the exit reported. Being the nearest subreaper, the template reaps whatever a trainer leaves.
+A trainer's death is noticed without reaping it, so that its process group still has its number when the group is
+killed: data-loader workers hold the trainer's sockets, and would hide its death from its peers for as long as they
+live. The exit is reported only when the whole group is gone. As the nearest subreaper, the template reaps whatever a
+trainer leaves.
 
 Nothing here imports torch: where forks are not safe, the same loop runs in a bare interpreter and each trainer is a
-new one (worker/spawn.py).
+new one (spawn.py).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from elastic3d.tagged import Tagged
 from elastic3d.worker.processes import process
 
 TrainerMain = Callable[[str, tuple[int, ...]], object]
-"""Becomes a trainer: called with a spec and inherited descriptors in a fresh child, ends the process by itself."""
+"""Becomes a trainer: it is called with a spec and inherited descriptors in a fresh child, and ends the process
+itself."""
 
 _PACKET = 128 * 1024
 _DESCRIPTORS = 16
@@ -51,21 +53,21 @@ class Fork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Keeper to template: SIGKILL the trainer's group. One that is dead already is no error."""
+    """Keeper to template: SIGKILL the trainer's group. A group that is already dead is no error."""
 
     trainer: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateReady:
-    """Template to keeper: waiting for the first fork."""
+    """Template to keeper: it is ready for the first fork."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """Template to keeper: the trainer lives, leader of the process group `pid`."""
+    """Template to keeper: the trainer is alive, and leads the process group `pid`."""
 
     trainer: int
     pid: int
@@ -120,8 +122,8 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 def fork_template(trainer_main: TrainerMain, others: Sequence[socket.socket] = ()) -> tuple[int, socket.socket]:
     """Fork a template from this process; return its pid and the keeper's end of its socket.
 
-    others: the keeper's ends of other templates' sockets, of which this one keeps no copy. Called on the keeper's main
-    thread before there is another one (`process.fork_hazard` says None).
+    others: the keeper's ends of other templates' sockets, which this one closes. To be called on the keeper's main
+    thread before there is another thread (`process.fork_hazard` returns None).
     """
     keeper = os.getpid()
     ours, theirs = socket_pair()
@@ -166,7 +168,7 @@ def run_trainer_main(trainer_main: TrainerMain, spec: str, descriptors: tuple[in
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # Python warns of native threads; whether they matter has been judged by what ran (process.fork_hazard).
+        # Python warns of native threads; process.fork_hazard has judged whether they matter.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -193,7 +195,8 @@ class _Template:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
-        # What is imported stays in pages shared with the keeper and every trainer: no collection touches it again.
+        # Imported objects stay in pages shared with the keeper and every trainer: no garbage collection touches them
+        # again.
         gc.freeze()
         send(self._control, TemplateReady(pid=os.getpid()))
         poll = select.poll()
@@ -247,7 +250,7 @@ class _Template:
 
             run_trainer_main(become, packet.spec, tuple(descriptors))
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.setpgid(pid, pid)  # both sides do, so that neither meets the group before it exists
+            os.setpgid(pid, pid)  # both sides do it, so that neither uses the group before it exists
         for descriptor in descriptors:
             os.close(descriptor)
         self._trainers[packet.trainer] = _Trainer(packet.trainer, pid)
@@ -277,13 +280,13 @@ class _Template:
         for trainer in list(self._trainers.values()):
             if trainer.code is None:
                 continue
-            # A member stuck in the kernel must not hide the death for ever.
+            # A member that is stuck in the kernel must not hide the death for ever.
             if not process.group_exists(trainer.pid) or SYSTEM.monotonic() > trainer.gone_by:
                 del self._trainers[trainer.trainer]
                 self._report(ProcessExited(trainer=trainer.trainer, pid=trainer.pid, code=trainer.code))
 
     def _report(self, packet: Packet) -> None:
-        with contextlib.suppress(ConnectionError):  # the end of file that follows ends the loop
+        with contextlib.suppress(ConnectionError):  # the end of file that follows will end the loop
             send(self._control, packet)
 
 

@@ -1,4 +1,4 @@
-"""The trainer's side: a `Port` that talks to the keeper, and the way a trainer begins and ends."""
+"""The trainer's side: a `Port` that talks to the keeper, and how a trainer begins and ends."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class ChannelPort:
         threads.start(self._listen, name="keeper")
 
     def measured(self, profile: ModelProfile) -> NoReturn:
-        """Report the profile of a measuring trainer, and the node's devices if they are to be checked, and end it."""
-        # Here, for this process computes and ends: whatever a device keeps of it is gone with it.
+        """Report a measuring trainer's profile, and the node's devices if they are to be checked, and end it."""
+        # Checked here, since this process ends: what it leaves on a device is gone with it.
         kind, places = self.assignment.device, self.assignment.places
         checks = check_devices(kind, places) if places else ()
         self._say(channel.Profiled(profile=profile, checks=checks, device=self._facts(checks)))
@@ -79,7 +79,7 @@ class ChannelPort:
         return device.facts(int(environment.LOCAL_WORLD_SIZE.read()))
 
     def await_go(self) -> Go:
-        """Say "prepared" to the keeper and block until told to go."""
+        """Tell the keeper that everything is built, and block until it says go."""
         self._say(channel.MainReady())
         with self._changed:
             self._changed.wait_for(lambda: self._go is not None)
@@ -87,8 +87,8 @@ class ChannelPort:
             return self._go
 
     def flags(self) -> Flags:
-        """Return what the keeper last said; it is not ready before it has heard of the checkpoint asked for last."""
-        heard, flags = self._heard, self._flags  # in this order, for they are written in the other
+        """Return the keeper's last flags; not ready until it has learned of the last checkpoint asked for."""
+        heard, flags = self._heard, self._flags  # read in this order, since they are written in the other
         return flags if heard == self._asked else dataclasses.replace(flags, ready=False)
 
     def held(self) -> int:
@@ -106,8 +106,8 @@ class ChannelPort:
     ) -> None:
         """Start copying this rank's state in a thread; with `wait`, return when it is copied.
 
-        While two snapshots wait to become safe none is taken, alike on every rank; a checkpoint due then is made of
-        the next one. With `wait` one is always taken.
+        While two snapshots wait to become safe none is taken, on any rank; a checkpoint that is due then is made of the
+        next snapshot. With `wait` one is always taken.
         """
         self.finish_copy()
         self._checkpoint_due |= checkpoint
@@ -116,7 +116,7 @@ class ChannelPort:
             self._asked += checkpoint
             self._last_taken = step
             self._cadence.taken(step)
-            facts = copy.deepcopy(facts)  # sent from the copying thread, when training has gone on
+            facts = copy.deepcopy(facts)  # sent from the copying thread, after training has gone on
 
             def complete(buffer: int) -> None:
                 self._say(channel.SnapshotWritten(buffer=buffer, step=step, checkpoint=checkpoint, facts=facts))
@@ -148,7 +148,7 @@ class ChannelPort:
     def restored(
         self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
     ) -> None:
-        """Tell the keeper where the state came from: it lets go of what is not needed any more."""
+        """Tell the keeper where the state came from, so that it frees what is no longer needed."""
         told = channel.StateRestored(source=source, step=step, generation=generation, detail=detail, damaged=damaged)
         self._say(told)
 
@@ -183,12 +183,12 @@ class ChannelPort:
             process.leave(ExitCode.ORPHANED)
 
     def _acquire(self, wait: bool) -> int:
-        """Return a buffer to write; it is on its way whenever `Cadence` says that a snapshot is taken."""
+        """Return a buffer to write; whenever `Cadence` has a snapshot taken, one is about to be free."""
         with self._changed:
             if not self._credits and wait:
                 self._say(channel.BufferWanted())
             if not self._changed.wait_for(lambda: bool(self._credits), _CREDIT_SECONDS):
-                # The other ranks take this snapshot, and would believe that this one has it.
+                # The other ranks take this snapshot, and would assume that this one has it.
                 process_log().emit("buffer.withheld", seconds=_CREDIT_SECONDS)
                 process.leave(ExitCode.ORPHANED)
             return self._credits.pop(0)
@@ -206,7 +206,7 @@ class ChannelPort:
             except OSError:
                 messages = []
             if not messages:
-                # The keeper is gone, and its parent-death signal is on its way through the template.
+                # The keeper is gone, and the parent-death signal will arrive through the template.
                 process.leave(ExitCode.ORPHANED)
             with self._changed:
                 for message in messages:
@@ -252,7 +252,7 @@ def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoRetu
     replaced = contract.apply(contract.settings(assignment.device, interface=assignment.interface, tp=tp))
     if replaced:
         process_log().emit("environment.replaced", variables=replaced)
-    # Read when torch was imported, in the template's past.
+    # torch read it when it was imported, in the template.
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch exports it from a private module
     if assignment.threads:
         torch.set_num_threads(assignment.threads)

@@ -107,11 +107,11 @@ def test_an_address_where_nobody_ever_answered_is_given_up_sooner() -> None:
 def test_who_waits_long_says_so() -> None:
     """With the error, and how often and how long it was met."""
     told: list[Trouble] = []
-    Busy(60.0, StoreError("503: SlowDown")).store(120.0, told=told.append).size("x")
+    Busy(60.0, StoreError("503: SlowDown")).store(120.0, on_trouble=told.append).size("x")
     assert [trouble.error for trouble in told] == ["503: SlowDown"]
     assert told[0].seconds >= 5.0
     told.clear()
-    Busy(1.0, StoreError("503: SlowDown")).store(120.0, told=told.append).size("x")
+    Busy(1.0, StoreError("503: SlowDown")).store(120.0, on_trouble=told.append).size("x")
     assert not told
 
 

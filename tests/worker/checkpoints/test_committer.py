@@ -15,7 +15,7 @@ from elastic3d.membership.records import SavedStep
 from elastic3d.worker.checkpoints import committer as c
 from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, Committer, FencedStore
 
-Told = queue.SimpleQueue[c.Told]
+Told = queue.SimpleQueue[c.CommitterEvent]
 
 
 def write(store: Store, step: int, rank: int = 0, world: int = 1, made_in: int = 1) -> SavedStep:

@@ -13,8 +13,8 @@ from checkpointing.errors import CheckpointError
 from elastic3d.worker.checkpoints.housekeeping import (
     Bounded,
     Housekeeper,
+    HousekeeperEvent,
     Swept,
-    Told,
     Verified,
     VerifyFailed,
     verify_committed,
@@ -43,7 +43,7 @@ def flip(folder: Path) -> None:
 
 def test_verified_moves_after_a_checkpoint_was_read_back(store: Store) -> None:
     """And the leader hears how much of it was."""
-    told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     keeper = Housekeeper(store, Saving(), told.put)
     keeper.committed(committed(store, 5).checkpoint, 5, 1.0)
     said = told.get(timeout=10)
@@ -57,7 +57,7 @@ def test_verified_moves_after_a_checkpoint_was_read_back(store: Store) -> None:
 
 def test_verified_stays_where_it_was_when_a_checkpoint_is_damaged(store: Store, tmp_path: Path) -> None:
     """What was flipped on its way into the store is found before anybody relies on it."""
-    told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     keeper = Housekeeper(store, Saving(verification=Verification.ALL), told.put)
     keeper.committed(committed(store, 5).checkpoint, 5, 1.0)
     assert isinstance(told.get(timeout=10), Verified)
@@ -76,7 +76,7 @@ def test_verified_stays_where_it_was_when_a_checkpoint_is_damaged(store: Store, 
 
 def test_the_newest_is_looked_at_where_commits_come_fast(store: Store) -> None:
     """Those between are passed over, and the last is not forgotten at the end."""
-    told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     names = [(committed(store, step).checkpoint, step) for step in (5, 6, 7)]
     keeper = Housekeeper(store, Saving(), told.put)
     for name, step in names:
@@ -92,7 +92,7 @@ def test_the_newest_is_looked_at_where_commits_come_fast(store: Store) -> None:
 
 def test_only_what_is_kept_stays(store: Store) -> None:
     """With keep=2 the older checkpoints are no longer committed."""
-    told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     for step in (4, 5, 6):
         committed(store, step)
     name = committed(store, 7).checkpoint
@@ -107,7 +107,7 @@ def test_only_what_is_kept_stays(store: Store) -> None:
 
 def test_what_is_condemned_goes_when_its_time_has_come_and_not_at_the_next_commit(store: Store) -> None:
     """Nothing is committed any more, and a collection would be due in five minutes."""
-    told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     for step in (4, 5, 6):
         committed(store, step)
     name = committed(store, 7).checkpoint
@@ -125,7 +125,7 @@ def test_what_is_condemned_goes_when_its_time_has_come_and_not_at_the_next_commi
 
 def test_a_bound_that_cannot_be_kept_is_told(store: Store) -> None:
     """With it nothing but the newest is there, and that takes more."""
-    told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     committed(store, 6)
     name = committed(store, 7).checkpoint
     keeper = Housekeeper(store, Saving(keep_bytes=1, grace=0.0), told.put)
