@@ -69,11 +69,11 @@ def play_many(
     first: int,
     count: int,
     most: int = 3,
-    told: Callable[[int], None] = lambda done: None,
+    played: Callable[[int], None] = lambda done: None,
 ) -> Tally[_O]:
     """Play the schedules of `count` seeds, from `first` on; stop after `most` failures, and make each of them small.
 
-    told: gets the number of those played, after each.
+    played: gets the number of those played, after each.
     """
     began = time.perf_counter()
     tally: Tally[_O] = Tally()
@@ -85,7 +85,7 @@ def play_many(
             tally.failures.append(smallest(outcome))
             if len(tally.failures) >= most:
                 break
-        told(tally.schedules)
+        played(tally.schedules)
     tally.seconds = time.perf_counter() - began
     return tally
 

@@ -30,7 +30,7 @@ def play_and_tell(play_many: Callable[..., Tally[_O]], count: int, seed: int, *,
         disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task("schedules", total=count)
-        tally = play_many(seed, count, told=lambda done: progress.update(task, completed=done))
+        tally = play_many(seed, count, played=lambda done: progress.update(task, completed=done))
     if as_json:
         print(json.dumps(tally.document()))
         return not tally.failures

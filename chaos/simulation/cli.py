@@ -81,10 +81,10 @@ def _large(
     with _progress(console) as progress:
         task = progress.add_task(f"{most} nodes", total=None)
 
-        def told(now: float, formations: int) -> None:
+        def report(now: float, formations: int) -> None:
             progress.update(task, description=f"{most} nodes, {now:.1f} virtual seconds, {formations} formations")
 
-        account = form(most, seed, trace=changes, minutes=minutes, told=told)
+        account = form(most, seed, trace=changes, minutes=minutes, report=report)
     if as_json:
         print(
             json.dumps(

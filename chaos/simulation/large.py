@@ -146,12 +146,12 @@ def form(
     trace: tuple[Held, ...] = (),
     minutes: float | None = None,
     slots: int = 8,
-    told: Callable[[float, int], None] = lambda now, formations: None,
+    report: Callable[[float, int], None] = lambda now, formations: None,
 ) -> Account:
     """Simulate a job of up to `nodes` nodes; stop a trace after `minutes` of it."""
     policy = Policy(minimum=1, maximum=nodes, budget=0, below_minimum=1e9, damping=5.0)
     setting = Setting(policy=policy, profile=PROFILE, slots=slots, build=(0.3, 0.6), step=1.0, steps=2, labels=True)
-    job = _Job(World(setting, seed), Random(f"large {seed}"), told)
+    job = _Job(World(setting, seed), Random(f"large {seed}"), report)
     if trace:
         job.follow(trace, None if minutes is None else 60 * minutes)
     else:
@@ -160,8 +160,8 @@ def form(
 
 
 class _Job:
-    def __init__(self, world: World, random: Random, told: Callable[[float, int], None]) -> None:
-        self.world, self.random, self.told = world, random, told
+    def __init__(self, world: World, random: Random, report: Callable[[float, int], None]) -> None:
+        self.world, self.random, self.report = world, random, report
         self.books = _Books(world)
         self.checker = Checker(world)
         world.observers += [self.books, self.checker]
@@ -242,7 +242,7 @@ class _Job:
         end = self.world.loop.now + seconds
         while self.world.loop.now < end:
             self.world.loop.run(min(end, self.world.loop.now + 0.1))
-            self.told(self.world.loop.now, len(self.books.formations))
+            self.report(self.world.loop.now, len(self.books.formations))
 
     def account(self) -> Account:
         """Return what came of it."""

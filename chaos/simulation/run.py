@@ -283,10 +283,10 @@ def _lose(world: World, checker: Checker, host: int, seconds: float) -> None:
 
 
 def play_many(
-    first: int, count: int, *, most: int = 3, told: Callable[[int], None] = lambda done: None
+    first: int, count: int, *, most: int = 3, played: Callable[[int], None] = lambda done: None
 ) -> many.Tally[Outcome]:
     """Play the schedules drawn from `count` seeds, from `first` on; stop after `most` failures, and make them small."""
-    return many.play_many(lambda seed: play(draw(seed)), smallest, first=first, count=count, most=most, told=told)
+    return many.play_many(lambda seed: play(draw(seed)), smallest, first=first, count=count, most=most, played=played)
 
 
 def smallest(outcome: Outcome) -> Outcome:

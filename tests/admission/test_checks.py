@@ -211,7 +211,7 @@ def test_pauses_between_readings_are_no_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hands", "told"),
+    ("hands", "message"),
     [
         (moments(lambda _at: 0.0), "the clock shows 1970-01-01 00:00, which is past"),
         (moments(lambda at: NOW + at, lambda _at: 5.0), "the monotonic clock stands still"),
@@ -219,9 +219,9 @@ def test_pauses_between_readings_are_no_steps() -> None:
         (moments(lambda at: NOW + at - (60 if at > 8 else 0)), "it is being stepped"),
     ],
 )
-def test_clocks_that_go_wrong(hands: Iterator[tuple[float, float]], told: str) -> None:
+def test_clocks_that_go_wrong(hands: Iterator[tuple[float, float]], message: str) -> None:
     """Never set, standing, stepped forwards and back."""
-    with pytest.raises(Unfit, match=told):
+    with pytest.raises(Unfit, match=message):
         clock_goes(Hands(hands))
 
 

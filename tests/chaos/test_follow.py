@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chaos.follow import Follower, Injection, Ledger, ledger, parse, picture
 from elastic3d.log import EventLog
-from tests.chaos.told import BATCH, a_death_and_a_join, event, restored, sealed, step
+from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, restored, sealed, step
 
 
 def test_generations_tell_what_each_change_cost() -> None:

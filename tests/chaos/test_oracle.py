@@ -14,7 +14,7 @@ from chaos.play import Outcome, Setting
 from chaos.plot import loss_plot
 from chaos.scenario import parse_kill
 from chaos.view import progress, summary
-from tests.chaos.told import BATCH, a_death_and_a_join, event, sealed, step
+from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
 
 
 def outcome(events: list[Event], digest: str | None = "abc") -> Outcome:

@@ -25,7 +25,7 @@ from chaos.scenario import (
     resolve,
 )
 from elastic3d.errors import UsageError
-from tests.chaos.told import a_death_and_a_join
+from tests.chaos.made_up_events import a_death_and_a_join
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def saved(path: Path, facts: dict[str, Any]) -> str:
     return str(path)
 
 
-def told(order: Order, lines: Ledger) -> dict[str, Any]:
+def facts_of(order: Order, lines: Ledger) -> dict[str, Any]:
     return {"step": 6, "order": to_json(order), "ledger": to_json(lines)}
 
 
@@ -60,7 +60,7 @@ WHOLE = [(1, 0), (1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]
 def test_a_whole_run_is_told_line_by_line(tmp_path: Path) -> None:
     """Exit 0, with what each generation consumed; a growing batch is counted by each step's own size."""
     for name, order in (("data", ORDER), ("stream", STREAM)):
-        result = call(saved(tmp_path / name, told(order, ledger(order, WHOLE))))
+        result = call(saved(tmp_path / name, facts_of(order, ledger(order, WHOLE))))
         assert result.exit_code == 0, result.output
         assert "each of 28 samples was consumed once" in " ".join(result.output.split())
         assert "0 - 2" in result.output
@@ -68,7 +68,7 @@ def test_a_whole_run_is_told_line_by_line(tmp_path: Path) -> None:
 
 def test_json_has_the_account_and_the_lines(tmp_path: Path) -> None:
     """One document, for programs."""
-    result = call(saved(tmp_path / "run", told(ORDER, ledger(ORDER, WHOLE))), "--json", "--of", "6")
+    result = call(saved(tmp_path / "run", facts_of(ORDER, ledger(ORDER, WHOLE))), "--json", "--of", "6")
     data = json.loads(result.output)
     assert (data["whole"], data["consumed"], data["missing"], data["repeated"]) == (True, 28, 0, 0)
     assert [line["generation"] for line in data["lines"]] == [1, 2]
@@ -76,15 +76,15 @@ def test_json_has_the_account_and_the_lines(tmp_path: Path) -> None:
 
 def test_gaps_overlaps_and_wrong_samples_end_with_1(tmp_path: Path) -> None:
     """Also steps that the ledger does not reach, though the checkpoint was made after them."""
-    gap = call(saved(tmp_path / "gap", told(ORDER, ledger(ORDER, [(1, 0), (1, 1), (2, 4)]))), "--json")
+    gap = call(saved(tmp_path / "gap", facts_of(ORDER, ledger(ORDER, [(1, 0), (1, 1), (2, 4)]))), "--json")
     assert gap.exit_code == 1
     assert (json.loads(gap.output)["missing"], json.loads(gap.output)["repeated"]) == (8 + 6, 0)
     overlap = ledger(ORDER, WHOLE) + ledger(ORDER, [(3, 5)])
-    twice = call(saved(tmp_path / "twice", told(ORDER, overlap)))
+    twice = call(saved(tmp_path / "twice", facts_of(ORDER, overlap)))
     assert twice.exit_code == 1
     assert "6 repeated" in twice.output
     line: Line = replace(ledger(ORDER, [(1, step) for step in range(6)])[0], sample_sum=1)
-    wrong = call(saved(tmp_path / "wrong", told(ORDER, (line,))))
+    wrong = call(saved(tmp_path / "wrong", facts_of(ORDER, (line,))))
     assert wrong.exit_code == 1
     assert "1 line(s) whose samples are not those of their steps" in " ".join(wrong.output.split())
 

@@ -28,12 +28,12 @@ class Times:
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
-        self.told: float | None = None
+        self.signalled: float | None = None
         self.ended: float | None = None
 
     def __call__(self, picture: Picture) -> None:
-        if self.told is None and any(text.startswith("chaos: sigterm") for _, text in picture.news):
-            self.told = SYSTEM.monotonic()
+        if self.signalled is None and any(text.startswith("chaos: sigterm") for _, text in picture.news):
+            self.signalled = SYSTEM.monotonic()
         if self.ended is None and len(picture.ended) == self._nodes:
             self.ended = SYSTEM.monotonic()
 
@@ -48,9 +48,9 @@ def test_sigterm_to_everybody_stops_the_job_well(job_etcd: EtcdServer, tmp_path:
     assert not outcome.failure, (outcome.failure, logs)
     assert set(outcome.exit_codes.values()) == {1}, "torchrun's own code after SIGTERM"
     assert "every node was told to leave" in logs
-    assert times.told is not None
+    assert times.signalled is not None
     assert times.ended is not None
-    assert times.ended - times.told < 28, logs
+    assert times.ended - times.signalled < 28, logs
     picture = outcome.picture
     assert [view.cause for view in picture.generations] == ["start"]
     assert 9 <= picture.step < 2000

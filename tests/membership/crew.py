@@ -124,7 +124,7 @@ class Hand:
         """Whether etcd answers, as far as it was told."""
         return not self.heard or self.heard[-1]
 
-    def told(self) -> list[str]:
+    def troubles(self) -> list[str]:
         """Return what people were told of etcd, in order, "" when it was well again."""
         return [event.reason for event in self.noted if isinstance(event, e.EtcdImpaired | e.EtcdLost)]
 

@@ -183,7 +183,7 @@ def test_garbage_in_each_key(crew: Crew) -> None:
     crew.all_registered("abc", 5)
     crew.start("d")
     crew.trains("abcd", 2, 10)
-    assert all(not one.told() for one in crew.all.values())
+    assert all(not one.troubles() for one in crew.all.values())
 
 
 def test_garbage_in_members_own_keys(patient: Crew) -> None:

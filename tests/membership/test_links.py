@@ -57,9 +57,9 @@ class Watcher:
         secret: str = SECRET,
         encryption: Encryption | None = None,
     ) -> None:
-        self.told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self.refused: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
-        self.links = Links(address, self.told.put, secret=secret, encryption=encryption, refused=self.refused.put)
+        self.links = Links(address, self.events.put, secret=secret, encryption=encryption, refused=self.refused.put)
         self.links.speak_for(f"{name}@1")
         self.address = address
 
@@ -71,19 +71,19 @@ class Watcher:
         self.links.watch(acts.WatchPeers(peers=peers, expected=expected))
 
     def next(self, seconds: float) -> Told:
-        return self.told.get(timeout=seconds)
+        return self.events.get(timeout=seconds)
 
     def wait_for(self, wanted: Callable[[Told], bool], seconds: float) -> Told:
         """Return the first news that is wanted; queue.Empty if it does not come in time."""
         end = time.monotonic() + seconds
         while True:
-            news = self.told.get(timeout=max(0.0, end - time.monotonic()))
+            news = self.events.get(timeout=max(0.0, end - time.monotonic()))
             if wanted(news):
                 return news
 
     def nothing_for(self, seconds: float) -> None:
         with pytest.raises(queue.Empty):
-            raise AssertionError(self.told.get(timeout=seconds))
+            raise AssertionError(self.events.get(timeout=seconds))
 
 
 @pytest.fixture
@@ -116,13 +116,13 @@ class Child:
         )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
-        self.told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.told.put(line.strip())
+            self.events.put(line.strip())
 
     @property
     def peer(self) -> acts.RingPeer:
@@ -270,7 +270,7 @@ def test_both_ends_notice_a_stopped_process(watcher: Watcher, child: Child) -> N
         assert watcher.next(2.5) == heard("b@1")
         assert third.next(2.5) == heard("b@1")
         watcher.nothing_for(2.0)
-        told = [child.told.get_nowait() for _ in range(child.told.qsize())]
+        told = [child.events.get_nowait() for _ in range(child.events.qsize())]
         assert told == ["PeerHeard(id='c@1', alive=True)"]
         child.signal(signal.SIGKILL)
         assert isinstance(watcher.next(1), e.PeerRefused)
@@ -285,14 +285,14 @@ def test_two_that_were_stopped_together_accuse_nobody() -> None:
     try:
         one.watch("b@1", other.port)
         other.watch("a@1", one.port)
-        assert one.told.get(timeout=5) == "PeerHeard(id='b@1', alive=True)"
-        assert other.told.get(timeout=5) == "PeerHeard(id='a@1', alive=True)"
+        assert one.events.get(timeout=5) == "PeerHeard(id='b@1', alive=True)"
+        assert other.events.get(timeout=5) == "PeerHeard(id='a@1', alive=True)"
         for both in (signal.SIGSTOP, signal.SIGCONT):
             one.signal(both)
             other.signal(both)
             time.sleep(2.5)
-        assert one.told.empty()
-        assert other.told.empty()
+        assert one.events.empty()
+        assert other.events.empty()
     finally:
         one.close()
         other.close()
@@ -308,7 +308,7 @@ def test_short_pauses_are_no_silence(watcher: Watcher, child: Child) -> None:
         time.sleep(0.7)
         child.signal(signal.SIGCONT)
         time.sleep(0.5)
-    assert watcher.told.empty()
+    assert watcher.events.empty()
 
 
 def test_who_is_known_to_be_slow_is_given_time(watcher: Watcher, child: Child) -> None:
@@ -326,7 +326,7 @@ def test_who_is_known_to_be_slow_is_given_time(watcher: Watcher, child: Child) -
         time.sleep(pause)
         child.signal(signal.SIGCONT)
         time.sleep(0.6)
-    assert watcher.told.empty()
+    assert watcher.events.empty()
     child.signal(signal.SIGSTOP)
     assert watcher.next(LONGEST + 3) == silent("b@1")
     child.signal(signal.SIGCONT)
@@ -460,7 +460,7 @@ def test_who_does_not_hold_the_secret_is_no_heartbeat(watcher: Watcher) -> None:
         assert watcher.next(5) == silent("b@1")
         assert watcher.refused.get(timeout=5).peer == "127.0.0.1"
         assert "does not hold this run's secret" in forger.refused.get(timeout=5).reason
-        assert all(isinstance(forger.told.get_nowait(), e.PeerHeard) for _ in range(forger.told.qsize()))
+        assert all(isinstance(forger.events.get_nowait(), e.PeerHeard) for _ in range(forger.events.qsize()))
     finally:
         forger.links.close()
 
@@ -524,7 +524,7 @@ def test_encrypted_links_tell_what_plain_ones_tell(encryption: Encryption) -> No
         assert one.next(30) == heard("b@1")
         assert other.next(30) == heard("a@1")
         one.nothing_for(1.5)
-        assert other.told.empty()
+        assert other.events.empty()
         stranger = Watcher("c", secret="a1" * 32, encryption=encryption)
         stranger.watch(one.peer("a@1"))
         assert "does not hold this run's secret" in stranger.refused.get(timeout=30).reason

@@ -99,12 +99,12 @@ def test_the_database_is_full(cluster: EtcdCluster, crew: Crew) -> None:
     etcd_attacks.revoke(crew.client, f"{crew.root}roll/members/{crew.all['b'].id}")
     crew.goes_on("abc", 1, PATIENCE + 1)
     assert crew.registered() == "ac*"
-    told = crew.all["b"].told()
+    told = crew.all["b"].troubles()
     assert len(told) == 1
     assert "etcdctl compact, defrag, alarm disarm" in told[0]
     etcd_attacks.make_space(cluster)
     still_whole(crew)
-    assert crew.all["b"].told()[-1] == ""
+    assert crew.all["b"].troubles()[-1] == ""
 
 
 def test_a_death_while_the_database_is_full(cluster: EtcdCluster, crew: Crew) -> None:
@@ -148,7 +148,7 @@ def test_the_password_is_changed(cluster: EtcdCluster, reading: Crew, secret: Pa
     reading.client = cluster.client()
     reading.goes_on("abc", 1, PATIENCE + 4)
     assert reading.registered() == "abc*"
-    told = [reason for one in reading.all.values() for reason in one.told()]
+    told = [reason for one in reading.all.values() for reason in one.troubles()]
     assert told
     assert "password file" in told[0]
     secret.write_text("new")
@@ -171,9 +171,9 @@ def test_the_password_is_changed_and_connections_break(cluster: EtcdCluster, rea
     reading.goes_on("abc", 1, PATIENCE + 2)
     # What is told first may be that a member which starts again refuses connections.
     wait(
-        lambda: all("password file" in one.told()[-1] for one in reading.all.values()),
+        lambda: all("password file" in one.troubles()[-1] for one in reading.all.values()),
         20,
-        lambda: str([one.told() for one in reading.all.values()]),
+        lambda: str([one.troubles() for one in reading.all.values()]),
     )
     secret.write_text("new")
     wait(lambda: all(one.there for one in reading.all.values()), 40)
@@ -236,7 +236,7 @@ def test_a_certificate_expires(whose: str) -> None:
                 member.start()
             wait(lambda: not any(one.there for one in crew.all.values()), 10)
             crew.goes_on("abc", 1, PATIENCE + 1)
-            assert all("expired" in one.told()[-1] for one in crew.all.values())
+            assert all("expired" in one.troubles()[-1] for one in crew.all.values())
             cluster.certificates.renew(whose)
             wait(lambda: all(one.there for one in crew.all.values()), 20)
             still_whole(crew)

@@ -13,7 +13,7 @@ from elastic3d.membership.policy import Policy
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"),
+    ("numbers", "message"),
     [
         ({"minimum": 3, "maximum": 2}, "--nnodes=3:2"),
         ({"minimum": 0, "maximum": 2}, "--nnodes=0:2"),
@@ -30,9 +30,9 @@ from elastic3d.membership.policy import Policy
         ({"lease": 1.0}, "below 2 s"),
     ],
 )
-def test_policies_that_contradict_each_other(numbers: dict[str, Any], told: str) -> None:
+def test_policies_that_contradict_each_other(numbers: dict[str, Any], message: str) -> None:
     """What could never work, or not as it was meant, is refused with what to change."""
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=message):
         Policy(**numbers)
 
 

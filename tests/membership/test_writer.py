@@ -45,14 +45,14 @@ class Desk:
         self.root = f"/test/{secrets.token_hex(4)}/"
         self.client, self.other = EtcdClient(etcd.endpoint), EtcdClient(etcd.endpoint)
         self.leases = set(self.other.leases())
-        self.told: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
         self.me = Node(name="a", incarnation="1", address="127.0.0.1", slots=())
         self.writer = MemberWriter(
             self.client,
             self.root,
             self.me,
             TTL,
-            self.told.put,
+            self.events.put,
             lambda: Pulse(state="active", generation=3, every=0),
             lambda: period,
             SYSTEM,
@@ -70,7 +70,7 @@ class Desk:
         assert isinstance(self.next(), e.Registered)
 
     def next(self, seconds: float = 3.0) -> e.Event:
-        return self.told.get(timeout=seconds)
+        return self.events.get(timeout=seconds)
 
     def there(self) -> set[str]:
         items, _revision = self.other.range(self.root)
@@ -123,7 +123,7 @@ def test_what_a_write_changed_is_told_at_once(desk: Desk) -> None:
     assert [type(desk.next()) for _event in range(2)] == [e.TombPut, e.MemberGone]
     assert desk.next() == e.WriteDone(write=bury, ok=True)
     assert desk.there() == {"board/leader", "board/tombs/b@7", "roll/members/a@1", "roll/reports/a@1"}
-    assert desk.told.empty()
+    assert desk.events.empty()
 
 
 def test_all_that_is_the_members_own_goes_with_it(desk: Desk) -> None:
@@ -165,7 +165,7 @@ def test_nothing_is_written_over_the_own_tomb(desk: Desk) -> None:
     desk.writer.flush(3)
     assert desk.there() == {"board/tombs/a@1"}
     assert [type(desk.next()) for _event in range(3)] == [e.TombPut, e.MemberGone, e.WriteDone]
-    assert desk.told.empty()
+    assert desk.events.empty()
 
 
 def test_nobody_is_buried_as_missing_who_is_registered(desk: Desk) -> None:
@@ -190,14 +190,14 @@ def test_registered_is_not_told_after_the_end_of_the_lease(desk: Desk, monkeypat
         answer = honest(*conditions, **rest)  # type: ignore[arg-type]
         while left:
             left.pop()()
-            wait(lambda: not desk.told.empty(), 3)
+            wait(lambda: not desk.events.empty(), 3)
         return answer
 
     monkeypatch.setattr(desk.client, "txn", late)
     desk.write(acts.PutMember(record=MemberRecord(node=desk.me)))
     desk.writer.flush(5)
     assert desk.next() == e.Unregistered()
-    assert desk.told.empty()
+    assert desk.events.empty()
     desk.register()
     desk.writer.flush(3)
     assert desk.there() == {"roll/members/a@1", "roll/reports/a@1"}
@@ -245,7 +245,7 @@ def test_what_people_have_to_mend_is_told_again_after_something_else(desk: Desk)
     desk.writer.away("connection refused")
     for reason in ("a wrong password", "", ""):
         desk.writer.impaired(reason)
-    told = [desk.told.get_nowait() for _ in range(desk.told.qsize())]
+    told = [desk.events.get_nowait() for _ in range(desk.events.qsize())]
     assert told == [e.EtcdImpaired(reason=reason) for reason in ("a wrong password", "a wrong password", "")]
 
 

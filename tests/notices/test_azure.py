@@ -79,7 +79,7 @@ def test_an_event_is_told_once_through_its_states() -> None:
         cloud.begin("A")
         cloud.schedule("B", "Preempt", SOON, ("worker_1",))
         assert cloud.asked(Azure.EVENTS, len(cloud.requests) + 3)
-        assert [notice.action for notice in ear.told] == ["redeploy"]
+        assert [notice.action for notice in ear.given] == ["redeploy"]
         assert ear.withdrawn == []
 
 
@@ -89,10 +89,10 @@ def test_an_event_that_is_called_off_is_withdrawn() -> None:
         cloud.schedule("A", "Reboot", SOON)
         assert ear.hears()
         cloud.end("A")
-        assert ear.hears(told=1, withdrawn=1)
-        assert ear.withdrawn == ear.told
+        assert ear.hears(given=1, withdrawn=1)
+        assert ear.withdrawn == ear.given
         cloud.schedule("A", "Reboot", SOON)
-        assert ear.hears(told=2)
+        assert ear.hears(given=2)
 
 
 def test_a_freeze_is_no_reason_to_leave() -> None:
@@ -107,7 +107,7 @@ def test_a_freeze_is_no_reason_to_leave() -> None:
         assert cloud.asked(Azure.EVENTS, len(cloud.requests) + 2)
         assert watcher.acknowledge()
         assert [(e["EventId"], e["EventStatus"]) for e in cloud.events] == [("A", "Started"), ("F", "Scheduled")]
-        assert [notice.action for notice in ear.told] == ["preempt"]
+        assert [notice.action for notice in ear.given] == ["preempt"]
         assert ear.withdrawn == []
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_acknowledged_unasked_and_nothing_for_others() -> None:
     with Azure() as cloud, listening([events(cloud)]) as (watcher, ear):
         cloud.schedule("A", "Preempt", SOON)
         cloud.schedule("B", "Reboot", SOON, ("worker_2", "worker_3"))
-        assert ear.hears(told=2)
+        assert ear.hears(given=2)
         assert not [request for request in cloud.requests if request.method == "POST"]
         assert watcher.acknowledge()
         (post,) = [request for request in cloud.requests if request.method == "POST"]

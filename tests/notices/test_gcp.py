@@ -25,7 +25,7 @@ def test_a_preemption_ends_the_hanging_request() -> None:
         assert second.query == {"wait_for_change": "true", "timeout_sec": "60", "last_etag": "0a1b2c3d4e5f6071"}
         cloud.set(Gcp.PREEMPTED, "TRUE")
         assert ear.hears()
-        assert ear.told == [CloudNotice(kind=NoticeKind.GCP, seconds=30.0, action="preempt", detail="preempted: TRUE")]
+        assert ear.given == [CloudNotice(kind=NoticeKind.GCP, seconds=30.0, action="preempt", detail="preempted: TRUE")]
 
 
 def test_a_change_between_two_requests_is_not_missed() -> None:
@@ -43,13 +43,13 @@ def test_a_hanging_request_that_runs_out_is_asked_again() -> None:
     """After timeout_sec the server answers with what it has, which is no news and no error."""
     with Gcp() as cloud, listening([entry(cloud, hang=0)]) as (_, ear):
         assert cloud.asked(Gcp.PREEMPTED, 4)
-        assert ear.told == []
+        assert ear.given == []
         assert cloud.refused == []
         cloud.set(Gcp.PREEMPTED, "TRUE")
         assert ear.hears()
         # The value stays TRUE, in every answer from now on.
         assert cloud.asked(Gcp.PREEMPTED, len(cloud.requests) + 3)
-        assert len(ear.told) == 1
+        assert len(ear.given) == 1
 
 
 def test_without_an_etag_the_value_is_asked_for_again_and_again() -> None:
@@ -91,7 +91,7 @@ def test_only_a_termination_is_told() -> None:
             assert cloud.asked(Gcp.MAINTENANCE, before + 1)
         cloud.set(Gcp.MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE")
         assert ear.hears()
-        assert [notice.action for notice in ear.told] == ["terminate"]
+        assert [notice.action for notice in ear.given] == ["terminate"]
         assert ear.withdrawn == []
 
 

@@ -43,7 +43,7 @@ def test_errors_of_the_server_are_tried_again() -> None:
         cloud.faults = [Reply(500), Reply(429), Reply(503), Reply(200, b"TRUE")]
         with listening(gcp.sources(cloud.url, pause=0.02)[:1]) as (_, ear):
             assert cloud.asked(Gcp.PREEMPTED, 6)
-            assert ear.told == []
+            assert ear.given == []
             cloud.set(Gcp.PREEMPTED, "TRUE")
             assert ear.hears()
     assert [entry["event"] for entry in entries] == ["notices.lost", "notices.back", "notice.heard"]
@@ -59,7 +59,7 @@ def test_an_outage_withdraws_nothing_and_tells_nothing_twice() -> None:
         SYSTEM.sleep(0.2)
         cloud.start()
         assert cloud.asked(Azure.EVENTS, len(cloud.requests) + 3)
-        assert len(ear.told) == 1
+        assert len(ear.given) == 1
         assert ear.withdrawn == []
 
 
@@ -69,10 +69,10 @@ def test_a_notice_is_told_once_while_it_stands() -> None:
         cloud.interrupt("stop", FAR)
         assert ear.hears()
         assert cloud.asked(ACTION, len(cloud.requests) + 4)
-        assert len(ear.told) == 1
+        assert len(ear.given) == 1
         cloud.interrupt("terminate", FAR)
-        assert ear.hears(told=2, withdrawn=1)
-        assert [notice.action for notice in ear.told] == ["stop", "terminate"]
+        assert ear.hears(given=2, withdrawn=1)
+        assert [notice.action for notice in ear.given] == ["stop", "terminate"]
 
 
 def test_one_item_that_fails_does_not_silence_another() -> None:
@@ -93,8 +93,8 @@ def test_a_recommendation_is_told_only_where_that_was_asked_for(rebalance: bool)
         with listening(aws.sources(cloud.url, pause=0.02), rebalance=rebalance) as (_, ear):
             assert cloud.asked(aws.REBALANCE, 3)
             cloud.interrupt("terminate", FAR)
-            assert ear.hears(told=1 + rebalance)
-    assert [notice.action for notice in ear.told] == ["rebalance", "terminate"][not rebalance :]
+            assert ear.hears(given=1 + rebalance)
+    assert [notice.action for notice in ear.given] == ["rebalance", "terminate"][not rebalance :]
     assert [(e["action"], e["told"]) for e in entries] == [("rebalance", rebalance), ("terminate", True)]
 
 
@@ -109,7 +109,7 @@ def test_close_while_a_request_hangs() -> None:
             assert SYSTEM.monotonic() - began < 4
             assert not any(thread.name.startswith("elastic3d-notices") for thread in threading.enumerate())
             cloud.set(Gcp.PREEMPTED, "TRUE")
-        assert ear.told == []
+        assert ear.given == []
     assert entries == []
 
 

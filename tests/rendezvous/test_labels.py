@@ -112,7 +112,7 @@ def test_the_nearer_source_wins_label_by_label() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "environment", "told"),
+    ("conf", "environment", "message"),
     [
         ("rak:r7", {}, "'rak:r7' is no label; write them as zone:eu1/rack:r7: names are zone, rack, switch, host"),
         ("rack", {}, "'rack' is no label"),
@@ -129,11 +129,11 @@ def test_the_nearer_source_wins_label_by_label() -> None:
         ("", {"ELASTIC3D_PODINFO": "/no/such"}, "ELASTIC3D_PODINFO=/no/such cannot be read (No such file"),
     ],
 )
-def test_what_a_person_wrote_wrongly_is_refused(conf: str, environment: dict[str, str], told: str) -> None:
+def test_what_a_person_wrote_wrongly_is_refused(conf: str, environment: dict[str, str], message: str) -> None:
     """One line that repeats it and shows one that is right."""
     with pytest.raises(ConfigurationError) as caught:
         labels(conf, environment)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_reader_of_a_real_machine_raises_what_is_expected_of_it() -> None:

@@ -89,7 +89,7 @@ def test_every_setting_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "told"),
+    ("conf", "message"),
     [
         ({"speed": "9"}, "unknown key(s) speed"),
         ({"leese": "3", "greace": "1"}, "unknown key(s) greace, leese; known are mode"),
@@ -136,11 +136,11 @@ def test_every_setting_arrives() -> None:
         ({"notices_rebalance": "yes"}, "notices_rebalance=yes: choose log"),
     ],
 )
-def test_wrong_values(conf: dict[str, str], told: str) -> None:
+def test_wrong_values(conf: dict[str, str], message: str) -> None:
     """A wrong value is refused, and the error repeats it."""
     with pytest.raises(ConfigurationError) as caught:
         from_parameters(parameters(**conf))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_drain_fits_into_the_time_torchrun_allows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -349,7 +349,7 @@ def outcome(call: Callable[[], object]) -> object:
         return type(error)
 
 
-def told(store: Store) -> list[object]:
+def results(store: Store) -> list[object]:
     """Return what a store answers to every call there is."""
     store.set("a", "1")
     store.multi_set(["b", "c"], ["2", "\0x"])
@@ -382,7 +382,9 @@ def test_it_answers_as_torchs_own_store_does(meeting: Meeting, prefixed: bool) -
     """Whatever is asked of it, by Python or, through a PrefixStore, by torch's C++ code."""
     ours: Store = meeting.agent(0)
     theirs: Store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert told(PrefixStore("p", ours) if prefixed else ours) == told(PrefixStore("p", theirs) if prefixed else theirs)
+    assert results(PrefixStore("p", ours) if prefixed else ours) == results(
+        PrefixStore("p", theirs) if prefixed else theirs
+    )
 
 
 def test_process_groups_meet_in_it(meeting: Meeting) -> None:

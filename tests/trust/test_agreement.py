@@ -42,7 +42,7 @@ class World:
     def __init__(self) -> None:
         self.etcd = Etcd()
         self.members: list[Agreement] = []
-        self.told: list[SecretNews] = []
+        self.heard: list[SecretNews] = []
         self.leader = 0
         self.drawn = 0
 
@@ -61,7 +61,7 @@ class World:
             if self.etcd.watches[at]:
                 news = self.members[at].saw(*self.etcd.watches[at].popleft())
                 if news is not None:
-                    self.told.append(news)
+                    self.heard.append(news)
             due = self.members[at].restore(leads=at == self.leader % len(self.members))
             if due is not None:
                 self.etcd.put_if(due.secret.encode(), due.revision)
@@ -117,7 +117,7 @@ def test_a_lost_secret_is_the_leaders_to_write_and_everybodys_to_keep() -> None:
     world.etcd.put(None)
     world.settle()
     assert world.etcd.value == before
-    assert world.told == []
+    assert world.heard == []
 
 
 def test_who_was_faster_decides() -> None:
@@ -130,6 +130,6 @@ def test_who_was_faster_decides() -> None:
     theirs = world.etcd.value
     world.settle()
     assert world.etcd.value == theirs
-    assert [news.what for news in world.told] == [What.ADOPTED] * 3
+    assert [news.what for news in world.heard] == [What.ADOPTED] * 3
     assert theirs is not None
-    assert theirs.decode() not in repr(world.told)
+    assert theirs.decode() not in repr(world.heard)

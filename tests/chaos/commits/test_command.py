@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from chaos.commits.schedule import draw
 from chaos.simulation.cli import app
-from tests.chaos.commits.test_planted_bugs import found, keep_the_fence_outside_the_store
+from tests.chaos.commits.test_planted_bugs import first_failure, keep_the_fence_outside_the_store
 
 
 def simulate(*arguments: str) -> Result:
@@ -31,7 +31,7 @@ def test_the_document_has_every_count() -> None:
 def test_a_failure_is_printed_with_its_seed_and_schedule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Exit code 1, and what is printed can be played again."""
     keep_the_fence_outside_the_store(monkeypatch)
-    outcome = found()
+    outcome = first_failure()
     assert outcome is not None
     result = simulate("--schedules", "1", "--seed", str(outcome.schedule.job.seed), "--json")
     assert result.exit_code == 1

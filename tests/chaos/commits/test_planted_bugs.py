@@ -142,7 +142,7 @@ def collect_without_hearing_announcements(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan, "announced_in", lambda store, now: AtWork())
 
 
-def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, MOST + 1)) -> Outcome | None:
+def first_failure(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, MOST + 1)) -> Outcome | None:
     """Return the first schedule that shows a violation."""
     return next((o for o in (play(draw(seed), store=store()) for seed in seeds) if o.violations), None)
 
@@ -166,7 +166,7 @@ def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.Mo
     plant(monkeypatch)
     # It takes three to meet at the wrong moment: four schedules in 2,400 show it.
     first = 1701 if plant is collect_without_looking_again else 1
-    outcome = found(seeds=range(first, first + MOST))
+    outcome = first_failure(seeds=range(first, first + MOST))
     assert outcome is not None, f"{MOST} schedules did not show it"
     assert any(word in "\n".join(outcome.violations) for word in words.split("|")), outcome.report()
     monkeypatch.undo()
@@ -175,7 +175,7 @@ def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.Mo
 
 def test_a_store_that_ignores_tokens_is_found() -> None:
     """Compare-and-swap that only swaps loses a commit or a fence."""
-    outcome = found(Careless)
+    outcome = first_failure(Careless)
     assert outcome is not None
     assert any("back from" in violation or "lost" in violation for violation in outcome.violations), outcome.report()
     assert play(outcome.schedule).violations == []
@@ -199,7 +199,7 @@ def lock_that_does_not_hold(patch: pytest.MonkeyPatch) -> None:
 def test_a_directory_whose_lock_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two swaps that both succeed; numbered links pass the same schedule."""
     lock_that_does_not_hold(monkeypatch)
-    outcome = found(NumberedStore)
+    outcome = first_failure(NumberedStore)
     assert outcome is not None, f"{MOST} schedules did not show it"
     monkeypatch.undo()
     assert play(outcome.schedule, store=NumberedStore()).violations == []
@@ -207,7 +207,7 @@ def test_a_directory_whose_lock_does_not_hold_is_found(monkeypatch: pytest.Monke
 
 def test_a_directory_passes() -> None:
     """Whatever comes between the steps of a swap."""
-    outcome = found(NumberedStore, range(1, 41))
+    outcome = first_failure(NumberedStore, range(1, 41))
     assert outcome is None, outcome.report()
 
 
@@ -241,7 +241,7 @@ def forget_what_was_decided(patch: pytest.MonkeyPatch) -> None:
 def test_a_bug_with_a_register_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a place that decides nothing itself."""
     plant(monkeypatch)
-    outcome = found(RegisteredModel)
+    outcome = first_failure(RegisteredModel)
     assert outcome is not None, f"{MOST} schedules did not show it"
     assert words in "\n".join(outcome.violations), outcome.report()
     monkeypatch.undo()
@@ -267,7 +267,7 @@ def test_a_register_passes_and_holds_refs_and_records_alone(monkeypatch: pytest.
 def test_a_failing_schedule_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed has the seed, a handful of lines that still show it, and the operations that led to it."""
     keep_the_fence_outside_the_store(monkeypatch)
-    outcome = found()
+    outcome = first_failure()
     assert outcome is not None
     small = smallest(outcome)
     assert small.violations

@@ -34,7 +34,7 @@ MOST = 400
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def found(seeds: range = range(1, MOST + 1)) -> Outcome | None:
+def first_failure(seeds: range = range(1, MOST + 1)) -> Outcome | None:
     """Return the first schedule that shows a violation."""
     return next((outcome for outcome in map(play, map(draw, seeds)) if outcome.violations), None)
 
@@ -195,7 +195,7 @@ def believe_one_refusal(patch: pytest.MonkeyPatch) -> None:
 def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a few hundred schedules, in the words of the invariant it breaks; the honest code passes the same one."""
     plant(monkeypatch)
-    outcome = found()
+    outcome = first_failure()
     assert outcome is not None, f"{MOST} schedules did not show it"
     said = "\n".join(outcome.violations)
     assert any(word in said for word in words.split("|")), outcome.report()

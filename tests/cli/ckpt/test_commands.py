@@ -37,7 +37,7 @@ MANIFESTS_ONLY: dict[str, list[str]] = {
 }
 
 
-def told(*arguments: str, code: int = 0) -> Any:
+def answer(*arguments: str, code: int = 0) -> Any:
     """Return what a command says in JSON."""
     result = run.invoke(app, [*arguments, "--json"])
     assert result.exit_code == code, result.output
@@ -66,12 +66,12 @@ def test_manifests_suffice(command: str, history: History, monkeypatch: pytest.M
 
 def test_ls_and_log_tell_commits_newest_first(history: History) -> None:
     """With what points to them, and how many there are beyond those that are shown."""
-    listed = told("ls", history.url)
+    listed = answer("ls", history.url)
     assert listed["generation"] == 3
     assert [row["checkpoint"] for row in listed["checkpoints"]] == history.names[::-1]
     assert [row["latest"] for row in listed["checkpoints"]] == [True, False, False, False]
     assert [row["bytes"] for row in listed["checkpoints"]] == [scenes.BYTES] * 4
-    logged = told("log", history.url, "-n", "2")
+    logged = answer("log", history.url, "-n", "2")
     assert [row["step"] for row in logged["commits"]] == [400, 300]
     assert logged["commits"][1]["parent"] == history.names[1], "the one before is read too, for its deltas"
     assert logged["more"] == 2
@@ -90,8 +90,8 @@ def test_an_empty_store_is_not_an_error_to_list(tmp_path: Path) -> None:
 def test_a_checkpoint_is_named_in_several_ways(history: History) -> None:
     """By latest, by its step, by its name or by the beginning of it."""
     for text in ("200", history.names[1], history.names[1][:12]):
-        assert told("show", history.url, text)["summary"]["checkpoint"] == history.names[1]
-    assert told("show", history.url)["summary"]["step"] == 400
+        assert answer("show", history.url, text)["summary"]["checkpoint"] == history.names[1]
+    assert answer("show", history.url)["summary"]["step"] == 400
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_help_has_examples_for_every_command(command: str) -> None:
 
 def test_diff_says_which_tensors_changed(history: History) -> None:
     """Against the commit before by default; exactly with --values; --quiet only by the exit code."""
-    found = told("diff", history.url)["difference"]
+    found = answer("diff", history.url)["difference"]
     assert (found["before"], found["after"]) == (history.names[2], history.names[3])
     changes = {tensor["key"]: tensor["change"] for tensor in found["tensors"]}
     assert changes["model/embed.weight"] == "same"
     assert changes["model/head.weight"] == "changed"
-    exact = {one["key"]: one for one in told("diff", history.url, "100", "200", "--values", "-m", "mlp")["values"]}
+    exact = {one["key"]: one for one in answer("diff", history.url, "100", "200", "--values", "-m", "mlp")["values"]}
     assert set(exact) == {key for key in changes if "mlp" in key}
     assert exact["model/blocks.0.mlp.weight"]["max_abs"] == pytest.approx(0.0328, abs=1e-4)
     assert run.invoke(app, ["diff", history.url, "100", "200", "--quiet"]).exit_code == 1
@@ -168,23 +168,23 @@ def test_diff_compares_two_stores(history: History, tmp_path: Path) -> None:
 
 def test_stats_filter_and_find_what_is_not_sound(history: History) -> None:
     """--bad finds the NaN, names its tensor and ends with 1; there is none in the checkpoint before."""
-    bad = told("stats", history.url, "--bad", code=1)["tensors"]
+    bad = answer("stats", history.url, "--bad", code=1)["tensors"]
     assert [(row["spec"]["key"], row["nans"], row["max"]) for row in bad] == [("model/head.weight", 1, "inf")]
-    assert told("stats", history.url, "300", "--bad")["tensors"] == []
-    largest = told("stats", history.url, "300", "--sort", "max", "-n", "2", "--dtype", "float32")["tensors"]
+    assert answer("stats", history.url, "300", "--bad")["tensors"] == []
+    largest = answer("stats", history.url, "300", "--sort", "max", "-n", "2", "--dtype", "float32")["tensors"]
     assert [row["max"] for row in largest] == [300.0, 300.0]
 
 
 def test_plan_says_what_each_rank_would_read(history: History) -> None:
     """One reader a rank, or a node; together they need every byte, and scalars more than once."""
-    ranks = told("plan", history.url, "100", "--to", "pp=2,dp=2")
+    ranks = answer("plan", history.url, "100", "--to", "pp=2,dp=2")
     assert [reader["places"][0] for reader in ranks["readers"]] == [
         {"pp": pp, "dp": dp, "tp": 0} for pp in (0, 1) for dp in (0, 1)
     ]
     assert max(reader["over_read"] for reader in ranks["readers"]) < 1.01, "they read what they wrote"
     assert sum(reader["needed"] for reader in ranks["readers"]) == scenes.BYTES + 14 * 4
     assert ranks["homes"]["last"] == ["head.weight", "norm.weight"]
-    nodes = told("plan", history.url, "100", "--to", "dp=4", "--slots", "2")["readers"]
+    nodes = answer("plan", history.url, "100", "--to", "dp=4", "--slots", "2")["readers"]
     assert [node["ranks"] for node in nodes] == [[0, 1], [2, 3]]
 
 
@@ -204,8 +204,8 @@ def test_cat_prints_and_saves(history: History, tmp_path: Path) -> None:
     assert "float32" in wide.stderr
     bits = np.load(tmp_path / "embed.npy").view("<u4") >> 16
     assert bits.astype("<u2").tobytes() == state["model/embed.weight"]
-    assert told("cat", history.url, "optimizer/norm.weight/step", "--of", "300")["values"] == 300.0
-    assert told("cat", history.url, "model/head.weight", "-s", "0,2:6")["values"][1] == "nan"
+    assert answer("cat", history.url, "optimizer/norm.weight/step", "--of", "300")["values"] == 300.0
+    assert answer("cat", history.url, "model/head.weight", "-s", "0,2:6")["values"][1] == "nan"
 
 
 def test_a_slice_is_pythons(history: History) -> None:
@@ -232,7 +232,7 @@ def test_verify_ends_with_1_where_a_byte_is_wrong(history: History, tmp_path: Pa
     data = bytearray(path.read_bytes())
     data[9] ^= 4
     path.write_bytes(data)
-    (finding,) = told("verify", str(store), code=1)["findings"]
+    (finding,) = answer("verify", str(store), code=1)["findings"]
     assert finding["pack"] == path.stem
     assert finding["tensor"].split("/")[0] in ("model", "optimizer")
     assert finding["checkpoints"]
@@ -247,12 +247,12 @@ def test_a_damaged_checkpoint_does_not_hide_the_others(history: History, tmp_pat
     shutil.copytree(history.url, store)
     record = store / "checkpoints" / f"{history.names[1]}.record"
     record.write_bytes(record.read_bytes()[:-1])
-    listed = told("ls", str(store), code=1)["checkpoints"]
+    listed = answer("ls", str(store), code=1)["checkpoints"]
     assert [bool(row["error"]) for row in listed] == [False, False, True, False]
-    logged = told("log", str(store), code=1)["commits"]
+    logged = answer("log", str(store), code=1)["commits"]
     assert [bool(row["error"]) for row in logged] == [False, False, True, False]
     assert logged[1]["changed"] is None, "what came before it cannot be read"
-    assert len(told("du", str(store), code=1)["usage"]["checkpoints"]) == 3
+    assert len(answer("du", str(store), code=1)["usage"]["checkpoints"]) == 3
     assert run.invoke(app, ["log", str(store)]).exit_code == 1
 
 
@@ -288,8 +288,8 @@ def test_an_encrypted_store_needs_its_key(tmp_path: Path, monkeypatch: pytest.Mo
     scenes.save(open_store(url, key=key), 100, scenes.MeshSizes())
     (tmp_path / "key").write_text(key.text())
     (tmp_path / "key").chmod(0o600)
-    assert told("show", url, "--key-file", str(tmp_path / "key"))["summary"]["step"] == 100
+    assert answer("show", url, "--key-file", str(tmp_path / "key"))["summary"]["step"] == 100
     without = run.invoke(app, ["show", url])
     assert (without.exit_code in (1, 2), without.stdout, without.stderr.count("\n")) == (True, "", 1)
     monkeypatch.setenv("ELASTIC3D_STORE_KEY", key.text())
-    assert told("log", url)["commits"][0]["step"] == 100
+    assert answer("log", url)["commits"][0]["step"] == 100

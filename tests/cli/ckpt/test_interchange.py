@@ -18,7 +18,7 @@ from tests.cli.ckpt.conftest import History
 run = CliRunner()
 
 
-def told(*arguments: str, code: int = 0) -> Any:
+def answer(*arguments: str, code: int = 0) -> Any:
     result = run.invoke(app, [*arguments, "--json"])
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
@@ -28,11 +28,11 @@ def told(*arguments: str, code: int = 0) -> Any:
 def test_what_is_exported_can_be_imported(name: str, kind: str, history: History, tmp_path: Path) -> None:
     """There and back again, the tensors are the same, whoever's format they went through."""
     target, store = tmp_path / name, tmp_path / "store"
-    done = told("export", history.url, str(target), "--as", kind, "--of", "300")
+    done = answer("export", history.url, str(target), "--as", kind, "--of", "300")
     assert (done["kind"], done["tensors"], done["bytes"]) == (kind, 43, 69_304)
-    back = told("import", str(store), str(target), "--step", "7", "--facts", '{"a": 1}')
+    back = answer("import", str(store), str(target), "--step", "7", "--facts", '{"a": 1}')
     assert back["totals"]["bytes"] >= 69_304, "where state dicts are nested, how they are is kept beside"
-    assert told("show", str(store), "7")["summary"]["facts"] == {"a": 1}
+    assert answer("show", str(store), "7")["summary"]["facts"] == {"a": 1}
     for part in ("model/*", "optimizer/*"):
         same = ["diff", str(store), "300", "7", "--other", history.url, "--values", "--match", part, "--quiet"]
         assert run.invoke(app, same).exit_code == 0

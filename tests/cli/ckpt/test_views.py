@@ -33,7 +33,7 @@ from tests.cli.ckpt import scenes
 from tests.cli.ckpt.conftest import History
 
 
-def found(history: History, place: int) -> CheckpointDocuments:
+def saved(history: History, place: int) -> CheckpointDocuments:
     return find(history.store, history.names[place])
 
 
@@ -54,7 +54,7 @@ def test_bytes_of_any_dtype_are_the_numbers_torch_sees(dtype: str) -> None:
 
 def test_statistics_are_those_of_the_values(history: History) -> None:
     """Put together from tiles, and from several tensors: to the six digits that tiles have."""
-    tiles = by_key(found(history, 1).tiles)
+    tiles = by_key(saved(history, 1).tiles)
     state = {spec.key: (spec, data) for spec, data in scenes.state(200).items()}
     several = []
     for key in ("model/blocks.0.mlp.weight", "model/blocks.1.mlp.weight"):
@@ -69,14 +69,14 @@ def test_statistics_are_those_of_the_values(history: History) -> None:
     both = np.concatenate([values for _, values in several])
     whole = together(told for told, _ in several)
     assert whole.rms == pytest.approx(math.sqrt((both * both).mean()), rel=1e-5)
-    last = found(history, 3)
+    last = saved(history, 3)
     head = statistics(last.specs["model/head.weight"], by_key(last.tiles)["model/head.weight"])
     assert (head.nans, head.infinite, head.sound, head.max) == (1, True, False, math.inf)
 
 
 def test_a_difference_names_what_changed(history: History) -> None:
     """Everything but the frozen embedding, by digests; and by how much, by statistics."""
-    told = difference(found(history, 0), found(history, 1))
+    told = difference(saved(history, 0), saved(history, 1))
     changes = {one.key: one for one in told.tensors}
     assert [key for key, one in changes.items() if one.change is Change.SAME] == ["model/embed.weight"]
     weight = changes["model/blocks.2.mlp.weight"]
@@ -89,7 +89,7 @@ def test_a_difference_names_what_changed(history: History) -> None:
 
 def test_a_difference_to_another_model(history: History) -> None:
     """Tensors that came, went, or have another shape are told apart."""
-    one = found(history, 0)
+    one = saved(history, 0)
     specs = dict(one.specs)
     del specs["model/norm.weight"]
     specs["model/new"] = TensorSpec(key="model/new", dtype="float32", shape=(2, 2))
@@ -105,7 +105,7 @@ def test_a_difference_to_another_model(history: History) -> None:
 
 def test_values_tell_what_digests_of_other_cuts_cannot(history: History) -> None:
     """Two meshes cut at other places: exact distances say that the embedding is the same, and how far the rest is."""
-    old, new = found(history, 1), found(history, 2)
+    old, new = saved(history, 1), saved(history, 2)
     told = difference(old, new)
     assert {one.change for one in told.tensors} == {Change.CHANGED, Change.RECUT}
     heard: list[int] = []
@@ -124,7 +124,7 @@ def test_values_tell_what_digests_of_other_cuts_cannot(history: History) -> None
 
 def test_a_nan_is_infinitely_far_and_equal_to_a_nan(history: History) -> None:
     """A value that became NaN has no distance; NaNs on both sides are no difference."""
-    old, new = found(history, 2), found(history, 3)
+    old, new = saved(history, 2), saved(history, 3)
     sides = [(side, open_checkpoint(history.store, side.name)) for side in (old, new)]
     key = ["model/head.weight"]
     (head,) = value_differences(sides[0], sides[1], key, lambda _: None)
@@ -135,7 +135,7 @@ def test_a_nan_is_infinitely_far_and_equal_to_a_nan(history: History) -> None:
 
 def test_usage_adds_up(history: History) -> None:
     """What is unique, and once what is shared, is all that is stored; nothing is left over and nothing missing."""
-    everything = [found(history, place) for place in (3, 2, 1, 0)]
+    everything = [saved(history, place) for place in (3, 2, 1, 0)]
     told = usage(everything, list(history.store.entries("")))
     for row in told.checkpoints:
         assert row.stored == row.unique + row.shared
@@ -166,14 +166,14 @@ def test_history_tells_what_each_commit_wrote(history: History) -> None:
 
 def test_lineage_goes_back_through_parents(history: History) -> None:
     """As far as they are there, and at most as far as asked."""
-    last = found(history, 3)
+    last = saved(history, 3)
     assert [one.checkpoint for one in lineage(history.store, last, 8)] == history.names[2::-1]
     assert len(lineage(history.store, last, 2)) == 2
 
 
 def test_the_mesh_is_read_off_from_who_holds_what(history: History) -> None:
     """Two stages of two replicas; after the shrink one stage of three. dim 0 is cut."""
-    four, three = (writers(found(history, place).ranks) for place in (0, 2))
+    four, three = (writers(saved(history, place).ranks) for place in (0, 2))
     assert (four.stages, four.cuts, four.regular) == (((0, 1), (2, 3)), {0: 2}, True)
     assert (three.stages, three.cuts, three.regular) == (((0, 1, 2),), {0: 3}, True)
     assert sum(rank.bytes for rank in three.ranks) >= scenes.BYTES
@@ -232,7 +232,7 @@ def test_blocks_are_found_by_their_bytes() -> None:
 
 def test_a_mesh_that_wrote_in_stages_says_what_comes_last(history: History) -> None:
     """The first checkpoint was written by two stages, so that nothing has to be guessed."""
-    homes = homes_of(found(history, 0), None, [])
+    homes = homes_of(saved(history, 0), None, [])
     assert (homes.last, homes.guessed) == ({"norm.weight", "head.weight"}, frozenset())
 
 
@@ -240,7 +240,7 @@ def test_a_mesh_that_wrote_in_stages_says_what_comes_last(history: History) -> N
 def test_planned_reads_are_those_a_restore_makes(history: History, text: str) -> None:
     """Each rank gets its bytes, and the store is asked for the planned tiles and no others."""
     target = MeshSizes.parse(text)
-    first = found(history, 1)
+    first = saved(history, 1)
     homes = homes_of(first, None, [])
     shapes = {parameter_of(key): spec.shape for key, spec in first.specs.items() if key.startswith("model/")}
     plans = list(plan_reads(first, target, homes))
@@ -267,7 +267,7 @@ def test_a_region_that_nobody_saved_cannot_be_planned(history: History) -> None:
     """As a restore would refuse it."""
     spec = TensorSpec(key="model/none", dtype="float32", shape=(2,))
     with pytest.raises(Exception, match="no such region"):
-        TileIndex(found(history, 0).tiles).reads([(spec, spec.box)])
+        TileIndex(saved(history, 0).tiles).reads([(spec, spec.box)])
 
 
 @pytest.mark.parametrize("text", ["", "pp", "pp=0", "pp=1,pp=2", "xp=2", "dp=-1", "dp=2,", "dp=1048577", "dp=9999999"])

@@ -29,7 +29,7 @@ def planned(*arguments: str, width: int = 100) -> Result:
     return run.invoke(application(), ["plan", *arguments], env={"COLUMNS": str(width)})
 
 
-def told(*arguments: str, code: int = 0) -> Any:
+def answer(*arguments: str, code: int = 0) -> Any:
     """Return what it says in JSON."""
     result = planned(*arguments, "--json")
     assert result.exit_code == code, result.output
@@ -38,7 +38,7 @@ def told(*arguments: str, code: int = 0) -> Any:
 
 def test_json_has_the_ranking_and_what_was_rejected() -> None:
     """Best first, each a whole layout with its time, memory and spares."""
-    document = told(*LLAMA)
+    document = answer(*LLAMA)
     assert document["schema"] == 1
     seconds = [one["seconds"] for one in document["ranking"]]
     assert seconds
@@ -65,7 +65,7 @@ def test_a_person_sees_the_best_its_places_and_its_step(width: int) -> None:
 
 def test_what_a_layout_names_is_fixed_and_nothing_else() -> None:
     """--layout pp=2 leaves dp, tp and ZeRO to the planner."""
-    document = told(*LLAMA, "--layout", "pp=2")
+    document = answer(*LLAMA, "--layout", "pp=2")
     assert {one["pp"] for one in document["ranking"]} == {2}
     assert len({one["dp"] for one in document["ranking"]}) > 1
 
@@ -107,7 +107,7 @@ def test_a_plan_can_rest_on_what_was_measured(tmp_path: Path) -> None:
     save(CALIBRATION, slow)
     save(dataclasses.replace(CALIBRATION, flops=2 * CALIBRATION.flops), fast)
     common = ("--model", "gpt-125m", "--nodes", "2", "--slots", "2", "--global-batch", "8")
-    slow_told, fast_told = (told(*common, "--calibration", str(path)) for path in (slow, fast))
+    slow_told, fast_told = (answer(*common, "--calibration", str(path)) for path in (slow, fast))
     assert fast_told["ranking"][0]["seconds"] < slow_told["ranking"][0]["seconds"]
     assert "measured on somewhere" in planned(*common, "--calibration", str(slow)).stdout
 
@@ -152,7 +152,7 @@ def test_what_does_not_fit_says_what_takes_most_memory() -> None:
     assert result.exit_code == 1
     assert "No layout works" in result.stdout
     assert re.search(r"needs \d+\.\d GiB of 37\.3\s+GiB", result.stdout), result.stdout
-    document = told(*arguments, code=1)
+    document = answer(*arguments, code=1)
     assert document["ranking"] == []
     fat = [one["reason"] for one in document["rejected"] if "needs" in one["reason"]]
     assert fat
@@ -162,7 +162,7 @@ def test_what_does_not_fit_says_what_takes_most_memory() -> None:
 
 def test_a_layout_that_is_forbidden_says_why() -> None:
     """ZeRO-3 under a schedule that splits its backward pass would be silently wrong."""
-    document = told(*LLAMA, "--layout", "pp=2,dp=28,zero=3,schedule=zbv", code=1)
+    document = answer(*LLAMA, "--layout", "pp=2,dp=28,zero=3,schedule=zbv", code=1)
     assert any("silently wrong" in one["reason"] for one in document["rejected"])
 
 
@@ -171,5 +171,5 @@ def test_a_layout_that_is_forbidden_says_why() -> None:
 def test_thousands_of_devices_are_planned(nodes: int) -> None:
     """Of a thousand devices and of sixteen thousand, all that can be used are."""
     arguments = ("--model", "llama-70b", "--nodes", str(nodes), "--device", "h100", "--global-batch", str(8 * nodes))
-    best = told(*arguments, "--recompute", "full")["ranking"][0]
+    best = answer(*arguments, "--recompute", "full")["ranking"][0]
     assert best["pp"] * best["dp"] * best["tp"] == 8 * nodes
