@@ -1,4 +1,4 @@
-"""Each classical mistake, planted by hand into a small seam of the protocol, is found by random schedules."""
+"""Random schedules find each classical mistake that is planted into a small seam of the protocol."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def first_failure(store: Callable[[], ModelStore] = ModelStore, seeds: range = r
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a few hundred schedules, in the words of the invariant it breaks; the honest code passes the same one."""
+    """Within a few hundred schedules, by the invariant it breaks; the unmodified code passes the same schedule."""
     plant(monkeypatch)
     # It takes three to meet at the wrong moment: four schedules in 2,400 show it.
     first = 1701 if plant is collect_without_looking_again else 1
@@ -174,7 +174,7 @@ def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.Mo
 
 
 def test_a_store_that_ignores_tokens_is_found() -> None:
-    """Compare-and-swap that only swaps loses a commit or a fence."""
+    """A compare-and-swap that does not compare loses a commit or a fence."""
     outcome = first_failure(Careless)
     assert outcome is not None
     assert any("back from" in violation or "lost" in violation for violation in outcome.violations), outcome.report()
@@ -196,8 +196,8 @@ def lock_that_does_not_hold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(numbered, "swap", swap)
 
 
-def test_a_directory_whose_lock_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two swaps that both succeed; numbered links pass the same schedule."""
+def test_a_directory_with_a_broken_lock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two swaps both succeed; numbered links pass the same schedule."""
     lock_that_does_not_hold(monkeypatch)
     outcome = first_failure(NumberedStore)
     assert outcome is not None, f"{MOST} schedules did not show it"
@@ -205,8 +205,8 @@ def test_a_directory_whose_lock_does_not_hold_is_found(monkeypatch: pytest.Monke
     assert play(outcome.schedule, store=NumberedStore()).violations == []
 
 
-def test_a_directory_passes() -> None:
-    """Whatever comes between the steps of a swap."""
+def test_a_directory_without_a_bug_passes() -> None:
+    """Whatever happens between the steps of a swap."""
     outcome = first_failure(NumberedStore, range(1, 41))
     assert outcome is None, outcome.report()
 
@@ -238,8 +238,8 @@ def forget_what_was_decided(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_bug_with_a_register_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a place that decides nothing itself."""
+def test_a_planted_bug_is_found_with_a_register(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store then decides nothing itself."""
     plant(monkeypatch)
     outcome = first_failure(RegisteredModel)
     assert outcome is not None, f"{MOST} schedules did not show it"
@@ -248,8 +248,8 @@ def test_a_bug_with_a_register_is_found(plant: Plant, words: str, monkeypatch: p
     assert play(outcome.schedule, store=RegisteredModel()).violations == []
 
 
-def test_a_register_passes_and_holds_refs_and_records_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where ranks never find what they have written, and write another manifest."""
+def test_a_register_passes_and_holds_only_refs_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where ranks never find what they have written, and write another manifest."""
     overwrite_manifests(monkeypatch)
     most = 0
     for seed in range(1, 41):
@@ -264,8 +264,8 @@ def test_a_register_passes_and_holds_refs_and_records_alone(monkeypatch: pytest.
     assert most > 1, "no rank has written two"
 
 
-def test_a_failing_schedule_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is printed has the seed, a handful of lines that still show it, and the operations that led to it."""
+def test_a_failing_schedule_is_minimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report has the seed, a few lines that still fail, and the operations that led to the failure."""
     keep_the_fence_outside_the_store(monkeypatch)
     outcome = first_failure()
     assert outcome is not None

@@ -1,4 +1,4 @@
-"""Each classical mistake, planted by hand into a small seam of the production code, is found by random schedules."""
+"""Random schedules find each classical mistake that is planted into a small seam of the production code."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def believe_one_refusal(patch: pytest.MonkeyPatch) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a few hundred schedules, in the words of the invariant it breaks; the honest code passes the same one."""
+    """Within a few hundred schedules, by the invariant it breaks; the unmodified code passes the same schedule."""
     plant(monkeypatch)
     outcome = first_failure()
     assert outcome is not None, f"{MOST} schedules did not show it"

@@ -1,4 +1,4 @@
-"""Random schedules against the production core: nothing that must not happen does, whatever is done to a job."""
+"""Random schedules against the production core break no invariant, whatever is done to a job."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ EACH = 250
 
 
 @pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(1 + EACH, 2001, EACH))])
-def test_two_thousand_schedules(first: int) -> None:
-    """Every invariant holds at every event of 2,000 schedules; a failure is printed small, to be pasted below."""
+def test_two_thousand_schedules_break_no_invariant(first: int) -> None:
+    """Every invariant holds at every event; a failure is printed minimised, to be pasted below."""
     tally = play_many(first, EACH, most=1)
     assert not tally.failures, "\n\n".join(outcome.report() for outcome in tally.failures)
     assert tally.counts["generations"] > EACH
@@ -22,7 +22,7 @@ def test_two_thousand_schedules(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(10_000, 110_000, 5_000))
-def test_a_hundred_thousand_schedules(first: int) -> None:
+def test_a_hundred_thousand_schedules_break_no_invariant(first: int) -> None:
     """The same for 100,000."""
     tally = play_many(first, 5_000, most=1)
     assert not tally.failures, "\n\n".join(outcome.report() for outcome in tally.failures)
@@ -232,16 +232,16 @@ FOUND = {
 
 
 @pytest.mark.parametrize("text", FOUND.values(), ids=FOUND)
-def test_a_schedule_that_showed_a_fault(text: str) -> None:
-    """What random schedules found once stays found."""
+def test_a_schedule_that_once_failed_passes(text: str) -> None:
+    """What random schedules once found stays found."""
     outcome = play(parse(text))
     assert not outcome.violations, outcome.report()
 
 
-def test_who_lost_etcd_alone_holds_nobody_up() -> None:
+def test_a_node_cut_off_from_etcd_alone_holds_nobody_up() -> None:
     """Its neighbours hear it, but the generation that waits for it goes on without it after lease and grace.
 
-    It is sealed into one more generation, for to have lost a lease is not to be dead; there all others are prepared.
+    It is sealed into one more generation, since a lost lease is not a death; all others are prepared there.
     """
     schedule = parse("""
         job seed=2 members=4 minimum=1 maximum=4 multiple_of=1 beside=1
@@ -259,14 +259,14 @@ def test_who_lost_etcd_alone_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 77])
-def test_the_same_seed_is_the_same_story(seed: int) -> None:
-    """Every action of every member, at the same virtual time, is the same again."""
+def test_a_seed_gives_the_same_history(seed: int) -> None:
+    """Every action of every member happens at the same virtual time again."""
     one, two = play(draw(seed), traced=True), play(draw(seed), traced=True)
     assert one.digest == two.digest
     assert one.digest != play(draw(seed + 1), traced=True).digest
 
 
-def test_a_schedule_is_text_that_reads_back() -> None:
+def test_a_schedule_reads_back_from_its_text() -> None:
     """What a failure prints can be pasted into a test."""
     for seed in range(50):
         schedule = draw(seed)
@@ -276,13 +276,13 @@ def test_a_schedule_is_text_that_reads_back() -> None:
 
 
 @pytest.mark.parametrize("line", ["kill n1", "3.0", "3.0 explode n1", "3.0 kill who", "job members=3"])
-def test_a_line_that_is_none_is_refused(line: str) -> None:
-    """By its text."""
+def test_a_line_that_is_no_fault_is_refused(line: str) -> None:
+    """The message quotes it."""
     with pytest.raises(UsageError, match=line):
         parse(line)
 
 
-def test_a_failing_schedule_is_made_small() -> None:
+def test_a_failing_schedule_is_minimised() -> None:
     """Only what the failure needs is left, at round times."""
     schedule = draw(5)
     needed = Command(at=4.0004, do=Do.KILL, nodes=(1, 2))
