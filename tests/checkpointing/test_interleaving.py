@@ -1,7 +1,7 @@
-"""Writers, leaders, collectors and readers at once: every order of their store operations that a seed draws.
+"""Concurrent writers, leaders, collectors and readers: store operations in every order that a seed draws.
 
-Packs are as commits and collections see them: objects with an id and a size. Few contents are there to be written, so
-that packs which were condemned come back under their ids.
+Packs are as commits and collections see them: objects with an id and a size. Only a few contents are written, so
+that condemned packs return under their ids.
 """
 
 from __future__ import annotations
@@ -309,20 +309,20 @@ def check(seed: int) -> Oracle:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_no_order_of_operations_loses_what_is_committed(seed: int) -> None:
-    """Whoever dies, waits or asks twice: checkpoints stay whole while they are listed, garbage goes in the end."""
+def test_no_order_of_operations_loses_a_commit(seed: int) -> None:
+    """Whoever dies, waits or repeats: listed checkpoints stay whole, and garbage goes in the end."""
     check(seed)
 
 
 @pytest.mark.slow
-def test_no_order_of_operations_loses_what_is_committed_at_length() -> None:
+def test_no_order_of_operations_loses_a_commit_in_many_seeds() -> None:
     """The same for many more seeds."""
     for seed in range(1000, 2500):
         check(seed)
 
 
-def test_the_orders_are_worth_drawing() -> None:
-    """Among the seeds there are commits of both generations, drops, takings over, refusals and late deletions."""
+def test_drawn_orders_cover_every_outcome() -> None:
+    """Among the seeds are commits of both generations, drops, takeovers, refusals and late deletions."""
     oracles = [run(seed) for seed in range(1, 8)]
     seen = {name for oracle in oracles for name in oracle.seen}
     assert {names.parse_checkpoint(name)[1] for name in seen} == {1, 2}  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""A campaign of random damage: all of it found, all of it healed where another copy exists, none of it restored."""
+"""A campaign of random damage: all of it is found, healed where another copy exists, and never restored."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def run(store: Store, encoded: Store, tmp_path: Path, count: int) -> dict[str, i
 
 
 def test_random_damage_is_found_and_healed(store: Store, encoded: Store, tmp_path: Path) -> None:
-    """Each of 60: found with tensor, rank and pack named, healed from another tier, never restored as it is."""
+    """60 times: tensor, rank and pack are named, another tier heals it, and it is never restored."""
     outcomes = run(store, encoded, tmp_path, 60)
     assert outcomes["tile"] + outcomes["spares"] > 5
     assert outcomes["document"] > 5
@@ -193,7 +193,7 @@ def test_random_damage_is_found_and_healed(store: Store, encoded: Store, tmp_pat
 
 @pytest.mark.slow
 def test_random_damage_is_found_and_healed_a_thousand_times(store: Store, encoded: Store, tmp_path: Path) -> None:
-    """The same of 1,000, with every outcome among them."""
+    """The same 1,000 times, with every outcome among them."""
     outcomes = run(store, encoded, tmp_path, 1000)
     assert sum(outcomes.values()) == 1000
     assert all(outcomes[kind] for kind in ("document", "elsewhere in a pack", "tile", "spares"))
