@@ -1,4 +1,4 @@
-"""Heartbeat links over real sockets: refused is a death, silence is told by both ends, a pause accuses nobody."""
+"""Heartbeat links over real sockets: a refusal is a death, both ends report silence, and pauses accuse nobody."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def child() -> Iterator[Child]:
     child.close()
 
 
-def test_a_peer_that_closes_is_refused_at_once(watcher: Watcher) -> None:
-    """Its end is told within half a second of it, with the evidence; while it lived only its life was told."""
+def test_a_closed_peer_is_reported_at_once(watcher: Watcher) -> None:
+    """Within half a second of its end, with the evidence; while it lived only its life was reported."""
     other = Watcher("b")
     watcher.watch(other.peer("b@1"))
     assert watcher.next(2) == heard("b@1")
@@ -165,8 +165,8 @@ def test_a_peer_that_closes_is_refused_at_once(watcher: Watcher) -> None:
     assert f"127.0.0.1:{other.links.port} refuses" in news.evidence
 
 
-def test_nobody_there_from_the_start_is_refused(watcher: Watcher) -> None:
-    """A port that nobody holds is a death too: the peer died before it was watched."""
+def test_a_peer_that_never_listened_is_reported_as_dead(watcher: Watcher) -> None:
+    """It died before anybody watched it."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     watcher.watch(at(port))
@@ -174,7 +174,7 @@ def test_nobody_there_from_the_start_is_refused(watcher: Watcher) -> None:
 
 
 def test_end_of_file_alone_is_no_death(watcher: Watcher) -> None:
-    """A connection that is cut while the peer still listens is dialled again, and nothing is told."""
+    """A connection that is cut while the peer still listens is dialled again, and nothing is reported."""
     listener = socket.create_server(("127.0.0.1", 0))
     try:
         watcher.watch(at(listener.getsockname()[1]))
@@ -190,8 +190,8 @@ def test_end_of_file_alone_is_no_death(watcher: Watcher) -> None:
         listener.close()
 
 
-def test_another_identity_at_the_port_is_the_death_of_the_one_meant(watcher: Watcher) -> None:
-    """A port taken over by another member, or by a program that knows nothing of us, refuses as a closed port does."""
+def test_another_identity_at_the_port_is_a_death(watcher: Watcher) -> None:
+    """A port taken over by another member, or by an unrelated program, counts as a closed port."""
     other = Watcher("c")
     foreign = socket.create_server(("127.0.0.1", 0))
     try:
@@ -211,8 +211,8 @@ def test_another_identity_at_the_port_is_the_death_of_the_one_meant(watcher: Wat
         foreign.close()
 
 
-def test_a_new_incarnation_over_the_same_links(watcher: Watcher) -> None:
-    """Who meant the old one is told of its death at once; the new one is heard, and has nobody to watch yet."""
+def test_a_new_incarnation_is_served_over_the_same_links(watcher: Watcher) -> None:
+    """Watchers of the old one are told of its death at once; the new one is heard, and watches nobody yet."""
     other = Watcher("b")
     try:
         watcher.watch(other.peer("b@1"))
@@ -230,8 +230,8 @@ def test_a_new_incarnation_over_the_same_links(watcher: Watcher) -> None:
         other.links.close()
 
 
-def test_who_is_expected_is_heard_and_missed(watcher: Watcher) -> None:
-    """The end that is dialled hears too; a stranger's connection is served, and believed by nobody."""
+def test_an_expected_dialler_is_heard_and_missed(watcher: Watcher) -> None:
+    """The dialled end listens too; a stranger's connection is served but not believed."""
     other, stranger = Watcher("b"), Watcher("x")
     try:
         watcher.watch(expected=("b@1", "c@1"))
@@ -249,9 +249,9 @@ def test_who_is_expected_is_heard_and_missed(watcher: Watcher) -> None:
 
 
 def test_both_ends_notice_a_stopped_process(watcher: Watcher, child: Child) -> None:
-    """SIGSTOP is told as silence by who dialled it and by who is dialled, never as a death; the woken accuses nobody.
+    """Both ends report a SIGSTOP as silence, never as a death; once resumed, the process accuses nobody.
 
-    A stop of more than twice the silence is one in which the woken one had every reason to believe in its own.
+    A stop of more than twice the silence limit gives the resumed process every reason to believe in its own.
     """
     third = Watcher("c")
     try:
@@ -279,8 +279,8 @@ def test_both_ends_notice_a_stopped_process(watcher: Watcher, child: Child) -> N
         third.links.close()
 
 
-def test_two_that_were_stopped_together_accuse_nobody() -> None:
-    """As when a whole machine is frozen: nothing arrived meanwhile, and nobody had the time to say anything."""
+def test_two_processes_stopped_together_accuse_nobody() -> None:
+    """As when a whole machine is frozen: nothing arrived, and nobody had time to send anything."""
     one, other = Child("a@1"), Child("b@1")
     try:
         one.watch("b@1", other.port)
@@ -298,8 +298,8 @@ def test_two_that_were_stopped_together_accuse_nobody() -> None:
         other.close()
 
 
-def test_short_pauses_are_no_silence(watcher: Watcher, child: Child) -> None:
-    """A process that is stopped for 0.7 s, and has a moment between, is heard all the time, at both ends."""
+def test_short_pauses_are_not_silence(watcher: Watcher, child: Child) -> None:
+    """A process stopped for 0.7 s at a time, with a moment between, is heard all the time at both ends."""
     watcher.watch(child.peer, expected=("b@1",))
     child.watch("a@1", watcher.links.port)
     assert watcher.next(5) == heard("b@1")
@@ -311,11 +311,11 @@ def test_short_pauses_are_no_silence(watcher: Watcher, child: Child) -> None:
     assert watcher.events.empty()
 
 
-def test_who_is_known_to_be_slow_is_given_time(watcher: Watcher, child: Child) -> None:
-    """On a host that is too busy the beats are late before they are very late: the worst gap so far teaches patience.
+def test_a_slow_peer_is_given_more_time(watcher: Watcher, child: Child) -> None:
+    """On an overloaded host beats are late before they are very late: the worst gap so far sets the patience.
 
-    Pauses of 0.8 s are no silence, and after them none of 1.5 s is, which would be one from somebody who is prompt. One
-    that lasts is told all the same.
+    Pauses of 0.8 s are no silence. After them 1.5 s is none either, although it would be for a prompt peer. A lasting
+    one is still reported.
     """
     watcher.watch(child.peer, expected=("b@1",))
     child.watch("a@1", watcher.links.port)
@@ -332,7 +332,7 @@ def test_who_is_known_to_be_slow_is_given_time(watcher: Watcher, child: Child) -
     child.signal(signal.SIGCONT)
 
 
-def test_a_mended_path_is_heard_without_waiting_for_tcp(watcher: Watcher) -> None:
+def test_a_restored_path_is_noticed_without_waiting_for_tcp(watcher: Watcher) -> None:
     """A peer whose old connection stays dead, but who answers a new one, is heard again soon."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(4)
@@ -348,8 +348,11 @@ def test_a_mended_path_is_heard_without_waiting_for_tcp(watcher: Watcher) -> Non
         listener.close()
 
 
-def test_who_is_watched_can_change(watcher: Watcher) -> None:
-    """A peer no longer watched is no news when it ends; one watched again is told again though its link never fell."""
+def test_the_watched_peers_can_change(watcher: Watcher) -> None:
+    """The end of a peer that is no longer watched is not reported.
+
+    One watched again is, although its link never fell.
+    """
     b, c = Watcher("b"), Watcher("c")
     try:
         both = (b.peer("b@1"), c.peer("c@1"))
@@ -369,8 +372,8 @@ def test_who_is_watched_can_change(watcher: Watcher) -> None:
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\n", b" \n", b"x" * 9000, b"[" * 4000 + b"\n", b"\xff \xff\n"]
 )
-def test_garbage_from_strangers_harms_nobody(watcher: Watcher, garbage: bytes) -> None:
-    """What is no hello gets no service, and the loop goes on for the others."""
+def test_garbage_from_strangers_does_no_harm(watcher: Watcher, garbage: bytes) -> None:
+    """A connection without a valid hello gets no service, and the loop goes on for the others."""
     other = Watcher("b")
     try:
         with socket.create_connection(("127.0.0.1", watcher.links.port)) as stranger:
@@ -383,8 +386,8 @@ def test_garbage_from_strangers_harms_nobody(watcher: Watcher, garbage: bytes) -
 
 @pytest.mark.parametrize("address", ["no.such.host.invalid", "", "\x00", "999.1.1.1", "fe80::1%nothing"])
 @pytest.mark.parametrize("port", [1, 99999, -1])
-def test_a_record_that_makes_no_sense_harms_nobody(watcher: Watcher, address: str, port: int) -> None:
-    """One peer's unusable address does not keep the others from being heard."""
+def test_an_unusable_address_does_no_harm(watcher: Watcher, address: str, port: int) -> None:
+    """The other peers are still heard."""
     good = Watcher("b")
     try:
         watcher.watch(at(port, "x@1", address), good.peer("b@1"))
@@ -393,7 +396,7 @@ def test_a_record_that_makes_no_sense_harms_nobody(watcher: Watcher, address: st
         good.links.close()
 
 
-def test_ipv6() -> None:
+def test_links_work_over_ipv6() -> None:
     """Listening and watching work on an IPv6 address."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
@@ -410,7 +413,7 @@ def test_ipv6() -> None:
 
 
 def test_close_leaves_no_thread_and_no_socket() -> None:
-    """Links can be opened and closed for ever."""
+    """Links can be opened and closed any number of times."""
 
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -426,7 +429,7 @@ def test_close_leaves_no_thread_and_no_socket() -> None:
     assert open_files() == before
 
 
-def test_an_order_that_comes_while_another_is_taken_is_obeyed(watcher: Watcher) -> None:
+def test_an_order_given_while_another_is_read_is_obeyed(watcher: Watcher) -> None:
     """Nothing else wakes links that have no connection yet: they would watch nobody for ever."""
     other = Watcher("b")
 
@@ -451,8 +454,8 @@ def test_an_order_that_comes_while_another_is_taken_is_obeyed(watcher: Watcher) 
         other.links.close()
 
 
-def test_who_does_not_hold_the_secret_is_no_heartbeat(watcher: Watcher) -> None:
-    """A forged heartbeat would keep a dead node alive for ever: he is shown out, and it is told who it was."""
+def test_a_heartbeat_needs_the_secret(watcher: Watcher) -> None:
+    """A forged one would keep a dead node alive for ever: its sender is disconnected and reported."""
     forger = Watcher("b", secret="a1" * 32)
     try:
         watcher.watch(expected=("b@1",))
@@ -465,8 +468,8 @@ def test_who_does_not_hold_the_secret_is_no_heartbeat(watcher: Watcher) -> None:
         forger.links.close()
 
 
-def test_who_answers_without_the_secret_is_neither_heard_nor_dead(watcher: Watcher) -> None:
-    """Whoever stands in between can make somebody silent, which others are asked about, but not dead."""
+def test_a_peer_that_answers_without_the_secret_is_neither_alive_nor_dead(watcher: Watcher) -> None:
+    """A man in the middle can make somebody silent, which others are asked about, but not dead."""
     impostor = Watcher("b", secret="a1" * 32)
     try:
         watcher.watch(impostor.peer("b@1"))
@@ -478,7 +481,7 @@ def test_who_answers_without_the_secret_is_neither_heard_nor_dead(watcher: Watch
 
 
 def test_a_forged_beat_ends_the_connection(watcher: Watcher) -> None:
-    """Beats count where their seals are right, and once."""
+    """Beats count once, and only if their seals are right."""
     watcher.watch(expected=("b@1",))
     with socket.create_connection(("127.0.0.1", watcher.links.port), timeout=20) as connection:
         dial(connection, B, PortRole.LINK, meant="a@1")
@@ -491,7 +494,7 @@ def test_a_forged_beat_ends_the_connection(watcher: Watcher) -> None:
 
 
 def test_a_flood_of_strangers_keeps_no_member_out(watcher: Watcher) -> None:
-    """More connections than may wait, that say nothing: a member is heard all the same, and they are closed."""
+    """More silent connections than may be pending: a member is still heard, and they are closed."""
     other = Watcher("b")
     crowd = [socket.create_connection(("127.0.0.1", watcher.links.port), timeout=30) for _ in range(150)]
     try:
@@ -515,8 +518,8 @@ def encryption(certificates: Certificates) -> Encryption:
     return found
 
 
-def test_encrypted_links_tell_what_plain_ones_tell(encryption: Encryption) -> None:
-    """Life at both ends, beats for longer than the first may take, a cut that is mended, and an end."""
+def test_encrypted_links_report_the_same_as_plain_ones(encryption: Encryption) -> None:
+    """Life at both ends, beats for longer than the first may take, a cut that is restored, and an end."""
     one, other = Watcher("a", encryption=encryption), Watcher("b", encryption=encryption)
     try:
         one.watch(other.peer("b@1"))
@@ -538,10 +541,10 @@ def test_encrypted_links_tell_what_plain_ones_tell(encryption: Encryption) -> No
 
 
 @pytest.mark.parametrize("dials_encrypted", [True, False])
-def test_who_encrypts_and_who_does_not_are_neither_heard_nor_dead(
+def test_peers_with_different_encryption_are_neither_alive_nor_dead(
     encryption: Encryption, dials_encrypted: bool
 ) -> None:
-    """A mistake in one node's settings: both say what it is, once, and nobody is buried for it."""
+    """It is a mistake in one node's settings: both report it once, and nobody is evicted for it."""
     one = Watcher("a", encryption=encryption if dials_encrypted else None)
     other = Watcher("b", encryption=None if dials_encrypted else encryption)
     try:
@@ -559,8 +562,8 @@ def test_who_encrypts_and_who_does_not_are_neither_heard_nor_dead(
         other.links.close()
 
 
-def test_half_a_step_towards_encryption_holds_up_nobody(encryption: Encryption) -> None:
-    """Who stops in the middle of it is shown out in time, and others are heard meanwhile."""
+def test_an_incomplete_tls_handshake_holds_up_nobody(encryption: Encryption) -> None:
+    """Its peer is disconnected in time, and others are heard meanwhile."""
     one, other = Watcher("a", encryption=encryption), Watcher("b", encryption=encryption)
     crowd = [socket.create_connection(("127.0.0.1", one.links.port), timeout=30) for _ in range(20)]
     try:

@@ -1,4 +1,4 @@
-"""etcd fails, as a whole or in part, under a job: losing etcd is not losing the job."""
+"""etcd fails, as a whole or in part, under a job: the job survives."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def still_whole(crew: Crew) -> None:
     crew.trains("bc", 2, 5)
 
 
-def test_the_leader_of_etcd_is_killed(cluster: EtcdCluster, crew: Crew) -> None:
-    """Two members elect another, and the job does not notice; nor when the third comes back."""
+def test_a_job_survives_the_death_of_etcds_leader(cluster: EtcdCluster, crew: Crew) -> None:
+    """The other two elect another, and the job does not notice; nor does it when the third comes back."""
     victim = cluster.leader()
     victim.kill()
     crew.goes_on("abc", 1, PATIENCE)
@@ -53,7 +53,7 @@ def test_the_leader_of_etcd_is_killed(cluster: EtcdCluster, crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("seconds", [8.0, pytest.param(60.0, marks=pytest.mark.slow)])
-def test_quorum_is_lost(cluster: EtcdCluster, crew: Crew, seconds: float) -> None:
+def test_a_job_survives_the_loss_of_etcds_quorum(cluster: EtcdCluster, crew: Crew, seconds: float) -> None:
     """For longer than every lease and grace: training goes on, and all register again when it is back."""
     victims = cluster.members[:2]
     for victim in victims:
@@ -68,8 +68,8 @@ def test_quorum_is_lost(cluster: EtcdCluster, crew: Crew, seconds: float) -> Non
 
 
 @pytest.mark.parametrize("which", ["leader", "follower"])
-def test_a_member_of_etcd_is_stopped(cluster: EtcdCluster, crew: Crew, which: str) -> None:
-    """It accepts connections and says nothing; the job moves to the others in time, and nothing changes."""
+def test_a_job_survives_a_stopped_etcd_member(cluster: EtcdCluster, crew: Crew, which: str) -> None:
+    """It accepts connections and stays silent; the job moves to the others in time, and nothing changes."""
     leader = cluster.leader()
     followers = [member for member in cluster.members if member is not leader]
     victim: EtcdMember = leader if which == "leader" else _used(followers, crew)
@@ -88,10 +88,10 @@ def _used(members: list[EtcdMember], crew: Crew) -> EtcdMember:
     return min(members, key=lambda member: ports.index(member.port))
 
 
-def test_the_database_is_full(cluster: EtcdCluster, crew: Crew) -> None:
-    """NOSPACE is etcd being away for writes: leases are kept, nobody ends, people are told what to do.
+def test_a_job_survives_a_full_etcd_database(cluster: EtcdCluster, crew: Crew) -> None:
+    """NOSPACE counts as etcd being away for writes: leases are kept, nobody ends, people are told what to do.
 
-    A lease lost meanwhile cannot be had again, but its node is heard: nobody is put out.
+    A lease lost meanwhile cannot be granted again, but its node is heard: nobody is evicted.
     """
     etcd_attacks.fill(cluster)
     crew.goes_on("abc", 1, PATIENCE + 1)
@@ -107,8 +107,8 @@ def test_the_database_is_full(cluster: EtcdCluster, crew: Crew) -> None:
     assert crew.all["b"].troubles()[-1] == ""
 
 
-def test_a_death_while_the_database_is_full(cluster: EtcdCluster, crew: Crew) -> None:
-    """No generation can be sealed, so training stops; it goes on without the dead one as soon as there is space."""
+def test_a_death_during_a_full_database_is_handled_afterwards(cluster: EtcdCluster, crew: Crew) -> None:
+    """No generation can be sealed, so training stops; it goes on without the dead node as soon as there is space."""
     etcd_attacks.fill(cluster)
     crew.all.pop("c").die()
     wait(lambda: not crew.worlds(), 5)
@@ -141,7 +141,7 @@ def restart(cluster: EtcdCluster) -> None:
     cluster.wait_healthy()
 
 
-def test_the_password_is_changed(cluster: EtcdCluster, reading: Crew, secret: Path) -> None:
+def test_a_job_survives_a_changed_password(cluster: EtcdCluster, reading: Crew, secret: Path) -> None:
     """While only the file is late, streams and leases live on: nothing is lost, and people are told."""
     etcd_attacks.change_password(cluster, "new")
     reading.client.close()
@@ -155,10 +155,12 @@ def test_the_password_is_changed(cluster: EtcdCluster, reading: Crew, secret: Pa
     still_whole(reading)
 
 
-def test_the_password_is_changed_and_connections_break(cluster: EtcdCluster, reading: Crew, secret: Path) -> None:
-    """Everybody is locked out: etcd is away for all, training goes on; what was missed is listed again.
+def test_a_job_survives_a_changed_password_with_broken_connections(
+    cluster: EtcdCluster, reading: Crew, secret: Path
+) -> None:
+    """Everybody is locked out: etcd is away for all, training goes on; missed changes are listed again.
 
-    History is compacted meanwhile, so that the watches cannot go on from where they were.
+    History is compacted meanwhile, so the watches cannot resume where they were.
     """
     etcd_attacks.change_password(cluster, "new")
     reading.client.close()
@@ -186,8 +188,8 @@ def _gaps(one: Hand) -> list[bool]:
     return [event.gap for event in one.noted if isinstance(event, e.Listed) and event.tier is e.Tier.BOARD]
 
 
-def test_one_member_alone_is_locked_out(cluster: EtcdCluster, tmp_path: Path) -> None:
-    """It stops its trainers before it can be sealed out, the others go on, and it comes back with the right one."""
+def test_a_member_locked_out_alone_stops_and_returns(cluster: EtcdCluster, tmp_path: Path) -> None:
+    """It stops its trainers before it can be sealed out, the others go on, and it returns with the right password."""
     files = {name: tmp_path / name for name in "abc"}
     crew = Crew(cluster.client)
     try:
@@ -217,8 +219,8 @@ def test_one_member_alone_is_locked_out(cluster: EtcdCluster, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("whose", ["client", "server"])
-def test_a_certificate_expires(whose: str) -> None:
-    """No new connection can be made: training goes on, people are told which, and with a new one all is well.
+def test_a_job_survives_an_expired_certificate(whose: str) -> None:
+    """No new connection works: training goes on, people are told which file, and a new one ends the outage.
 
     The name in the certificate is root, so no password is needed.
     """

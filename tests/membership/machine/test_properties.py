@@ -1,4 +1,4 @@
-"""What must hold in every story: hypothesis tells them, and shrinks those that go wrong.
+"""What must hold in every story: hypothesis draws stories, and shrinks those that fail.
 
 A failure prints the story as commands that can be saved under tests/testdata/membership.
 """
@@ -166,15 +166,15 @@ OPTIONS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Hea
 
 @settings(max_examples=60, **OPTIONS)
 @given(POLICIES, COMMANDS)
-def test_every_story_ends_well(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
-    """Whatever happened, once it is quiet all who are alive train together in one generation, and stay there."""
+def test_every_story_ends_in_one_generation(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
+    """Once it is quiet, all who are alive train together in one generation, and stay in it."""
     play(policy, ["start a", "start b", "start c", "run 3", *commands])
 
 
 @settings(max_examples=30, **OPTIONS)
 @given(POLICIES, COMMANDS)
-def test_every_beginning_ends_well(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
-    """The same when things go wrong before the first generation."""
+def test_every_beginning_ends_in_one_generation(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
+    """The same with faults before the first generation."""
     play(policy, commands)
 
 
@@ -182,6 +182,6 @@ def test_every_beginning_ends_well(policy: tuple[int, int, bool, int, int], comm
 @pytest.mark.timeout(3600)
 @settings(max_examples=3000, **OPTIONS)
 @given(POLICIES, COMMANDS)
-def test_many_stories_end_well(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
+def test_many_stories_end_in_one_generation(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
     """The first of these, for longer."""
     play(policy, ["start a", "start b", "start c", "run 3", *commands])
