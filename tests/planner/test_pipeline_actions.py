@@ -1,4 +1,4 @@
-"""Orders of actions: those of torch's own schedule classes, which run in a world that only pretends to have peers."""
+"""Orders of actions: those of torch's own schedule classes, run in a world with simulated peers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _flat(actions: Any) -> Iterator[Action]:
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4, 8])
-def test_orders_are_torchs(pp: int) -> None:
+def test_action_orders_match_torchs(pp: int) -> None:
     """For every schedule that a layout may have, ranks do the same in the same order as under torch."""
     seen = set()
     with world(pp):
