@@ -1,4 +1,4 @@
-"""How a run id closes, and how the others end: handlers of mode=restart over a real etcd, and torch's own launcher."""
+"""How a run id closes and how the others end: handlers of mode=restart over a real etcd, and torch's own launcher."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def handlers(etcd: EtcdServer, request: pytest.FixtureRequest) -> Iterator[Handl
 
 
 def test_a_closed_run_id_is_closed_for_everybody(handlers: Handlers) -> None:
-    """For who trains, for who waits and for who comes: as torch's handlers do, and what runs goes on until it asks."""
+    """Training, waiting and new nodes alike, as with torch's handlers; a running one goes on until it asks."""
     first = handlers.add("a")
     info = first.next_rendezvous()
     assert (info.rank, info.world_size, first.is_closed()) == (0, 1, False)
@@ -121,8 +121,8 @@ def test_a_spare_ends_well_when_the_job_does(handlers: Handlers) -> None:
         first.next_rendezvous()
 
 
-def test_a_fork_of_an_agent_does_not_take_part(handlers: Handlers) -> None:
-    """It is told so at once, and its end is not the agent's."""
+def test_a_fork_of_an_agent_is_refused(handlers: Handlers) -> None:
+    """At once, and its end is not the agent's."""
     first = handlers.add("a")
     first.next_rendezvous()
     child = os.fork()
@@ -162,8 +162,8 @@ while not os.path.exists(sys.argv[1]): time.sleep(0.05)
 
 
 @pytest.mark.long
-def test_a_program_that_launches_goes_on_when_its_node_was_a_spare(etcd: EtcdServer, tmp_path: Path) -> None:
-    """torch's own elastic_launch returns there, without return values, as it does where the workers ran."""
+def test_elastic_launch_returns_on_a_spare(etcd: EtcdServer, tmp_path: Path) -> None:
+    """Without return values; on nodes that ran workers it returns theirs."""
     (tmp_path / "launches.py").write_text(LAUNCHES)
     (tmp_path / "worker.py").write_text(WORKER)
     with Agents(tmp_path, etcd.endpoint, run_id="launched") as agents, EtcdClient(etcd.endpoint) as client:

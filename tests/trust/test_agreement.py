@@ -1,4 +1,4 @@
-"""Which secret the members of a run use: however it is lost, deleted, spoiled or written anew, all end up with one."""
+"""Which secret the members of a run use: whether it is lost, deleted, garbled or replaced, all end up with one."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ STEP = st.one_of(
 
 
 @given(st.lists(STEP, max_size=60))
-def test_nobody_is_split_for_ever(steps: list[tuple[str, int]]) -> None:
-    """Whatever is done to the key, and in whatever order it is heard of: one secret at the end, and it stands."""
+def test_all_members_end_up_with_one_secret(steps: list[tuple[str, int]]) -> None:
+    """Whatever is done to the key, and in whatever order it is noticed, one secret stands at the end."""
     world = World()
     world.join()
     for what, number in steps:
@@ -108,8 +108,8 @@ def test_nobody_is_split_for_ever(steps: list[tuple[str, int]]) -> None:
     assert {member.secret.encode() for member in world.members} == {world.etcd.value}
 
 
-def test_a_lost_secret_is_the_leaders_to_write_and_everybodys_to_keep() -> None:
-    """Deleted: the one that all use stands again, and nobody has to change anything."""
+def test_the_leader_writes_a_deleted_secret_again() -> None:
+    """The secret that all use stands again, and nobody has to change anything."""
     world = World()
     for _ in range(3):
         world.join()
@@ -120,8 +120,8 @@ def test_a_lost_secret_is_the_leaders_to_write_and_everybodys_to_keep() -> None:
     assert world.heard == []
 
 
-def test_who_was_faster_decides() -> None:
-    """A newcomer wrote its own into an etcd that was emptied: the others take that, and are told."""
+def test_the_first_secret_in_an_emptied_etcd_wins() -> None:
+    """A newcomer wrote its own: the others adopt it, and report it."""
     world = World()
     for _ in range(3):
         world.join()
