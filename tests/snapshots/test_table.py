@@ -1,4 +1,4 @@
-"""Where tiles lie in a snapshot."""
+"""The layout of tiles in a snapshot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def spec(*shape: int, key: str = "model/w", dtype: str = "float32") -> TensorSpe
 
 
 @given(rows=st.integers(0, 40), columns=st.integers(1, 8), low=st.integers(0, 40), limit=st.integers(1, 400))
-def test_cutting_keeps_every_byte_in_its_place(rows: int, columns: int, low: int, limit: int) -> None:
+def test_cutting_covers_the_shard_in_place(rows: int, columns: int, low: int, limit: int) -> None:
     """Tiles cover the shard without a gap, each at the offset its first row has in the shard."""
     whole = spec(low + rows, columns)
     table = tables.lay_out([(whole, Box(start=(low, 0), stop=(low + rows, columns)))])
@@ -39,8 +39,8 @@ def test_shards_of_two_layouts_are_cut_at_the_same_rows() -> None:
     assert {e.box for e in second.entries} - {e.box for e in first.entries} == {Box(start=(33, 0), stop=(40, 10))}
 
 
-def test_scalars_empty_shards_and_odd_sizes_lie_aligned() -> None:
-    """Every box begins at a multiple of the alignment, and none overlaps the next."""
+def test_boxes_of_all_sizes_are_aligned() -> None:
+    """Scalars, empty shards and odd sizes: each begins at a multiple of the alignment, and none overlaps the next."""
     boxes = [
         (spec(key="optimizer/w/step"), Box(start=(), stop=())),
         (spec(4, 3), Box(start=(2, 0), stop=(2, 3))),
@@ -53,14 +53,14 @@ def test_scalars_empty_shards_and_odd_sizes_lie_aligned() -> None:
     assert uncovered(boxes[3][0], [table.entries[3].box]) is None
 
 
-def test_a_table_survives_the_wire() -> None:
-    """What is read is what was written, by the same identity."""
+def test_a_table_reads_back_unchanged() -> None:
+    """With the same identity."""
     table = tables.cut(tables.lay_out([(spec(9, 9), Box(start=(3, 0), stop=(9, 9)))]), 100)
     assert tables.from_wire(tables.to_wire(table)) == table
 
 
 def test_a_tile_outside_its_snapshot_is_refused() -> None:
-    """Nobody makes a server read beyond the snapshot."""
+    """Nobody can make a server read beyond the snapshot."""
     wire = tables.to_wire(tables.lay_out([(spec(4), Box(start=(0,), stop=(4,)))]))
     with pytest.raises(ValueError, match="outside"):
         tables.from_wire({**wire, "nbytes": 8})

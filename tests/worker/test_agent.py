@@ -50,7 +50,7 @@ time.sleep(600)
 @pytest.mark.parametrize("how", ["direct", "wrapped"])
 @pytest.mark.parametrize("importing", [True, False])
 def test_a_keeper_does_not_outlive_its_agent(how: str, importing: bool) -> None:
-    """Killed while the worker imports, and so has not said yet that it dies with its parent; or afterwards."""
+    """Killed while the worker still imports, before it has asked to die with its parent, or afterwards."""
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", AGENT, WORKER.format(importing=importing), how, str(reading)],
@@ -75,8 +75,8 @@ def test_a_keeper_does_not_outlive_its_agent(how: str, importing: bool) -> None:
         assert said.read() == ""
 
 
-def test_an_agent_is_known_by_more_than_its_pid() -> None:
-    """Another process under its pid is not the agent; one that is dead and not reaped is none either."""
+def test_an_agent_is_identified_by_more_than_its_pid() -> None:
+    """Another process under its pid is not the agent, nor is one that is dead and not reaped."""
     me = agent.identity(os.getpid())
     assert agent.lives(me)
     assert agent.pid_of(me) == os.getpid()

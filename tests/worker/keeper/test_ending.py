@@ -1,4 +1,4 @@
-"""The end of a run: what `main` left is in the store before anybody hears that it returned."""
+"""The end of a run: the state that `main` left is in the store before its return is reported."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def scenes(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_the_last_step_is_written_before_the_node_has_finished(scenes: Any) -> None:
-    """No checkpoint was due at step 9: it is made, the save is told first, and the leader hears of its commit."""
+    """No checkpoint was due at step 9: one is made, the save is reported first, and the leader learns of its commit."""
     scene = scenes()
     scene.returned(9)
     assert scene.events == []
@@ -141,14 +141,14 @@ def test_the_last_step_is_written_before_the_node_has_finished(scenes: Any) -> N
     assert scene.settled.get(timeout=30) == (saved, "")
 
 
-def test_what_is_in_the_store_already_is_not_written_again(scenes: Any) -> None:
-    """A run that was started again after its end has nothing to add."""
+def test_a_last_step_in_the_store_is_not_written_again(scenes: Any) -> None:
+    """A run restarted after its end has nothing to add."""
     scene = scenes()
     scene.returned(-1)
     assert [type(event) for event in scene.events] == [m.MainFinished]
 
 
-def test_a_write_that_fails_at_the_end_is_tried_again(scenes: Any) -> None:
+def test_a_failed_last_write_is_retried(scenes: Any) -> None:
     """A store that fails for a moment costs that moment, not the last step."""
     scene = scenes(failures=2)
     scene.returned(9)
@@ -161,8 +161,8 @@ def test_a_write_that_fails_at_the_end_is_tried_again(scenes: Any) -> None:
     assert isinstance(scene.events[-1], m.MainFinished)
 
 
-def test_a_last_step_that_cannot_be_written_is_no_good_end(scenes: Any) -> None:
-    """After a while it is an error of the generation, in words; the job's tries decide from there on."""
+def test_a_last_step_that_cannot_be_written_is_an_error(scenes: Any) -> None:
+    """After a while it is an error of the generation, with its reason, and counts as one of the job's tries."""
     scene = scenes(failures=100)
     scene.returned(9)
     assert isinstance(scene.wrote(), WriteFailed)
@@ -174,8 +174,8 @@ def test_a_last_step_that_cannot_be_written_is_no_good_end(scenes: Any) -> None:
     assert "the last step, 9, could not be brought to the store: not now" in event.detail
 
 
-def test_a_node_one_of_whose_slots_failed_has_not_finished(scenes: Any) -> None:
-    """That another slot returned afterwards does not make it a good end."""
+def test_a_node_with_a_failed_slot_has_not_finished(scenes: Any) -> None:
+    """Even if another slot returned afterwards."""
     scene = scenes()
     world = TrainerGroup(generation=generation(1), first_rank=0, trainers={0: 1, 1: 2})
     scene.generations.worlds["1.0"] = world

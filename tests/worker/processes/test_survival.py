@@ -73,7 +73,7 @@ def check_pinned(pinned: PinnedSnapshot) -> None:
 
 
 def test_snapshots_survive_the_trainer(nursery: Nursery) -> None:
-    """After kill -9 another process fetches the newest snapshots, and every byte is the step's."""
+    """After kill -9 another process fetches the newest snapshots, and every byte is that step's."""
     keeper = nursery.keeper("steps")
     start(keeper)
     keeper.wait(SnapshotHeld, where=lambda event: event.step >= 10)
@@ -87,7 +87,7 @@ def test_snapshots_survive_the_trainer(nursery: Nursery) -> None:
 
 
 def test_snapshots_survive_the_node(nursery: Nursery) -> None:
-    """After kill -9 of the keeper its buddy has the newest held snapshot, and every byte is the step's."""
+    """After kill -9 of the keeper its buddy has the newest held snapshot, and every byte is that step's."""
     home, buddy = nursery.keeper("steps"), nursery.keeper("steps")
     buddy.slot.sealed(1, [home.id])
     home.slot.set_buddy(buddy.server)
@@ -103,7 +103,7 @@ def test_snapshots_survive_the_node(nursery: Nursery) -> None:
 
 
 def test_a_planned_leave_loses_no_step(nursery: Nursery) -> None:
-    """The step a trainer leaves at lies in memory, complete, even where two older ones still wait."""
+    """The step a trainer leaves at is complete in memory, even if two older ones are still pending."""
     keeper = nursery.keeper("steps")
     keeper.slot.set_buddy("127.0.0.1:9")  # nobody: nothing ever becomes safe
     trainer = start(keeper)
@@ -116,8 +116,8 @@ def test_a_planned_leave_loses_no_step(nursery: Nursery) -> None:
     check(newest)
 
 
-def test_the_next_generation_goes_on_in_the_same_memory(nursery: Nursery) -> None:
-    """Trainer after trainer, killed at any moment: each gets its buffers, snapshots go on being held."""
+def test_the_next_generation_reuses_the_same_memory(nursery: Nursery) -> None:
+    """Trainer after trainer, killed at any moment: each gets its buffers, and snapshots are still held."""
     keeper = nursery.keeper("steps")
     for generation in range(1, 6):
         trainer = start(keeper, generation=generation)
@@ -135,7 +135,7 @@ def test_the_next_generation_goes_on_in_the_same_memory(nursery: Nursery) -> Non
 
 
 def test_an_upload_reads_one_step_while_training_goes_on(nursery: Nursery) -> None:
-    """A snapshot taken for a checkpoint waits for its upload, stays as it is during it, and is let go after it."""
+    """A snapshot for a checkpoint waits for its upload, stays unchanged during it, and is released after it."""
     keeper = nursery.keeper("steps")
     start(keeper)
     taken = keeper.wait(SnapshotTaken, where=lambda event: event.checkpoint)
@@ -158,7 +158,7 @@ def eventually_gone(keeper: Keeper, step: int):  # type: ignore[no-untyped-def]
 
 
 def test_an_upload_survives_the_trainer(nursery: Nursery) -> None:
-    """What dead trainers made can still be written, and so committed by the next leader."""
+    """Snapshots of dead trainers can still be written, and then committed by the next leader."""
     keeper = nursery.keeper("steps")
     trainer = start(keeper)
     taken = keeper.wait(SnapshotTaken, where=lambda event: event.checkpoint)
