@@ -1,4 +1,4 @@
-"""Whatever elastic3d raises on purpose at people is in the one tree of `elastic3d.errors`."""
+"""Every error that elastic3d raises for people is in the tree of `elastic3d.errors`."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def _builtin(name: str) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
-def test_every_error_descends_from_one_base_and_stands_in_the_tree() -> None:
-    """Also those that are defined beside the code that raises them; what is only passed on within is said to be so."""
+def test_every_error_has_one_base_and_is_in_the_tree() -> None:
+    """Including those defined beside the code that raises them; internal ones are marked as internal."""
     assert errors.__doc__ is not None
     listed = set(errors.__doc__.split())
     known = exceptions()
@@ -107,7 +107,7 @@ def test_every_error_descends_from_one_base_and_stands_in_the_tree() -> None:
     assert CAUGHT_INSIDE.keys() <= known.keys()
 
 
-def test_no_error_of_python_is_raised_at_people() -> None:
+def test_no_bare_python_error_is_raised_to_users() -> None:
     """A bare ValueError says neither whether trying again helps nor what to do."""
     found: dict[str, list[str]] = {}
     for path, tree in trees().items():

@@ -1,4 +1,4 @@
-"""What every field means is said under it: people read these classes as settings, results and JSON."""
+"""Every field has a docstring: people read these classes as settings, results and JSON."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _of(one: object, module: str) -> bool:
 
 
 @pytest.mark.parametrize("one", shown(), ids=lambda one: one.__name__)
-def test_each_field_says_what_it_is(one: type) -> None:
-    """In a docstring right below it, where editors and the reference find it."""
+def test_each_field_has_a_docstring(one: type) -> None:
+    """Right below it, where editors and the reference find it."""
     source = Path(inspect.getfile(one)).read_text()
     body = next(
         node.body
@@ -53,7 +53,7 @@ def test_each_field_says_what_it_is(one: type) -> None:
 
 @pytest.mark.parametrize("call", [elastic3d.run, elastic3d.Run.shard], ids=["run", "shard"])
 def test_each_parameter_has_a_line_of_its_own(call: Callable[..., object]) -> None:
-    """In the order of the signature, with what it is by default unless it must be given."""
+    """In the order of the signature, with its default unless it is required."""
     lines = re.findall(r"^    (\w+): ", inspect.cleandoc(call.__doc__ or ""), re.MULTILINE)
     names = [name for name in inspect.signature(call).parameters if name != "self"]
     assert [line for line in lines if line in names] == names

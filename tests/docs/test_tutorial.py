@@ -1,4 +1,4 @@
-"""The tutorial, as somebody goes through it: its script and its commands, with real torchruns and a real etcd."""
+"""The tutorial, followed step by step: its script and its commands, with real torchruns and a real etcd."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def kill(node: subprocess.Popen[bytes]) -> None:
 @pytest.mark.etcd
 @pytest.mark.timeout(1800)
 def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
-    """A first job, which another node joins; its death; and a second job that goes on from the store."""
+    """A first job that another node joins, that node's death, and a second job that resumes from the store."""
     with EtcdServer() as etcd:
         reader = Reader(tmp_path, etcd.endpoint)
         assert "1 ranks" in reader.run(reader.words("first-job.md", "python train.py"))

@@ -76,8 +76,10 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("members", "fault"), LOSSES)
-def test_etcd_loses_members(members: int, fault: Fault, cluster: EtcdCluster, quiet: Quiet, tmp_path: Path) -> None:
-    """For longer than every lease and grace: training goes on, in the same generation, to the same bits."""
+def test_a_job_survives_the_loss_of_etcd_members(
+    members: int, fault: Fault, cluster: EtcdCluster, quiet: Quiet, tmp_path: Path
+) -> None:
+    """For longer than every lease and grace: training goes on in the same generation, to the same bits."""
     assert cluster.certificates is not None
     secret = tmp_path / "password"
     secret.write_text("secret\n")

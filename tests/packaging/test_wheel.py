@@ -43,7 +43,7 @@ def run(*command: object, folder: Path) -> str:
 
 
 @pytest.mark.long
-def test_a_wheel_of_this_tree_works_in_an_environment_that_has_only_its_dependencies(tmp_path: Path) -> None:
+def test_the_wheel_works_with_only_its_dependencies_installed(tmp_path: Path) -> None:
     """Built and installed without a network; the dependencies are those of the environment that runs the tests."""
     source, bare = tmp_path / "source", tmp_path / "bare"
     # A copy: the build leaves folders beside the sources, and takes what an older one has left there.

@@ -1,6 +1,6 @@
-"""What the commands show a person: tests/testdata/ckpt/*.txt.
+"""What the commands print for a person: tests/testdata/ckpt/*.txt.
 
-`pytest tests/cli/ckpt --rewrite-displays` writes what is shown now; a person reviews the difference.
+`pytest tests/cli/ckpt --rewrite-displays` writes the present output; a person reviews the diff.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ SCENES: dict[str, Callable[[History], Picture]] = {
 
 @pytest.mark.parametrize("name", SCENES)
 def test_display(name: str, history: History, request: pytest.FixtureRequest) -> None:
-    """What is shown fits terminals of 120, 80 and 44 columns, and is what was reviewed."""
+    """The output fits terminals of 120, 80 and 44 columns and is the reviewed one."""
     picture = SCENES[name](history)
     told = []
     for width in WIDTHS:

@@ -38,8 +38,8 @@ def refused(*arguments: str, code: int = 2) -> str:
     return result.stderr
 
 
-def test_a_tag_is_a_name_like_any_other(url: str, history: History) -> None:
-    """It is listed, shown, completed, moved only when asked to, and taken away."""
+def test_a_tag_names_a_checkpoint(url: str, history: History) -> None:
+    """It is listed, shown, completed, moved only on request, and removed."""
     assert answer("tag", url, "best", "200")["checkpoint"] == history.names[1]
     assert answer("tag", url)["tags"] == {"best": history.names[1]}
     assert answer("show", url, "best")["summary"]["labels"] == ["tag best"]
@@ -54,7 +54,7 @@ def test_a_tag_is_a_name_like_any_other(url: str, history: History) -> None:
 
 
 def test_pins_are_listed_with_their_reasons(url: str, history: History) -> None:
-    """Until they are taken away."""
+    """Until they are removed."""
     answer("pin", url, "100", "--reason", "evaluation")
     assert answer("pin", url)["pins"] == {history.names[0]: "evaluation"}
     assert "evaluation" in run.invoke(app, ["pin", url]).stdout
@@ -64,16 +64,16 @@ def test_pins_are_listed_with_their_reasons(url: str, history: History) -> None:
     assert "not pinned" in refused("unpin", url, "100")
 
 
-def test_verified_is_shown_and_chosen(url: str, history: History) -> None:
-    """As a name of a checkpoint, once there is one."""
+def test_verified_names_a_checkpoint(url: str, history: History) -> None:
+    """It is shown and can be given, once there is one."""
     refused("show", url, "verified", code=1)
     mark_verified(open_store(url), history.names[2])
     assert answer("show", url, "verified")["summary"]["checkpoint"] == history.names[2]
     assert answer("ls", url)["checkpoints"][1]["labels"] == ["verified"]
 
 
-def test_gc_says_what_it_would_free_and_frees_it(url: str, history: History) -> None:
-    """--dry-run changes nothing; a tag keeps its checkpoint; what stays is whole."""
+def test_gc_reports_what_it_would_free_and_frees_it(url: str, history: History) -> None:
+    """--dry-run changes nothing; a tag keeps its checkpoint; the remaining ones are whole."""
     answer("tag", url, "first", "100")
     before = sorted(path for path in Path(url).rglob("*") if path.is_file())
     plan = answer("gc", url, "--keep-last", "1", "--grace", "1ms", "--dry-run")
@@ -90,8 +90,8 @@ def test_gc_says_what_it_would_free_and_frees_it(url: str, history: History) -> 
     assert answer("du", url)["usage"]["unreferenced"] == 0
 
 
-def test_gc_keeps_to_a_size(url: str, history: History) -> None:
-    """What must stay is kept, though it takes more, and that is said."""
+def test_gc_keeps_a_store_within_a_size(url: str, history: History) -> None:
+    """Protected checkpoints stay although they exceed it, and a message says so."""
     plan = answer("gc", url, "--keep-bytes", "50GiB", "--grace", "1ms", "-n")
     assert (plan["dropped"], plan["over"]) == ([], 0)
     done = answer("gc", url, "--keep-bytes", "1B", "--grace", "1ms")
@@ -101,8 +101,8 @@ def test_gc_keeps_to_a_size(url: str, history: History) -> None:
     assert "--keep-bytes" in refused("gc", url, "--keep-bytes", "50")
 
 
-def test_repair_brings_a_damaged_ref_back(url: str, history: History) -> None:
-    """What cannot be read says what to do; afterwards everything is there again; a good ref is left alone."""
+def test_repair_restores_a_damaged_ref(url: str, history: History) -> None:
+    """The error of a damaged ref says what to do; after the repair all is there again; an intact ref is left alone."""
 
     def newest() -> Path:
         return max((Path(url) / "versions" / "refs" / "latest").iterdir(), key=lambda path: int(path.name))

@@ -36,7 +36,7 @@ def answer(*arguments: str, code: int = 0) -> Any:
     return json.loads(result.stdout)
 
 
-def test_json_has_the_ranking_and_what_was_rejected() -> None:
+def test_json_has_the_ranking_and_the_rejected_layouts() -> None:
     """Best first, each a whole layout with its time, memory and spares."""
     document = answer(*LLAMA)
     assert document["schema"] == 1
@@ -53,8 +53,8 @@ def test_json_has_the_ranking_and_what_was_rejected() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
-def test_a_person_sees_the_best_its_places_and_its_step(width: int) -> None:
-    """In a terminal of any width, no line longer than it."""
+def test_the_text_shows_the_best_layout_its_placement_and_its_step(width: int) -> None:
+    """In a terminal of any width, with no line longer than that."""
     result = planned(*LLAMA, "--layout", "pp=2", width=width)
     assert result.exit_code == 0, result.output
     for words in ("llama-7b", "7 nodes x 8 slots", "Best:", "Places", "One step", "bubble"):
@@ -63,7 +63,7 @@ def test_a_person_sees_the_best_its_places_and_its_step(width: int) -> None:
     assert max(map(len, result.stdout.splitlines())) <= width
 
 
-def test_what_a_layout_names_is_fixed_and_nothing_else() -> None:
+def test_only_the_sizes_given_by_layout_are_fixed() -> None:
     """--layout pp=2 leaves dp, tp and ZeRO to the planner."""
     document = answer(*LLAMA, "--layout", "pp=2")
     assert {one["pp"] for one in document["ranking"]} == {2}
@@ -93,16 +93,16 @@ def test_what_a_layout_names_is_fixed_and_nothing_else() -> None:
         ((SCRIPT, "--micro-batch", "2"), "the script's to say"),
     ],
 )
-def test_a_wrong_call_is_told_what_would_be_right(arguments: tuple[str, ...], words: str) -> None:
-    """Exit code 2, and no traceback."""
+def test_wrong_arguments_are_refused_with_what_would_be_right(arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2 and no traceback."""
     result = planned(*arguments)
     assert isinstance(result.exception, UsageError), result.output
     assert result.exception.exit_code == 2
     assert re.search(words, str(result.exception), re.DOTALL), result.exception
 
 
-def test_a_plan_can_rest_on_what_was_measured(tmp_path: Path) -> None:
-    """A device twice as fast needs less time; the display says where it was measured."""
+def test_a_plan_can_use_a_calibration(tmp_path: Path) -> None:
+    """A device twice as fast needs less time; the output says where it was measured."""
     slow, fast = tmp_path / "slow.json", tmp_path / "fast.json"
     save(CALIBRATION, slow)
     save(dataclasses.replace(CALIBRATION, flops=2 * CALIBRATION.flops), fast)
@@ -112,8 +112,8 @@ def test_a_plan_can_rest_on_what_was_measured(tmp_path: Path) -> None:
     assert "measured on somewhere" in planned(*common, "--calibration", str(slow)).stdout
 
 
-def test_a_script_shows_its_model_without_a_cluster() -> None:
-    """Its batches and blocks are the script's own; nothing is trained and nothing is left."""
+def test_a_script_is_profiled_without_a_cluster() -> None:
+    """Its batches and blocks are its own; nothing is trained and nothing is left behind."""
     arguments = [SCRIPT, "--nodes", "2", "--slots", "2", "--device", "cpu", "--layout", "pp=2", "--json", "--"]
     result = planned(*arguments, "--width", "32", "--blocks", "4", "--global-batch", "16")
     assert result.exit_code == 0, result.output
@@ -134,8 +134,8 @@ def test_a_script_shows_its_model_without_a_cluster() -> None:
         ("import elastic3d\nelastic3d.run(lambda run: None)", r"without calling run\.restore"),
     ],
 )
-def test_a_script_that_shows_no_model_is_told_why(text: str, words: str, tmp_path: Path) -> None:
-    """With the last it said; never longer than it may take."""
+def test_a_script_that_cannot_be_profiled_is_reported(text: str, words: str, tmp_path: Path) -> None:
+    """With the last line it printed, and within its time limit."""
     script = tmp_path / "train.py"
     script.write_text(text)
     begun = time.monotonic()
@@ -145,8 +145,8 @@ def test_a_script_that_shows_no_model_is_told_why(text: str, words: str, tmp_pat
     assert time.monotonic() - begun < 60
 
 
-def test_what_does_not_fit_says_what_takes_most_memory() -> None:
-    """For a person, nearest miss first; for a program each layout with its reason; exit code 1."""
+def test_layouts_that_do_not_fit_show_what_takes_most_memory() -> None:
+    """For a person, nearest miss first; for a program, each layout with its reason; exit code 1."""
     arguments = ("--model", "llama-70b", "--device", "a100-40g", "--nodes", "1", "--slots", "2", "--global-batch", "8")
     result = planned(*arguments)
     assert result.exit_code == 1
@@ -160,7 +160,7 @@ def test_what_does_not_fit_says_what_takes_most_memory() -> None:
     assert planned(*arguments, "--rejected").stdout.count("needs ") == len(fat)
 
 
-def test_a_layout_that_is_forbidden_says_why() -> None:
+def test_a_forbidden_layout_is_refused_with_its_reason() -> None:
     """ZeRO-3 under a schedule that splits its backward pass would be silently wrong."""
     document = answer(*LLAMA, "--layout", "pp=2,dp=28,zero=3,schedule=zbv", code=1)
     assert any("silently wrong" in one["reason"] for one in document["rejected"])
@@ -169,7 +169,7 @@ def test_a_layout_that_is_forbidden_says_why() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("nodes", [128, 2048])
 def test_thousands_of_devices_are_planned(nodes: int) -> None:
-    """Of a thousand devices and of sixteen thousand, all that can be used are."""
+    """Of a thousand devices, and of sixteen thousand, all that can be used are."""
     arguments = ("--model", "llama-70b", "--nodes", str(nodes), "--device", "h100", "--global-batch", str(8 * nodes))
     best = answer(*arguments, "--recompute", "full")["ranking"][0]
     assert best["pp"] * best["dp"] * best["tp"] == 8 * nodes

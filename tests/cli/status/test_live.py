@@ -1,4 +1,4 @@
-"""Orders and what status tells of them, on a job that lives: real members and a real etcd, imagined trainers."""
+"""Node commands, and what status shows of them, on a live job: real members and a real etcd, simulated trainers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def job() -> Iterator[Job]:
 
 
 def test_a_drain_is_carried_out(job: Job) -> None:
-    """The spare takes the place of the node that leaves, which is told to go; status and events say what came to be."""
+    """The spare takes the place of the draining node, which is told to leave; status and events show the outcome."""
     before = job.status()
     active = before["generation"]["nodes"]
     (spare,) = {"a", "b", "c", "d"} - {*active}
@@ -97,7 +97,7 @@ def test_a_drain_is_carried_out(job: Job) -> None:
 
 
 def test_a_quarantine_is_carried_out_and_lifted(job: Job) -> None:
-    """The machine's node is taken out, is shown with its reason, and may come back once it is released."""
+    """The machine's node is evicted, is shown with its reason, and may come back once it is released."""
     before = job.status()
     kept_out = before["generation"]["nodes"][2]
     job.run("quarantine", kept_out, "--for", "10m", "--reason", "ECC errors")
@@ -112,7 +112,7 @@ def test_a_quarantine_is_carried_out_and_lifted(job: Job) -> None:
     job.until(number, lambda told, states: states[kept_out] in ("joining", "spare"))
 
 
-def test_a_pulse_is_shown(job: Job) -> None:
-    """What the members tell people of themselves arrives."""
+def test_a_members_pulse_is_shown(job: Job) -> None:
+    """With the figures that members write for people."""
     told = job.until(1, lambda told, states: told["step"] == 7)
     assert told["step_seconds"] == 0.5
