@@ -48,7 +48,7 @@ def server() -> Iterator[EtcdServer]:
 
 
 def start(server: EtcdServer, workdir: Path, run_id: str, temp: Path, **conf: str) -> tuple[int | None, str, list[Any]]:
-    """Run one agent whose keeper has its temporary files in `temp`; return its exit code, words and events."""
+    """Run one agent whose keeper has its temporary files in `temp`; return its exit code, output and events."""
     launch = Launch(
         run_id=run_id,
         endpoint=server.endpoint,
@@ -126,7 +126,7 @@ def run(told: Settings, *computed: CheckResult, options: RunOptions | None = Non
 
 
 def train(client: EtcdClient, told: Settings, ports: dict[str, int], registered: set[str]) -> None:
-    """Let a generation of nodes with these heartbeat ports be sealed; only some hold their lease."""
+    """Seal a generation of nodes with these heartbeat ports, of which only some hold their lease."""
     nodes = tuple(
         Node(name=name, incarnation="i", address="127.0.0.1", slots=(), heartbeat_port=port)
         for name, port in ports.items()

@@ -178,7 +178,7 @@ def test_this_machines_memory_can_be_read() -> None:
 
 
 class Hands:
-    """A clock whose readings are told: (monotonic, wall) for each moment; a reading of either goes one further."""
+    """A clock with given readings, (monotonic, wall) for each moment; reading either moves one further."""
 
     def __init__(self, moments: Iterator[tuple[float, float]]) -> None:
         self._moments = moments
@@ -190,7 +190,7 @@ class Hands:
         return next(self._moments)[1]
 
     def sleep(self, seconds: float) -> None:
-        """Pass no time: the moments do."""
+        """Do nothing: the readings are given."""
 
 
 def moments(wall: Callable[[int], float], monotonic: Callable[[int], float] = float) -> Iterator[tuple[float, float]]:
@@ -246,7 +246,7 @@ WRITE = "import sys; from elastic3d.admission.host import disk; disk(sys.argv[1]
 
 
 def write_elsewhere(folder: Path, *before: str, limit: int | None = None) -> str:
-    """Check the folder from another process, started behind `before`; return what it said."""
+    """Check the folder from another process, started through `before`; return its output."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
 
     def bounded() -> None:
@@ -279,12 +279,12 @@ def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     )
 
 
-# The way to others.
+# The network to other nodes.
 
 
 @pytest.fixture
 def listener() -> Iterator[ReachTarget]:
-    """Somebody who listens."""
+    """A listening socket."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield ReachTarget(name="up", address="127.0.0.1", port=server.getsockname()[1])
 

@@ -27,7 +27,7 @@ run = CliRunner()
 
 
 def start(*arguments: str, said: Path) -> subprocess.Popen[bytes]:
-    """Start `elastic3d calibrate` as a process of its own, as a shell does in the foreground: it hears Ctrl-C."""
+    """Start `elastic3d calibrate` as a shell does in the foreground: it receives Ctrl-C."""
     with said.open("wb") as out:
         return subprocess.Popen(
             [*COMMAND, *arguments],

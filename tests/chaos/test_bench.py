@@ -63,7 +63,7 @@ def test_four_agents_form_a_world() -> None:
     assert formed.seconds is not None
     assert formed.seconds > 0
     assert formed.cpu is not None
-    # At least one key and one acknowledgement each; far from one write for each pair.
+    # At least one key and one acknowledgement per agent; far fewer writes than one per pair.
     assert formed.writes is not None
     assert 2 * 4 <= formed.writes <= 8 * 4
     assert formed.record is not None

@@ -23,7 +23,7 @@ MODEL = {
 
 
 class Counted(LocalStore):
-    """A local store that counts what is read of packs."""
+    """A local store that counts reads of packs."""
 
     reads = 0
     bytes = 0
@@ -43,7 +43,7 @@ class Counted(LocalStore):
 
 
 def shard(spec: TensorSpec, rank: int, world: int, dim: int) -> Box:
-    """Return one of `world` parts of a tensor along a dim; of small ones the whole."""
+    """Return one of `world` parts of a tensor along a dim, but small tensors whole."""
     if dim >= len(spec.shape):
         return spec.box
     n = spec.shape[dim]

@@ -17,7 +17,7 @@ from elastic3d.errors import UsageError
 
 
 class Watched:
-    """Numbers, noting when and where each was made."""
+    """Numbers that record when and where each was made."""
 
     def __init__(self) -> None:
         self.made: list[int] = []

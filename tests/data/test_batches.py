@@ -17,7 +17,7 @@ def numbered(length: int) -> TensorDataset:
 
 
 def consumed(dp: int, steps: int, length: int = 23, global_batch: int = 10, micro_batch: int = 2) -> list[list[int]]:
-    """Return the samples that count, by step, over all dp ranks."""
+    """Return the counted samples by step, over all dp ranks."""
     by_step: list[list[int]] = [[] for _ in range(steps)]
     for index in range(dp):
         batches = Batches(

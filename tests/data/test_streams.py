@@ -20,7 +20,7 @@ def stream(dataset: Any, *, dp: int = 1, index: int = 0, workers: int = 0, loads
 
 
 def read(batches: Batches, until: int) -> dict[int, list[int]]:
-    """Return what counts, by step."""
+    """Return the counted samples by step."""
     found: dict[int, list[int]] = {}
     for batch in batches.until(step=until):
         parts = [part for part in batch.micro_batches if part.counts]

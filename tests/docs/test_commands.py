@@ -25,7 +25,7 @@ UsageError = typer.BadParameter.__bases__[0]
 
 
 def commands(page: Path, name: str) -> Iterator[list[str]]:
-    """Return the command lines of a program on a page, with those that go on over several lines put together."""
+    """Return the command lines of a program on a page, with continuation lines joined."""
     text = page.read_text().replace("\\\n", " ")
     for line in re.findall(rf"^ *(?:\$ |srun \S+ )?({name} .*)$", text, re.MULTILINE):
         try:
@@ -37,12 +37,12 @@ def commands(page: Path, name: str) -> Iterator[list[str]]:
 
 @functools.cache
 def program() -> Any:
-    """Return the whole command line, as typer makes it."""
+    """Return the whole command line as a click command."""
     return typer.main.get_command(application())
 
 
 def shown(words: list[str]) -> bool:
-    """Return whether this is a command: not a sentence that begins a line, nor the usage of a command."""
+    """Return whether this is a command, not a sentence that begins a line or a usage line."""
     return len(words) > 1 and (words[1] in program().commands or words[1].startswith("-")) and "[OPTIONS]" not in words
 
 

@@ -16,11 +16,11 @@ import checkpointing
 import elastic3d
 
 MODULES = ("elastic3d.membership.policy", "elastic3d.membership.inspection.status", "elastic3d.rendezvous.settings")
-"""Whose dataclasses people meet, beside those that the packages show."""
+"""Modules whose dataclasses users see, beside those that the packages export."""
 
 
 def shown() -> list[type]:
-    """Return the dataclasses that people meet."""
+    """Return the dataclasses that users see."""
     public = [getattr(package, name) for package in (checkpointing, elastic3d) for name in package.__all__]
     for name in MODULES:
         public += [one for one in vars(importlib.import_module(name)).values() if _of(one, name)]

@@ -23,7 +23,7 @@ PATIENCE = 280.0
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return a page's blocks of code, each line of shell whole."""
+    """Return a page's code blocks, with each shell command on one line."""
     text = (TUTORIAL / page).read_text().replace("\\\n", " ")
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
@@ -38,12 +38,12 @@ class Reader:
         (folder / "train.py").write_text(script)
 
     def words(self, page: str, begins: str, *, nth: int = 0) -> list[str]:
-        """Return the nth command of a page that begins so, with the etcd that runs here."""
+        """Return the nth command of a page that begins with `text`, with the etcd that runs here."""
         shown = [block for block in blocks(page, "sh") if block.startswith(begins)]
         return shlex.split(shown[nth].replace("127.0.0.1:2379", self._endpoint))
 
     def run(self, words: list[str]) -> str:
-        """Run a command to its good end, and return what it printed."""
+        """Run a command that has to succeed, and return its output."""
         environment = os.environ | {"PATH": self._path}
         done = subprocess.run(
             words, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -69,12 +69,12 @@ class Reader:
 
 
 def after_the_last(text: str, path: Path) -> str:
-    """Return what stands behind the last `text` in a file."""
+    """Return the text after the last `text` in a file."""
     return path.read_text().rpartition(text)[2]
 
 
 def kill(node: subprocess.Popen[bytes]) -> None:
-    """Kill a node as the tutorial's pkill does: the agent, and all that it has started."""
+    """Kill a node as the tutorial's pkill does: the agent and all its descendants."""
     if node.poll() is None:
         for pid in reversed(descendants(node.pid)):
             try:

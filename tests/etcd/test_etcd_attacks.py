@@ -112,8 +112,8 @@ def test_a_password_file_that_is_late_costs_nothing(cluster: EtcdCluster, tmp_pa
         while time.monotonic() < began + lease.ttl + 1:
             with pytest.raises(Impaired, match="password was changed"):
                 client.put("k", b"1")
-            time.sleep(0.02)  # or this process is too busy to hear its own watch
-        # A refusal costs etcd a tenth of a second's work: not one for each call.
+            time.sleep(0.02)  # or this process is too busy to read its own watch
+        # A refusal costs etcd a tenth of a second of work: not every call may cause one.
         assert sum(map(_authentications, cluster.members)) - before <= 3
         assert lease.held(time.monotonic())
         with cluster.client() as other:
@@ -154,7 +154,7 @@ def test_a_password_that_was_never_right_is_refused_at_once(cluster: EtcdCluster
 
 @pytest.fixture
 def certified(one_binary: Path) -> Iterator[EtcdCluster]:
-    """Three members that ask clients for certificates; the name in ours is root, so no password is needed."""
+    """Three members that require client certificates; the name in ours is root, so no password is needed."""
     with EtcdCluster(3, binary=one_binary, password="old", tls=True, client_certificates=True) as cluster:
         yield cluster
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.long]
 
 FORKS = 12
 
-# In a process of its own: the tests' has used gRPC already, in ways that are not the point here.
+# In a process of its own: that of the tests has already used gRPC in other ways.
 SCRIPT = """
 import os, signal, sys, threading
 from elastic3d.errors import UsageError

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.etcd
 
 
 class Lost:
-    """What a keeper said, and when."""
+    """The losses that a keeper reported, and when."""
 
     def __init__(self) -> None:
         self.said: list[tuple[int, LeaseLoss, float]] = []

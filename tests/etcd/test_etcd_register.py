@@ -21,7 +21,7 @@ pytestmark = pytest.mark.etcd
 
 
 class Plain(LocalStore):
-    """A store that only knows whole writes."""
+    """A store with unconditional writes only."""
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         raise AssertionError(name)
@@ -32,7 +32,7 @@ class Plain(LocalStore):
 
 @pytest.fixture
 def registers(server: EtcdServer, request: pytest.FixtureRequest) -> Iterator[list[EtcdRegister]]:
-    """Two registers of one store, as two leaders have them."""
+    """Two registers of one store, as two leaders would have."""
     prefix = f"/{request.node.name}"
     made = [EtcdRegister(EtcdClient(server.endpoints), prefix, url) for url in ("dumb://x", "dumb://x/")]
     yield made

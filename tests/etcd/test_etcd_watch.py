@@ -43,7 +43,7 @@ class Seen:
 
 @contextmanager
 def watching(client: EtcdClient, prefix: str) -> Iterator[Seen]:
-    """A watch that is connected."""
+    """A connected watch."""
     seen = Seen()
     watch = Watch(client, prefix, seen)
     try:
@@ -160,7 +160,7 @@ def test_a_receiver_may_close_its_watch_during_a_delivery(client: EtcdClient) ->
 
 
 class Writer:
-    """Puts keys of its own in a row, as fast as etcd takes them, until stopped."""
+    """Puts keys of its own one after another, as fast as etcd accepts them, until stopped."""
 
     def __init__(self, client: EtcdClient) -> None:
         self.written = 0
@@ -185,7 +185,7 @@ class Writer:
 
 
 def assert_nothing_lost(client: EtcdClient, seen: Seen, count: int) -> None:
-    """Every write that etcd has was delivered once, in order, without a gap."""
+    """Assert that every write in etcd was delivered once, in order, without a gap."""
     wait_until(lambda: f"k/{count - 1}" in {change.key for change in seen.changes})
     kvs, _ = client.range("k/")
     assert len(kvs) == count
@@ -247,7 +247,7 @@ def test_an_election_is_not_reported_as_a_disconnection(one_binary: Path) -> Non
             now = time.monotonic()
             (lost,) = seen.of(Disconnected)
             assert isinstance(lost, Disconnected)
-            # The next member is asked once the leader has been silent for a second after the question.
+            # The next member is asked after a second of silence of the leader.
             assert now - lost.since >= 1.0 + ELECTION
             for member in late:
                 member.resume()
@@ -362,7 +362,7 @@ def test_compaction_under_a_watch_is_a_marked_gap(binary: Path) -> None:
         client.put("k/old", b"")
         watch = Watch(client, "k/", deliver)
         assert blocked.wait(10)
-        # Between its listing and its stream: this is what a long disconnection looks like to the watch.
+        # Between its listing and its stream, which looks like a long disconnection to the watch.
         client.delete("k/old")
         for number in range(3):
             client.put(f"k/{number}", b"")
@@ -435,7 +435,7 @@ def test_a_watch_reports_an_older_backup(one_binary: Path) -> None:
 
 
 def went_on(server: EtcdServer, backup: Path, *, writes: int) -> Path:
-    """Return a backup of a history that went on from `backup` with other writes than the server's own."""
+    """Return a backup of a history that continued from `backup` with other writes than the server's own."""
     copy = backup.with_name(backup.name + "-later")
     shutil.copytree(backup, copy)
     member = server.members[0]

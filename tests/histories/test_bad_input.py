@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
 def start(
     workdir: Path, endpoint: str, arguments: Sequence[str], *, nodes: int = 1, minimum: int = 1, **conf: str
 ) -> tuple[set[int | None], str]:
-    """Run the script on `nodes` agents until all have ended; return their exit codes and what they printed."""
+    """Run the script on `nodes` agents until all have ended; return their exit codes and output."""
     launch = Launch(
         run_id=f"bad-{workdir.name}",
         endpoint=endpoint,

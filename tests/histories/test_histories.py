@@ -32,7 +32,7 @@ SMALL = Setting(
     options=("--checkpoint-every=5",),
     patience=120.0,
 )
-# What is prepared beside a running generation, or what outlasts an outage, must find the job training still.
+# When a proposal is ready, or an outage is over, the job must still be training.
 LONG = dataclasses.replace(SMALL, steps=80)
 
 

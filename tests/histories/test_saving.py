@@ -36,7 +36,7 @@ def test_continuous_saving_survives_a_death(job_etcd: EtcdServer, quiet: Quiet, 
     committed = [event["step"] for event in told if event["event"] == "checkpoint.committed"]
     written = {event["step"] for event in told if event["event"] == "checkpoint.written"}
     assert len(committed) >= 4
-    # What was written by all and not committed is at most what the death, and the end, cut off.
+    # Saves written by all but not committed are at most those that the death and the end interrupted.
     assert len(written - set(committed)) <= 2, (sorted(written), committed)
 
 

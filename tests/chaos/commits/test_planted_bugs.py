@@ -32,13 +32,13 @@ from checkpointing.stores.register import RegisteredStore
 pytestmark = pytest.mark.long
 
 MOST = 600
-"""Schedules in which a planted bug has to show itself."""
+"""Schedules within which a planted bug has to show."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def keep_the_fence_outside_the_store(patch: pytest.MonkeyPatch) -> None:
-    """Leaders look whether they are fenced off before they begin, and no more when they swap."""
+    """Leaders check before they begin whether they are fenced off, but not when they swap."""
 
     def decide(ref: Ref | None, *arguments: Any) -> Verdict:
         return decide_commit(ref and dataclasses.replace(ref, generation=0), *arguments)
@@ -47,7 +47,7 @@ def keep_the_fence_outside_the_store(patch: pytest.MonkeyPatch) -> None:
 
 
 def repeat_conditional_writes_blindly(patch: pytest.MonkeyPatch) -> None:
-    """A swap that failed is sent again, and when that is refused, somebody else must have won."""
+    """A failed swap is sent again, and if that is refused it is reported as lost to somebody else."""
 
     def move(store: Store, decide: Callable[..., Verdict], build: Callable[..., Ref], **_: bool) -> object:
         for _ in range(8):
@@ -71,7 +71,7 @@ def repeat_conditional_writes_blindly(patch: pytest.MonkeyPatch) -> None:
 
 
 class Overwriting:
-    """A store whose writer does not look at the manifests that are there, and puts its own."""
+    """A store whose writer ignores existing manifests and puts its own."""
 
     def __init__(self, store: Seat) -> None:
         self._store = store
@@ -90,7 +90,7 @@ class Overwriting:
 
 
 def overwrite_manifests(patch: pytest.MonkeyPatch) -> None:
-    """Manifests are put, not created: a rank that comes back writes over what it had said."""
+    """Manifests are put, not created: a restarted rank overwrites its own."""
 
     honest = actors.save_rank
 
@@ -101,7 +101,7 @@ def overwrite_manifests(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_the_order_of_saves(patch: pytest.MonkeyPatch) -> None:
-    """Whoever holds the newest generation may commit anything, older steps too."""
+    """A leader with the newest generation may commit anything, older steps too."""
     patch.setattr(committing, "is_superseded", lambda ref, save: False)
 
     def decide(*arguments: Any) -> Verdict:
@@ -113,7 +113,7 @@ def ignore_the_order_of_saves(patch: pytest.MonkeyPatch) -> None:
 
 @dataclasses.dataclass(slots=True)
 class Careless(ModelStore):
-    """A store that says yes to every swap, whatever the token."""
+    """A store that accepts every swap, whatever the token."""
 
     def swap(self, name: str, expected: str | None, data: bytes) -> bool:
         self.put(name, data)
@@ -121,24 +121,24 @@ class Careless(ModelStore):
 
 
 def commit_what_is_not_complete(patch: pytest.MonkeyPatch) -> None:
-    """Nobody looks whether all ranks have saved."""
+    """Nobody checks whether all ranks have saved."""
     patch.setattr(committing, "check_complete", lambda manifests, save, world: None)
 
 
 def commit_without_looking_for_packs(patch: pytest.MonkeyPatch) -> None:
-    """What a manifest names will be there: nobody looks for it, nor whether it is condemned."""
+    """Nobody checks whether the packs of a manifest exist, nor whether they are condemned."""
     patch.setattr(committing, "_check_packs", lambda store, manifests: None)
     patch.setattr(committing, "_check_condemned", lambda *arguments: None)
 
 
 def collect_without_looking_again(patch: pytest.MonkeyPatch) -> None:
-    """What was marked is deleted, whatever was committed before the sweep began and whatever needs it by now."""
+    """Marked objects are deleted although a commit before the sweep may need them by now."""
     patch.setattr(collection, "_same", lambda ref, marked: True)
     patch.setattr(Marker, "deletable", lambda self, tombstone, ref: tombstone.objects)
 
 
 def collect_without_hearing_announcements(patch: pytest.MonkeyPatch) -> None:
-    """Whoever reads or writes for longer than the grace is not asked after."""
+    """Announcements of long reads and writes are ignored."""
     patch.setattr(plan, "announced_in", lambda store, now: AtWork())
 
 
@@ -164,7 +164,7 @@ def first_failure(store: Callable[[], ModelStore] = ModelStore, seeds: range = r
 def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a few hundred schedules, by the invariant it breaks; the unmodified code passes the same schedule."""
     plant(monkeypatch)
-    # It takes three to meet at the wrong moment: four schedules in 2,400 show it.
+    # Three actors have to coincide: four schedules in 2,400 show it.
     first = 1701 if plant is collect_without_looking_again else 1
     outcome = first_failure(seeds=range(first, first + MOST))
     assert outcome is not None, f"{MOST} schedules did not show it"
@@ -182,7 +182,7 @@ def test_a_store_that_ignores_tokens_is_found() -> None:
 
 
 def lock_that_does_not_hold(patch: pytest.MonkeyPatch) -> None:
-    """Swaps as a shared directory had them: compare under a lock, then rename; where the lock does not hold."""
+    """Swaps as shared directories once had them: compare under a lock, then rename; the lock does not hold."""
 
     def swap(versions: Any, expected: str, data: bytes, where: str) -> bool:
         found = newest(versions, where)
@@ -212,14 +212,14 @@ def test_a_directory_without_a_bug_passes() -> None:
 
 
 def name_manifests_by_rank_alone(patch: pytest.MonkeyPatch) -> None:
-    """A register is not asked about them, and yet a rank that comes back writes to the same name."""
+    """The register does not decide manifests, and yet a restarted rank writes to the same name."""
     overwrite_manifests(patch)
     patch.setattr(saving, "decides_creations", lambda store: True)
     patch.setattr(committing, "decides_creations", lambda store: True)
 
 
 def forget_what_was_decided(patch: pytest.MonkeyPatch) -> None:
-    """Who finds a record that another, or it itself, has had decided takes it for there, where readers look for it."""
+    """A decided record, its own or another's, is taken to be where readers look for it."""
 
     def claimed(store: RegisteredStore, name: str, digest: str) -> bytes:
         for place in (name, register._aside(name, digest)):

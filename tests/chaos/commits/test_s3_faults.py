@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 def again(call: Callable[[], T], tries: int = 5) -> T:
-    """Call as a patient caller does: again after StoreError."""
+    """Call like a patient caller: again after StoreError."""
     for number in range(tries):
         try:
             return call()
@@ -55,7 +55,7 @@ def save_and_commit(store: Store, step: int) -> None:
 
 
 def opened(server: S3Server, proxy: S3Proxy) -> tuple[Store, Store]:
-    """Return a place of its own: through the proxy, which from now on does no harm, and past it."""
+    """Return a place of its own, opened twice: through the proxy, with its harms removed, and directly."""
     proxy.harms.clear()
     proxy.done.clear()
     url = server.url(f"faults-{next(_numbers)}")
@@ -148,7 +148,7 @@ def test_a_busy_server_is_waited_for(server: S3Server, proxy: S3Proxy) -> None:
 
 @contextlib.contextmanager
 def busy(proxy: S3Proxy, seconds: float) -> Iterator[None]:
-    """Answer 503 to everything for so long, beside the block."""
+    """Answer 503 to everything for so long during the block."""
     proxy.harms.append(Harm(do=Do.BUSY, times=ALWAYS))
     timer = threading.Timer(seconds, proxy.harms.clear)
     timer.start()

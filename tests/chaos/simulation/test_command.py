@@ -117,6 +117,6 @@ def test_a_thousand_nodes_form_a_generation() -> None:
     assert document["formations"][0]["nodes"] == 1000
     assert document["formations"][0]["seconds"] < 5.0
     assert document["largest_record_bytes"] < 1024 * 1024
-    # A change is told everybody as what changed: the whole record alone, to all, would be more than twice as much.
+    # Everybody receives only the changes: the whole record alone would be more than twice as much.
     for formation in document["formations"][1:]:
         assert formation["etcd_bytes"] < document["largest_record_bytes"] * formation["nodes"] / 2, formation

@@ -13,7 +13,7 @@ KEY = ROOT + "roll/members/a@1"
 
 
 class Bench:
-    """An etcd, a client, and what it was answered."""
+    """An etcd, a client, and the answers it got."""
 
     def __init__(self) -> None:
         self.loop = Loop()

@@ -48,7 +48,7 @@ def alone() -> Iterator[None]:
 
 
 def cause(raised: pytest.ExceptionInfo[dcp.CheckpointException]) -> BaseException:
-    """Return what one rank raised inside DCP."""
+    """Return the error of one rank inside DCP."""
     (failure,) = raised.value.failures.values()
     return failure[0]
 
@@ -122,7 +122,7 @@ class Parts(enum.Flag):
 
 
 def beside_tensors() -> dict[str, Any]:
-    """Return what training states hold that is neither a tensor nor JSON."""
+    """Return values that training states hold and that are neither tensors nor JSON."""
     return {
         "array": np.arange(6, dtype="i2").reshape(2, 3).T,
         "record": np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]),
@@ -157,7 +157,7 @@ def test_common_non_tensor_values_are_restored_without_pickle(tmp_path: Path) ->
     for key, value in beside_tensors().items():
         equal(loaded[key], value, key)
     keys = open_checkpoint(open_store(str(tmp_path), write=False)).specs.keys()
-    # Ints in tuples are what torch's unpickler of data has always taken.
+    # torch's restricted unpickler has always accepted ints in tuples.
     assert {key for key in keys if key.startswith("object/torch/")} <= {"object/torch/python"}
 
 
@@ -394,7 +394,7 @@ def test_names_of_any_text_are_restored(tmp_path: Path) -> None:
 
 
 class Wrapped(torch.Tensor):
-    """A tensor that is made of others, as quantised ones are."""
+    """A tensor made of others, like quantised ones."""
 
     inner: torch.Tensor
 

@@ -36,7 +36,7 @@ def alone() -> Iterator[None]:
 
 
 class Held(DefaultSavePlanner):
-    """A planner whose save stands still after it has begun, until it is let go."""
+    """A planner whose save, once begun, waits until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 def check(url: Path, steps: list[int]) -> None:
-    """The steps are committed, each with its own tensors and objects; the last of them is `latest`."""
+    """Check that the steps are committed, each with its own tensors and objects, and that the last is `latest`."""
     for step in steps:
         loaded = {"w": torch.zeros(3), "note": ""}
         dcp.load(loaded, storage_reader=Reader(str(url), str(step)))

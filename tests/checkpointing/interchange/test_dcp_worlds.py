@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.gloo, pytest.mark.usefixtures("server"), pytest.mark.l
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """Loading in the test's own process is meant."""
+    """Load in the test's own process on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -35,7 +35,7 @@ def test_fsdp_states_are_restored_on_another_number_of_ranks(tmp_path: Path) -> 
         same(loaded, [tree, flat])
     store = open_store(url, write=False)
     assert not list(verify(store))
-    # What did not change between the two saves is there once.
+    # Tensors that did not change between the two saves are stored once.
     one, two = open_checkpoint(store, first), open_checkpoint(store, second)
     kept = {tile.pack for tile in one.tiles}
     assert all(tile.pack in kept for tile in two.tiles if tile.spec.key.startswith("model."))

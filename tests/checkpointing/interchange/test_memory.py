@@ -21,7 +21,7 @@ LIMIT = 190 << 20
 
 
 def moved(what: str, kind: str, store: Path, path: Path) -> int:
-    """Move a checkpoint in a process of its own; return the memory that took, in bytes."""
+    """Import or export in a process of its own; return the memory that took, in bytes."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.checkpointing.interchange.moved", what, kind, str(store), str(path)],
         cwd=ROOT,

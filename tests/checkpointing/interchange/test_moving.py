@@ -27,7 +27,7 @@ SAFE = {name: value for name, value in every_dtype().items() if name not in ("co
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """DCP without ranks is meant, and torch's prototypes are known to be that."""
+    """Use DCP without ranks on purpose, and silence torch's warnings about prototypes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         warnings.filterwarnings("ignore", message="ComplexHalf support is experimental")

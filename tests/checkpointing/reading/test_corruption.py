@@ -54,7 +54,7 @@ def damage(data: bytes, random: random.Random) -> tuple[bytes, int]:
 
 
 def first_tile(store: Store, pack: str, place: int) -> tuple[set[str], set[int]]:
-    """Return the tensors that have a pack's byte, and the ranks that say so; nothing for a byte of no tile."""
+    """Return the tensors that contain a pack's byte and the ranks that saved it; nothing for a byte of no tile."""
     tensors, ranks = set(), set()
     for name in store.list("saves/"):
         manifest = decode_manifest(store.get(name), name)
@@ -86,7 +86,7 @@ def encoded() -> Store:
 
 
 def campaign(store: Store, tmp_path: Path, seed: int, count: int) -> dict[str, int]:
-    """Damage one object after another; return how often what was the outcome. Each time everything is put back."""
+    """Damage one object after another, restoring it each time; return how often each outcome occurred."""
     chance = random.Random(seed)
     objects = sorted(store.list(""))
     newest = open_checkpoint(store)
@@ -123,7 +123,7 @@ def campaign(store: Store, tmp_path: Path, seed: int, count: int) -> dict[str, i
 
 
 def attempt(checkpoint: Checkpoint, *more: TileSource) -> tuple[State, Resolved] | str:
-    """Return what is restored, or what the refusal says."""
+    """Return the restored state, or the error."""
     try:
         return restore(checkpoint, *more)
     except MissingTile as error:
@@ -144,7 +144,7 @@ def _document(store: Store, name: str, findings: list[Finding], newest: Checkpoi
 
 
 def _pack(store: Store, state: State, warm: Path, *, needed: bool) -> str:
-    """Restore with no other source, then with others; return what was hit."""
+    """Restore with no other source, then with others; return what was damaged."""
     opened = open_checkpoint(store)
     alone = attempt(opened)
     if isinstance(alone, str):
@@ -165,7 +165,7 @@ def _pack(store: Store, state: State, warm: Path, *, needed: bool) -> str:
 
 
 def _mended(store: Store, name: str, data: bytes, newest: Checkpoint, state: State, warm: Path) -> None:
-    """With leave to mend, what is healed is mended in the store, or nothing is written."""
+    """With permission to repair, healed tiles are repaired in the store or nothing is written."""
     before = store.get(name)
     found, resolved = restore(newest, DiskTier(warm, 1 << 20), repair=True)
     assert found == state

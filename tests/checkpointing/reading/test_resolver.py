@@ -19,7 +19,7 @@ DATA = bytes(range(144))
 
 
 class Memory:
-    """A real source: tiles held in this process. It counts, and fails or damages what it is told to."""
+    """A real source with tiles in this process. It counts, and fails or damages tiles on request."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Memory:
 
 
 class Ahead(Memory):
-    """A source that is told in advance."""
+    """A source that is asked to prefetch."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -22,7 +22,7 @@ LARGE = {f"w{number}": ("float32", (64, 16)) for number in range(12)}
 
 
 class Counted(LocalStore):
-    """A store that notes what is read of packs, in a file, so that processes can share it."""
+    """A store that notes reads of packs in a file, so that processes can share it."""
 
     def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> int:
         got = super().read_into(name, start, buffers)
@@ -37,7 +37,7 @@ class Counted(LocalStore):
 
 
 def restore(checkpoint: Checkpoint, tier: DiskTier, *, fall_through: bool = True) -> tuple[dict[str, bytes], Resolved]:
-    """Restore every tensor through the tier, and what it cannot give from the store."""
+    """Restore every tensor through the tier, and the tiles that it lacks from the store."""
     buffers = {spec: bytearray(spec.box.numel * spec.itemsize) for spec in checkpoint.specs.values()}
     sources = {"disk": tier, **({"store": checkpoint.source()} if fall_through else {})}
     offers = [*tier.offers(checkpoint.offers()), *(checkpoint.offers() if fall_through else ())]

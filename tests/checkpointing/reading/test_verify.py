@@ -180,13 +180,13 @@ tile = ("tensors", 0, "tiles", 1)
 
 
 def encoded() -> dict[str, Any]:
-    """Return a sound tile of byte planes."""
+    """Return a valid tile of byte planes."""
     where = {"start": [2], "stop": [4], "digest": "b" * 64, "pack": 0, "offset": 16, "length": 7}
     return {**where, "codec": "planes", "check": "c" * 64, "stats": None}
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """Return facts of so many levels."""
+    """Return facts nested to so many levels."""
     return {"x": nested(levels - 1)} if levels else {}
 
 
@@ -196,7 +196,7 @@ def huge() -> dict[str, Any]:
 
 
 def tangled() -> dict[str, Any]:
-    """Return a tensor of boxes that all overlap in all dims but the last, each cut in its own way."""
+    """Return a tensor whose boxes all overlap in all dims but the last, each cut differently."""
     count, dims = 24, 8
     tiles = [
         {**encoded(), "start": [n] * dims + [n], "stop": [2 * count - n] * dims + [n + 1], "length": 1}

@@ -100,7 +100,7 @@ class Hooked:
 
 
 class Hidden(Hooked):
-    """A store whose listings are stale: they do not show some names yet."""
+    """A store with stale listings: they do not show some names yet."""
 
     def __init__(self, store: View, prefix: str) -> None:
         super().__init__(store)
@@ -229,7 +229,7 @@ def test_an_announced_reader_outlasts_the_grace() -> None:
     assert not list(store.list(names.ANNOUNCEMENTS))
     begun = collect(store, keep, grace=100, wait=False)
     assert begun.dropped == (name(1),)
-    with announced(store, Role.READER, name(1), after=0.0):  # read since before that, and long now
+    with announced(store, Role.READER, name(1), after=0.0):  # read since before that, for a long time
         actor.sleep(100.0)
         done = collect(store, keep, grace=0, wait=False)
         assert (done.objects, done.spared > 2) == ((), True)
@@ -270,7 +270,7 @@ def test_a_save_that_takes_longer_than_the_grace_loses_nothing() -> None:
         actor.sleep(EXPIRES - 1)
         assert own.renew()
         actor.sleep(EXPIRES - 1)
-        # What it builds on stays, too, though nobody else would keep it.
+        # Its parent stays too, although nothing else keeps it.
         assert not collect(store, Retention(keep_last=1), grace=10, wait=False).dropped
         assert packs <= set(actor.world.objects)
         left = dict(actor.world.objects)
@@ -622,7 +622,7 @@ def test_a_checkpoint_collected_during_open_is_not_reported_as_damaged(tmp_path:
     first = commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=2).checkpoint
 
     class Late(LocalStore):
-        """Between the record and the manifests everything else happens."""
+        """Everything else happens between the reads of the record and of the manifests."""
 
         def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
             if name == names.manifest(names.Save(step=1, made_in=1, attempt=0), 0) and not self.over:

@@ -55,7 +55,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Seam:
-    """A store in front of another one; `before` is asked about each pack that is put, and may change it or raise."""
+    """A store in front of another one; `before` is called for each pack that is put, and may change it or raise."""
 
     def __init__(self, inner: Store, before: Callable[[str, bytes], bytes]) -> None:
         self.inner, self.before = inner, before
@@ -139,7 +139,7 @@ def stored_bytes(store: Store, spec: TensorSpec, where: StoredTile | Base, nbyte
 
 
 def by_hand(checkpoint: Checkpoint) -> State:
-    """Put a checkpoint's tensors together from its tiles alone, every digest checked."""
+    """Build a checkpoint's tensors from its tiles alone, checking every digest."""
     state = {spec: bytearray(spec.box.numel * spec.itemsize) for spec in checkpoint.specs.values()}
     for tile in checkpoint.tiles:
         data = stored_bytes(checkpoint.store, tile.spec, tile, tile.nbytes)
@@ -251,7 +251,7 @@ def test_a_save_with_ninety_percent_frozen_writes_ten_percent() -> None:
     saved = save_one(store, changed, SaveOptions(pack_bytes=32 << 10), step=2, parent=committed(store))
     assert first.written == 10 * (64 << 10)
     assert saved.written == 64 << 10
-    index = 200 * 64  # tiles are 1 KiB here and 4 MiB elsewhere: what is said of each one is set aside
+    index = 200 * 64  # tiles are 1 KiB here and 4 MiB elsewhere: the overhead per tile is not counted
     assert saved.stored - index <= 1.05 * saved.written
     assert by_hand(committed(store, 2)) == changed
 
@@ -268,7 +268,7 @@ def test_a_retry_of_a_save_killed_at_ninety_percent_uploads_little(monkeypatch: 
 
     def dies(name: str, data: bytes) -> bytes:
         with lock:
-            # Four packs are under way, on average half of each is there already: 0.9 of all bytes were sent.
+            # Four packs are under way, on average half sent: 0.9 of all bytes were sent.
             if landed[0] >= (0.9 - 4 / tiles / 2) * total:
                 raise StoreError("killed")
             landed[0] += len(data)
@@ -456,7 +456,7 @@ def test_auto_chooses_a_codec_that_makes_the_save_faster(
 
 
 class Time:
-    """A clock that moves when somebody sleeps, or for whoever asks it, one microsecond."""
+    """A clock that moves when somebody sleeps, and by a microsecond at each reading."""
 
     def __init__(self) -> None:
         self.now = 0.0

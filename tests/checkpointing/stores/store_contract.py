@@ -1,4 +1,4 @@
-"""What every store must do, whatever it is made of. A subclass gives a fixture `store`."""
+"""The contract of every store. A subclass provides a fixture `store`."""
 
 from __future__ import annotations
 

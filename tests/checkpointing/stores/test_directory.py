@@ -44,7 +44,7 @@ def save_and_commit(store: Store, step: int) -> None:
 
 
 class Numbers:
-    """Versions in memory. before_link: what others do in the last moment."""
+    """Versions in memory. before_link: what others do at the last moment."""
 
     def __init__(self, **before: Any) -> None:
         self.there: dict[int, bytes] = {0: b"first"}
@@ -161,7 +161,7 @@ def test_swaps_are_safe_without_working_locks(
 
     def link(source: str, target: Any) -> None:
         monkeypatch.setattr(os, "link", honest)
-        fence(new, 2)  # between what the old leader has read and what it writes
+        fence(new, 2)  # between the old leader's read and its write
         honest(source, target)
 
     monkeypatch.setattr(os, "link", link)

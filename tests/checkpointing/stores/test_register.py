@@ -41,7 +41,7 @@ def test_checkpoints_are_decided_by_the_register(inner: Store, register: StoreRe
 
 
 class OldStore(RegisteredStore):
-    """As an older version wrote: whatever is created is decided in the register."""
+    """A store as an older version wrote it: every creation is decided in the register."""
 
     decides_creations = True
 

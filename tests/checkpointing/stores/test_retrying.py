@@ -21,7 +21,7 @@ def retrying(store: Any, patience: float = 120.0) -> RetryingStore:
 
 
 class Busy:
-    """Answers with `error` until so many seconds have been slept, in `waits`."""
+    """A store that answers with `error` until so many seconds have been slept, which `waits` records."""
 
     def __init__(self, seconds: float, error: StoreError) -> None:
         self.seconds, self.error = seconds, error
@@ -49,7 +49,7 @@ class TestRetrying(StoreContract):
 
     @pytest.fixture
     def store(self, inner: Store) -> Store:
-        # Not `put`: data that comes once is sent once, and what breaks off there is the caller's to repeat. Not swaps:
+        # Not `put`: data from a generator is sent once, and a failure there is the caller's to repeat. Not swaps:
         # one that is overtaken ends in an error.
         return retrying(Flaky(inner, every_other(), ("get", "read", "size", "list", "entries", "delete")))
 

@@ -237,7 +237,7 @@ def test_error_texts_are_not_parsed_for_codes(client: Client) -> None:
 
 @contextlib.contextmanager
 def answering(status: int, body: bytes) -> Iterator[int]:
-    """Answer every request of a client alike; yield the port."""
+    """Give every request of a client the same answer; yield the port."""
 
     class Answer(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

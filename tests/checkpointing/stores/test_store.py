@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 class TestStores(StoreContract):
-    """The contract, where no server is needed."""
+    """The contract for stores that need no server."""
 
     @pytest.fixture(params=["local", "file", "memory", "encrypted", "registered"])
     def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
@@ -129,7 +129,7 @@ except StoreFull as error:
 
 
 class Lying:
-    """A store that says yes, and does something else."""
+    """A store that accepts a request and does something else."""
 
     def __init__(self, inner: Store, **lies: Any) -> None:
         self._inner, self._lies = inner, lies

@@ -38,7 +38,7 @@ MANIFESTS_ONLY: dict[str, list[str]] = {
 
 
 def answer(*arguments: str, code: int = 0) -> Any:
-    """Return what a command says in JSON."""
+    """Return the JSON output of a command."""
     result = run.invoke(app, [*arguments, "--json"])
     assert result.exit_code == code, result.output
     document = json.loads(result.stdout)

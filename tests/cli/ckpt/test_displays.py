@@ -87,7 +87,7 @@ def log(history: History) -> Picture:
 
 
 def du(history: History) -> Picture:
-    """Documents get one size: those with something random in them are not always as long."""
+    """All documents get one size, because those with random contents vary in length."""
     listing = list(history.store.entries(""))
     entries = [entry for entry in listing if names.parse_pack(entry.name)]
     entries += [dataclasses.replace(entry, size=1000) for entry in listing if names.parse_record(entry.name)]

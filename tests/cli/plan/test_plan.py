@@ -30,7 +30,7 @@ def planned(*arguments: str, width: int = 100) -> Result:
 
 
 def answer(*arguments: str, code: int = 0) -> Any:
-    """Return what it says in JSON."""
+    """Return its JSON output."""
     result = planned(*arguments, "--json")
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
@@ -59,7 +59,7 @@ def test_the_text_shows_the_best_layout_its_placement_and_its_step(width: int) -
     assert result.exit_code == 0, result.output
     for words in ("llama-7b", "7 nodes x 8 slots", "Best:", "Places", "One step", "bubble"):
         assert words in result.stdout, words
-    # What is drawn fits; sentences are folded by the terminal's own width.
+    # Drawings fit; sentences are wrapped by the terminal.
     assert max(map(len, result.stdout.splitlines())) <= width
 
 

@@ -32,7 +32,7 @@ def stepping(running: Generation | None) -> Pulse:
 
 
 class Job:
-    """Members of one run id, of which three train and one waits; and the command line turned to it."""
+    """Members of one run id, of which three train and one waits, and a command line for that job."""
 
     def __init__(self, endpoint: str) -> None:
         self.prefix = f"live/{secrets.token_hex(4)}"
@@ -49,7 +49,7 @@ class Job:
         return json.loads(self.run("status", "--json").stdout)
 
     def until(self, number: int, condition: Callable[[dict[str, Any], dict[str, str]], bool]) -> Any:
-        """Wait until the status of generation `number` or a later one, and the nodes' states, are as wanted."""
+        """Wait until generation `number` or a later one satisfies `wanted`, given the status and the nodes' states."""
         deadline = time.monotonic() + 60
         while True:
             told = self.status()

@@ -38,21 +38,21 @@ COMMAND = [sys.executable, "-c", "from elastic3d.cli import main; main()"]
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EtcdServer]:
-    """A server that nobody breaks."""
+    """A server that no test breaks."""
     with EtcdServer() as server:
         yield server
 
 
 @dataclass(slots=True)
 class Place:
-    """A prefix of a test's own, and the command line turned to it."""
+    """A prefix of the test's own, and a command line for it."""
 
     endpoint: str
     prefix: str
     client: EtcdClient
 
     def put(self, scene: Scene, run_id: str = "gpt-1b", *, long: float = 600.0) -> None:
-        """Write a scene's keys, those with a lease under a real one that nobody keeps alive."""
+        """Write a scene's keys, those with a lease under a real one that nobody renews."""
         leases: dict[int, int] = {}
         for item in scene.items():
             if item.lease and item.lease not in leases:
@@ -81,7 +81,7 @@ class Place:
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
         """Start the command as a process of its own."""
         command = [*COMMAND, *arguments, "--prefix", self.prefix]
-        # A shell's background jobs ignore SIGINT, and so would what they start.
+        # A shell's background jobs ignore SIGINT, and so would their children.
         heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen(command, env=self.environment(), text=True, preexec_fn=heeding, **more)
 
@@ -101,7 +101,7 @@ def place(etcd: EtcdServer) -> Iterator[Place]:
 
 
 def one_line(result: Result) -> str:
-    """Return the one line that an error is told in."""
+    """Return the only line of an error."""
     lines = result.stderr.splitlines()
     assert len(lines) == 1, result.output
     assert result.stdout == ""
@@ -123,7 +123,7 @@ def test_status_shows_the_only_job(place: Place) -> None:
     )
     nodes = {node["name"]: node for node in told["nodes"]}
     assert nodes["e"]["state"] == "doubted"
-    # etcd's own lease says how long a quarantine lasts still, whatever its record says.
+    # etcd's own lease gives the remaining time of a quarantine, whatever its record says.
     assert 590 <= nodes["f"]["seconds_left"] <= 600
     assert place.client.range(place.root())[1] == before
 
@@ -279,7 +279,7 @@ def test_a_missing_etcd_is_reported() -> None:
 
 
 def leads(place: Place, *writes: acts.Write) -> None:
-    """Write what a leader writes."""
+    """Write the keys of a leader."""
     for write in writes:
         place.client.txn([], transaction(place.root(), A, write).operations, idempotent=True)
 
@@ -403,7 +403,7 @@ def test_watch_restores_the_terminal(place: Place, etcd: EtcdServer) -> None:
 
 
 def until(terminal: int, seen: bytes, words: bytes) -> bytes:
-    """Read from a terminal until the words come."""
+    """Read from a terminal until the text appears."""
     deadline = time.monotonic() + 30
     start = len(seen)
     while words not in seen[start:]:

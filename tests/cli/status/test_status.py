@@ -48,7 +48,7 @@ def printed(what: RenderableType, width: int) -> str:
 
 @pytest.fixture
 def greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Times of day are shown in the machine's zone; here that is UTC."""
+    """Show times of day in UTC instead of the machine's zone."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()
