@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 
 def imports(path: Path) -> set[str]:
-    """Return the modules a file imports, at any depth of its code."""
+    """Return the modules that a file imports, at any depth of its code."""
     package = ".".join(path.relative_to(ROOT).parent.parts)
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):

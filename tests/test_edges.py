@@ -52,7 +52,7 @@ Reported = queue.SimpleQueue[ThreadFailure]
 
 
 class Unforeseen(Exception):
-    """What no thread expects."""
+    """An error that no thread expects."""
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:

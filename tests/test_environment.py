@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 NAMES = {variable.name for variable in VARIABLES}
 OWN = re.compile(r"ELASTIC3D_[A-Z_]*[A-Z]")
 APART = {"elastic3d/environment.py", "elastic3d/rendezvous/guard.py"}
-"""The list; and a script that runs without elastic3d, whose one name is compared below."""
+"""The list, and a script that runs without elastic3d, whose one variable is compared below."""
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
@@ -41,7 +41,7 @@ def test_variables_are_read_only_through_the_list() -> None:
     """`os.environ` is written, copied and passed on elsewhere, but only the list reads a name from it."""
     wrong = []
     for path, tree in trees():
-        # gRPC reads what is set for it there, for a moment.
+        # Set for a moment, for gRPC to read.
         if path in (*APART, "elastic3d/etcd/transport.py"):
             continue
         for node in ast.walk(tree):

@@ -32,7 +32,7 @@ CAUGHT_INSIDE = {
     "HandshakeRejected": "trust.channel and rendezvous, which close the connection and say so",
     "TemplateLost": "worker.processes.loop, which starts another",
 }
-"""Exceptions that are no error of elastic3d: who catches them."""
+"""Exceptions that are not errors of elastic3d, with the code that catches them."""
 
 BARE = {
     "elastic3d/__init__.py": "AttributeError is how a module says that it has no such name",
@@ -61,7 +61,7 @@ BARE = {
     "elastic3d/worker/processes/process.py": "what the kernel answered",
     "elastic3d/worker/processes/remote.py": "a connection that ended, as the socket's own errors",
 }
-"""Modules that raise Python's own exceptions, and why nobody but their callers sees them."""
+"""Modules that raise Python's own exceptions, with the reason why only their callers see them."""
 
 
 def trees() -> dict[str, ast.Module]:
@@ -72,7 +72,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def exceptions() -> dict[str, tuple[str, ...]]:
-    """Return the classes of elastic3d that are exceptions, with the names of all that they descend from."""
+    """Return the exception classes of elastic3d, with the names of all their bases."""
     bases = {
         node.name: tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases)
         for tree in trees().values()

@@ -10,7 +10,7 @@ from elastic3d.log import BOUND, EVENTS
 
 ROOT = Path(__file__).parent.parent
 PASSING_ON = {"elastic3d/log.py", "elastic3d/worker/journal.py"}
-"""Files whose `emit` hands on a name that a caller gave it."""
+"""Files whose `emit` passes on a name given by a caller."""
 
 
 def emitted() -> tuple[dict[str, set[str]], set[str], list[str]]:

@@ -17,7 +17,7 @@ OBJECTS = {
     "scatter_object_list",
     "send_object_list",
 }
-"""torch's collectives that pickle what they are given and unpickle what comes."""
+"""torch's collectives that pickle their input and unpickle what they receive."""
 
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 

@@ -97,7 +97,7 @@ def test_a_stopped_log_reader_and_a_hung_disk_hold_nobody_up(tmp_path: Path) -> 
     done = tmp_path / "done"
     try:
         child = subprocess.Popen([sys.executable, "-c", HUNG, str(folder), str(done)], env=ENVIRONMENT, stderr=writing)
-        # Would wait for ever for either reader.
+        # Without that it would wait for ever for either reader.
         assert child.wait(timeout=60) == 0
     finally:
         for descriptor in (events, reading, writing):

@@ -87,7 +87,7 @@ def setting(text: str) -> None:
 
 def command(text: str) -> None:
     told = CliRunner().invoke(application(), ["ckpt", "gc", "x", f"--grace={text}", "--keep-every=5"])
-    assert told.exit_code != 0  # a call that is refused, for that reason or for another
+    assert told.exit_code != 0  # refused, for that reason or another
     raise UsageError(told.stderr)
 
 

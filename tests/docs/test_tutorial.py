@@ -38,7 +38,7 @@ class Reader:
         (folder / "train.py").write_text(script)
 
     def words(self, page: str, begins: str, *, nth: int = 0) -> list[str]:
-        """Return the nth command of a page that begins with `text`, with the etcd that runs here."""
+        """Return the nth command of a page that starts with `begins`, with the endpoint of the etcd that runs here."""
         shown = [block for block in blocks(page, "sh") if block.startswith(begins)]
         return shlex.split(shown[nth].replace("127.0.0.1:2379", self._endpoint))
 

@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240), pytest.mark.long]
 PATIENCE = POLICY.lease + POLICY.grace
 
 PULSE = 6.0
-"""Seconds within which a member looks after its own keys."""
+"""Seconds within which a member checks its own keys."""
 
 GARBAGE = (b"", b"\xff\x00 garbage", b"{}", b"[]", b'{"schema":"x"}', b'{"schema":1,"node":3}')
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EtcdCluster]:
-    """Three members of etcd with TLS and a password, that nobody breaks."""
+    """Three members of etcd with TLS and a password, which no test breaks."""
     with EtcdCluster(3, password="secret", tls=True) as cluster:
         yield cluster
 
@@ -44,7 +44,7 @@ def crew(cluster: EtcdCluster) -> Iterator[Crew]:
 
 @pytest.fixture
 def patient(cluster: EtcdCluster) -> Iterator[Crew]:
-    """Three members that train, and give each other time to find out that their keys were written over."""
+    """Three training members that give each other time to notice overwritten keys."""
     with in_training(cluster.client, replace(POLICY, orphan=2 * PULSE)) as crew:
         yield crew
 

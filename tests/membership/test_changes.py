@@ -33,12 +33,12 @@ KEY = "/job/board/generation"
 PROPOSAL = "/job/board/proposal"
 BIG = large(300, 8)
 REQUEST = 1_572_864
-"""Bytes of a request that etcd takes."""
+"""Bytes of the largest request that etcd accepts."""
 
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[Generation, Generation]:
-    """Return two generations, of which the second may have nodes of the first, in any order, and others."""
+    """Return two generations, the second with some nodes of the first, in any order, and others."""
     base, formed = draw(GENERATIONS), draw(GENERATIONS)
     known = [*base.nodes, *base.spares]
     if not known:
@@ -90,7 +90,7 @@ def test_a_change_to_another_generation_is_detected() -> None:
 
 
 def seal(base: Generation, formed: Generation) -> Transaction:
-    """Return what seals one generation after another."""
+    """Return the action that seals one generation after another."""
     history = GenerationHistory(
         number=formed.number, attempt=1, cause=formed.cause, detail="", leader="a", active=1, spares=0, joined=(),
         left=(), layout="", at=0.0,
@@ -100,7 +100,7 @@ def seal(base: Generation, formed: Generation) -> Transaction:
 
 
 def puts(made: Transaction) -> dict[str, bytes]:
-    """Return what a transaction writes."""
+    """Return the writes of a transaction."""
     return {one.key: one.value for one in made.operations if isinstance(one, Put)}
 
 
@@ -126,14 +126,14 @@ def test_small_and_entirely_new_generations_are_written_whole() -> None:
 
 
 class Board:
-    """What stands on the board, and its revision."""
+    """The keys of the board, and its revision."""
 
     def __init__(self) -> None:
         self.revision = 0
         self.there: dict[str, KeyValue] = {}
 
     def put(self, written: dict[str, bytes]) -> Iterator[KeyValue]:
-        """Write, and yield what a watch of the board is told."""
+        """Write, and yield what a watch of the board receives."""
         self.revision += 1
         for key, value in written.items():
             item = KeyValue(key=key, value=value, create_revision=1, mod_revision=self.revision, version=1)

@@ -44,11 +44,11 @@ for line in sys.stdin:
     peers = tuple(RingPeer(id=id, address="127.0.0.1", port=int(port)) for id, port in zip(words, words))
     links.watch(WatchPeers(peers=peers, expected=tuple(peer.id for peer in peers), near=peers))
 """
-"""Links of another process, speaking for its argument; each line on stdin is whom to watch and expect."""
+"""Links in another process, for the identity in its argument; each line on stdin says whom to watch and expect."""
 
 
 class Watcher:
-    """Links that keep what they are told."""
+    """Links that keep their events."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Watcher:
         return self.events.get(timeout=seconds)
 
     def wait_for(self, wanted: Callable[[Told], bool], seconds: float) -> Told:
-        """Return the first news that is wanted; queue.Empty if it does not come in time."""
+        """Return the first event that is wanted; queue.Empty if it does not come in time."""
         end = time.monotonic() + seconds
         while True:
             news = self.events.get(timeout=max(0.0, end - time.monotonic()))
@@ -88,7 +88,7 @@ class Watcher:
 
 @pytest.fixture
 def watcher() -> Iterator[Watcher]:
-    """One that is closed afterwards."""
+    """Links that are closed afterwards."""
     watcher = Watcher()
     yield watcher
     watcher.links.close()
@@ -436,7 +436,7 @@ def test_an_order_given_while_another_is_read_is_obeyed(watcher: Watcher) -> Non
     late = [acts.WatchPeers(peers=(other.peer("b@1"),), expected=())]
 
     class Orders(queue.SimpleQueue[acts.WatchPeers]):
-        """The next order comes when these have just been found empty for the first time."""
+        """The next order comes just after these were read as empty for the first time."""
 
         def get_nowait(self) -> acts.WatchPeers:
             try:
@@ -512,7 +512,7 @@ def test_a_flood_of_strangers_keeps_no_member_out(watcher: Watcher) -> None:
 
 @pytest.fixture
 def encryption(certificates: Certificates) -> Encryption:
-    """What a node with a client's certificate has."""
+    """The TLS context of a node with a client's certificate."""
     found = load(str(certificates.client), str(certificates.client_key))
     assert found is not None
     return found

@@ -40,7 +40,7 @@ class Job:
         self.leases = set(self.client.leases())
 
     def start(self, *names: str, profile: ModelProfile = PROFILE, labels: dict[str, str] | None = None) -> None:
-        """Start members; who is named first is there first."""
+        """Start members; the first named is there first."""
         for at, name in enumerate(names):
             self.all[name] = Hand(self._connect, self.root, name, self.policy, profile, labels=labels)
             if at < len(names) - 1:
@@ -55,7 +55,7 @@ class Job:
         self.client.close()
 
     def worlds(self) -> set[tuple[int, str]]:
-        """Return what runs, as (number, names in rank order), over all members."""
+        """Return the running generations as (number, names in rank order), over all members."""
         running = [one.running for one in self.all.values() if one.running is not None]
         return {(g.number, "".join(node.name for node in g.nodes)) for g in running}
 
@@ -69,25 +69,25 @@ class Job:
         wait(there, seconds, lambda: f"{self.worlds()}, wanted {number} {names}")
 
     def registered(self) -> str:
-        """Return the names of those whose member key stands, and "*" if somebody leads."""
+        """Return the names of members whose key stands, and "*" if somebody leads."""
         keys = self.records()
         names = [key.removeprefix("roll/members/").partition("@")[0] for key in keys if key.startswith("roll/members/")]
         return "".join(names) + "*" * ("board/leader" in keys)
 
     def leader(self) -> Hand | None:
-        """Return the one that leads; None if that is nobody of these."""
+        """Return the member that leads; None if it is none of these."""
         found = self.records().get("board/leader")
         return self.all.get(json.loads(found)["name"]) if found is not None else None
 
     def records(self) -> dict[str, bytes]:
-        """Return what stands in etcd."""
+        """Return the records in etcd."""
         items, _revision = self.client.range(self.root)
         return {item.key.removeprefix(self.root): item.value for item in items}
 
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EtcdServer]:
-    """A server for all; who stops it lets it go on."""
+    """A server for all; a test that stops it resumes it."""
     with EtcdServer() as server:
         yield server
 
@@ -245,7 +245,7 @@ def test_a_large_generation_is_published_as_a_change(job: Job) -> None:
     records = job.records()
     assert len(records["board/generation"]) < 2_000 < 20_000 < len(records["board.whole/generation"])
     assert "board.whole/proposal" not in records
-    # It says what changed against no generation that anybody knows.
+    # It holds changes to a generation that nobody knows.
     sealed = decode(Generation, records["board.whole/generation"], "board/generation")
     known, other = replace(sealed, number=3), replace(sealed, nodes=sealed.nodes[::-1])
     change, whole = encode_change(known, other), encode(known)
@@ -258,7 +258,7 @@ def test_a_large_generation_is_published_as_a_change(job: Job) -> None:
     job.trains("abcd", 4, 10)
     job.all.pop("b").die()
     job.trains("acd", 5, 10)
-    # Whoever is there needs it no more; who comes asks for it.
+    # Present members no longer need it; newcomers read it.
     job.client.delete(beside)
     job.start("e")
     job.trains("acde", 6, 10)

@@ -16,12 +16,12 @@ from tests.membership.crew import POLICY, Crew, Hand, in_training, wait
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240), pytest.mark.long]
 
 PATIENCE = POLICY.lease + POLICY.grace
-"""Seconds after which whoever is gone is gone."""
+"""Seconds after which a lost member is certainly evicted."""
 
 
 @pytest.fixture
 def cluster() -> Iterator[EtcdCluster]:
-    """Three members of etcd with TLS and a password, small enough to be filled."""
+    """Three members of etcd with TLS and a password, with a quota small enough to be filled."""
     with EtcdCluster(3, password="old", tls=True, quota=4 << 20) as cluster:
         yield cluster
 
@@ -34,7 +34,7 @@ def crew(cluster: EtcdCluster) -> Iterator[Crew]:
 
 
 def still_whole(crew: Crew) -> None:
-    """Assert that the job is as it was, and notices what happens next."""
+    """Assert that the job is unchanged, and reacts to the next fault."""
     crew.all_registered("abc", 10)
     crew.goes_on("abc", 1, PATIENCE + 0.5)
     assert crew.registered() == "abc*"
@@ -58,7 +58,7 @@ def test_a_job_survives_the_loss_of_etcds_quorum(cluster: EtcdCluster, crew: Cre
     victims = cluster.members[:2]
     for victim in victims:
         victim.kill()
-    # The member that is left believes in its leader for a while yet, and may then be electing one.
+    # The remaining member still believes in its leader for a while, and may then be electing one.
     wait(lambda: not any(one.there for one in crew.all.values()), 10)
     crew.goes_on("abc", 1, seconds)
     for victim in victims:
@@ -82,7 +82,7 @@ def test_a_job_survives_a_stopped_etcd_member(cluster: EtcdCluster, crew: Crew, 
 
 
 def _used(members: list[EtcdMember], crew: Crew) -> EtcdMember:
-    """Return the one of these that the job's own clients would go to first, if they go to any of them."""
+    """Return the one of these that the job's own clients would try first."""
     session = crew.all["a"].client.session
     ports = [session.endpoints[index].port for index in session.order()]
     return min(members, key=lambda member: ports.index(member.port))
@@ -120,7 +120,7 @@ def test_a_death_during_a_full_database_is_handled_afterwards(cluster: EtcdClust
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    """Where the password is."""
+    """The password file."""
     file = tmp_path / "password"
     file.write_text("old")
     return file
@@ -128,13 +128,13 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reading(cluster: EtcdCluster, secret: Path) -> Iterator[Crew]:
-    """Three members that train, and read their password from a file."""
+    """Three training members that read their password from a file."""
     with in_training(cluster.client, how=lambda: cluster.client(password=secret.read_text)) as crew:
         yield crew
 
 
 def restart(cluster: EtcdCluster) -> None:
-    """Kill and start every member: all connections must be made anew."""
+    """Kill and start every member, so that all connections must be made anew."""
     for member in cluster.members:
         member.kill()
         member.start()
@@ -171,7 +171,7 @@ def test_a_job_survives_a_changed_password_with_broken_connections(
     reading.client.delete(f"{reading.root}board/tombs/nobody@1")
     etcd_attacks.compact(cluster)
     reading.goes_on("abc", 1, PATIENCE + 2)
-    # What is told first may be that a member which starts again refuses connections.
+    # The first report may be that a restarting member refuses connections.
     wait(
         lambda: all("password file" in one.troubles()[-1] for one in reading.all.values()),
         20,
@@ -184,7 +184,7 @@ def test_a_job_survives_a_changed_password_with_broken_connections(
 
 
 def _gaps(one: Hand) -> list[bool]:
-    """Return of each listing of the board whether changes before it are not known."""
+    """Return for each listing of the board whether earlier changes are unknown."""
     return [event.gap for event in one.noted if isinstance(event, e.Listed) and event.tier is e.Tier.BOARD]
 
 

@@ -181,7 +181,7 @@ def test_generations_and_proposals_read_back_unchanged(generation: Generation, s
 
 
 def large(nodes: int, slots: int) -> Generation:
-    """Return a generation as clusters have them: names from addresses, random incarnations and ports."""
+    """Return a generation like a cluster's: names from addresses, random incarnations and ports."""
     chance = random.Random(3)
 
     def port() -> int:

@@ -43,7 +43,7 @@ def nodes(etcd: EtcdServer) -> Iterator[Nodes]:
 
 
 def stop_and_wake(nodes: Nodes, victim: str) -> float:
-    """Stop a node, wait until the others train without it, wake it, wait until it is back; return the first wait."""
+    """Stop a node, wait until the others train without it, resume it, wait until it is back; return the first wait."""
     others = [name for name in nodes.all if name != victim]
     stopped = time.monotonic()
     nodes.all[victim].signal(signal.SIGSTOP)
@@ -101,7 +101,7 @@ def pauses(nodes: Nodes, count: int, seed: int) -> None:
 
 
 def undisturbed(nodes: Nodes, number: int) -> None:
-    """Require that nobody was put out, and nothing re-formed."""
+    """Assert that nobody was evicted and nothing re-formed."""
     time.sleep(2)
     assert nodes.trains(NAMES, 1) == number
     assert not [what for one in nodes.all.values() for what in one.exits()]
@@ -201,8 +201,8 @@ def test_a_node_that_refuses_one_peer_alone_is_not_evicted(network: Network) -> 
         number = nodes.trains(names, 60)
         order = nodes.all["a"].went()[-1]["names"]
         network.refuse(order[1], order[2])
-        # Longer than it takes to call somebody silent and to ask about it through etcd, and the refusal is
-        # repeated; and shorter than it takes trainers that stand still to find a dead link between them.
+        # Longer than it takes to report a silence and to ask about it through etcd, while the refusal is
+        # repeated; shorter than idle trainers take to find a dead link between them.
         end = time.monotonic() + 5
         while time.monotonic() < end:
             assert nodes.trains(names, 1) == number

@@ -27,7 +27,7 @@ def node(number: int, labels: dict[str, str] | None = None, *, slots: int = 1) -
 
 
 def labelled(*places: str, slots: int = 1) -> list[Node]:
-    """Nodes n0, n1... of places like "z1/r2": zone, then rack, switch, host."""
+    """Nodes n0, n1... with labels like "z1/r2": zone, then rack, switch, host."""
     return [
         node(number, {k: v for k, v in zip(LEVELS, place.split("/"), strict=False) if v}, slots=slots)
         for number, place in enumerate(places)
@@ -205,7 +205,7 @@ def test_without_a_layout_near_nodes_have_consecutive_ranks(nodes: list[Node]) -
 
 @st.composite
 def changes(draw: st.DrawFn, *, labels: st.SearchStrategy[dict[str, str]] = LABELS) -> tuple[Generation, list[Node]]:
-    """A generation, and who is to be in the next: some of its nodes, then some others."""
+    """A generation and the nodes of the next: some of its own, then some others."""
     count = draw(st.integers(1, 12))
     nodes = [node(at, draw(labels)) for at in range(count + draw(st.integers(0, 8)))]
     staying = draw(st.lists(st.sampled_from(range(count)), unique=True))

@@ -84,11 +84,11 @@ def test_one_try_answers_all_who_ask() -> None:
     assert tries.asked("c@1", "one too many", 1, 0.4) == (Verdict.UNKNOWN, False)
 
 
-# What goes over the connection.
+# Messages of the connection.
 
 
 class Pair:
-    """Both ends of one connection's messages."""
+    """Both ends of one message stream."""
 
     def __init__(self) -> None:
         self.near, self.far = socket.socketpair()
@@ -167,7 +167,7 @@ class Ring:
         return self.all[name]
 
     def watch(self, name: str, **instead: acts.RingPeer) -> None:
-        """Let one watch the others, some of them at another place than where they are."""
+        """Let one watch the others, some of them at another address than their own."""
         peers = [instead.get(other, one.peer(f"{other}@1")) for other, one in self.all.items() if other != name]
         self.all[name].links.watch(
             acts.WatchPeers(peers=tuple(peers), expected=tuple(peer.id for peer in peers), near=tuple(peers))
@@ -201,7 +201,7 @@ def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
 
 @pytest.fixture
 def watcher() -> Iterator[Watcher]:
-    """One that is closed afterwards."""
+    """Links that are closed afterwards."""
     watcher = Watcher()
     yield watcher
     watcher.links.close()
@@ -209,7 +209,7 @@ def watcher() -> Iterator[Watcher]:
 
 @pytest.fixture
 def closed() -> Iterator[int]:
-    """A port that refuses: bound, and nobody listens."""
+    """A port that refuses: bound, but nobody listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -220,7 +220,7 @@ def refused(told: Told) -> bool:
 
 
 def deaths(one: Watcher, seconds: float) -> list[Told]:
-    """Return the deaths that this one is told of within a time."""
+    """Return the deaths reported to this one within a time."""
     found, end = [], time.monotonic() + seconds
     while True:
         try:

@@ -36,7 +36,7 @@ TTL = 2.0
 
 
 class Desk:
-    """A writer, what it told, and what stands in etcd."""
+    """A writer, its events, and the keys in etcd."""
 
     def __init__(
         self, etcd: EtcdServer, period: float = 1e6, *, leads: bool = False, compaction: Compaction | None = None
@@ -94,14 +94,14 @@ def wait(condition: Callable[[], object], seconds: float) -> None:
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EtcdServer]:
-    """A server for all; who stops it lets it go on."""
+    """A server for all; a test that stops it resumes it."""
     with EtcdServer() as server:
         yield server
 
 
 @pytest.fixture
 def desk(etcd: EtcdServer) -> Iterator[Desk]:
-    """A writer that hardly pulses."""
+    """A writer that hardly sends pulses."""
     desk = Desk(etcd)
     yield desk
     desk.close()
@@ -186,7 +186,7 @@ def test_a_registration_is_not_reported_after_its_lease_ended(desk: Desk, monkey
     honest, left = desk.client.txn, [lambda: desk.other.revoke(*desk.new_leases())]
 
     def late(*conditions: object, **rest: object) -> object:
-        """Let the lease end, and its keeper find out, before the answer to the first write is heard."""
+        """Let the lease end, and its keeper notice, before the answer to the first write arrives."""
         answer = honest(*conditions, **rest)  # type: ignore[arg-type]
         while left:
             left.pop()()
@@ -298,7 +298,7 @@ def test_the_leader_compacts_old_history(etcd: EtcdServer) -> None:
 
 
 class Strange(Compaction):
-    """Asks for what no etcd compacts, several times, before it asks for what it has seen."""
+    """Requests what no etcd compacts, several times, before it requests revisions it has seen."""
 
     def __init__(self) -> None:
         super().__init__(kept=0.3, every=0.2)

@@ -18,7 +18,7 @@ SOON = "Mon, 19 Sep 2016 18:29:47 GMT"
 
 
 def events(cloud: Azure, vm: str = "") -> azure.Events:
-    """Return the source of events, by a clock that stands 30 s before SOON."""
+    """Return the source of events, with a clock that shows 30 s before SOON."""
     return azure.sources(cloud.url, clock=HandClock(NOW), pause=0.02, vm=vm)[0]
 
 
@@ -122,7 +122,7 @@ def test_events_are_acknowledged_only_on_request_and_for_this_vm_alone() -> None
         (post,) = [request for request in cloud.requests if request.method == "POST"]
         assert json.loads(post.body) == {"StartRequests": [{"EventId": "A"}]}
         assert [event["EventStatus"] for event in cloud.events] == ["Started", "Scheduled"]
-        # Once it has begun there is nothing more to say.
+        # Once it has begun there is nothing more to report.
         assert cloud.asked(Azure.EVENTS, len(cloud.requests) + 2)
         assert watcher.acknowledge()
         assert sum(request.method == "POST" for request in cloud.requests) == 1
@@ -131,7 +131,7 @@ def test_events_are_acknowledged_only_on_request_and_for_this_vm_alone() -> None
 def test_an_acknowledgement_is_retried_and_given_up() -> None:
     """A transient error is retried; a server that stays away is reported, not raised."""
     with Azure() as cloud:
-        # A source of its own, that is looked at by hand: no other request takes the faults.
+        # A source of its own, polled by hand: no other request consumes the faults.
         source = events(cloud)
         cloud.schedule("A", "Preempt", SOON)
         source.look()

@@ -26,7 +26,7 @@ def test_a_watcher_survives_an_outage_of_its_server() -> None:
             assert cloud.asked(ACTION)
             cloud.stop()
             assert wait_until(lambda: bool(entries), 5)
-            # Time for several tries in vain.
+            # Time for several failed tries.
             SYSTEM.sleep(0.5)
             cloud.interrupt("terminate", FAR)
             cloud.start()

@@ -88,7 +88,7 @@ def test_drawn_combinations_agree_with_one_process(layout: Layout, alone: Any) -
 
 
 def history(seed: int, folder: Path) -> Any:
-    """Go through three to five layouts drawn from `seed`, each from what the one before has left; return the end."""
+    """Go through three to five layouts drawn from `seed`, each from the state of the one before; return the end."""
     drawn = random.Random(seed)
     layouts = drawn.sample([layout for layout in LEGAL if layout.tp == 1 and layout.world <= 6], drawn.randint(3, 5))
     took: Path | None = None

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gloo
 
 
 def axes(run: Run) -> dict[str, list[list[int]]]:
-    """Return the ranks that this rank meets on each axis."""
+    """Return the ranks in each group of this rank."""
     join_world(run._assignment, run._device)
     mesh = Mesh(run.layout, run.rank, run._device)
     found = {name: _ranks(getattr(mesh, name)) for name in ("dp", "shard", "tp")}

@@ -39,7 +39,7 @@ def test_a_model_without_blocks_is_one_part() -> None:
     costs = measure_costs(model, None, torch.zeros(4, 3))
     whole = costs.before
     assert (whole.forward_flops, whole.parameters, costs.blocks) == (2 * 4 * (15 + 10), 32, ())
-    # The input needs no gradient: of the first layer's two products back only one is made.
+    # The input needs no gradient: of the first layer's two backward products only one is computed.
     assert (whole.backward_flops, whole.output_bytes) == (2 * 4 * (15 + 2 * 10), 4 * 4 * 2)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -51,7 +51,7 @@ def test_a_model_that_branches_on_values_is_refused() -> None:
 
 
 class LooksAtPositions(nn.Module):
-    """Chooses by the values of a tensor that shapes alone went into."""
+    """Branches on the values of a tensor that is made from shapes alone."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()

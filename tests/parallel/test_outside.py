@@ -63,7 +63,7 @@ def test_any_rank_may_ask_for_a_checkpoint() -> None:
     reports = run_world(mains.save_once, Orders(layout=Layout(pp=1, dp=2)))
     assert [report.error for report in reports] == ["", ""]
     for report in reports:
-        # The end of a run is one as well, for which nobody asks.
+        # The end of a run is a checkpoint as well, without a request.
         assert [(step, checkpoint) for step, checkpoint, _ in report.snapshots] == [(2, True), (3, False)]
 
 

@@ -319,7 +319,7 @@ def test_losing_a_safe_step_for_good_is_an_error() -> None:
     meant = restoring.decide(Shelf([], None), ["a:1"], None, [W], replace(reached, fresh=True, newest=43))
     assert meant.source == "none"
     assert "up to 43" in meant.detail
-    # Nothing was safe yet: that is what a death costs, and is told.
+    # Nothing was safe yet: a death costs that, and it is reported.
     early = restoring.decide(Shelf([], None), ["a:1"], None, [W], restoring.Known(generation=2, newest=1))
     assert (early.source, early.step) == ("none", 0)
     assert "begins at step 0 again" in early.detail
@@ -420,7 +420,7 @@ def test_a_users_error_is_no_lost_peer() -> None:
     def again() -> None:
         raise RuntimeError("a batch could not be made") from raised(users)
 
-    # Any function of C++ whose message can be chosen.
+    # Any C++ function with a message of our choice.
     native = raised(lambda: torch.ones(1).to("Connection closed by peer"))
     assert "Connection closed by peer" in str(native)
     assert is_lost_peer(native)

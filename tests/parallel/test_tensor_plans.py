@@ -58,7 +58,7 @@ def test_plans_that_do_not_fit_are_refused_by_name() -> None:
 
 
 class Foreign(nn.Module):
-    """Says of itself what Hugging Face's models say."""
+    """Describes itself like Hugging Face's models."""
 
     def __init__(self, word: str = "colwise") -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_rows_that_are_cut_have_a_place_for_each_rank() -> None:
 
 
 class Fused(Block):
-    """Makes queries, keys and values in one layer, one after the other in its output."""
+    """Computes queries, keys and values in one layer, one after the other in its output."""
 
     def __init__(self, width: int, heads: int, *, by_head: bool = False) -> None:
         super().__init__(width, heads, 0.0)
@@ -123,14 +123,14 @@ class Fused(Block):
 
 
 class Counted(Block):
-    """Makes as many heads of a part of the features as of all of them."""
+    """Makes as many heads from a part of the features as from all of them."""
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0], x.shape[1], self.num_heads, -1).transpose(1, 2)
 
 
 class Sized(Block):
-    """Takes sizes from the whole."""
+    """Takes its sizes from the whole layer."""
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0], x.shape[1], self.num_heads, self.size).transpose(1, 2)

@@ -75,7 +75,7 @@ def test_bubbles_match_the_papers(pp: int, turns: int) -> None:
     assert wait(Schedule.INTERLEAVED, 4) == 3 * (pp - 1)
     assert wait(Schedule.ZERO_BUBBLE, 2) == pp - 1
     if turns > 1:
-        # What is left is that the ranks begin one after the other, and nobody goes on until the last has ended.
+        # The rest is that ranks begin one after another, and all wait until the last has ended.
         assert wait(Schedule.ZBV, 2) == wait(Schedule.DUALPIPE_V, 2) == pp - 1
 
 

@@ -36,7 +36,7 @@ def etcd() -> Iterator[EtcdServer]:
 
 
 class Handlers:
-    """Handlers of one run id, of one node each, at most one of which trains at once."""
+    """Handlers of one run id, one per node, of which at most one trains at a time."""
 
     def __init__(self, endpoint: str, run_id: str) -> None:
         self.endpoint, self.run_id = endpoint, run_id
@@ -50,7 +50,7 @@ class Handlers:
         return self.all[-1]
 
     def waits(self, node: str) -> threading.Thread:
-        """Have another node ask for a rendezvous; return the thread, whose `errors` get what it ends by."""
+        """Let another node ask for a rendezvous; return the thread, whose `errors` get its exception."""
         handler = self.add(node)
         thread = _Waiting(handler)
         thread.start()
@@ -78,13 +78,13 @@ class _Waiting(threading.Thread):
 
 @pytest.fixture
 def handlers(etcd: EtcdServer, request: pytest.FixtureRequest) -> Iterator[Handlers]:
-    """Handlers, which have left at the end."""
+    """Handlers that have left in the end."""
     made = Handlers(etcd.endpoint, request.node.name)
     yield made
     for handler in made.all:
         handler._leave(clean=True)
     os.environ.pop(VARIABLE, None)
-    # What is said in this process goes out by itself again.
+    # Output of this process is flushed again.
     writer, output._said = output._said, None
     if writer is not None:
         writer.close(30)

@@ -81,7 +81,7 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 os.write(1, f"worker: begin rank={rank} world={world} step=0 pid={os.getpid()}\\n".encode())
 while not Path(sys.argv[1], f"stop-{rank}-{world}").exists(): time.sleep(0.05)
 """
-"""A worker without torch: ends well when the file for its rank and world is there."""
+"""A worker without torch: ends cleanly once the file for its rank and world exists."""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_an_agent_that_hangs_does_not_hold_up_the_others(
     """
     three = [agents.start(name, *plain, nodes="1:3", conf="lease=2,grace=1") for name in "abc"]
     agents.wait_for("three run", lambda: world(three) == [(0, 3), (1, 3), (2, 3)], 90)
-    # The stopped one is the next generation's first: the others would meet in the store it serves.
+    # The stopped one would be first in the next generation: the others would meet in its store.
     b, c, a = sorted(three, key=lambda agent: agent.begun()[-1]["rank"])
     os.kill(c.process.pid, signal.SIGSTOP)
     try:

@@ -15,7 +15,7 @@ from elastic3d.rendezvous.settings import Settings, from_environment, from_param
 
 
 def parameters(run_id: str = "job", endpoint: str = "127.0.0.1:2379", nodes: str = "1:4", **conf: Any) -> Any:
-    """Return what torchrun hands to a handler."""
+    """Return the parameters that torchrun passes to a handler."""
     least, most = map(int, nodes.split(":"))
     return RendezvousParameters(
         backend="etcd", endpoint=endpoint, run_id=run_id, min_nodes=least, max_nodes=most, **conf

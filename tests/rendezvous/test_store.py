@@ -350,7 +350,7 @@ def outcome(call: Callable[[], object]) -> object:
 
 
 def results(store: Store) -> list[object]:
-    """Return what a store answers to every call there is."""
+    """Return a store's answers to every possible call."""
     store.set("a", "1")
     store.multi_set(["b", "c"], ["2", "\0x"])
     store.append("a", "+")

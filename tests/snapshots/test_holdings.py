@@ -200,7 +200,7 @@ def test_a_buddy_drops_only_what_its_origin_has_dropped() -> None:
     assert len(buffers) <= 4
 
 
-# The whole, as a model: nodes with one rank each, the buddy of a rank on the next node.
+# A model of the whole: nodes with one rank each, the buddy of a rank on the next node.
 
 
 @dataclass
@@ -232,7 +232,7 @@ class Cluster:
         self.seal()
 
     def seal(self) -> None:
-        """Begin a generation with the nodes there are; its ranks restore one by one."""
+        """Begin a generation with the present nodes; its ranks restore one by one."""
         self.generation += 1
         self.votes = []
         self.base = self.restorable()
@@ -261,14 +261,14 @@ class Cluster:
         return max(whole, default=None)
 
     def restore(self, node: Node) -> None:
-        """A trainer has loaded its state."""
+        """Let a trainer finish loading its state."""
         if not node.restored:
             node.restored = True
             node.holdings.restored(self.generation, self.base)
             node.replicas.restored(self.generation, self.base)
 
     def step(self) -> None:
-        """All ranks vote, step, and decide alike whether to take a snapshot."""
+        """Let all ranks vote, step, and decide alike whether to take a snapshot."""
         if not all(node.restored and node.copying < 0 for node in self.nodes):
             return
         safe = min(node.told_held for node in self.nodes)
@@ -287,7 +287,7 @@ class Cluster:
         assert len({node.steps for node in self.nodes}) == 1
 
     def hear_vote(self, node: Node) -> bool:
-        """A keeper is told of a vote."""
+        """Report a vote to a keeper."""
         if node.votes_heard == len(self.votes):
             return False
         safe = self.votes[node.votes_heard]
@@ -298,7 +298,7 @@ class Cluster:
         return True
 
     def finish_copy(self, node: Node, pin: bool) -> None:
-        """A trainer's copy is complete: messages arrive in order, so the keeper has heard the votes before it."""
+        """Complete a trainer's copy: messages arrive in order, so the keeper has received earlier votes."""
         if node.copying >= 0:
             while self.hear_vote(node):
                 pass
@@ -308,7 +308,7 @@ class Cluster:
             node.copying = -1
 
     def replicate(self, node: Node, arrives: bool) -> None:
-        """A snapshot goes to the buddy, or is lost on the way."""
+        """Send a snapshot to the buddy, or lose it on the way."""
         mark = node.holdings.next_to_replicate()
         if mark is None or mark.generation != self.generation:
             return
@@ -327,14 +327,14 @@ class Cluster:
         node.holdings.end(mark, held=held)
 
     def tell_held(self, node: Node) -> None:
-        """A trainer is told what is held; the message may be late."""
+        """Report held snapshots to a trainer; the message may be late."""
         if node.restored:
             node.told_held = max(node.told_held, node.holdings.held)
 
     def die(self, node: Node) -> None:
-        """A node dies; a fresh one comes, for one keeps the number of nodes.
+        """Kill a node and add a new one, so that the number of nodes stays the same.
 
-        Not while the last death is still to be recovered from: then node and buddy may be gone together.
+        Not before the last death is recovered from: otherwise node and buddy may be gone together.
         """
         if self.safe is not None and self.safe.generation != self.generation:
             return
@@ -344,11 +344,11 @@ class Cluster:
         self.seal()
 
     def trainers_die(self) -> None:
-        """All trainers are killed, the keepers stay: a fault without a death."""
+        """Kill all trainers but no keeper: a fault without a death."""
         self.seal()
 
     def check(self) -> None:
-        """At every moment, not only when it is needed."""
+        """Check the invariants at every moment, not only when they are needed."""
         if self.safe is not None:
             found = self.restorable()
             assert found is not None, self.safe

@@ -55,7 +55,7 @@ class Place:
         self.credits: list[int] = []
 
     def begin(self, generation: int, base: Mark | None = None) -> None:
-        """Be in a generation."""
+        """Enter a generation."""
         self.server.sealed(generation, ("0@1", "1@1"))
         self.memory.set_generation(generation)
         self.memory.restored(generation, base)
@@ -101,7 +101,7 @@ def place() -> Iterator[Callable[[int], Place]]:
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
-    """Whether the condition comes true in time."""
+    """Return whether the condition comes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -505,7 +505,7 @@ def test_oversized_announcements_and_nested_json_do_no_harm(place: Callable[[int
 
 
 def resident() -> int:
-    """Return the bytes of memory this process has."""
+    """Return the resident memory of this process, in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

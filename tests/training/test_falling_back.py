@@ -103,7 +103,7 @@ def test_damaged_tiles_cost_the_steps_since_the_previous_checkpoint(folder: Path
     assert go_through(port, steps=6) == undisturbed
     assert (port.outcome["source"], port.outcome["step"], port.outcome["damaged"]) == ("store", 3, (newest,))
     assert "passed over" in port.outcome["detail"]
-    # Step 4 was made again, with the same bits and so the same packs: they were written anew.
+    # Step 4 was repeated with the same bits, and so the same packs, which were written again.
     again = Keeping(folder, 3, restore="4")
     go_through(again, steps=4)
     assert (again.outcome["step"], again.outcome["damaged"]) == (4, ())

@@ -16,7 +16,7 @@ GARBAGE = (b"", b"hunter2", b"Z" * 64, b"5E" * 32)
 
 @dataclass
 class Etcd:
-    """The key, as etcd keeps it: each write has a revision, and everybody hears of it in order, sooner or later."""
+    """The key as etcd keeps it: each write has a revision, and everybody sees them in order, sooner or later."""
 
     value: bytes | None = None
     revision: int = 0

@@ -17,7 +17,7 @@ STRANGER = Credentials(secret=OTHER, id="a@1")
 
 
 def meet(dials: Dialling, answers: Answering) -> tuple[Peer, Peer]:
-    """Return what each side learns of the other."""
+    """Return what each side learns about the other."""
     answers.feed(dials.feed(answers.feed(dials.hello)))
     assert dials.peer is not None
     assert answers.peer is not None

@@ -88,7 +88,7 @@ def test_many_refusals_are_reported_as_a_count() -> None:
 
 @pytest.fixture
 def limits() -> Iterator[None]:
-    """Put the limit of descriptors back."""
+    """Restore the limit of descriptors."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -20,14 +20,14 @@ A, B = (Credentials(secret="5e" * 32, id=id) for id in ("a@1", "b@2"))
 
 @pytest.fixture
 def encryption(certificates: Certificates) -> Encryption:
-    """What a node with a client's certificate has."""
+    """The TLS context of a node with a client's certificate."""
     found = load(str(certificates.client), str(certificates.client_key))
     assert found is not None
     return found
 
 
 class Wire:
-    """A connection whose two ends are held by the test, which lets through as much as it wants."""
+    """A connection whose two ends the test holds; it passes as much as the test wants."""
 
     def __init__(self, encryption: Encryption | None, *, answers: bool) -> None:
         ours, self.far = socket.socketpair()
@@ -36,14 +36,14 @@ class Wire:
         self.stream = Stream(ours, encryption, answers=answers)
 
     def out(self) -> bytes:
-        """Take what was sent."""
+        """Take the sent bytes."""
         try:
             return self.far.recv(1 << 20)
         except BlockingIOError:
             return b""
 
     def put(self, data: bytes) -> bytes | None:
-        """Have this arrive, and return what it says."""
+        """Deliver these bytes, and return what they decode to."""
         told = b""
         for start in range(0, len(data), 1024):
             self.far.send(data[start : start + 1024])
@@ -71,7 +71,7 @@ def wires() -> Iterator[Callable[..., Wire]]:
 
 
 def pump(one: Wire, other: Wire, cut: int = 1 << 20) -> tuple[bytes, bytes]:
-    """Let everything through, `cut` bytes at a time; return what each end was told."""
+    """Pass everything, `cut` bytes at a time; return the data that each end received."""
     told = [b"", b""]
     moved = True
     while moved:

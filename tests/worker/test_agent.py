@@ -71,7 +71,7 @@ def test_a_keeper_does_not_outlive_its_agent(how: str, importing: bool) -> None:
             os.write(writing, b"go on\n")
         os.close(writing)
         assert eventually(lambda: gone(worker), 60)
-        # It never got to train, but for the one that did before.
+        # None of them got as far as training, except the one that already did.
         assert said.read() == ""
 
 

@@ -109,7 +109,7 @@ def test_a_killed_template_is_replaced_by_the_one_in_reserve(nursery: Nursery) -
     os.kill(dead, signal.SIGKILL)
     keeper.wait(TemplateDied)
     second = keeper.slot.prepare(assignment(generation=2))
-    # The next trainer may be there before the end of the last one is told.
+    # The next trainer may be there before the end of the last one is reported.
     keeper.wait(TrainerReady, 60, lambda event: event.trainer == second)
     (started,) = [event for event in keeper.seen if isinstance(event, Started) and event.trainer == second]
     told = [event for event in keeper.seen if isinstance(event, TrainerExited)]

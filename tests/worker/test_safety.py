@@ -32,7 +32,7 @@ from tests.snapshots.test_serving import Place as Memory
 from tests.snapshots.test_serving import eventually
 from tests.worker.keepers import Nursery, assignment, gone
 
-# When the safe step is too old.
+# Stale safe steps.
 
 
 def run(safe: SafeStep, steps: range, held: Callable[[int], int], seconds: float) -> list[int]:
@@ -76,7 +76,7 @@ def test_an_unsteady_safe_step_is_reported_once() -> None:
 
 
 class Bench:
-    """A slot that notes whom its snapshots go to."""
+    """A slot that records the buddies its snapshots go to."""
 
     index = 0
 
@@ -124,14 +124,14 @@ class Scene:
         self.begin(1)
 
     def begin(self, number: int) -> None:
-        """Be in another generation of the same nodes."""
+        """Enter another generation of the same nodes."""
         generation = Generation(number=number, cause=Cause.START, nodes=self.nodes)
         self.generations.prepare(generation, self.nodes[0])
         self.generations.go(generation, self.nodes[0])
         self.generations.heard(w.Restored(slot=0, trainer=1, source="none", step=0, generation=0))
 
     def fail(self) -> str | None:
-        """The present buddy takes nothing; return whom the snapshots go to now."""
+        """Let the present buddy take nothing; return the node to which the snapshots go now."""
         address = self.slot.buddies[-1]
         assert address is not None
         told = w.BuddyUnreachable(slot=0, address=address, seconds=5.0, error="refused")
@@ -180,7 +180,7 @@ def test_an_unreachable_buddy_is_replaced(scene: Callable[..., Scene]) -> None:
     assert one.slot.buddies == ["host:1"]
     assert one.fail() == "host:2"
     assert one.fail() == "host:3"
-    # A word about one that is no buddy any more is late.
+    # A report about a former buddy is too late.
     late = w.BuddyUnreachable(slot=0, address="host:1", seconds=5.0, error="refused")
     one.generations.unreachable(late, one.nodes[0])
     assert one.slot.buddies[-1] == "host:3"
@@ -233,7 +233,7 @@ def test_a_stale_safe_step_is_reported_and_gets_another_buddy(scene: Callable[..
     health = one.figures.pulse("active", 1, one.clock.now).health
     assert health == "the safe step is 3, 57 steps and 57 s behind step 60"
     assert one.slot.buddies == ["host:1"]
-    # What is large takes its time: the next one has twice as long.
+    # Large snapshots take time: the next one has twice as long.
     for step in range(61, 160):
         one.step(step, 3)
     assert one.slot.buddies == ["host:1", "host:2"]

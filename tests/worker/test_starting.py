@@ -20,7 +20,7 @@ from tests.parallel.models import Model, Sentences, loss_fn
 
 
 class Host(StandalonePort):
-    """A port with a store, which keeps what it is told."""
+    """A port with a store, which records its reports."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Host(StandalonePort):
 
 
 def begin(url: Path) -> tuple[Host, Any]:
-    """Go through one step of a run; return what its host saw, and the weights it began with."""
+    """Make one step of a run; return the observations of its host, and the initial weights."""
     host = Host(str(url))
     run = Run(host, tiers=KeepersAndStore("run"))
     model = run.shard(Model)

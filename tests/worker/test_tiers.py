@@ -32,7 +32,7 @@ def save(at: StoreAt) -> None:
 
 
 def restore(at: StoreAt) -> bytes:
-    """Return the bytes of the tensor, as a trainer would get them."""
+    """Return the bytes of the tensor as a trainer would get them."""
     tiers = KeepersAndStore("run")
     decision = restoring.load(restoring.dump(restoring.decide(tiers, (), at, [SPEC], KNOWN)))
     assert (decision.source, decision.step, decision.facts) == ("store", 5, {"step": 5})

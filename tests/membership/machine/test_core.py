@@ -186,7 +186,7 @@ def test_an_idle_member_asks_for_no_tick() -> None:
 
 
 def finishing(core: Core, now: float, saved: SavedStep | None) -> list[acts.Action]:
-    """Let all three nodes say that `main` returned, and that they wrote this step."""
+    """Report from all three nodes that `main` returned and that they wrote this step."""
     reports = [
         e.ReportPut(id=node.id, report=Report(incarnation=node.incarnation, finished="1.1", saved=saved), revision=20)
         for node in NODES[1:]
@@ -242,7 +242,7 @@ def test_a_safe_step_is_recorded_for_good() -> None:
     told = core.handle([e.StepReported(step=2, etcd_away=False, safe=1)], 1.1)
     (mend,) = (action for action in told if isinstance(action, acts.Mend))
     assert mend.generation == dataclasses.replace(running, reached=1)
-    # Whoever holds rank 0 says so too, for the leader may be another.
+    # The holder of rank 0 reports it too, since another may lead.
     assert [action.report.safe for action in told if isinstance(action, acts.PutReport)] == [1]
     echo = e.GenerationPut(generation=mend.generation, revision=11)
     told = core.handle([e.WriteDone(write=mend, ok=True), echo, e.StepReported(step=3, etcd_away=False, safe=2)], 1.2)

@@ -19,7 +19,7 @@ def lost(
     judge: str,
     fresh: frozenset[tuple[str, str]] = frozenset(),
 ) -> dict[str, bool]:
-    """Return whom the judge's side has lost, and whether that is sure."""
+    """Return the members that the judge's side has lost, and whether that is certain."""
     ids = IDS[:size]
     index = {id: at for at, id in enumerate(ids)}
     found = suspects(ids, cuts_of(ids, index, silent), dict.fromkeys(active, 0), judge, fresh)

@@ -52,7 +52,7 @@ POLICIES = st.tuples(st.integers(1, 2), st.integers(2, 6), st.booleans(), st.int
 
 
 class Teller:
-    """Tells random commands to a story, leaving out what makes no sense at the moment."""
+    """Passes random commands to a story, leaving out those that make no sense at the moment."""
 
     def __init__(self, minimum: int, maximum: int, beside: bool, flaps: int, multiple: int) -> None:
         self.story = Story()
@@ -66,7 +66,7 @@ class Teller:
         self.story.tell(f"> {command}")
 
     def offer(self, command: str) -> None:
-        """Tell the command if it can happen now."""
+        """Pass the command on if it is possible now."""
         verb, *words = command.split()
         alive = {name: core for name, core in self.story.cores.items() if not core.exited}
         name = words[0] if words else ""
@@ -96,7 +96,7 @@ class Teller:
             self.tell(command)
 
     def settle(self) -> None:
-        """End all that is wrong, and let time pass."""
+        """Repair everything, and let time pass."""
         if self.story.away:
             self.tell("etcd back")
         self.tell("mend")

@@ -35,7 +35,7 @@ def test_standing_aside_resolves_all_pairs_and_nothing_else(pairs: set[frozenset
     aside = apart(pairs, place)
     assert all(pair & aside.keys() for pair in pairs)
     assert all(others and all(frozenset((id, other)) in pairs for other in others) for id, others in aside.items())
-    # In whatever order they are told.
+    # In any order of the reports.
     assert apart(sorted(pairs, key=sorted, reverse=True), place) == aside
 
 
@@ -94,7 +94,7 @@ class Member:
         assert self.trainers.phase(self.formed.key) is Phase.RUNNING
 
     def until(self, now: float, failing: tuple[str, ...] = (), lost: str = "") -> list[tuple[float, acts.Action]]:
-        """Let time pass, answering each try; return what was done when."""
+        """Let time pass, answering each probe; return the actions by time."""
         done = []
         while True:
             alarm = Alarm(self.now)

@@ -20,7 +20,7 @@ MASKED = {"tokens": TOKENS, "mask": torch.ones(2, 3)}
 
 
 class Pair(nn.Module):
-    """A block as older models have them: arguments by name, and a tuple with nothing else in it."""
+    """A block in an older style: arguments by name, and a tuple with nothing else in it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class MaskFromTokens(Model):
 
 
 class LastDimIsLength(Model):
-    """Positions as long as the input's last dim, which on a later stage is the width."""
+    """Takes its positions from the input's last dim, which on a later stage is the width."""
 
     def beside(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
         return torch.full((2, 3), float(tokens.shape[-1]))

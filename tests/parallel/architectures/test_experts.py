@@ -49,7 +49,7 @@ def test_full_and_unused_experts_change_nothing() -> None:
         reports = trained(kind, 1, 2)
         for report in reports:
             assert report.result[0] == pytest.approx(alone[0], abs=1e-5), kind
-        # Not even weight decay, which an expert with a gradient of zeros would get.
+        # Not even by weight decay, which an expert with a zero gradient would get.
         assert sorted(name for report in reports for name in report.result[2]) == sorted(alone[2])
         assert any(".experts.3." in name for name in alone[2]) == (kind == "tight")
 

@@ -48,7 +48,7 @@ class Memory:
 
 
 class Scene:
-    """One node that leads, and its store."""
+    """One leading node, and its store."""
 
     def __init__(self, store: Path, events: Path, saving: Saving | None = None) -> None:
         self.store = open_store(str(store))
@@ -69,7 +69,7 @@ class Scene:
         self.checkpoints.fence(1)
 
     def save(self, step: int) -> TilesUploaded | WriteFailed:
-        """Write and, where that went well, commit a step; return when another would be taken."""
+        """Write and, if that succeeded, commit a step; return when the next one is due."""
         self.checkpoints.offer(0, step, generation(1))
         said = self.inbox.get(timeout=10)
         assert isinstance(said, TilesUploaded | WriteFailed)
@@ -85,7 +85,7 @@ class Scene:
         return [json.loads(line)["event"] for line in next(self.events.iterdir()).read_text().splitlines()]
 
     def health(self) -> str:
-        """What the node tells people."""
+        """The node's report to people."""
         return self.figures.pulse("active", 1, SYSTEM.monotonic()).health
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from elastic3d.worker.processes.slot import PinnedSnapshot, SlotPort
 
 
 class Shelf:
-    """A slot that holds the snapshots of some steps, and lets a write begin when it is told to."""
+    """A slot that holds the snapshots of some steps, and lets a write begin on request."""
 
     index = 0
 

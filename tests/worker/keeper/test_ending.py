@@ -29,7 +29,7 @@ from tests.worker.checkpoints.test_uploader import generation
 
 
 class Forgetful(Memory):
-    """A slot whose snapshot cannot be read so many times."""
+    """A slot whose snapshot cannot be read the first few times."""
 
     def __init__(self, failures: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Later:
 
 
 class Scene:
-    """One node of one slot, which leads; `events` is what the membership heard."""
+    """One leading node of one slot; `events` is what the membership received."""
 
     def __init__(self, folder: Path, *, failures: int = 0) -> None:
         self.events: list[m.Event] = []
@@ -95,7 +95,7 @@ class Scene:
         self.ending.look()
 
     def wrote(self) -> TilesUploaded | WriteFailed:
-        """Take what came of one write, as the keeper does."""
+        """Process the outcome of one write, as the keeper does."""
         said = self.inbox.get(timeout=30)
         assert isinstance(said, TilesUploaded | WriteFailed)
         self.ending.heard(said)
@@ -136,7 +136,7 @@ def test_the_last_step_is_written_before_the_node_has_finished(scenes: Any) -> N
     ref = read_latest(scene.store)
     assert ref is not None
     assert ref.step == 9
-    # A leader that leads again asks again, and has its answer.
+    # A leader that leads again asks again, and gets its answer.
     scene.checkpoints.commit(saved, 1)
     assert scene.settled.get(timeout=30) == (saved, "")
 

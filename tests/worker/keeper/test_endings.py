@@ -113,7 +113,7 @@ def test_the_guard_spares_processes_left_after_a_clean_end(how: str) -> None:
     with agent.stdout as said:
         guarding, detached = map(int, said.readline().split())
     if how == "killed":
-        # Nobody else of this machine can read the token off its arguments.
+        # No other user of this machine can read the token from its arguments.
         assert token not in Path(f"/proc/{guarding}/cmdline").read_text()
         agent.kill()
     agent.wait(30)

@@ -22,7 +22,7 @@ def meeting() -> Iterator[Meeting]:
 
 
 def listens_on(port: int) -> list[str]:
-    """Return the addresses on which somebody of this machine listens at a port."""
+    """Return the addresses of this machine on which a port is open."""
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

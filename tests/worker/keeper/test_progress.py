@@ -26,7 +26,7 @@ RECORD = StepRecord(
 
 
 class Heard:
-    """A progress with a clock of its own, and what it said."""
+    """A progress report with a clock of its own, and its output."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, dict[str, Any]]] = []

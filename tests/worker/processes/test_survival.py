@@ -32,7 +32,7 @@ GO = Go(servers=())
 
 
 def start(keeper: Keeper, *, generation: int = 1, rank: int = 0) -> int:
-    """Let a trainer train; return its number."""
+    """Start a trainer; return its number."""
     trainer = keeper.slot.prepare(assignment(generation=generation, rank=rank))
     keeper.slot.go(trainer, GO)
     keeper.wait(Restored)
@@ -40,7 +40,7 @@ def start(keeper: Keeper, *, generation: int = 1, rank: int = 0) -> int:
 
 
 def expected(step: int, key: str) -> bytes:
-    """The bytes of a tensor of the stepping trainer after a step."""
+    """Return a tensor of the stepping trainer after a step, as bytes."""
     if key == "optimizer/w/step":
         return struct.pack("<f", step)
     if key == "model/b":
@@ -50,7 +50,7 @@ def expected(step: int, key: str) -> bytes:
 
 
 def check(inventory: Inventory) -> None:
-    """Fetch every tile of a snapshot and compare it with what the trainer had."""
+    """Fetch every tile of a snapshot and compare it with the trainer's state."""
     source = PeerSource(inventory.server, READER)
     offers = inventory.offers()
     source.prefetch(offers)
@@ -66,7 +66,7 @@ def check(inventory: Inventory) -> None:
 
 
 def check_pinned(pinned: PinnedSnapshot) -> None:
-    """Compare a pinned snapshot's pieces with what the trainer had."""
+    """Compare a pinned snapshot's pieces with the trainer's state."""
     for piece in pinned.pieces:
         assert bytes(piece.data) == expected(pinned.step, piece.spec.key), piece.spec
     assert len(pinned.pieces) == 4
@@ -122,7 +122,7 @@ def test_the_next_generation_reuses_the_same_memory(nursery: Nursery) -> None:
     for generation in range(1, 6):
         trainer = start(keeper, generation=generation)
         keeper.wait(SnapshotHeld, where=lambda event, g=generation: event.generation == g and event.step >= 3)
-        # What its predecessor left stays until a step of its own is known to be safe, by all its ranks.
+        # Its predecessor's snapshots stay until all its ranks know that a step of its own is safe.
         deadline = time.monotonic() + 30
         while {one.generation for one in inventories([keeper.server], READER)} != {generation}:
             assert time.monotonic() < deadline
@@ -152,7 +152,7 @@ def test_an_upload_reads_one_step_while_training_goes_on(nursery: Nursery) -> No
 
 
 def eventually_gone(keeper: Keeper, step: int):  # type: ignore[no-untyped-def]
-    """Return the context of a step's pieces once its snapshot must have been let go."""
+    """Return the context of a step's pieces once its snapshot must have been released."""
     assert eventually(lambda: step not in {one.step for one in inventories([keeper.server], READER)})
     return keeper.slot.pieces(step)
 
