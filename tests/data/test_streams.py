@@ -68,7 +68,7 @@ def test_an_iterator_with_skip_makes_only_its_own_samples() -> None:
     rank = stream(data, dp=2, index=1)
     rank.go_on(3, Cursor(epoch=0, within=22))
     read(rank, 4)
-    assert data.made == 6, "micro-batches 1 and 3, and one in the place that does not count"
+    assert data.made == 6, "micro-batches 1 and 3, and one as padding"
 
 
 def test_a_data_sets_own_state_is_in_the_cursor() -> None:

@@ -109,7 +109,7 @@ def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
             reader.sees("c", "1 ranks")
             first = re.search(r"step (\d+): loss", (tmp_path / "c").read_text())
             assert first is not None
-            assert int(first[1]) > 10, "it began anew"
+            assert int(first[1]) > 10, "it started over"
         reader.run(reader.words("first-restore.md", "elastic3d samples"))
         reader.run(reader.words("first-restore.md", "elastic3d ckpt export"))
         assert (tmp_path / "model.safetensors").stat().st_size > 0

@@ -72,7 +72,7 @@ for number in range(forks):
     code = os.waitstatus_to_exitcode(status)
     assert code == 0, f"fork {number} ended with {code}"
     client.put(f"forks/{number}", b"", lease.id, idempotent=True)
-    assert delivered.acquire(timeout=30), "the parent's watch is deaf"
+    assert delivered.acquire(timeout=30), "the parent's watch delivers nothing"
 over = True
 for thread in busy:
     thread.join()

@@ -78,7 +78,7 @@ def test_tries_get_longer_where_there_is_no_other_member() -> None:
     late = RpcFailure("DEADLINE_EXCEEDED", "")
     session = EtcdClient("a:1,b:1", clock=clock).session
     session.failed(0, late)
-    assert session.patience == 1.0, "the other one may be well"
+    assert session.patience == 1.0, "the other one may be healthy"
     session.failed(1, late)
     session.failed(0, late)
     assert session.patience == 2.0

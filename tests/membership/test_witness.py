@@ -52,7 +52,7 @@ def test_the_conclusion_follows_from_the_answers() -> None:
     assert after(("b", unknown), ("d", unknown)) == [(Conclusion.UNWITNESSED, None)]
     assert after() == []
     assert after(at=ASKED) == [(Conclusion.UNWITNESSED, None)]
-    assert after(("x", refused)) == [], "who was not asked says nothing"
+    assert after(("x", refused)) == [], "a member that was not asked has no answer"
 
 
 def test_an_answer_to_another_question_counts_for_nothing() -> None:

@@ -102,7 +102,7 @@ def test_a_closed_run_id_is_closed_for_everybody(handlers: Handlers) -> None:
     assert "node c has closed run id" in str(spare.errors[0])
     late = handlers.add("d")
     assert first.is_closed()
-    assert first.num_nodes_waiting() == 0, "what runs goes on"
+    assert first.num_nodes_waiting() == 0, "a running generation goes on"
     for handler in (first, late, handlers.all[2]):
         with pytest.raises(RendezvousClosedError, match="has closed run id"):
             handler.next_rendezvous()

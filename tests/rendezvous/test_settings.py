@@ -75,7 +75,7 @@ def test_every_setting_is_parsed() -> None:
             flap_memory="30m",
         )
     )
-    assert settings.home == "", "a name that was given stays the same at each start"
+    assert settings.home == "", "a given name is the same at each start"
     assert (settings.labels, settings.admission) == ({"zone": "z", "host": "h"}, False)
     policy = settings.policy
     assert (settings.mode, settings.node, settings.root) == ("resident", "n1", "/team/a/job/")

@@ -303,7 +303,7 @@ class Cluster:
             while self.hear_vote(node):
                 pass
             node.holdings.grant()
-            assert BufferState.GRANTED in node.holdings.places(), "a snapshot all ranks take has no buffer here"
+            assert BufferState.GRANTED in node.holdings.places(), "no buffer for a snapshot that all ranks take"
             take(node.holdings, Mark(self.generation, node.copying), checkpoint=pin)
             node.copying = -1
 

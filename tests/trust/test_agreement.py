@@ -32,7 +32,7 @@ class Etcd:
 
     def put_if(self, value: bytes, revision: int) -> None:
         if self.revision == revision:
-            assert self.value is None or not readable(self.value), "a secret that stands was written over"
+            assert self.value is None or not readable(self.value), "a valid secret was overwritten"
             self.put(value)
 
 

@@ -261,7 +261,7 @@ def test_a_register_passes_and_holds_only_refs_and_records(monkeypatch: pytest.M
         assert all(name.startswith((names.REFS, names.CHECKPOINTS)) for name in store.values)
         ranks = [names.parse_manifest(name) for name in asked if names.parse_manifest(name)]
         most = max(most, max(map(ranks.count, ranks), default=0))
-    assert most > 1, "no rank has written two"
+    assert most > 1, "no rank wrote two"
 
 
 def test_a_failing_schedule_is_minimised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_a_bit_flipped_in_an_upload_is_detected(path: str, server: S3Server, pro
     with contextlib.suppress(CheckpointError):
         save_and_commit(store, 1)
         found = list(verify(direct))
-        assert found or misread(open_checkpoint(direct)) == "", "damaged, and nobody says so"
+        assert found or misread(open_checkpoint(direct)) == "", "the damage was not reported"
 
 
 def test_a_busy_server_is_waited_for(server: S3Server, proxy: S3Proxy) -> None:

@@ -67,7 +67,7 @@ def test_every_flipped_byte_of_an_encoded_pack_is_found_and_never_restored() -> 
                 assert (finding.fault, finding.pack, finding.rank) == (Fault.CORRUPT, names.parse_pack(name), 0)
                 assert finding.tensor in SHAPES
                 if any(b.pack == finding.pack and b.offset <= place < b.offset + b.length for b in bases):
-                    assert len(finding.checkpoints) == 2, "what differs from it is lost with it"
+                    assert len(finding.checkpoints) == 2, "its differences are lost with it"
             try:
                 assert load(open_checkpoint(store))[0] == second
             except MissingTile:

@@ -73,7 +73,7 @@ def test_ls_and_log_list_commits_newest_first(history: History) -> None:
     assert [row["bytes"] for row in listed["checkpoints"]] == [scenes.BYTES] * 4
     logged = answer("log", history.url, "-n", "2")
     assert [row["step"] for row in logged["commits"]] == [400, 300]
-    assert logged["commits"][1]["parent"] == history.names[1], "the one before is read too, for its deltas"
+    assert logged["commits"][1]["parent"] == history.names[1], "its parent is read too, for the deltas"
     assert logged["more"] == 2
 
 
@@ -157,7 +157,7 @@ def test_diff_says_which_tensors_changed(history: History) -> None:
     assert run.invoke(app, ["diff", history.url, "100", "200", "--quiet"]).exit_code == 1
     assert run.invoke(app, ["diff", history.url, "200", "200", "--quiet"]).exit_code == 0
     frozen = ["diff", history.url, "200", "300", "--match", "embed", "--quiet"]
-    assert run.invoke(app, frozen).exit_code == 1, "recut: it cannot be told to be the same"
+    assert run.invoke(app, frozen).exit_code == 1, "recut: equality is unknown"
     assert run.invoke(app, [*frozen, "--values"]).exit_code == 0
 
 
@@ -184,7 +184,7 @@ def test_plan_says_what_each_rank_would_read(history: History) -> None:
     assert [reader["places"][0] for reader in ranks["readers"]] == [
         {"pp": pp, "dp": dp, "tp": 0} for pp in (0, 1) for dp in (0, 1)
     ]
-    assert max(reader["over_read"] for reader in ranks["readers"]) < 1.01, "they read what they wrote"
+    assert max(reader["over_read"] for reader in ranks["readers"]) < 1.01, "each rank reads its own tiles"
     assert sum(reader["needed"] for reader in ranks["readers"]) == scenes.BYTES + 14 * 4
     assert ranks["homes"]["last"] == ["head.weight", "norm.weight"]
     nodes = answer("plan", history.url, "100", "--to", "dp=4", "--slots", "2")["readers"]
@@ -254,7 +254,7 @@ def test_a_damaged_checkpoint_does_not_hide_the_others(history: History, tmp_pat
     assert [bool(row["error"]) for row in listed] == [False, False, True, False]
     logged = answer("log", str(store), code=1)["commits"]
     assert [bool(row["error"]) for row in logged] == [False, False, True, False]
-    assert logged[1]["changed"] is None, "what came before it cannot be read"
+    assert logged[1]["changed"] is None, "its predecessor cannot be read"
     assert len(answer("du", str(store), code=1)["usage"]["checkpoints"]) == 3
     assert run.invoke(app, ["log", str(store)]).exit_code == 1
 

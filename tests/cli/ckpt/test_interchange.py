@@ -31,7 +31,7 @@ def test_an_exported_checkpoint_can_be_imported(name: str, kind: str, history: H
     done = answer("export", history.url, str(target), "--as", kind, "--of", "300")
     assert (done["kind"], done["tensors"], done["bytes"]) == (kind, 43, 69_304)
     back = answer("import", str(store), str(target), "--step", "7", "--facts", '{"a": 1}')
-    assert back["totals"]["bytes"] >= 69_304, "where state dicts are nested, how they are is kept beside"
+    assert back["totals"]["bytes"] >= 69_304, "the structure of nested state dicts is kept beside them"
     assert answer("show", str(store), "7")["summary"]["facts"] == {"a": 1}
     for part in ("model/*", "optimizer/*"):
         same = ["diff", str(store), "300", "7", "--other", history.url, "--values", "--match", part, "--quiet"]

@@ -49,7 +49,7 @@ class Job:
         return json.loads(self.run("status", "--json").stdout)
 
     def until(self, number: int, condition: Callable[[dict[str, Any], dict[str, str]], bool]) -> Any:
-        """Wait until generation `number` or a later one satisfies `wanted`, given the status and the nodes' states."""
+        """Wait until `condition` holds of the status and node states, in generation `number` or later."""
         deadline = time.monotonic() + 60
         while True:
             told = self.status()

@@ -88,7 +88,7 @@ def test_a_leader_has_one_write_under_way_during_an_eviction() -> None:
     assert len(sealed) == 1
     assert not [a for a in core.handle([e.WriteDone(write=bury, ok=True)], 1.2) if isinstance(a, acts.Seal)]
     again = core.handle([e.WriteDone(write=sealed[0], ok=False)], 1.3)
-    assert not [a for a in again if isinstance(a, acts.Seal)], "the watch is given a moment to tell why"
+    assert not [a for a in again if isinstance(a, acts.Seal)], "the watch gets a moment to report why"
     later = core.alarm(1.3)
     assert later == pytest.approx(1.4)
     assert [a for a in core.handle([e.Tick()], later) if isinstance(a, acts.Seal)]

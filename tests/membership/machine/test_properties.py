@@ -114,7 +114,7 @@ def check(teller: Teller) -> None:
     assert numbers == sorted(set(numbers)), "sealed numbers grow strictly"
     for generation in story.sealed:
         names = [node.name for node in (*generation.nodes, *generation.spares)]
-        assert len(names) == len(set(names)), "a world holds each node once"
+        assert len(names) == len(set(names)), "a generation holds each node once"
         assert len(generation.nodes) >= story.policy.minimum
         assert len(generation.nodes) <= story.policy.maximum
         assert len(generation.nodes) % story.policy.multiple_of == 0
