@@ -1,1 +1,1 @@
-"""Break real clusters of real processes, and judge what came of it."""
+"""Break real clusters of real processes, and judge the outcome."""

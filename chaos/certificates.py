@@ -1,4 +1,4 @@
-"""PEM files for an encrypted etcd on this machine, and what becomes of them: they expire, and are replaced."""
+"""PEM files for an encrypted etcd on this machine, which can expire and be replaced."""
 
 from __future__ import annotations
 

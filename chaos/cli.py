@@ -28,7 +28,7 @@ from elastic3d.values import Layout
 
 
 class RunningEtcd:
-    """An etcd server that somebody else runs, which is used and left alone."""
+    """An etcd server that somebody else runs; it is used and left alone."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.rpartition(":")
@@ -59,10 +59,10 @@ def demo(
         typer.Option(metavar="NODE@STEP", help="Stop a node's processes, so that it falls silent. May be repeated."),
     ] = None,
     join: Annotated[
-        list[str] | None, typer.Option(metavar="@STEP", help="Let a fresh node join. May be repeated.")
+        list[str] | None, typer.Option(metavar="@STEP", help="Let a new node join. May be repeated.")
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(metavar="pp=2", help="Fix axes of the mesh; what is not given is planned.")
+        str | None, typer.Option(metavar="pp=2", help="Fix axes of the mesh; the others are planned.")
     ] = None,
     store: Annotated[
         str | None, typer.Option(metavar="URL", help="Where checkpoints go, a URL or a folder; default: a temp folder.")
@@ -111,7 +111,7 @@ def demo(
 
 
 def store_url(text: str) -> str:
-    """Return the URL of a store; a path is of this folder, whatever folder the nodes run in."""
+    """Return the URL of a store; a relative path is relative to this folder, wherever the nodes run."""
     return text if "://" in text else Path(text).absolute().as_uri()
 
 
@@ -146,7 +146,7 @@ def _demonstrate(
         (out / "loss.svg").write_text(loss_plot(outcome.picture, quiet.picture if quiet else None))
         console.print(summary(outcome, verdict))
         for run in filter(None, (outcome, quiet)):
-            # All nodes run the same script: what one of them says is mostly what all say.
+            # All nodes run the same script, so mostly print the same.
             for name, log in list(run.logs.items())[:1]:
                 console.print(f"\n[bold]The end of {name}'s log[/]")
                 console.print(log, markup=False, highlight=False)
@@ -177,7 +177,7 @@ def _watched(
 
 
 class _Teller:
-    """Tell what is new line by line, where the output is no terminal."""
+    """Print news line by line if the output is no terminal."""
 
     def __init__(self, console: Console, setting: Setting) -> None:
         self._console, self._setting = console, setting
@@ -197,7 +197,7 @@ class _Teller:
 
 @contextlib.contextmanager
 def _clean_end() -> Iterator[None]:
-    """End on the first Ctrl-C or SIGTERM by an exception, and let no second one interrupt the cleaning up."""
+    """Raise at the first Ctrl-C or SIGTERM, and let no second one interrupt the cleanup."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def end(number: int, frame: object) -> None:

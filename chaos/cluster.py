@@ -38,7 +38,7 @@ _TORCHS_OWN = ("torchelastic_", "torchinductor_")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How the job is started: everything torchrun is told that does not differ between nodes; `options`: any more."""
+    """How the job is started: the torchrun options that all nodes share; `options`: any others."""
 
     run_id: str
     endpoint: str
@@ -77,9 +77,9 @@ class Launch:
 
 @dataclass(slots=True, kw_only=True)
 class AgentNode:
-    """One node: its agent's process, its log, and the gate it waits at, if any; and what was done to it.
+    """One node: its agent's process, its log, the gate it waits at, if any, and what was done to it.
 
-    dismissed: it was sent SIGTERM, after which torchrun ends with 1 whatever its workers did. `life` counts its starts.
+    dismissed: it was sent SIGTERM, after which torchrun exits with 1 whatever its workers did. life: counts its starts.
     """
 
     name: str
@@ -127,7 +127,7 @@ class AgentNode:
 
 
 class AgentProcess(Protocol):
-    """An agent's process: what is used of `subprocess.Popen`."""
+    """An agent's process: the part of `subprocess.Popen` that is used."""
 
     @property
     def pid(self) -> int:
@@ -175,7 +175,7 @@ def start_fresh(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        # A session of its own: Ctrl-C reaches the holder of the cluster, who then ends the agents.
+        # A session of its own: Ctrl-C reaches the holder of the cluster, which then ends the agents.
         start_new_session=True,
         env=environment,
     )
@@ -289,7 +289,7 @@ class Cluster:
         return self.exit_codes()
 
     def leftovers(self, grace: float = 5.0) -> list[Found]:
-        """Return the processes of this cluster that live on `grace` seconds after their agents ended.
+        """Return the processes of this cluster that are still alive `grace` seconds after their agents ended.
 
         Their shared memory and sockets have no names, and end with them.
         """
@@ -302,7 +302,7 @@ class Cluster:
         return strays()
 
     def files_left(self) -> list[Path]:
-        """Return what the nodes that were not killed left in their temp folders, torch's own things excepted."""
+        """Return the files that nodes that were not killed left in their temp folders, except torch's own."""
         return [
             path
             for node in self.nodes

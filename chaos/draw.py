@@ -25,10 +25,10 @@ def draw(seed: int, steps: int) -> History:
     chance = random.Random(seed)
     nodes, slots = chance.randint(1, 4), chance.choice((1, 1, 1, 2))
     joins = [Join(when=When(step=chance.randrange(1, steps))) for _ in range(chance.choice((0, 0, 1, 1, 2)))]
-    # Only nodes of the start are killed, and never all of them: a joiner may not have arrived when they die.
+    # Only initial nodes are killed, and never all of them: a joiner may not have arrived when they die.
     kills: list[Kill] = []
     for number in chance.sample(range(nodes), chance.randint(0, nodes - 1)):
-        # Now and then in the middle of the recovery from the kill before.
+        # Sometimes in the middle of the recovery from the previous kill.
         if kills and chance.random() < 0.3:
             when = When(generation=1 + len(kills))
         elif kills and chance.random() < 0.3:

@@ -1,7 +1,7 @@
 """Real etcd servers on this machine, for tests, the demo and fault injection: one node or a cluster.
 
 Loopback only, data in a temporary directory that is removed at the end. Every server has a parent-death signal, so none
-outlives its owner, whatever the owner dies of. The signal fires when the *thread* that started the server ends: start
+outlives its owner, however that dies. The signal fires when the *thread* that started the server ends: start
 servers from a thread that lives as long as they shall.
 """
 
@@ -149,7 +149,7 @@ class EtcdMember:
             SYSTEM.sleep(0.001)
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Resume it after `pause`."""
         assert self.alive
         os.kill(self.pid, signal.SIGCONT)
 
@@ -251,7 +251,7 @@ class EtcdCluster:
 
     def client(self, **options: Any) -> EtcdClient:
         """Return a client that may do everything; `options` as EtcdClient takes them."""
-        # Without a certificate of its own: etcd would take the name in it for the user.
+        # Without a client certificate: etcd would take the name in it for the user.
         tls = None if self.certificates is None else self.certificates.tls(client=self._client_certificates)
         user = None if self.password is None else "root"
         return EtcdClient(self.endpoints, **{"user": user, "password": self.password, "tls": tls, **options})
@@ -303,7 +303,7 @@ class EtcdCluster:
                 self.wait_healthy()
                 return
             except EtcdUnavailable as error:
-                # Somebody took a port between our asking and etcd's.
+                # Somebody took a port between our check and etcd's start.
                 if "address already in use" not in str(error) or attempt == START_TRIES - 1:
                     raise
                 for member in self.members:
@@ -432,7 +432,7 @@ def _state(task: Path) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that nobody has at the moment; several may be asked for since all are held until all are found."""
+    """Return ports that are free at the moment; all are held until all are found, so they differ."""
     held: list[socket.socket] = []
     try:
         while len(held) < count:

@@ -1,4 +1,4 @@
-"""What can be done to a real etcd cluster that serves a job, short of its processes: those have verbs of their own.
+"""What can be done to a real etcd cluster that serves a job, apart from its processes.
 
 Each function does what an operator, a neighbour or the passing of time does to a cluster in use.
 """
@@ -32,7 +32,7 @@ def fill(cluster: EtcdCluster) -> None:
 
 
 def make_space(cluster: EtcdCluster) -> None:
-    """Do what etcd's operators are told to do about NOSPACE: delete, compact, defragment each member, disarm."""
+    """Do what etcd's operators are advised to do about NOSPACE: delete, compact, defragment each member, disarm."""
     with cluster.client() as client:
         client.delete(BALLAST, prefix=True)
     compact(cluster)
@@ -56,7 +56,7 @@ def _writes(cluster: EtcdCluster, member: EtcdMember) -> bool:
 
 
 def alarms(cluster: EtcdCluster) -> list[dict[str, Any]]:
-    """Return the alarms that are raised, each of one member."""
+    """Return the raised alarms, one per member."""
     return list(cluster.ask("/v3/maintenance/alarm", {"action": "GET"}).get("alarms", []))
 
 
@@ -68,7 +68,7 @@ def compact(cluster: EtcdCluster) -> None:
 
 
 def revoke(client: EtcdClient, key: str) -> None:
-    """End the lease that `key` stands under, as somebody who tidies up would."""
+    """Revoke the lease of `key`, as somebody tidying up would."""
     found = client.get(key)
     assert found is not None, f"there is no {key}"
     assert found.lease, f"{key} has no lease"

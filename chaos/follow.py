@@ -1,4 +1,4 @@
-"""What happened to a job, read from its event files alone.
+"""What happened to a job, from its event files alone.
 
 `Follower` reads the files while they grow. `picture` is a pure function of the events and of what was done to the
 job: the same lines give the same picture, while the job runs and years after. Wall clocks are compared here, which is
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationView:
-    """One sealed generation and what came of it.
+    """One sealed generation and its outcome.
 
     first_step: the first step it committed, None while there is none. seconds_to_first_step: from the event that
     caused it to the commit of that step. steps_repeated: steps made before it that it made again. planned_repeats:
@@ -94,7 +94,7 @@ class GenerationView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What became of the samples: every position of the run must be consumed once in the history that counts."""
+    """The account of samples: every position of the run must be consumed once in the history that counts."""
 
     consumed: int
     repeated: int
@@ -160,7 +160,7 @@ class Follower:
     _offsets: dict[Path, int] = field(default_factory=dict)
 
     def poll(self) -> list[Event]:
-        """Return what is new since the last call, in the order of the wall clock."""
+        """Return the new events since the last call, in the order of the wall clock."""
         events: list[Event] = []
         for path in sorted(self.folder.glob("*.jsonl")):
             offset = self._offsets.get(path, 0)

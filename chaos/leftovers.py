@@ -11,12 +11,12 @@ from elastic3d import etcd_keys as keys
 from elastic3d.errors import EtcdUnavailable
 from elastic3d.etcd import EtcdClient
 
-# A killed node's lease runs out by itself: its TTL, and etcd's own look once in a while.
+# A killed node's lease expires by itself: its TTL, plus the interval at which etcd checks.
 _LEASE_PATIENCE = 10.0
 _LONGEST = 60.0
-"""Seconds that a lease of a living thing has left at most; what is to be remembered has more."""
+"""The longest remaining life, in seconds, of a living member's lease; records that outlive a job have more."""
 _SHARED_MEMORY = Path("/dev/shm")
-# What is remembered of a machine outlives the job, on leases of its own.
+# Records about machines outlive the job, on leases of their own.
 _REMEMBERED = (keys.FLAPS, keys.QUARANTINE)
 
 
@@ -40,8 +40,8 @@ def leases_left(
 ) -> list[str]:
     """Return the keys under `prefix` that hang on a lease after `patience`; with `alone`, any lease of the server.
 
-    What etcd is to remember of machines for a while is not counted, whichever job it was that had them; nor is a lease
-    without a key that was granted for so long: whoever was to write under it was killed in between.
+    Records about machines that outlive their job are not counted, whichever job wrote them; nor is a lease
+    without a key that was granted for that long: its writer was killed in between.
     """
 
     def left() -> list[str]:

@@ -1,4 +1,4 @@
-"""Playing schedules by the thousand, drawn from seeds: what came of all, and a small one of those that fail."""
+"""Playing schedules by the thousand, drawn from seeds: the totals, and a minimised schedule of each failure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Outcome(Protocol):
-    """What came of one schedule."""
+    """The outcome of one schedule."""
 
     @property
     def violations(self) -> list[str]:
-        """What must not have happened."""
+        """The violated invariants."""
         ...
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What is to be added up over many."""
+        """The counts to be added up over many."""
         ...
 
     def report(self) -> str:
@@ -27,7 +27,7 @@ class Outcome(Protocol):
         ...
 
     def document(self) -> dict[str, object]:
-        """Return the same as JSON has it."""
+        """Return the outcome as JSON."""
         ...
 
 
@@ -37,7 +37,7 @@ _S = TypeVar("_S")
 
 @dataclass(slots=True, kw_only=True)
 class Tally(Generic[_O]):
-    """What came of many schedules. counts: the sums of their outcomes'."""
+    """The outcome of many schedules. counts: the sums of theirs."""
 
     schedules: int = 0
     seconds: float = 0.0
@@ -50,7 +50,7 @@ class Tally(Generic[_O]):
         return 60 * self.schedules / self.seconds if self.seconds else 0.0
 
     def document(self) -> dict[str, object]:
-        """Return it as JSON has it."""
+        """Return the tally as JSON."""
         summary: dict[str, object] = {"schedules": self.schedules, "seconds": round(self.seconds, 3), **self.counts}
         return summary | {"failures": [outcome.document() for outcome in self.failures]}
 
@@ -69,11 +69,11 @@ def play_many(
     first: int,
     count: int,
     most: int = 3,
-    told: Callable[[int], None] = lambda done: None,
+    played: Callable[[int], None] = lambda done: None,
 ) -> Tally[_O]:
-    """Play the schedules of `count` seeds, from `first` on; stop after `most` failures, and make each of them small.
+    """Play the schedules of `count` seeds, from `first` on; stop after `most` failures, and minimise each.
 
-    told: gets the number of those played, after each.
+    played: called after each with the number played so far.
     """
     began = time.perf_counter()
     tally: Tally[_O] = Tally()
@@ -85,7 +85,7 @@ def play_many(
             tally.failures.append(smallest(outcome))
             if len(tally.failures) >= most:
                 break
-        told(tally.schedules)
+        played(tally.schedules)
     tally.seconds = time.perf_counter() - began
     return tally
 

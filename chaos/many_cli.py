@@ -1,4 +1,4 @@
-"""Random schedules from the command line: progress, a report or one JSON document, whether all was kept."""
+"""Random schedules from the command line: progress, a report or one JSON document, and whether all passed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _O = TypeVar("_O", bound=Outcome)
 
 
 def play_and_tell(play_many: Callable[..., Tally[_O]], count: int, seed: int, *, as_json: bool) -> bool:
-    """Play the schedules of `count` seeds from `seed` on; print what came of them, and return whether all were kept."""
+    """Play the schedules of `count` seeds from `seed` on; print the outcome, and return whether all passed."""
     if count < 1:
         raise UsageError(f"--schedules {count}: give 1 or more")
     console = Console(stderr=True)
@@ -30,7 +30,7 @@ def play_and_tell(play_many: Callable[..., Tally[_O]], count: int, seed: int, *,
         disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task("schedules", total=count)
-        tally = play_many(seed, count, told=lambda done: progress.update(task, completed=done))
+        tally = play_many(seed, count, played=lambda done: progress.update(task, completed=done))
     if as_json:
         print(json.dumps(tally.document()))
         return not tally.failures

@@ -1,4 +1,4 @@
-"""A metadata server that answers as Google Compute Engine's does, for one machine, and preempts it at a word."""
+"""A metadata server that answers like Google Compute Engine's, for one machine, and preempts it on request."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class MetadataServer:
 
     @property
     def url(self) -> str:
-        """What `--rdzv-conf=notices_url` is to say."""
+        """The value for `--rdzv-conf=notices_url`."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def preempt(self) -> None:
-        """Say from now on that the machine is taken in 30 seconds."""
+        """Announce from now on that the machine is taken in 30 seconds."""
         with self._changed:
             self._preempted = True
             self._changed.notify_all()
@@ -52,7 +52,7 @@ class MetadataServer:
         self.close()
 
     def _value(self, path: str, last_etag: str, patience: float) -> str:
-        """Return what the entry says, as soon as that is not what `last_etag` stands for; "" for no such entry."""
+        """Return the value of the entry once it differs from that of `last_etag`; "" for no such entry."""
 
         def now() -> str:
             return {PREEMPTED: str(self._preempted).upper(), MAINTENANCE: "NONE"}.get(path, "")

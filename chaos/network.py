@@ -1,7 +1,7 @@
 """Hosts of their own on this machine: network namespaces on one bridge, whose cables can be pulled.
 
-What one host sends to one other can be lost as well: it goes to an Ethernet address that nobody has. Or it is refused:
-it goes no further than the sender.
+Packets from one host to one other can be lost as well: they go to an Ethernet address that nobody has. Or refused:
+they go no further than the sender.
 
 Needs root and iproute2. Addresses are from 198.18.0.0/15, which is set aside for such tests.
 """
@@ -20,7 +20,7 @@ TRIES = 20
 class Network:
     """A bridge, with this machine at `address`, and one namespace per host that was added; all gone at the end.
 
-    OSError says what could not be made, for want of rights for instance.
+    OSError says what could not be created, for lack of rights for instance.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Network:
         _ip("-n", space, "link", "set", "lo", "up")
 
     def cut(self, host: str) -> None:
-        """Pull the host's cable: what is sent either way vanishes, and nobody is told."""
+        """Pull the host's cable: packets either way vanish silently."""
         _ip("link", "set", self._cable(host), "nomaster")
 
     def mend(self, host: str) -> None:
@@ -79,22 +79,22 @@ class Network:
         _ip("link", "set", self._cable(host), "master", self._bridge)
 
     def unlink(self, sender: str, receiver: str) -> None:
-        """Lose what one host sends to another, and tell nobody; all else passes."""
+        """Silently lose what one host sends to another; all else passes."""
         self._neighbour(sender, receiver, "replace", "lladdr", "02:00:00:00:00:01", "nud", "permanent")
 
     def link(self, sender: str, receiver: str) -> None:
-        """Let it pass again."""
+        """Let those packets pass again."""
         self._neighbour(sender, receiver, "delete")
 
     def refuse(self, dialler: str, dialled: str) -> None:
-        """Let what one host sends to another come back to itself, where nobody listens: all it dials there is refused.
+        """Route what one host sends to another back to itself, where nobody listens: all it dials there is refused.
 
-        What the other sends is taken for forged, and dropped.
+        Packets from the other are taken for forged, and dropped.
         """
         _ip("-n", self._space(dialler), "address", "add", f"{self._hosts[dialled]}/32", "dev", "lo")
 
     def accept(self, dialler: str, dialled: str) -> None:
-        """Let it arrive again."""
+        """Let those connections arrive again."""
         _ip("-n", self._space(dialler), "address", "delete", f"{self._hosts[dialled]}/32", "dev", "lo")
 
     def _neighbour(self, sender: str, receiver: str, verb: str, *more: str) -> None:

@@ -11,7 +11,7 @@ from chaos.play import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a history proves. same_bits: None where nothing was compared. broken: each promise not kept, in words."""
+    """What a history proves. same_bits: None if nothing was compared. broken: each broken promise, as text."""
 
     same_bits: bool | None
     samples: Ledger
@@ -59,7 +59,7 @@ def judge(outcome: Outcome, quiet: Outcome | None = None) -> Verdict:
 
 
 def compare(outcome: Outcome, quiet: Outcome) -> list[str]:
-    """Return how two histories of one job differ in their bits; empty where they do not."""
+    """Return how two histories of one job differ in their bits; empty if they do not."""
     if quiet.digest is None:
         return [f"the undisturbed run failed: {quiet.failure or 'it left no digest'}"]
     differences = []

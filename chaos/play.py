@@ -1,6 +1,6 @@
 """Play one history: start a cluster, do to it what the scenario says, follow it to its end.
 
-Everything that is done to the job is triggered by what its own events show, so that the same scenario meets the same
+Everything that is done to the job is triggered by its own events, so that the same scenario meets the same
 job at the same place whatever the machine's speed.
 """
 
@@ -60,7 +60,7 @@ class Etcd(Protocol):
 
 @runtime_checkable
 class OwnEtcd(Etcd, Protocol):
-    """An etcd server that may be broken: our own, and nobody else's."""
+    """An etcd server that may be broken: only our own."""
 
     def pause(self) -> None:
         """Stop it with SIGSTOP."""
@@ -101,7 +101,7 @@ class Setting:
     conf: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     script: Path = TRAIN_GPT
-    # How long nothing at all may happen before the history is given up.
+    # How long the job may make no progress at all before the history is given up.
     patience: float = 180.0
 
     def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a history.
+    """The outcome of a history.
 
     killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: why it
     was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
@@ -159,7 +159,7 @@ def play(
     watch: Watcher | None = None,
     clock: Clock = SYSTEM,
 ) -> Outcome:
-    """Play `faults` on a job of `setting` under `workdir` and return what came of it; `watch` sees each new picture."""
+    """Play `faults` on a job of `setting` under `workdir` and return the outcome; `watch` sees each new picture."""
     player = _Player(setting, faults, etcd, workdir, name, watch, clock)
     with player.cluster:
         try:
@@ -167,7 +167,7 @@ def play(
         finally:
             player.undo()
             player.close()
-        # A history that was given up is ended by force, below: what it leaves says nothing.
+        # A history that was given up is ended by force below: its leftovers prove nothing.
         left = () if failure else player.leftovers()
         return Outcome(
             setting=setting,
@@ -258,7 +258,7 @@ class _Player:
             self.clock.sleep(0.01)
 
     def undo(self) -> None:
-        """Do at once what was to be done later: no etcd stays stopped."""
+        """Carry out pending actions at once: no etcd stays stopped."""
         for _, action in self._later:
             action()
         self._later.clear()
@@ -276,7 +276,7 @@ class _Player:
         return str(digest)
 
     def leftovers(self) -> tuple[str, ...]:
-        """Return what the job left behind, in words; waits a while for what ends by itself."""
+        """Return what the job left behind, as text; waits a while for what ends by itself."""
         prefix = f"/elastic3d/{self.cluster.launch.run_id}/"
         return (
             *map(str, self.cluster.leftovers()),
@@ -301,7 +301,7 @@ class _Player:
         self.cluster.start_node(name, conf=conf | ({"labels": labels} if labels else {}))
 
     def _kill_who_sleeps(self) -> None:
-        """When all that still runs is stopped and nothing will wake it, the job is over: end them."""
+        """Once all running nodes are stopped for good the job is over: kill them."""
         asleep = [node.name for node in self.cluster.nodes if node.alive and node.stopped]
         woken = {fault.node for fault in self.waiting if isinstance(fault, Continue)}
         if asleep and not woken and set(self.cluster.running()) <= {*asleep, *self._joiners}:
@@ -326,7 +326,7 @@ class _Player:
                 self._later.append((self.clock.monotonic() + fault.seconds, own.restart))
             case _:
                 name_now = resolve(fault.node, self.picture)
-                # The leader of now may be dead already; then its successor is meant, once there is one.
+                # The present leader may be dead already; then its successor is meant, once there is one.
                 if name_now is None or not self.cluster.node(name_now).alive or self.cluster.node(name_now).killed:
                     return False
                 self._do_to(fault, name_now)

@@ -1,4 +1,4 @@
-"""A loss curve as an SVG file: what happened, on top of what would have happened."""
+"""A loss curve as an SVG file, above that of an undisturbed run."""
 
 from __future__ import annotations
 

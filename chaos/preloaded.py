@@ -5,7 +5,7 @@ four nodes is busy for half a minute before it trains its first step. Here one p
 
     server --fork--> agent --fork--> workers in waiting, each of which becomes a worker when torchrun starts one
 
-What runs from there on is what runs otherwise: `torch.distributed.run.main` with its literal options in a session and
+Everything else is as usual: `torch.distributed.run.main` with its literal options in a session and
 an environment of its own, the script run as `__main__`, and every process a child of the one that would have started
 it, which dies with it. What differs: all agents share one hash seed; a process that starts itself again by its command
 line is a fresh interpreter; and only as many workers wait as the agent has slots, later ones are fresh too.
@@ -134,7 +134,7 @@ def serve(end: socket.socket) -> None:
     """Fork an agent per request until the other end is closed."""
     for name in _PRELOADED:
         __import__(name)
-    # What is imported stays in shared pages: no collection touches it again.
+    # Imported objects stay in shared pages: no garbage collection touches them again.
     gc.collect()
     gc.freeze()
     os.environ.pop(_ROOM, None)
@@ -180,7 +180,7 @@ def _be_agent(request: Mapping[str, Any], output: int) -> None:
 
 
 class _Waiting:
-    """Workers in waiting: forked before their agent has any thread."""
+    """Workers in reserve, forked before their agent has any thread."""
 
     def __init__(self, count: int) -> None:
         self._ends: list[tuple[int, socket.socket]] = []
@@ -199,7 +199,7 @@ class _Waiting:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], stdout: Any, stderr: Any
     ) -> subprocess.Popen[bytes] | None:
-        """Return the worker that was made of one in waiting; None where none is left."""
+        """Return a worker made from one in reserve; None if none is left."""
         if not self._ends or command[1:2] != ("-u",):
             return None
         pid, end = self._ends.pop(0)
@@ -211,7 +211,7 @@ class _Waiting:
 
 
 class _Forked(subprocess.Popen[bytes]):
-    """A child that was forked, not started, as far as waiting for it and signalling it go."""
+    """A forked child, with the part of Popen for waiting and signalling."""
 
     def __init__(self, pid: int, command: Sequence[str]) -> None:
         self.args, self.pid, self.returncode = command, pid, None
@@ -290,7 +290,7 @@ def _take_environment(environment: Mapping[str, str]) -> None:
     start, stop = int(fields[47]), int(fields[48])
     block = b"".join(f"{name}={value}".encode() + b"\0" for name, value in environment.items())
     assert len(block) <= stop - start, "the environment is larger than the room the server has for it"
-    # Nothing points into the block any more: what was set anew lies elsewhere.
+    # Nothing points into the block any more: new values are elsewhere.
     ctypes.memset(start, 0, stop - start)
     ctypes.memmove(start, block, len(block))
 

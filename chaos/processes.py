@@ -103,7 +103,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, clock: Clock = SYS
 
 
 def end_all(mark: str, seconds: float = 10.0) -> list[Found]:
-    """Kill whatever carries `mark`; return what lives on after `seconds`, which should be nothing."""
+    """Kill all processes with `mark`; return those still alive after `seconds`, which should be none."""
 
     def gone() -> bool:
         left = marked(mark)
@@ -114,7 +114,7 @@ def end_all(mark: str, seconds: float = 10.0) -> list[Found]:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that nobody has now."""
+    """Return a TCP port of the loopback address that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

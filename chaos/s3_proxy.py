@@ -1,9 +1,9 @@
-"""A proxy between an S3 client and its server that does to requests and answers what networks and disks do.
+"""A proxy between an S3 client and its server that disturbs requests and answers as networks and disks do.
 
     with s3_proxy(server.port, [Harm(do=Do.UNANSWERED, method="PUT", path="/packs/")]) as proxy:
         store = open_store(url, options=s3.options(proxy.port))
 
-A harm befalls the requests that it matches, so often as it says, each request by at most one; all others pass as they
+A harm applies to the requests that it matches, as often as it says, at most one per request; all others pass as they
 are. What was done is in `proxy.done`, in order.
 """
 
@@ -26,19 +26,19 @@ _HOP = ("connection", "transfer-encoding", "keep-alive", "expect", "content-leng
 
 
 class Do(StrEnum):
-    """What can befall a request."""
+    """What can happen to a request."""
 
     REFUSE = "refuse"  # the connection is closed, the server never hears of it
-    UNANSWERED = "unanswered"  # the server does it, the connection is closed without an answer
+    UNANSWERED = "unanswered"  # the server executes it, the connection is closed without an answer
     REPEAT = "repeat"  # the server gets it twice, the client the second answer
     ERROR = "error"  # 500, and the server never hears of it
     BUSY = "busy"  # 503 SlowDown, and the server never hears of it
     DENY = "deny"  # 403 AccessDenied, and the server never hears of it
     STRIP = "strip"  # it passes without the conditions of its headers
-    ERROR_AFTER = "error-after"  # the server does it, the client gets a 500
+    ERROR_AFTER = "error-after"  # the server executes it, the client gets a 500
     TRUNCATE = "truncate"  # the answer ends in the middle of its body
-    FLIP_ANSWER = "flip-answer"  # one bit of the answer's body is another
-    FLIP_REQUEST = "flip-request"  # one bit of the request's body is another
+    FLIP_ANSWER = "flip-answer"  # one bit of the answer's body is flipped
+    FLIP_REQUEST = "flip-request"  # one bit of the request's body is flipped
     DELAY = "delay"  # it passes late
 
 
@@ -82,7 +82,7 @@ class S3Proxy:
         self._lock = threading.Lock()
 
     def choose(self, method: str, path: str) -> Harm | None:
-        """Return what befalls this request."""
+        """Return the harm for this request."""
         with self._lock:
             for harm in self.harms:
                 if harm.times and (not harm.method or harm.method == method) and harm.path in path:
@@ -96,7 +96,7 @@ class S3Proxy:
         return None
 
     def flipped(self, body: bytes) -> bytes:
-        """Return `body` with one bit of it, drawn from the seed, another; the same if it is empty."""
+        """Return `body` with one bit, drawn from the seed, flipped; unchanged if it is empty."""
         if not body:
             return body
         changed = bytearray(body)

@@ -1,4 +1,4 @@
-"""What is to be done to a job, and when, as values.
+"""Faults and joins of a job, and their moments, as values.
 
     kill NODE@STEP      SIGKILL to the node's agent once that step is committed; the whole node goes with it
     join @STEP          a fresh node, started early and held, is let in once that step is committed
@@ -44,7 +44,7 @@ class When:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfNode:
-    """Something that happens to one node; WORD says what, as people write it."""
+    """Something that happens to one node; WORD is its name on the command line."""
 
     WORD: ClassVar[str]
     node: str
@@ -78,7 +78,7 @@ class Terminate(OfNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce(OfNode):
-    """Have the node's metadata server say that the machine is taken."""
+    """Have the node's metadata server announce that the machine is taken."""
 
     WORD = "notice"
 
@@ -214,7 +214,7 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int) -> None:
 def bounds(faults: Sequence[Fault], nodes: int) -> tuple[int, int]:
     """Return the smallest and the largest number of nodes for --nnodes, so that every fault finds its place."""
     alive = lowest = highest = nodes
-    # At one step losses come before joins: a fresh node takes the place of a dead one.
+    # At one step losses come before joins: a new node takes the place of a dead one.
     for fault in sorted(faults, key=lambda fault: (fault.when.step, not isinstance(fault, _Away))):
         for change in _changes(fault):
             alive += change

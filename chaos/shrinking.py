@@ -1,4 +1,4 @@
-"""Making a schedule that fails as small as it can be made, by trying smaller ones (Zeller's delta debugging)."""
+"""Minimising a failing schedule by trying smaller ones (Zeller's delta debugging)."""
 
 from __future__ import annotations
 

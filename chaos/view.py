@@ -57,7 +57,7 @@ def layout(view: GenerationView) -> str:
 
 
 def generations(picture: Picture) -> Table:
-    """Return the table of generations: why each came, who was in it, and what it cost."""
+    """Return the table of generations: the cause, nodes and cost of each."""
     table = Table(title="Generations", title_justify="left", title_style="bold")
     for name in ("", "cause", "nodes", "layout", "event to next step", "pause", "steps repeated", "state from"):
         table.add_column(name, justify="right" if name in ("event to next step", "pause", "steps repeated") else "left")

@@ -1,4 +1,4 @@
-"""A clock for tests that move time themselves."""
+"""A clock for tests that set the time themselves."""
 
 from __future__ import annotations
 

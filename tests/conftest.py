@@ -1,4 +1,4 @@
-"""What holds for every test: nothing it started, opened or wrote is left when it ends."""
+"""Checks and fixtures for every test: nothing that a test started, opened or wrote is left when it ends."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ os.environ.setdefault("ELASTIC3D_DEVICE", "cpu")
 # Beside a cluster's own mark, which its processes carry too.
 MARK = "ELASTIC3D_TEST"
 
-# Made by torch's launcher and compiler, which never remove them; not ours to hide, not ours to count.
+# Made by torch's launcher and compiler, which never remove them: not counted.
 FOREIGN = ("torchelastic_", "torchinductor_", "pymp-")
 
-# How long an example takes says nothing on a busy machine.
+# The duration of an example means nothing on a busy machine.
 settings.register_profile("elastic3d", deadline=None)
 settings.load_profile("elastic3d")
 
 
 @pytest.fixture
 def reported() -> Iterator[queue.SimpleQueue[ThreadFailure]]:
-    """What is reported of failing threads; none of them ends the process, which is this one."""
+    """Collect the reports of failing threads; none of them ends this process."""
     found: queue.SimpleQueue[ThreadFailure] = queue.SimpleQueue()
     threads.report_to(found.put, end=lambda code: None)
     yield found
@@ -52,20 +52,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def preloaded() -> Iterator[PreloadedServer]:
-    """Run one process that forks torchrun agents and their workers: each would import torch anew otherwise."""
+    """Run one process that forks torchrun agents and their workers: otherwise each would import torch."""
     with PreloadedServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """An authority's, a server's and a client's, on which no test lays its hands."""
+    """Certificates of an authority, a server and a client, which no test changes."""
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(autouse=True)
 def same_torch() -> Iterator[None]:
-    """Undo what a trainer in this process set for all of torch: it fills new tensors, and cannot for every dtype."""
+    """Undo the settings that a trainer in this process made for all of torch, such as filling new tensors."""
     yield
     torch = sys.modules.get("torch")
     if torch is not None and torch.are_deterministic_algorithms_enabled():
@@ -106,7 +106,7 @@ def nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class _Held:
-    """What this process holds that another would notice."""
+    """Resources of this process that another process would notice."""
 
     def __init__(self, children: set[Found], segments: list[str], ports: set[int]) -> None:
         self.children, self.segments, self.ports = children, segments, ports

@@ -1,4 +1,4 @@
-"""What this process shows of its events, as a test reads it."""
+"""This process's events, as a test reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Lines(io.StringIO):
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Any]]:
-    """Record what goes to stderr, under `ELASTIC3D_LOG=json`."""
+    """Record stderr under `ELASTIC3D_LOG=json`."""
     entries: list[Any] = []
     before = os.environ.get("ELASTIC3D_LOG")
     os.environ["ELASTIC3D_LOG"] = "json"

@@ -1,4 +1,4 @@
-"""Where the tests find what is not Python."""
+"""Paths of files that are not Python."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ ROOT = Path(__file__).parent.parent
 """The checkout."""
 
 DATA = Path(__file__).parent / "testdata"
-"""Transcripts, displays, and stores that earlier versions wrote."""
+"""Transcripts, displays, and stores written by earlier versions."""

@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 
 def imports(path: Path) -> set[str]:
-    """Return the modules a file imports, at any depth of its code."""
+    """Return the modules that a file imports, at any depth of its code."""
     package = ".".join(path.relative_to(ROOT).parent.parts)
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -62,8 +62,8 @@ def files(package: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("package", PACKAGES[:-1])
-def test_a_package_imports_none_that_stands_above_it(package: str) -> None:
-    """checkpointing, elastic3d, chaos, tests: each may import only those before it."""
+def test_a_package_imports_only_lower_packages(package: str) -> None:
+    """In the order checkpointing, elastic3d, chaos, tests, each may import only those before it."""
     above = PACKAGES[PACKAGES.index(package) + 1 :]
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -74,8 +74,8 @@ def test_a_package_imports_none_that_stands_above_it(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_layers_of_the_runtime_have_one_direction() -> None:
-    """Values and decisions know nothing of processes; processes nothing of the command line."""
+def test_the_runtimes_layers_import_in_one_direction() -> None:
+    """Values and decisions know nothing of processes, and processes nothing of the command line."""
     rank = {name: number for number, layer in enumerate(LAYERS) for name in layer}
     wrong = []
     for path in files("elastic3d"):
@@ -91,8 +91,8 @@ def test_the_layers_of_the_runtime_have_one_direction() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_checkpoints_know_no_cluster() -> None:
-    """The checkpointing library has no collective, no etcd and no torchrun in it; one room knows DCP, and torch."""
+def test_the_checkpointing_library_imports_no_cluster_code() -> None:
+    """It has no collective, no etcd and no torchrun in it; one package knows torch and DCP."""
     strange = ("torch.distributed", "grpc", "etcd")
     wrong = []
     for path in files("checkpointing"):
@@ -107,8 +107,8 @@ def test_checkpoints_know_no_cluster() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_packages_of_a_node_have_one_direction() -> None:
-    """A slot's processes know nothing of checkpoints in the store, and neither knows the keeper that uses both."""
+def test_a_nodes_packages_import_in_one_direction() -> None:
+    """A slot's processes know nothing of checkpoints in the store, and neither knows the keeper, which uses both."""
     order = ("processes", "checkpoints", "keeper")
     wrong = []
     for path in files("elastic3d/worker"):

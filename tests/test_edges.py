@@ -1,4 +1,4 @@
-"""Each background thread fails once of something that nobody foresaw: it is told, and what the thread does goes on."""
+"""Each background thread fails once with an unexpected error: it is reported, and the thread's work goes on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Reported = queue.SimpleQueue[ThreadFailure]
 
 
 class Unforeseen(Exception):
-    """What no thread expects."""
+    """An error that no thread expects."""
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,8 +74,8 @@ def failed(reported: Reported, thread: str, edge: Edge) -> None:
     assert failure.error.startswith("Unforeseen"), failure
 
 
-def test_the_uploader(reported: Reported) -> None:
-    """The write counts as failed; after its rest the slot is ready for the next, which is written."""
+def test_the_uploader_survives_an_unexpected_error(reported: Reported) -> None:
+    """The write counts as failed; after a pause the slot is ready for the next one, which is written."""
     shelf, told = Shelf(5, 6), queue.SimpleQueue[TilesUploaded | WriteFailed]()
     store = once(lambda pinned, saved, last: (10, 10))
     uploader = Uploader(shelf, store, told.put, rest=lambda failures: 0.01)  # type: ignore[arg-type]
@@ -97,8 +97,10 @@ def store(tmp_path: Path) -> Store:
     return open_store(str(tmp_path / "store"))
 
 
-def test_the_committer(reported: Reported, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be committed is told, and committed at the next try."""
+def test_the_committer_survives_an_unexpected_error(
+    reported: Reported, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failed commit is reported, and is made at the next try."""
     told: queue.SimpleQueue[c.CommitterEvent] = queue.SimpleQueue()
     monkeypatch.setattr(c, "commit", once(c.commit))
     committer = Committer(store, told.put)
@@ -109,8 +111,8 @@ def test_the_committer(reported: Reported, store: Store, monkeypatch: pytest.Mon
     committer.close(10)
 
 
-def test_the_housekeeper(reported: Reported, store: Store) -> None:
-    """The next checkpoint is read back all the same."""
+def test_the_housekeeper_survives_an_unexpected_error(reported: Reported, store: Store) -> None:
+    """The next checkpoint is still read back."""
     told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     keeper = Housekeeper(store, Saving(), once(told.put))
     keeper.committed(committed(store, 5).checkpoint, 5, 1.0)
@@ -122,8 +124,8 @@ def test_the_housekeeper(reported: Reported, store: Store) -> None:
     keeper.close(10)
 
 
-def test_the_replicator(reported: Reported) -> None:
-    """The snapshot it was at is sent again, and held."""
+def test_the_replicator_survives_an_unexpected_error(reported: Reported) -> None:
+    """The snapshot it was sending is sent again, and held."""
     home, buddy = Place(0), Place(1)
     try:
         home.replicator._digested = once(home.digested.append)
@@ -138,8 +140,10 @@ def test_the_replicator(reported: Reported) -> None:
         buddy.close()
 
 
-def test_the_tile_server_and_one_that_asks_it(reported: Reported, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer's thread ends with its connection, and the next peer is served."""
+def test_the_tile_server_survives_the_failure_of_a_peers_thread(
+    reported: Reported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread ends with its connection, and the next peer is served."""
     monkeypatch.setattr(SnapshotMemory, "offered", once(SnapshotMemory.offered))
     home = Place(0)
     try:
@@ -152,8 +156,8 @@ def test_the_tile_server_and_one_that_asks_it(reported: Reported, monkeypatch: p
         home.close()
 
 
-def test_heartbeats(reported: Reported) -> None:
-    """A process that hears nobody would call everybody silent: it ends."""
+def test_an_unexpected_error_in_heartbeats_ends_the_process(reported: Reported) -> None:
+    """A process that hears nobody would call everybody silent."""
     told: queue.SimpleQueue[object] = queue.SimpleQueue()
     links = Links("127.0.0.1", once(told.put), secret="5e" * 32, fresh=0.05)
     links.speak_for("a@1")
@@ -164,7 +168,9 @@ def test_heartbeats(reported: Reported) -> None:
         end.close()
 
 
-def test_the_table_of_restarted_workers(reported: Reported, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_restarted_workers_survives_an_unexpected_error(
+    reported: Reported, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It goes on serving."""
     monkeypatch.setattr(KeyTableServer, "_accept", once(KeyTableServer._accept))
     table = KeyTableServer("127.0.0.1", Credentials(secret="5e" * 32, id="a@1"))
@@ -174,8 +180,8 @@ def test_the_table_of_restarted_workers(reported: Reported, monkeypatch: pytest.
     assert not table._thread.is_alive()
 
 
-def test_what_a_companion_says(reported: Reported) -> None:
-    """A keeper that does not understand its companion has lost that slot, and hears so."""
+def test_an_unreadable_message_of_a_companion_costs_its_slot(reported: Reported) -> None:
+    """The keeper has lost the slot that it does not understand, and is informed."""
     name = f"elastic3d-test-{os.getpid()}-{secrets.token_hex(4)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind("\0" + name)
@@ -196,7 +202,7 @@ def test_what_a_companion_says(reported: Reported) -> None:
     made.get(timeout=30).close()
 
 
-def test_the_listener_for_spot_notices(reported: Reported) -> None:
+def test_the_notice_watcher_survives_an_unexpected_error(reported: Reported) -> None:
     """It goes on asking."""
     told: queue.SimpleQueue[CloudNotice] = queue.SimpleQueue()
     notice = CloudNotice(kind=NoticeKind.AWS, action="terminate", seconds=120.0, detail="spot")
@@ -224,8 +230,8 @@ def client(etcd: EtcdServer) -> Iterator[EtcdClient]:
 
 
 @pytest.mark.etcd
-def test_a_watch_whose_delivery_fails(reported: Reported, client: EtcdClient) -> None:
-    """It tells that it has ended, which ends the member: one that hears nothing must not look alive."""
+def test_a_watch_ends_when_a_delivery_fails(reported: Reported, client: EtcdClient) -> None:
+    """It reports its end, which ends the member: one that hears nothing must not look alive."""
     told: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     watch = Watch(client, "a/", once(told.put))
     failed(reported, "etcd-watch", Edge.ALONE)
@@ -234,8 +240,8 @@ def test_a_watch_whose_delivery_fails(reported: Reported, client: EtcdClient) ->
 
 
 @pytest.mark.etcd
-def test_the_leases(reported: Reported, client: EtcdClient) -> None:
-    """One lease's owner fails over its loss, and the others' leases are kept all the same."""
+def test_the_lease_keeper_survives_an_unexpected_error(reported: Reported, client: EtcdClient) -> None:
+    """The owner of one lease fails when it is lost, and the others' leases are still kept."""
     keeper = LeaseKeeper(client)
     lost: queue.SimpleQueue[LeaseLoss] = queue.SimpleQueue()
     on_lost = once(lambda lease, loss: lost.put(loss))
@@ -250,8 +256,8 @@ def test_the_leases(reported: Reported, client: EtcdClient) -> None:
 
 
 @pytest.mark.etcd
-def test_the_writes_to_etcd(reported: Reported, client: EtcdClient) -> None:
-    """The member hears that it cannot go on."""
+def test_an_unexpected_error_in_the_writer_is_reported_to_the_member(reported: Reported, client: EtcdClient) -> None:
+    """The member is informed that it cannot go on."""
     told: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
     me = Node(name="a", incarnation="1", address="127.0.0.1", slots=())
 

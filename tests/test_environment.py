@@ -1,4 +1,4 @@
-"""Environment variables: one list, which the code and the documents go by."""
+"""Environment variables: one list, used by code and documentation alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 NAMES = {variable.name for variable in VARIABLES}
 OWN = re.compile(r"ELASTIC3D_[A-Z_]*[A-Z]")
 APART = {"elastic3d/environment.py", "elastic3d/rendezvous/guard.py"}
-"""The list; and a script that runs without elastic3d, whose one name is compared below."""
+"""The list, and a script that runs without elastic3d, whose one variable is compared below."""
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
@@ -25,8 +25,8 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
         yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
 
 
-def test_no_variable_of_ours_is_named_outside_the_list() -> None:
-    """Other modules have it from there: one that is misspelt cannot be read for ever in silence."""
+def test_our_variables_are_named_only_in_the_list() -> None:
+    """Other modules import them from there, so a misspelt name cannot be read unnoticed."""
     wrong = [
         f"{path}:{node.lineno} {node.value}"
         for path, tree in trees()
@@ -37,11 +37,11 @@ def test_no_variable_of_ours_is_named_outside_the_list() -> None:
     assert wrong == []
 
 
-def test_nothing_is_read_past_the_list() -> None:
-    """`os.environ` is written, copied and passed on elsewhere, and asked for a name nowhere but in the list."""
+def test_variables_are_read_only_through_the_list() -> None:
+    """`os.environ` is written, copied and passed on elsewhere, but only the list reads a name from it."""
     wrong = []
     for path, tree in trees():
-        # gRPC reads what is set for it there, for a moment.
+        # Set for a moment, for gRPC to read.
         if path in (*APART, "elastic3d/etcd/transport.py"):
             continue
         for node in ast.walk(tree):
@@ -57,8 +57,8 @@ def test_nothing_is_read_past_the_list() -> None:
     assert wrong == []
 
 
-def test_what_is_listed_is_used() -> None:
-    """By the name of its constant; what others set is there because we read it."""
+def test_every_listed_variable_is_used() -> None:
+    """Ours by the name of its constant; variables of others are listed because we read them."""
     sources = "\n".join(
         path.read_text() for path in (ROOT / "elastic3d").rglob("*.py") if path.name != "environment.py"
     )
@@ -68,14 +68,14 @@ def test_what_is_listed_is_used() -> None:
     assert len(constants) == len(VARIABLES) == len(NAMES)
 
 
-def test_who_cannot_import_the_list_says_the_same() -> None:
-    """The guard runs by itself, and checkpoints know nothing of elastic3d."""
+def test_modules_that_cannot_import_the_list_agree_with_it() -> None:
+    """The guard runs by itself, and checkpointing knows nothing of elastic3d."""
     assert environment.AGENT.name == guard.VARIABLE
     assert environment.STORE_KEY.name == keys.VARIABLE
 
 
-def test_what_the_documents_name_is_listed() -> None:
-    """And what a user may set is said in the documentation, or in the help of the command that takes it."""
+def test_every_documented_variable_is_listed() -> None:
+    """And every variable that users may set is in the documentation, or in the help of the command that takes it."""
     text = "\n".join(path.read_text() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
     chaos = {"ELASTIC3D_CHAOS_RUN", "ELASTIC3D_ENVIRONMENT_ROOM"}
     assert set(OWN.findall(text)) <= NAMES | chaos
@@ -86,7 +86,7 @@ def test_what_the_documents_name_is_listed() -> None:
             assert variable.name in shown or f"environment.{constant}" in shown, variable.name
 
 
-def test_a_trainer_is_told_what_torchrun_told_its_keeper_by_listed_names() -> None:
+def test_a_trainer_gets_torchruns_variables_under_listed_names() -> None:
     """Those of them that we read."""
     read = {variable.name for variable in VARIABLES if variable.set_by is SetBy.TORCHRUN}
     assert read - {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= set(TORCHRUN_VARIABLES)

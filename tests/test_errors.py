@@ -1,4 +1,4 @@
-"""Whatever elastic3d raises on purpose at people is in the one tree of `elastic3d.errors`."""
+"""Every error that elastic3d raises for people is in the tree of `elastic3d.errors`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAUGHT_INSIDE = {
     "HandshakeRejected": "trust.channel and rendezvous, which close the connection and say so",
     "TemplateLost": "worker.processes.loop, which starts another",
 }
-"""Exceptions that are no error of elastic3d: who catches them."""
+"""Exceptions that are not errors of elastic3d, with the code that catches them."""
 
 BARE = {
     "elastic3d/__init__.py": "AttributeError is how a module says that it has no such name",
@@ -63,7 +63,7 @@ BARE = {
     "elastic3d/worker/processes/remote.py": "a connection that another user answered, as the socket's own errors",
     "elastic3d/worker/processes/slot_frames.py": "a connection that ended, as the socket's own errors",
 }
-"""Modules that raise Python's own exceptions, and why nobody but their callers sees them."""
+"""Modules that raise Python's own exceptions, with the reason why only their callers see them."""
 
 
 def trees() -> dict[str, ast.Module]:
@@ -74,7 +74,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def exceptions() -> dict[str, tuple[str, ...]]:
-    """Return the classes of elastic3d that are exceptions, with the names of all that they descend from."""
+    """Return the exception classes of elastic3d, with the names of all their bases."""
     bases = {
         node.name: tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases)
         for tree in trees().values()
@@ -94,8 +94,8 @@ def _builtin(name: str) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
-def test_every_error_descends_from_one_base_and_stands_in_the_tree() -> None:
-    """Also those that are defined beside the code that raises them; what is only passed on within is said to be so."""
+def test_every_error_has_one_base_and_is_in_the_tree() -> None:
+    """Including those defined beside the code that raises them; internal ones are marked as internal."""
     assert errors.__doc__ is not None
     listed = set(errors.__doc__.split())
     known = exceptions()
@@ -109,7 +109,7 @@ def test_every_error_descends_from_one_base_and_stands_in_the_tree() -> None:
     assert CAUGHT_INSIDE.keys() <= known.keys()
 
 
-def test_no_error_of_python_is_raised_at_people() -> None:
+def test_no_bare_python_error_is_raised_to_users() -> None:
     """A bare ValueError says neither whether trying again helps nor what to do."""
     found: dict[str, list[str]] = {}
     for path, tree in trees().items():

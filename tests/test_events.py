@@ -1,4 +1,4 @@
-"""The list of events and the code that emits them say the same."""
+"""The list of events and the code that emits them agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastic3d.log import BOUND, EVENTS
 
 ROOT = Path(__file__).parent.parent
 PASSING_ON = {"elastic3d/log.py", "elastic3d/worker/journal.py"}
-"""Files whose `emit` hands on a name that a caller gave it."""
+"""Files whose `emit` passes on a name given by a caller."""
 
 
 def emitted() -> tuple[dict[str, set[str]], set[str], list[str]]:
@@ -37,8 +37,8 @@ def emitted() -> tuple[dict[str, set[str]], set[str], list[str]]:
     return fields, hidden, odd
 
 
-def test_what_is_emitted_is_listed_and_what_is_listed_is_emitted() -> None:
-    """Every name and every field: the list is what readers of the log go by."""
+def test_the_listed_events_are_the_emitted_ones() -> None:
+    """Every name and every field: readers of the log rely on the list."""
     fields, hidden, odd = emitted()
     assert odd == [], "name the event where it is emitted"
     assert set(fields) == set(EVENTS)
@@ -49,7 +49,7 @@ def test_what_is_emitted_is_listed_and_what_is_listed_is_emitted() -> None:
             assert fields[name] == set(kind.fields), name
 
 
-def test_no_event_has_a_field_that_its_log_is_bound_with_or_a_line_has_anyway() -> None:
-    """Such a field would be lost, or would say something else."""
+def test_no_event_field_collides_with_bound_fields() -> None:
+    """Such a field would be lost or would mean something else."""
     for name, kind in EVENTS.items():
         assert not {*kind.fields} & {*BOUND, "event", "at", "level"}, name

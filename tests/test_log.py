@@ -20,8 +20,8 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_an_event_carries_what_the_log_is_bound_with(tmp_path: Path) -> None:
-    """A bound log adds its fields to each event and shares the file with the log it came from."""
+def test_an_event_carries_its_logs_bound_fields(tmp_path: Path) -> None:
+    """A bound log adds its fields to each event and shares the file with the log it was made from."""
     with EventLog(tmp_path / "sub" / "n0-0.jsonl", run="r", node="n0", slot=0) as log:
         log.emit("member.joined", incarnation="a")
         log.bind(generation=2, rank=3).emit("state.restored", source="memory", step=7)
@@ -32,7 +32,7 @@ def test_an_event_carries_what_the_log_is_bound_with(tmp_path: Path) -> None:
 
 
 def test_an_unknown_event_or_field_is_refused(tmp_path: Path) -> None:
-    """Names come from the list; a misspelt one is an error where it is written, not where it is missed."""
+    """Names come from the list; a misspelt one fails where it is written, not where it is missed."""
     with EventLog(tmp_path / "log.jsonl") as log:
         with pytest.raises(ValueError, match="not an event"):
             log.emit("member.joind")
@@ -41,7 +41,7 @@ def test_an_unknown_event_or_field_is_refused(tmp_path: Path) -> None:
 
 
 def test_threads_never_tear_a_line(tmp_path: Path) -> None:
-    """Lines written by several threads at once are whole and all there."""
+    """Lines written by several threads at once are whole and complete."""
     path = tmp_path / "log.jsonl"
     with EventLog(path, node="n0") as log:
         threads = [
@@ -55,8 +55,8 @@ def test_threads_never_tear_a_line(tmp_path: Path) -> None:
     assert len(lines(path)) == 800
 
 
-def test_a_full_disk_costs_events_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
-    """It is said once what is lost, and why; whoever emits goes on."""
+def test_a_full_disk_loses_only_events(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is reported once what is lost and why; callers go on."""
     with EventLog("/dev/full", node="n0") as log:
         for step in range(3):
             log.emit("snapshot.held", step=step)
@@ -80,8 +80,8 @@ with EventLog(sys.argv[1]) as log:
 """
 
 
-def test_half_a_line_spoils_no_other(tmp_path: Path) -> None:
-    """A disk that fills up in the middle of a line leaves that line torn; what follows when there is room is whole."""
+def test_a_torn_line_does_not_damage_the_next(tmp_path: Path) -> None:
+    """A disk that fills up in the middle of a line tears that line; those written later are whole."""
     path = tmp_path / "log.jsonl"
     done = subprocess.run([sys.executable, "-c", HALF, str(path)], capture_output=True, text=True, check=True)
     first, torn, last = path.read_text().splitlines()
@@ -91,15 +91,15 @@ def test_half_a_line_spoils_no_other(tmp_path: Path) -> None:
 
 
 def test_a_log_without_a_file_drops_events_and_still_checks_them() -> None:
-    """Who does not ask for events pays nothing for them, and cannot misspell them either."""
+    """Whoever wants no events pays nothing for them, but cannot misspell them either."""
     log = EventLog(None)
     log.emit("member.joined", incarnation="a")
     with pytest.raises(ValueError, match="not an event"):
         log.emit("nothing")
 
 
-def test_events_keep_within_their_limit(tmp_path: Path) -> None:
-    """Past half of it the file is renamed, in place of an older one; every line in either file is whole."""
+def test_the_event_file_stays_within_its_limit(tmp_path: Path) -> None:
+    """At half of it the file is renamed and replaces an older one; every line in either file is whole."""
     path = tmp_path / "n0-0.jsonl"
     with EventLog(path, limit=4000, node="n0") as log:
         for step in range(200):
@@ -122,7 +122,7 @@ def test_events_keep_within_their_limit(tmp_path: Path) -> None:
 def test_events_are_shown_by_their_level(
     setting: str, shown: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A readable line each on stderr, which says where it happened; stdout is the user's, and the file has them all."""
+    """One readable line each on stderr, with its origin; stdout belongs to the user, and the file has all events."""
     monkeypatch.setenv("ELASTIC3D_LOG", setting)
     if not setting:
         monkeypatch.delenv("ELASTIC3D_LOG")
@@ -137,8 +137,8 @@ def test_events_are_shown_by_their_level(
     assert [line["event"] for line in lines(tmp_path / "log.jsonl")] == ["snapshot.held", "peer.lost"]
 
 
-def test_as_json_every_line_is_an_object(tmp_path: Path) -> None:
-    """Events with all their fields, and words that belong to none; what only matters at second sight is left out."""
+def test_in_json_mode_every_line_is_an_object(tmp_path: Path) -> None:
+    """Events with all their fields, and text that belongs to none; debug events are left out."""
     with recorded() as entries:
         log = EventLog(None, run="r", node="n0", slot=1)
         log.emit("snapshot.held", step=1)
@@ -161,7 +161,7 @@ def test_as_json_every_line_is_an_object(tmp_path: Path) -> None:
 
 
 def test_a_bug_is_shown_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
-    """Whoever sees it is asked to report it; the traceback of a script is left to torchrun, which shows it once."""
+    """The message asks to report it; torchrun shows the traceback of a script, once."""
     process_log().emit("slot.failed", error="KeyError(1)", traceback="Traceback\n  here\n", slot=2)
     process_log().emit("script.raised", error="rank 0: KeyError: 1", traceback="Traceback\n  there\n", final=False)
     assert capfd.readouterr().err.splitlines() == [
@@ -171,8 +171,8 @@ def test_a_bug_is_shown_with_its_traceback(capfd: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_a_setting_that_nobody_knows_is_refused_where_a_process_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says which there are."""
+def test_an_unknown_log_setting_is_refused_at_process_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message lists the known ones."""
     monkeypatch.setenv("ELASTIC3D_LOG", "loud")
     with pytest.raises(ConfigurationError, match="ELASTIC3D_LOG=loud: give one of debug, info, json"):
         output.checked_verbosity()

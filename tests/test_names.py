@@ -1,4 +1,4 @@
-"""One name, one class: who searches for a name finds what it means."""
+"""One name, one class: a search for a name finds one meaning."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.paths import ROOT
 
 
 @pytest.mark.parametrize("package", ["elastic3d", "checkpointing"])
-def test_no_two_public_classes_of_a_package_have_one_name(package: str) -> None:
-    """Whatever module they are in; names that begin with an underscore are a module's own."""
+def test_public_class_names_are_unique_within_a_package(package: str) -> None:
+    """Whatever module they are in; names that begin with an underscore are private to a module."""
     homes: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / package).rglob("*.py")):
         for node in ast.parse(path.read_text()).body:

@@ -1,4 +1,4 @@
-"""Nothing is unpickled that another process sent: whoever reaches a port would run what it likes."""
+"""Nothing from another process is unpickled: anybody who reaches a port could run code."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OBJECTS = {
     "scatter_object_list",
     "send_object_list",
 }
-"""torch's collectives that pickle what they are given and unpickle what comes."""
+"""torch's collectives that pickle their input and unpickle what they receive."""
 
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 
 @pytest.mark.parametrize("package", ["checkpointing", "elastic3d"])
 def test_no_collective_carries_objects(package: str) -> None:
-    """Tensors and JSON travel instead."""
+    """Tensors and JSON are sent instead."""
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno} {name}"
         for path in files(package)
@@ -36,6 +36,6 @@ def test_no_collective_carries_objects(package: str) -> None:
 
 
 def test_the_runtime_imports_no_pickle() -> None:
-    """What it writes for other processes, and reads from them, is JSON or plain bytes."""
+    """What it exchanges with other processes is JSON or plain bytes."""
     wrong = [str(path.relative_to(ROOT)) for path in files("elastic3d") if imports(path) & PICKLES]
     assert not wrong, "\n".join(wrong)

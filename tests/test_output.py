@@ -1,4 +1,4 @@
-"""Whoever has something to say never waits for a reader, and outlives it."""
+"""Writers of logs never wait for a reader, and outlive it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.paths import ROOT
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-def test_what_does_not_fit_is_dropped_and_counted() -> None:
-    """While a write hangs lines queue up to a limit; the writer hears how many were lost, and goes on."""
+def test_lines_beyond_the_queue_limit_are_dropped_and_counted() -> None:
+    """While a write hangs lines queue up to a limit; the writer learns how many were lost, and goes on."""
     gate, begun = threading.Event(), threading.Event()
     written: list[bytes | int] = []
 
@@ -38,8 +38,8 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     assert written == [b"0", 4, b"1", b"2", b"3", b"8"]
 
 
-def test_what_is_said_of_dropped_lines_is_not_dropped_itself() -> None:
-    """It is said where they are missing, though others have filled the queue again by then."""
+def test_the_report_of_dropped_lines_is_never_dropped() -> None:
+    """It appears where they are missing, although other lines have filled the queue again by then."""
     gate, begun = threading.Event(), threading.Event()
     written: list[bytes] = []
 
@@ -85,9 +85,9 @@ os._exit(0)
 
 
 def test_a_stopped_log_reader_and_a_hung_disk_hold_nobody_up(tmp_path: Path) -> None:
-    """stderr is a full pipe and the events lie where every write hangs: who emits goes on all the same.
+    """stderr is a full pipe and the event file is where every write hangs: callers go on.
 
-    The writes of a pipe that nobody reads block like those to a file server that hangs.
+    Writes to a pipe that nobody reads block like those to a file server that hangs.
     """
     folder = tmp_path / "events"
     folder.mkdir()
@@ -97,7 +97,7 @@ def test_a_stopped_log_reader_and_a_hung_disk_hold_nobody_up(tmp_path: Path) -> 
     done = tmp_path / "done"
     try:
         child = subprocess.Popen([sys.executable, "-c", HUNG, str(folder), str(done)], env=ENVIRONMENT, stderr=writing)
-        # Would wait for ever for either reader.
+        # Without that it would wait for ever for either reader.
         assert child.wait(timeout=60) == 0
     finally:
         for descriptor in (events, reading, writing):
@@ -124,8 +124,8 @@ with EventLog(path, node="n0") as log:
 """
 
 
-def test_dropped_events_are_an_event(tmp_path: Path) -> None:
-    """Once there is room again, the file says how many are missing at that place."""
+def test_dropped_events_are_reported_as_an_event(tmp_path: Path) -> None:
+    """Once there is room again, the file says how many are missing at that point."""
     path, out = tmp_path / "n0-0.jsonl", tmp_path / "out"
     os.mkfifo(path)
     keep_open = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -156,8 +156,8 @@ sys.exit(7)
 """
 
 
-def test_a_dead_log_reader_harms_nobody() -> None:
-    """What is printed to a broken pipe is lost, and is no error: not while the script runs, nor when it ends."""
+def test_a_dead_log_reader_does_no_harm() -> None:
+    """What is printed to a broken pipe is lost without an error, while the script runs and when it ends."""
     child = subprocess.Popen(
         [sys.executable, "-c", DEAF],
         env=ENVIRONMENT,
@@ -175,7 +175,7 @@ def test_a_dead_log_reader_harms_nobody() -> None:
     assert child.wait(timeout=60) == 7
 
 
-def test_a_full_disk_behind_stderr_harms_nobody() -> None:
+def test_a_full_disk_behind_stderr_does_no_harm() -> None:
     """As under `> /some/disk 2>&1` when that disk fills up."""
     with open("/dev/full", "wb") as full:
         child = subprocess.Popen(

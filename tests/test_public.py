@@ -1,4 +1,4 @@
-"""What a user may rely on is small, and written down here."""
+"""The public interface is small, and is listed here."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from elastic3d import errors
 from elastic3d.log import EVENTS
 
 
-def test_elastic3d_exports_what_is_listed_here_and_nothing_else() -> None:
-    """A new public name is a promise: it is made here on purpose."""
+def test_elastic3d_exports_exactly_the_listed_names() -> None:
+    """A new public name is a promise, and is made here on purpose."""
     assert set(elastic3d.__all__) == {
         "run",
         "Run",
@@ -36,7 +36,7 @@ def test_every_error_is_in_the_tree_of_the_docstring() -> None:
 
 
 def test_every_event_is_a_noun_and_a_verb() -> None:
-    """Event names are `noun.verb`, in small letters."""
+    """Event names are `noun.verb` in lower case."""
     for name in EVENTS:
         noun, _, verb = name.partition(".")
         assert noun.islower(), name

@@ -1,4 +1,4 @@
-"""Durations, sizes and rates: one grammar, wherever people write them."""
+"""Durations, sizes and rates have one grammar wherever people write them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ NUMBERS = st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,3})?", fullmatch=True)
 
 
 @given(NUMBERS, st.sampled_from(sorted(UNITS)), st.booleans())
-def test_a_time_is_a_number_and_its_unit(number: str, unit: str, apart: bool) -> None:
-    """With a space between or without; seconds where there is no unit."""
+def test_a_duration_is_a_number_and_its_unit(number: str, unit: str, apart: bool) -> None:
+    """With or without a space between them; seconds if there is no unit."""
     space = " " if apart and unit else ""
     assert seconds(number + space + unit, "x") == pytest.approx(float(number) * UNITS[unit])
 
 
 @given(st.text(max_size=12) | st.from_regex(r"[0-9]{0,10}\.?[0-9]{0,3} ?(ms|s|m|h|d)? ?", fullmatch=True))
-def test_any_other_text_is_no_time(text: str) -> None:
-    """And what is one lasts less than ten years."""
+def test_any_other_text_is_no_duration(text: str) -> None:
+    """A duration also has to be shorter than ten years."""
     written = re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?( ?(ms|s|m|h))?", text)
     read = parse_seconds(text)
     if written is None:
@@ -43,8 +43,8 @@ def test_any_other_text_is_no_time(text: str) -> None:
 
 
 @given(st.integers(1, 9999), st.sampled_from(["B", "kB", "MB", "GiB"]))
-def test_a_rate_is_a_size_in_each_second(number: int, unit: str) -> None:
-    """Whatever is a size makes a rate with /s behind it, and is none without."""
+def test_a_rate_is_a_size_per_second(number: int, unit: str) -> None:
+    """Any size followed by /s is a rate; without /s it is not."""
     if unit == "kB":
         unit = "KiB"
     text = f"{number}{unit}"
@@ -56,13 +56,13 @@ def test_a_rate_is_a_size_in_each_second(number: int, unit: str) -> None:
 
 
 @pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), -0.5, True, None, "88000h", "²s", "1\n"])
-def test_nobody_waits_for_ever(value: Any) -> None:
+def test_durations_are_bounded(value: Any) -> None:
     """Numbers have the same bounds as texts."""
     assert parse_seconds(value) is None
 
 
-def test_nothing_is_refused_where_it_makes_no_sense() -> None:
-    """A lease or a deadline of no time, say."""
+def test_zero_is_refused_where_it_makes_no_sense() -> None:
+    """As a lease or a deadline, for example."""
     assert some_seconds("1ms", "--for") == 0.001
     with pytest.raises(UsageError, match="--for='0s': give more than 0"):
         some_seconds("0s", "--for")
@@ -87,7 +87,7 @@ def setting(text: str) -> None:
 
 def command(text: str) -> None:
     told = CliRunner().invoke(application(), ["ckpt", "gc", "x", f"--grace={text}", "--keep-every=5"])
-    assert told.exit_code != 0  # a call that is refused, for that reason or for another
+    assert told.exit_code != 0  # refused, for that reason or another
     raise UsageError(told.stderr)
 
 
@@ -97,8 +97,10 @@ def command(text: str) -> None:
     [(text, True) for text in ("1h", "90m", "1.5h", "30s", "30 s", "500ms", "45")]
     + [(text, False) for text in ("", "1d", "1 hour", "-1s", "1e3", "s", "45 ", "soon", "1h30m", "٣s", "99999h")],
 )
-def test_every_door_takes_and_refuses_the_same_times(enter: Callable[[str], None], text: str, taken: bool) -> None:
-    """`--rdzv-conf`, an option of `elastic3d.run` and one of the command line; in the same words."""
+def test_every_interface_takes_and_refuses_the_same_durations(
+    enter: Callable[[str], None], text: str, taken: bool
+) -> None:
+    """`--rdzv-conf`, an option of `elastic3d.run` and a command line option, with the same messages."""
     said = ""
     try:
         enter(text)

@@ -1,4 +1,4 @@
-"""Every background thread has an edge that tells, and then goes on, ends alone, or ends the process."""
+"""Every background thread reports its failure at its edge, and then goes on, ends alone, or ends the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.paths import ROOT
 
 
 def test_work_that_fails_is_called_again(reported: queue.SimpleQueue[ThreadFailure]) -> None:
-    """After it was told, and after its owner has put its state in order; each failure once more in a row."""
+    """After the failure is reported and the owner has put its state in order; reports number failures in a row."""
     tries: list[str] = []
     done = threading.Event()
 
@@ -41,8 +41,8 @@ def test_work_that_fails_is_called_again(reported: queue.SimpleQueue[ThreadFailu
     assert first.edge is Edge.AGAIN
 
 
-def test_a_thread_that_fails_alone_tells_who_waits_for_it(reported: queue.SimpleQueue[ThreadFailure]) -> None:
-    """Once; the others go on."""
+def test_a_thread_that_fails_alone_notifies_its_waiter(reported: queue.SimpleQueue[ThreadFailure]) -> None:
+    """Once; other threads go on."""
     told: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
 
     def work() -> None:
@@ -53,8 +53,8 @@ def test_a_thread_that_fails_alone_tells_who_waits_for_it(reported: queue.Simple
     assert reported.get(timeout=10).edge is Edge.ALONE
 
 
-def test_a_report_that_fails_loses_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """What it was to report is said on stderr."""
+def test_a_failing_report_is_written_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing it was to report is lost."""
 
     def broken(failure: ThreadFailure) -> None:
         raise OSError("the report")
@@ -88,7 +88,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("journal", [True, False])
 def test_a_process_does_not_outlive_a_thread_it_needs(journal: bool, tmp_path: Path) -> None:
-    """It ends at once, and says why: on stderr, with the traceback, and in the event file where there is one."""
+    """It ends at once and says why: on stderr with the traceback, and in the event file if there is one."""
     arguments = [str(tmp_path)] if journal else []
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -106,7 +106,7 @@ BARE = ("Thread", "Timer", "start_new_thread")
 
 
 def test_no_thread_is_started_without_an_edge() -> None:
-    """threading.Thread and its like are called in one place; pools hand exceptions to whoever asks for the result."""
+    """threading.Thread and its like are called in one place; pools pass exceptions to whoever asks for the result."""
     wrong = []
     for path in sorted((ROOT / "elastic3d").rglob("*.py")):
         if path == ROOT / "elastic3d" / "threads.py":

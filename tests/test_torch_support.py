@@ -1,4 +1,4 @@
-"""The bounds of torch, and the private names of it that are imported."""
+"""The supported versions of torch, and the private names of it that are imported."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from elastic3d.torch_support import UnsupportedTorch, check_names, check_version
 from tests.paths import ROOT
 
 
-def test_versions_beyond_the_bounds_are_an_error_that_says_what_to_install() -> None:
-    """Those within pass, whatever build they are."""
+def test_an_unsupported_torch_is_refused_with_what_to_install() -> None:
+    """Supported versions pass, whatever build they are."""
     for version in ("2.9.0", "2.13.0+cpu", "2.15.1", "2.14.0a0+git1234", "own"):
         check_version(version)
     check_version()
@@ -22,15 +22,15 @@ def test_versions_beyond_the_bounds_are_an_error_that_says_what_to_install() -> 
             check_version(version)
 
 
-def test_the_package_has_the_same_bounds() -> None:
-    """pip refuses what the import would."""
+def test_the_package_metadata_has_the_same_bounds() -> None:
+    """pip refuses what the import would refuse."""
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     low, high = (f"{major}.{minor}" for major, minor in (torch_support.OLDEST, torch_support.BEYOND))
     assert f"torch>={low},<{high}" in needed
 
 
-def test_every_private_name_that_is_imported_is_listed_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a torch without one is told by one error, which names it, and not by an ImportError somewhere."""
+def test_every_imported_private_name_is_listed_and_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch without one then causes one error that names it, not an ImportError somewhere."""
     used: dict[str, set[str]] = {}
     for file in [*(ROOT / "elastic3d").rglob("*.py"), *(ROOT / "checkpointing").rglob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text())):

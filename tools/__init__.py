@@ -1,1 +1,1 @@
-"""What makes parts of the repository from others: pages of the reference, and figures in `docs/assets`."""
+"""Generators of parts of the repository from others: pages of the reference, and figures in `docs/assets`."""

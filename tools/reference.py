@@ -59,7 +59,7 @@ def command_line() -> str:
 
 
 def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    # A click command; which click is for typer to say.
+    # A click command, from whichever click typer uses.
     yield path, command
     for name, child in getattr(command, "commands", {}).items():
         if not child.hidden:
@@ -181,7 +181,7 @@ def documents() -> str:
 
 
 def _docstrings(kind: type) -> dict[str, str]:
-    """Return the text right below each field of a class, where there is one."""
+    """Return the docstring right below each field of a class, if there is one."""
     body = ast.parse(inspect.cleandoc(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     return {
@@ -204,7 +204,7 @@ def _classes(hint: Any) -> Iterator[type[Any]]:
 
 
 def _named(hint: Any) -> str:
-    """Return a type as JSON has it."""
+    """Return the name of a type in JSON."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_named(part) for part in parts)
@@ -223,7 +223,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "events.md": events,
     "json.md": documents,
 }
-"""What makes each page."""
+"""The generator of each page."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Check the built documentation: every link inside it leads somewhere, and pages load nothing from anywhere else.
+"""Check the built documentation: every internal link has a target, and pages load nothing from elsewhere.
 
     python -m tools.site site
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 _LOADED = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("link", "href")}
-"""What a browser fetches by itself."""
+"""Elements that a browser fetches by itself."""
 
 
 class _Page(HTMLParser):
@@ -47,7 +47,7 @@ def problems(site: Path) -> Iterator[str]:
         pages[path] = _Page()
         pages[path].feed(path.read_text())
     for path, page in pages.items():
-        # Served for any address, so that its own are not relative to it.
+        # Served for any address, so its own links are not relative to it.
         if path.name == "404.html":
             continue
         where = path.relative_to(site.resolve())

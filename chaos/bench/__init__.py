@@ -1,1 +1,1 @@
-"""What elastic3d costs and gains, measured beside its peers on the same machine in the same run: `make bench`."""
+"""The costs and gains of elastic3d, measured beside its peers on one machine in one run: `make bench`."""

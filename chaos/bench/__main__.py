@@ -1,4 +1,4 @@
-"""`make bench`: print what was measured, with its spread; `--json` for machines."""
+"""`make bench`: print the measurements with their spread; `--json` for machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(
         str, typer.Option(help="recovery, cost, reductions, forming, checkpoints or plans; all by default")
     ] = "",
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
-    width: Annotated[int, typer.Option(help="of the model whose steps are timed, 10 blocks deep")] = 640,
+    width: Annotated[int, typer.Option(help="width of the model whose steps are timed, 10 blocks deep")] = 640,
     gigabytes: Annotated[float, typer.Option(help="size of the state to save, in GB")] = 0.96,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """Saving, loading and resharding a state of Adam beside torch's DCP, torch_checkpointing and the bare disk.
 
 Every contender runs in fresh processes, on the same bytes; figures of one table are of one run. Saves and loads take
-turns, for a disk that has just been written to is slow for whoever comes next. Peers that are not part of torch are
+turns, because a disk that has just been written to is slow for the next one. Peers that are not part of torch are
 installed into a temporary folder that only their own processes import from.
 """
 
@@ -35,14 +35,14 @@ PEER = "torch_checkpointing"
 PACKAGES = ("--no-deps", "torch_checkpointing", "safetensors")
 CONTENDERS = ("elastic3d", PEER, "dcp", "raw")
 MOVABLE = ("elastic3d", "dcp")
-"""Those that can load under another world, on a CPU."""
+"""Contenders that can load under another world, on a CPU."""
 REMOTE_SHARE = 0.25
 """How much of the state goes through the S3 server, which is slower than any disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A contender that did not do it, and its last word."""
+    """A contender that failed, and its last message."""
 
     reason: str
 
@@ -52,7 +52,7 @@ Outcome = Figures | Failed
 
 @dataclass(slots=True)
 class Results:
-    """What came of every contender, by task."""
+    """The outcome of every contender, by task."""
 
     local: dict[str, Outcome] = field(default_factory=dict)
     resharded: dict[str, Outcome] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Results:
     remote: dict[str, Outcome] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
-        """Return all of it for machines."""
+        """Return all results for machines."""
         return {
             task: {name: asdict(outcome) for name, outcome in getattr(self, task).items()} for task in self.__slots__
         }
@@ -113,7 +113,7 @@ def measure(
 
 
 def _add(outcomes: dict[str, Outcome], name: str, turn: Outcome) -> None:
-    """Add what came of one more turn of a contender; one that failed once has failed."""
+    """Add the outcome of one more turn of a contender; once failed, it stays failed."""
     before = outcomes.get(name)
     if not isinstance(before, Figures) or isinstance(turn, Failed):
         outcomes[name] = before if isinstance(before, Failed) else turn
@@ -132,7 +132,7 @@ def _place(base: Path) -> Iterator[str]:
 
 @contextmanager
 def _s3() -> Iterator[str]:
-    """A server of moto's, and where in it all save; what their clients need to know is in the environment."""
+    """A server of moto's and the URL at which all save; what their clients need is in the environment."""
     with s3.s3_server() as server:
         settings = {
             "AWS_ENDPOINT_URL": server.options["endpoint_url"],
@@ -195,7 +195,7 @@ def _run(name: str, job: Job, packages: Path | None, base: Path) -> Outcome:
 
 
 def tables(results: Results) -> Sequence[Table]:
-    """Return what a person wants to see of it."""
+    """Yield the tables for people."""
     size = next((o.total for o in results.local.values() if isinstance(o, Figures)), 0) / 1e9
     saving = Table(
         "",

@@ -1,6 +1,6 @@
-"""What can save and load a sharded state, each as its own documentation uses it.
+"""What can save and load a sharded state, each used as its own documentation says.
 
-All of them save the same bytes from the same processes. What one makes durable the others make durable too: where a
+All save the same bytes from the same processes. What one makes durable the others make durable too: if a
 contender does not sync its files, its ranks do it within the time measured.
 """
 
@@ -71,7 +71,7 @@ class Ours:
             commit(self.store, **made, committed_in=1, world=self.job.world)
 
     def load(self, step: int) -> None:
-        # As trainers do it: rank 0 opens, and says to all what there is.
+        # As trainers do it: rank 0 opens the checkpoint and broadcasts what it found.
         told: list[Any] = [None]
         if self.job.rank == 0:
             found = open_checkpoint(self.store)
@@ -91,7 +91,7 @@ class Ours:
 
 @contextmanager
 def blind(step: int) -> Iterator[None]:
-    """Let saves go without looking at the bytes: no digests and no statistics, only names for tiles that differ."""
+    """Let saves skip the bytes: no digests and no statistics, only distinct names for distinct tiles."""
     seams: Any = hashing
     before = seams.digest, seams.statistics
 
@@ -274,12 +274,12 @@ class Snapshots:
 
 
 def _finish(future: Any) -> None:
-    """Wait for a save; what it returns is of no concern."""
+    """Wait for a save, and ignore what it returns."""
     future.result()
 
 
 def contender(name: str, state: State) -> Contender:
-    """Return who saves and loads under this name."""
+    """Return what saves and loads under this name."""
     kinds: dict[str, Callable[[State], Contender]] = {
         "elastic3d": Ours,
         "dcp": Dcp,
@@ -290,7 +290,7 @@ def contender(name: str, state: State) -> Contender:
 
 
 def beside(name: str, state: State) -> Any:
-    """Return who saves beside the training under this name."""
+    """Return what saves beside the training under this name."""
     return {  # type: ignore[no-untyped-call]
         "elastic3d": Snapshots,
         "dcp": Dcp,

@@ -1,6 +1,6 @@
-"""What snapshots and ordered reduction cost per step: quiet jobs that differ in one thing, interleaved.
+"""The cost of snapshots and ordered reduction per step: quiet jobs that differ in one thing, interleaved.
 
-Each round plays the three variants one after the other, so that the machine's moods meet them alike; a round's cost is
+Each round plays the three variants one after the other, so that other load affects them alike; a round's cost is
 the ratio of its medians.
 """
 

@@ -1,9 +1,9 @@
-"""How long a world of N agents takes to form, from the last join to everybody's rank: ours and its peers.
+"""How long a world of N agents takes to form, from the last join until every agent has its rank: ours and its peers.
 
 The other agents have joined and wait; the smallest and the largest world allowed are N, so that the last join makes it
 complete. Each world is formed by fresh processes, against a fresh etcd where it needs one; systems take turns, so that
-the machine's moods meet them alike. Peers that are not part of torch are installed into a temporary folder, which only
-their own worlds import from; what cannot be had is said, never guessed.
+other load affects them alike. Peers that are not part of torch are installed into a temporary folder, which only
+their own worlds import from; one that cannot be installed is reported, never guessed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ FEWER_REPEATS = 3
 """Repeats of the largest world."""
 IDLE = 10.0
 START = 60.0
-"""Seconds beyond its patience that a world's process may take to start and to say what came of it."""
+"""Seconds beyond its patience that a world's process may take to start and to report its outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """Who forms worlds. etcd: options of the etcd server it needs, None for none. idle: measure its idle agents.
+    """A system to measure. etcd: options of the etcd server it needs, None for none. idle: measure its idle agents.
 
     packages: what pip is to install for it, into a folder of its own.
     """
@@ -52,7 +52,7 @@ CONTENDERS = (
     Contender(system="elastic3d", title="elastic3d", etcd=(), idle=True),
     Contender(system="c10d", title="torchrun c10d", idle=True),
     Contender(system="etcd-v2", title="torch etcd-v2", etcd=("--enable-v2=true",), packages=("python-etcd",)),
-    # Without its dependencies, which are torch and what its other parts need.
+    # Without its dependencies: torch, and packages that only its other parts need.
     Contender(system="lighthouse", title="torchft lighthouse", packages=("--no-deps", "torchft-nightly")),
 )
 
@@ -131,7 +131,7 @@ def _server(contender: Contender) -> Iterator[list[str]]:
 
 
 def install(packages: Sequence[str], folder: Path) -> str:
-    """Install `packages` into `folder`; return why that cannot be done, "" when it is done."""
+    """Install `packages` into `folder`; return why that failed, "" if it did not."""
     if not packages:
         return ""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -150,7 +150,7 @@ def install(packages: Sequence[str], folder: Path) -> str:
 
 
 def tables(results: Results, contenders: Sequence[Contender] = CONTENDERS) -> list[Table]:
-    """Return what forming takes and what the formed world costs, and what ours asks of etcd."""
+    """Yield the tables: forming times, the cost of a formed world, and our requests to etcd."""
     sizes = sorted({agents for _, agents in results})
     worlds = Table(
         "agents", "", "last join to all ranks", "CPU of an idle agent", title="forming a world", show_lines=True

@@ -1,4 +1,4 @@
-"""A small GPT with attention, and sentences to train it on: what steps are timed with."""
+"""A small GPT with attention, and sentences to train it on: the model of the timed steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One layout's steps, run for real: ranks forked on this machine, a small GPT, gloo; what they took is measured."""
+"""Measured steps of one layout: ranks forked on this machine, a small GPT, gloo."""
 
 from __future__ import annotations
 

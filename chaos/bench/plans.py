@@ -1,7 +1,7 @@
-"""Predicted against measured: does the planner put layouts in the order in which they really are, and do they fit?
+"""Predicted against measured: does the planner rank layouts in their real order, and do they fit?
 
 All ranks are processes that share this machine's cores, so that work adds up instead of overlapping; the planner is
-told so. What one core, memory and gloo do is measured first, in the same minutes, and nothing is fitted to the result.
+told so. The speeds of a core, memory and gloo are measured first, in the same minutes; nothing is fitted to the result.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def measure(repeats: int, *, say: Callable[[str], None], model: Model | None = N
     for number in range(repeats):
         for layout in LAYOUTS:
             measured = run_layout(layout, model)
-            # The machine has other things to do; what it takes at best is the layout's own.
+            # The machine does other things too: the best time is the layout's own.
             seconds[layout].append(min(measured.seconds))
             worked[layout].append(min(measured.worked) / min(layout.world, costs.cores))
             memory[layout].append(run_layout(layout, model, exact=True).memory_bytes)
@@ -122,7 +122,7 @@ def calibrate(model: Model, profile: ModelProfile, say: Callable[[str], None]) -
     silence, filled = min(in_world(2, talk, large), key=lambda pair: pair[1])
     buffer, target = torch.zeros(1 << 24), torch.zeros(1 << 24)
     copied = 2 * 4 * (1 << 24) / _best(lambda: target.copy_(buffer))
-    # What a rank takes before its model counts: modules imported late, threads, gloo's buffers.
+    # A rank's memory before its model: modules imported late, threads, gloo's buffers.
     reserve = run_layout(Layout(pp=2, dp=2), Model(width=16, blocks=model.blocks), exact=True).memory_bytes
     link = Link(latency=silence, bandwidth=(large - small) / max(1e-9, filled - silence))
     say(

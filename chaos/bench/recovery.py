@@ -1,4 +1,4 @@
-"""How long a death and a join hold a job up, ours and torchrun's c10d with DCP, the same model on the same machine.
+"""How long a death and a join hold a job up: ours beside torchrun's c10d with DCP, the same model on one machine.
 
 One repeat of ours kills one of four nodes and lets a fresh one join; one repeat of the peer kills one of four agents,
 never the one that hosts its store, which it would not survive. The peer's timings are tuned by hand (last call 1 s,
@@ -29,7 +29,7 @@ PEER = Path(__file__).with_name("peer_dcp.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """Seconds of one repeat. None: it did not come back within the time given."""
+    """Seconds of one repeat. None: the job did not recover in time."""
 
     kill_to_step: float | None
     steps_repeated: int | None = None
@@ -72,7 +72,7 @@ def peer(steps: int = STEPS, patience: float = 150.0) -> Recovery:
             environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         )
         with Cluster(launch, Path(folder)) as cluster:
-            # Whoever comes first hosts the store, which must not be the victim.
+            # The first agent hosts the store, and must not be the victim.
             cluster.start_node("node0")
             wait_until(lambda: _listens(port), patience)
             for number in (1, 2, 3):
@@ -80,7 +80,7 @@ def peer(steps: int = STEPS, patience: float = 150.0) -> Recovery:
             if not wait_until(lambda: _newest(out)[0] >= KILL, patience):
                 return Recovery(kill_to_step=None)
             killed_at, before = SYSTEM.wall(), _newest(out)[0]
-            # torchrun leaves a killed agent's workers alive; what is measured is the loss of the whole node.
+            # torchrun leaves a killed agent's workers alive; the loss of the whole node is measured.
             workers = cluster.node("node2").keepers()
             cluster.kill_node("node2")
             for pid in workers:

@@ -1,7 +1,7 @@
-"""What a step costs under each reduction, and beside torch by hand: crews of ranks that take their turns in pairs.
+"""The time of a step under each reduction, and beside plain torch: crews of ranks that take turns in pairs.
 
 The crews of one comparison live at the same time and compute one after the other, a few steps each, over and over, so
-that the machine's moods meet all alike; what is reported is the ratio of two crews' turns that follow one another.
+that other load affects all alike; the result is the ratio of two crews' consecutive turns.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def measure(size: Size, *, say: Callable[[str], None] = lambda text: None) -> li
 
 
 def tables(comparisons: Sequence[Comparison]) -> Iterator[Table]:
-    """Yield what a person wants to see of it."""
+    """Yield the tables for people."""
     for comparison in comparisons:
         table = Table("", "seconds per step", f"against {comparison.base}", title=comparison.title)
         for crew, seconds in comparison.seconds.items():
@@ -96,7 +96,7 @@ def compare(title: str, tasks: dict[str, Task], base: str, size: Size) -> Compar
         for crew in crews:
             _turn(crew, WARM_UP)
         for number in range(size.turns):
-            # Every other time backwards: nobody always follows the same other.
+            # Every other time in reverse, so that no crew always follows the same other.
             for index in range(len(names)) if number % 2 else reversed(range(len(names))):
                 seconds[names[index]].append(_turn(crews[index], size.steps))
     return Comparison(title=title, base=base, seconds=seconds)

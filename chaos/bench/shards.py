@@ -67,7 +67,7 @@ class State:
                 shard.mul_(FACTOR)
 
     def change(self) -> None:
-        """Change every number, so that nothing of it has been saved before."""
+        """Change every number, so that none of the shards was saved before."""
         self.changes += 1
         for shard in self.shards.values():
             shard.mul_(FACTOR)

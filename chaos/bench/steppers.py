@@ -1,4 +1,4 @@
-"""Who takes the timed steps: a run of ours, and what a person would write with torch alone.
+"""What makes the timed steps: a run of ours, and what a person would write with torch alone.
 
 By hand means as torchtitan does it: `fully_shard` on each block and the model, parameters whole within a step,
 gradients added up locally and reduced with the last micro-batch, torch's own pipeline stages, schedules and clipping.

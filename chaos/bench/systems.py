@@ -1,7 +1,7 @@
 """What can form a world, each as its own launcher uses it: elastic3d, torch's c10d and etcd-v2, torchft's lighthouse.
 
 The peers are set as somebody who knows them would. c10d and etcd-v2: the shortest last call, which a world of exactly
-so many agents does not wait for anyway; a keep-alive each 30 s instead of 5, for those of the waiting ones get in the
+so many agents does not wait for anyway; a keep-alive each 30 s instead of 5, because those of waiting agents get in the
 joining ones' way, all writing one state; c10d's store is hosted by the first agent, said outright rather than guessed.
 Lighthouse: its tick at 10 ms instead of 100, and a heartbeat timeout beyond the measurement, since its clients, without
 torchft's manager around them, send none. It keeps the world in memory and gives no store to meet in.

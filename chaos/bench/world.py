@@ -1,7 +1,7 @@
 """One world of agents, formed once: `python -m chaos.bench.world SYSTEM AGENTS ...` prints one JSON line, a `Formed`.
 
 An agent is a process that asks its rendezvous for a world as torchrun's does. All are forked from this one, which has
-imported what they need and opened no connection yet; then all but one join and wait, and the last one is let go. Times
+imported what they need and opened no connection yet; then all but one join and wait, and the last one joins. Times
 are of the monotonic clock, which the processes of a machine share.
 """
 
@@ -53,7 +53,7 @@ class Formed:
 
 
 class NotFormed(Exception):
-    """The world did not come to be, or is not one."""
+    """The world did not form, or is inconsistent."""
 
 
 class _Agents:
@@ -67,7 +67,7 @@ class _Agents:
             self._pipes[number].send(message)
 
     def all_well(self) -> bool:
-        """Return True while no agent has said anything, which before it is asked can only be that it failed."""
+        """Return True while no agent has sent anything: before it is asked, that can only be a failure."""
         for number, pipe in enumerate(self._pipes):
             if pipe.poll():
                 try:
@@ -208,7 +208,7 @@ def main() -> None:
     except NotFormed as error:
         formed = Formed(failed=str(error))
     print(json.dumps(asdict(formed)), flush=True)
-    # Whoever started this ends the agents; waiting for them here would let them leave one by one.
+    # The caller ends the agents; waiting for them here would let them leave one by one.
     sys.stdout.flush()
     os._exit(0)
 

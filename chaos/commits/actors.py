@@ -1,7 +1,7 @@
-"""What processes do with the production functions: the least of a leader, a rank, a reader and a collector.
+"""The processes around the production functions: the minimum of a leader, a rank, a reader and a collector.
 
-Each is one process of one generation. What they tell each other they tell through `Generation`, the memory of a
-generation's processes; whoever is of an older one does not know that a newer one has begun.
+Each is one process of one generation. They communicate only through `Generation`, the memory of a
+generation's processes; those of an older one do not know that a newer one has begun.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Cast:
         return own
 
     def collector(self, name: str, rounds: int) -> Actor:
-        """Add a process that collects so often, waiting in between for as long as it is told to."""
+        """Add a process that collects so many times, with pauses of the given length."""
         return self._add(name, lambda seat, actor: self._collect(seat, actor, rounds))
 
     def _rank(self, own: Generation, rank: int) -> Actor:
@@ -129,7 +129,7 @@ class Cast:
             return
 
     def _inherit(self, seat: Seat, me: Actor, own: Generation) -> None:
-        """Commit what the generation before has saved and not committed."""
+        """Commit what the previous generation saved and did not commit."""
         before = self.generations.get(own.number - 1)
         if before is not None and before.begun:
             self._commit(seat, me, own, max(before.begun, key=lambda save: save.step))
@@ -192,7 +192,7 @@ class Cast:
                 if save not in own.begun:
                     own.begun.append(save)
                 random = Random(f"{self._job.seed} {save} {rank}")
-                # Twice: as by a process that came back, and does not know that it had saved.
+                # Twice: as a restarted process would that does not know it had saved.
                 for _ in range(1 + (random.random() < 0.25)):
                     parent = own.parent if random.random() < 0.8 else None
                     self._save_one(seat, own, save, rank, parent)
@@ -209,9 +209,9 @@ class Cast:
                 world=self._job.ranks,
                 pieces=pieces(save.made_in, save.step, rank, self._job.ranks),
                 facts=facts(save.made_in, save.step),
-                # Its own view of it: what is read of the parent are this process's operations.
+                # Its own view: reads of the parent are this process's operations.
                 parent=parent and dataclasses.replace(parent, store=seat),
-                # Elsewhere nobody announces himself, so that what protects who does not is put to the test as well.
+                # In other runs nobody announces itself, to test what protects the unannounced too.
                 options=_ANNOUNCED if self._job.slow else SaveOptions(),
             ),
         )

@@ -15,14 +15,15 @@ from elastic3d.errors import Elastic3dError, UsageError
 
 
 def commits(
-    schedules: Annotated[int, typer.Option(help="How many random schedules.")] = 2_000,
-    seed: Annotated[int, typer.Option(help="Of the first one; each next has the next seed.")] = 1,
+    schedules: Annotated[int, typer.Option(help="Number of random schedules.")] = 2_000,
+    seed: Annotated[int, typer.Option(help="Seed of the first schedule; each next one has the next seed.")] = 1,
     replay: Annotated[
-        Path | None, typer.Option(help="Instead of random ones, the schedule in this file, as a failure prints it.")
+        Path | None,
+        typer.Option(help="Play the schedule in this file, as a failure prints it, instead of random ones."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Save, fence, commit, restore and collect with the real functions, over a model of an object store.
+    """Save, fence, commit, restore and collect with the real functions on a model of an object store.
 
     Ranks, leaders (also several, also zombies), readers and collectors take turns at store operations; processes die,
     requests and answers are lost, repeated, or arrive late. After every operation `latest` has to name a complete

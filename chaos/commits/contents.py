@@ -1,4 +1,4 @@
-"""What each step of each generation holds: a function of its numbers, so that a state says which step it is of."""
+"""The contents of each step of each generation: a function of its numbers, so that a state shows its step."""
 
 from __future__ import annotations
 

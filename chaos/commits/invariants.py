@@ -1,6 +1,6 @@
-"""What must hold after every store operation, whatever the actors believe.
+"""Invariants that hold after every store operation, whatever the actors believe.
 
-Stored bytes are judged by what they should be (`contents`), read by the production reader through a view of the store
+Stored bytes are compared with what they should be (`contents`), read by the production reader through a view of the
 that is nobody's turn. A checkpoint is looked at when it becomes committed, and again whenever one of the objects it
 was read from changes: nothing else can change what it says.
 """
@@ -82,7 +82,7 @@ def misread(checkpoint: Checkpoint) -> str:
 
 
 class Checker:
-    """Looks at every change, and at what every call of an actor came to."""
+    """Checks every change, and the outcome of every call of an actor."""
 
     def __init__(self, store: ModelStore, keep: int) -> None:
         self.violations: list[str] = []
@@ -101,7 +101,7 @@ class Checker:
         store.observers.append(self.changed)
 
     def violated(self, text: str) -> None:
-        """Write down that something happened which must not."""
+        """Record a violation."""
         self.violations.append(f"{int(self._store.now)}: {text}")
 
     @property
@@ -109,7 +109,7 @@ class Checker:
         """Every checkpoint that is committed, newest first."""
         return self.ref.committed if self.ref else ()
 
-    # What actors report.
+    # Reports of actors.
 
     def fenced(self, generation: int) -> None:
         """`fence` returned: no commit of an older generation may take effect from here on."""
@@ -136,7 +136,7 @@ class Checker:
                 self.violated(f"{actor} was refused ({why}), and yet {checkpoint} is committed")
 
     def clean(self) -> None:
-        """Collectors had all the time they need: nothing may be left that no committed checkpoint needs."""
+        """Collectors had all the time they need: all that is left must be needed by a committed checkpoint."""
         needed = {name for needs in self._needs.values() for name in needs}
         left = [name for name in self._store.objects if name.startswith(_ONCE) and name not in needed]
         if left and not self.violations:
@@ -145,22 +145,22 @@ class Checker:
             )
 
     def unreadable(self, actor: str, checkpoint: str, why: str) -> None:
-        """A reader that nothing happened to could not restore a checkpoint."""
+        """An undisturbed reader could not restore a checkpoint."""
         if checkpoint in self.committed:
             self.violated(f"{actor} could not restore the committed {checkpoint}: {why}")
 
     def lost(self, actor: str, checkpoint: str, why: str) -> None:
-        """A reader that nothing happened to could not go on with what it had announced and then found committed."""
+        """An undisturbed reader lost a checkpoint that it had announced and then found committed."""
         for name, (whose, held) in self._announced.items():
             told = decode_announcement(held.data, name)
             if (whose, told.checkpoint) == (actor, checkpoint) and self._store.now < held.modified + told.expires:
                 self.violated(f"{actor} had announced that it reads {checkpoint}, and could not: {why}")
 
     def torn(self, actor: str, checkpoint: str, wrong: str) -> None:
-        """A reader restored a checkpoint, and it was not one step's."""
+        """A restored checkpoint mixed several steps."""
         self.violated(f"{actor} restored {checkpoint}: it {wrong}")
 
-    # What the store reports.
+    # Reports of the store.
 
     def changed(self, change: Change) -> None:
         """Look at one change."""

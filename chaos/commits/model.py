@@ -1,6 +1,6 @@
-"""The model store: objects, tokens, a clock, and what may go wrong between it and a client.
+"""The model store: objects, tokens, a clock, and the faults between it and a client.
 
-The store itself does every request at once and keeps its conditions, as S3 does. A client's `Seat` is where faults
+The store itself executes every request at once and keeps its conditions, as S3 does. A client's `Seat` is where faults
 are: a request that never arrives, or arrives late or twice, an answer that is lost, a list that is out of date.
 """
 
@@ -23,7 +23,7 @@ _REMEMBERED = 12  # changes that a stale list may not know of
 
 
 class Fault(StrEnum):
-    """What may happen to one operation."""
+    """Possible faults of one operation."""
 
     NONE = ""
     DIE_BEFORE = "dies-before"  # the client's process is killed, the request never sent
@@ -47,7 +47,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What an actor asked for, in which of its calls; `act` does it."""
+    """One request of an actor, with the call that made it; `act` executes it."""
 
     actor: str
     call: int
@@ -58,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One object as it was and as it is, and the request that did it."""
+    """One object before and after, and the request that changed it."""
 
     request: Request
     name: str
@@ -89,7 +89,7 @@ class ModelStore:
         return Seat(self, actor)
 
     def do(self, request: Request) -> object:
-        """Do one request, and tell the observers what it changed."""
+        """Execute one request, and report its change to the observers."""
         self.now += 1.0
         self.operations += 1
         self._doing = request
@@ -98,7 +98,7 @@ class ModelStore:
         return result
 
     def deliver(self, number: int) -> None:
-        """Do one of the requests that are on their way; nothing if there is none."""
+        """Execute one of the requests under way, if there is any."""
         if self.late:
             request = self.late.pop(number % len(self.late))
             self.note(request, "arrives")
@@ -108,8 +108,8 @@ class ModelStore:
         """Keep a line for a report."""
         self.lines.append(f"{int(self.now):4} {request.actor} {request.verb} {request.name}: {what}")
 
-    # What requests do. Tokens are numbers: a store that numbers versions and one that hashes them differ for nobody,
-    # as every ref has its own write-id.
+    # Effects of requests. Tokens are numbers: numbered and hashed versions are equivalent here,
+    # because every ref has its own write-id.
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object."""
@@ -144,9 +144,9 @@ class ModelStore:
         return found
 
     def listed(self, prefix: str, *, stale: bool = False) -> list[Entry]:
-        """Return what begins with `prefix`; when stale, as it was some changes ago.
+        """Return the objects under `prefix`; if stale, those of some changes ago.
 
-        Refs and announcements are few and read by those who decide: a store whose lists of them are old is not one to
+        Refs and announcements are few and are the basis of decisions: a store with stale lists of them is not one to
         collect in.
         """
         objects = dict(self.objects)
@@ -234,7 +234,7 @@ class Seat:
         self.take("delete", name, lambda: self._store.delete(name))
 
     def take(self, verb: str, name: str, act: Callable[[], T]) -> T:
-        """Take the turns for one request, and do it as the fault that was drawn for it says."""
+        """Take the turns for one request, and execute it with the fault that was drawn for it."""
         if verb != "list":
             check_name(name)
         actor = self._actor()

@@ -1,7 +1,7 @@
 """The model store as a directory: `latest` is swapped by the production code, a turn for each of its steps.
 
-So another process may do anything between a writer's look at the versions and its link, and again before it looks
-whether its number counts. What the checker sees as `latest` is always the highest version.
+Another process may do anything between a writer's read of the versions and its link, and again before it checks
+whether its number counts. The checker always sees the highest version as `latest`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the production code finds around it in a simulation: no threads but the actor's own, and seeded randomness.
+"""The surroundings of the production code in a simulation: no threads but the actor's own, and seeded randomness.
 
-Its thread pools become ones that do each task at once, in the thread that asks: an actor's operations come in one
+Its thread pools become ones that run each task at once, in the calling thread: an actor's operations come in one
 order, and which one is the schedule's business. Nothing of the protocol is replaced.
 """
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class AtOnce(Executor):
-    """A pool without threads: what is submitted is done when `submit` returns."""
+    """A pool without threads: a submitted task is done when `submit` returns."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -35,7 +35,7 @@ class AtOnce(Executor):
 
 
 class Never:
-    """A thread whose time does not come: that of an announcement, which is not written again before it expires."""
+    """A thread that never runs: it would renew an announcement, which then expires."""
 
     def __init__(self, **_: object) -> None:
         pass

@@ -1,7 +1,7 @@
 """The model store as a place that cannot write on conditions, and a register that decides for it, a turn for each step.
 
-What the checker sees as `latest` is the register's; the published copy lies elsewhere. Of manifests a rank may write
-several, all of which the checker may see.
+The checker sees the register's `latest`; the published copy is elsewhere. A rank may write
+several manifests, all of which the checker may see.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from chaos.commits.production import alone
 from chaos.commits.schedule import NETWORK, Schedule, Turns, draw, shrink
 
 _OPERATIONS = 20_000
-"""Of one schedule; a run that has more never comes to rest."""
+"""Operations of one schedule; a run with more never settles."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of one schedule. lines: its last operations."""
+    """The outcome of one schedule. lines: its last operations."""
 
     schedule: Schedule
     violations: list[str]
@@ -29,16 +29,16 @@ class Outcome:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What is added up over many schedules."""
+        """The counts to be added up over many schedules."""
         return {"operations": self.operations, "commits": self.commits, "refusals": self.refusals}
 
     def report(self) -> str:
-        """Return what to paste into a test: the schedule, what was violated, and the operations that led to it."""
+        """Return text to paste into a test: the schedule, the violations, and the operations that led to them."""
         said = [f"# {line}" for line in (*self.lines[-25:], *(f"VIOLATED {v}" for v in self.violations[:5]))]
         return "\n".join((f"# seed {self.schedule.job.seed}", str(self.schedule), *said))
 
     def document(self) -> dict[str, object]:
-        """Return the same as JSON has it."""
+        """Return the outcome as JSON."""
         told: dict[str, object] = {"seed": self.schedule.job.seed, "schedule": str(self.schedule)}
         return told | {"violations": self.violations, "operations": self.lines}
 
@@ -81,7 +81,7 @@ def _give(cast: Cast, store: ModelStore, line: Turns) -> None:
 
 
 def _settle(cast: Cast, store: ModelStore, checker: Checker) -> None:
-    """Give turns to everybody until nobody has anything left to do, and the network to what is on its way."""
+    """Give turns to all actors and deliver requests under way, until nothing is left to do."""
     while not checker.violations:
         ready = [actor for actor in cast.actors.values() if actor.ready]
         for actor in ready:
@@ -102,7 +102,7 @@ def _settle(cast: Cast, store: ModelStore, checker: Checker) -> None:
 
 
 def _go_on(cast: Cast, store: ModelStore) -> bool:
-    """Deliver what is on its way, or let time pass until somebody wakes; False when there is neither."""
+    """Deliver a request under way, or let time pass until an actor wakes; False if there is neither."""
     alarms = [at for name, at in store.alarms.items() if not cast.actors[name].over]
     if store.late:
         store.deliver(0)
@@ -113,7 +113,7 @@ def _go_on(cast: Cast, store: ModelStore) -> bool:
 
 
 def _afterwards(cast: Cast, store: ModelStore, checker: Checker) -> None:
-    """When all faults are over, the next generation commits, whatever was left to it."""
+    """Once all faults are over the next generation commits, whatever state it inherited."""
     if checker.violations:
         return
     last = cast.generation(max(cast.generations) + 1, 1)
@@ -122,7 +122,7 @@ def _afterwards(cast: Cast, store: ModelStore, checker: Checker) -> None:
         checker.violated(f"generation {last.number} had no trouble, and committed nothing")
     if not checker.violations and "collector1" in cast.actors:
         for _ in range(2):
-            # Long enough that dead collectors are given up, and what they condemned is.
+            # Long enough to outlast dead collectors and what they condemned.
             store.now += 2 * 86_400.0
             cast.collector("collector of the rest", 4)
             _settle(cast, store, checker)
@@ -130,10 +130,10 @@ def _afterwards(cast: Cast, store: ModelStore, checker: Checker) -> None:
 
 
 def play_many(
-    first: int, count: int, *, most: int = 3, told: Callable[[int], None] = lambda done: None
+    first: int, count: int, *, most: int = 3, played: Callable[[int], None] = lambda done: None
 ) -> many.Tally[Outcome]:
     """Play the schedules drawn from `count` seeds, from `first` on; stop after `most` failures, and make them small."""
-    return many.play_many(lambda seed: play(draw(seed)), smallest, first=first, count=count, most=most, told=told)
+    return many.play_many(lambda seed: play(draw(seed)), smallest, first=first, count=count, most=most, played=played)
 
 
 def smallest(outcome: Outcome, *, store: Callable[[], ModelStore] = ModelStore) -> Outcome:
@@ -146,6 +146,6 @@ def smallest(outcome: Outcome, *, store: Callable[[], ModelStore] = ModelStore) 
 
 
 def _kind(violation: str) -> str:
-    """Return a violation's words, without names and numbers."""
+    """Return the text of a violation without names and numbers."""
     words = violation.partition(": ")[2].split()
     return " ".join([word for word in words if word.isalpha()][:5])

@@ -12,7 +12,7 @@ A schedule is a text of lines, the first of which describes the run, each other 
 An actor takes so many store operations, or those up to and with its next one of a kind, or (with `<`) those before that
 one; fewer when it waits for another actor or is done. What is named after them happens to the last one. `twin1` is a
 second leader of generation 1. `network N` delivers the N-th request that is on its way. After the last line everybody
-is given turns until nobody has anything left to do.
+is given turns until nothing is left to do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from elastic3d.errors import UsageError
 NETWORK = "network"
 KINDS = ("get", "read", "size", "put", "create", "swap", "list", "delete")
 MOST = 200
-"""Turns of a line that says no number."""
+"""Turns of a line without a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """Give an actor turns, and let something happen to the last one.
+    """Give an actor turns, the last one perhaps with a fault.
 
     With a `kind` of operation they end with the next one of it, or `short` of that.
     """
@@ -126,7 +126,7 @@ def _turns(actor: str, count: str, fault: str = "") -> Turns:
     return Turns(actor=actor, turns=int(count), fault=Fault(fault))
 
 
-# What decides is done by few operations: about half of all lines end at one of these.
+# A few operations decide: about half of all lines end at one of these.
 _OF_LEADERS = ("swap", "swap", "create", "read")
 _OF_RANKS = ("put", "create")
 _OF_COLLECTORS = ("swap", "swap", "swap", "delete", "list", "read")
@@ -174,7 +174,7 @@ def draw(seed: int) -> Schedule:
 
 def _drawn(random: Random, actor: str, longest: int, fault: Fault) -> Turns:
     if actor.startswith("collector") and random.random() < 0.4:
-        # All of a collection at once: others are in the middle of something meanwhile.
+        # A whole collection at once, while others are in the middle of something.
         return Turns(actor=actor, turns=random.randint(10, 60), fault=fault)
     if actor.startswith(("reader", "slow")) or random.random() < 0.5:
         return Turns(actor=actor, turns=random.randint(1, longest), fault=fault)

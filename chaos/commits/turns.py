@@ -1,6 +1,6 @@
 """Actors that take turns at store operations: each a thread, and never two of them at once.
 
-An actor runs until it is about to do a store operation, or waits for something. The scheduler then says who goes on
+An actor runs until its next store operation, or waits for something. The scheduler then chooses who continues
 and for how many operations, so that an interleaving is a list of (actor, turns).
 """
 
@@ -13,7 +13,7 @@ Body = Callable[[], None]
 
 
 class Killed(BaseException):
-    """The process of an actor is no more: raised out of its store operation, and out of every later one."""
+    """The actor's process was killed: raised out of its store operation, and out of every later one."""
 
 
 class Actor:
@@ -30,7 +30,7 @@ class Actor:
         self._turns = 0
         self._through = self._before = ""
         self._ended = False
-        # Locks that are held: releasing one is saying that it is the other's turn.
+        # Held locks: releasing one gives the turn to the other.
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
@@ -38,7 +38,7 @@ class Actor:
 
     @property
     def ready(self) -> bool:
-        """Whether it would do something if it had a turn."""
+        """Whether it would use a turn."""
         return not self.over and (self._wanted is None or self._wanted())
 
     def run(self, turns: int, *, through: str = "", before: str = "") -> None:
@@ -57,7 +57,7 @@ class Actor:
         self._back.acquire()
 
     def end(self) -> None:
-        """Unwind its thread; nothing it does on the way has an effect."""
+        """Unwind its thread; nothing it does meanwhile has an effect."""
         self._ended = self.dead = True
         if self._thread is not None and not self.over:
             self._go.release()

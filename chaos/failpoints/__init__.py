@@ -3,5 +3,5 @@
 store     the seam: a store that ends its own process before, during or after the k-th operation of a name
 work      what a process does: one rank's save, or a leader's fence and commit
 nursery   a process that forks the others, so that each costs milliseconds and is a process all the same
-run       one trial: a save with failpoints, then what the next generation has to be able to do
+run       one trial: a save with failpoints, then the recovery by the next generation
 """

@@ -21,7 +21,7 @@ from chaos.processes import leashed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a worker ended: 0 or minus the signal, and what came of its work."""
+    """How a worker ended: 0 or minus the signal, and its result."""
 
     status: int
     said: str

@@ -1,4 +1,4 @@
-"""One trial: a save whose processes are killed at failpoints, and what has to be possible afterwards."""
+"""One trial: a save whose processes are killed at failpoints, and the recovery afterwards."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a trial. problems: what must not be; empty when all is well. killed: how many processes."""
+    """The outcome of a trial. problems: violations, empty if there are none. killed: how many processes."""
 
     problems: tuple[str, ...]
     killed: int
@@ -110,7 +110,7 @@ class _Play:
         first = self._lead(1, 1, 1)
         self._expect("the first commit", [first], first.said if first.status == 0 else "a checkpoint")
         self._break()
-        # As every leader does: what the killed have left in scratch is removed.
+        # As every leader does: scratch files of killed processes are removed.
         store = open_store(self.url, options=self.options)
         committed = self._whole(store, "after the kill", (1, 2))
         if committed == 1:
@@ -144,7 +144,7 @@ class _Play:
                 self.problems.append(f"{who} did not come to {points[who]}")
 
     def _in_processes(self, tasks: Mapping[str, Task]) -> dict[str, Ended]:
-        """Do tasks at the same time, each in a process of its own, or those that end in the middle."""
+        """Run tasks at the same time, each in a process of its own, or only those that are killed."""
         ended = {who: _here(task) for who, task in tasks.items() if not (self.everybody or task.failpoint)}
         others = [who for who in tasks if who not in ended]
         return (
@@ -175,5 +175,5 @@ class _Play:
 
 
 def _here(task: Task) -> Ended:
-    """Do a task in this process, which nothing ends."""
+    """Run a task in this process, which nothing kills."""
     return Ended(status=0, said=work(task))

@@ -1,4 +1,4 @@
-"""What one process of a trial does: a rank's save, or a leader's fence and commit. Told in JSON, answered in JSON."""
+"""The work of one process of a trial: a rank's save, or a leader's fence and commit. Input and output are JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Task:
 
 def work(task: Task) -> str:
     """Do it; return `saved`, the checkpoint's name, or why the commit was refused."""
-    # Not tried out: a trial opens the place many times, and the failpoint is for what comes after.
+    # Not probed: a trial opens the place many times, and failpoints count only later operations.
     plain = open_store(task.url, write=False, options=task.options)
     store = FailingStore(plain, parse_failpoint(task.failpoint) if task.failpoint else None)
     if task.rank >= 0:

@@ -137,7 +137,7 @@ def arguments() -> argparse.Namespace:
 
 
 def every(text: str) -> int | str:
-    """Return a number of steps, or what else `elastic3d.run(every=...)` takes."""
+    """Return a number of steps, or another form that `elastic3d.run(every=...)` takes."""
     return int(text) if text.isdecimal() else text
 
 

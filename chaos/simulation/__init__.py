@@ -3,10 +3,10 @@
     loop, clock     virtual time, and what each host reads of it
     etcd            revisions, transactions, leases, watches, compaction, outages, bandwidth
     network         heartbeat links: delays, partitions one way and both, pauses, deaths
-    trainers        the least of what keepers and trainers answer to the core
+    trainers        the minimum of what keepers and trainers answer to the core
     node            one member: the core and its driver's rules
     schedule        what is done to a job, and when: drawn from a seed, written as text, made smaller
-    invariants      what must hold, checked at every event
+    invariants      checked at every event
     world           all of it together
     run, trace      random schedules by the thousand; one large job, with a trace of nodes that come and go
 

@@ -1,4 +1,4 @@
-"""The least of a checkpoint store: `latest` with a fence, as the format of checkpoints describes it."""
+"""A minimal checkpoint store: `latest` with a fence, as the format of checkpoints describes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chaos.simulation.loop import Loop
 
 
 class Checkpoints:
-    """A leader's number is swapped into `latest` before it commits; whoever has an older one is refused."""
+    """A leader's number is swapped into `latest` before it commits; leaders with an older one are refused."""
 
     def __init__(self, loop: Loop, random: Random) -> None:
         self._loop, self._random = loop, random

@@ -30,19 +30,22 @@ app.command()(commits)
 @app.command()
 def membership(
     nodes: Annotated[int | None, typer.Option(help="Nodes of the job; with --trace, its peak. Default: 100.")] = None,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn: delays, deaths, who comes and goes.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of everything random: delays, deaths, arrivals.")] = 1,
     trace: Annotated[
-        Path | None, typer.Option(help="A file of `seconds,nodes held`; the counts before and after each change.")
+        Path | None,
+        typer.Option(help="A file of `seconds,nodes held` rows, with the counts before and after each change."),
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Of the trace, from its beginning. Default: all of it.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Minutes of the trace to play, from its beginning. Default: all of it.")
+    ] = None,
     schedules: Annotated[
-        int | None, typer.Option(help="Instead of one large job, so many small ones that are broken at random.")
+        int | None, typer.Option(help="Play so many small jobs with random faults instead of one large job.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Form, break and re-form a job of any number of nodes, as the real state machine does it, in virtual time.
 
-    Without --trace the nodes start within a second; then some die, some come, one drains. The exit code is 1 if
+    Without --trace the nodes start within a second; then some die, some join, one drains. The exit code is 1 if
     anything happened that must not.
 
     Examples:
@@ -81,10 +84,10 @@ def _large(
     with _progress(console) as progress:
         task = progress.add_task(f"{most} nodes", total=None)
 
-        def told(now: float, formations: int) -> None:
+        def report(now: float, formations: int) -> None:
             progress.update(task, description=f"{most} nodes, {now:.1f} virtual seconds, {formations} formations")
 
-        account = form(most, seed, trace=changes, minutes=minutes, told=told)
+        account = form(most, seed, trace=changes, minutes=minutes, report=report)
     if as_json:
         print(
             json.dumps(

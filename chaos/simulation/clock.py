@@ -1,4 +1,4 @@
-"""What one host reads of virtual time."""
+"""The clocks of one simulated host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HostClock:
         return self._loop.now + self.origin
 
     def wall(self) -> float:
-        """Return this host's idea of the date."""
+        """Return this host's wall clock time."""
         return 1_600_000_000.0 + self._loop.now + self.skew
 
     def sleep(self, seconds: float) -> None:

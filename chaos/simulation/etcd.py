@@ -1,6 +1,6 @@
 """A model of etcd: one linear history behind three members with a delay and a bandwidth.
 
-What is modelled, because members' safety or speed hangs on it: revisions, compares and several operations in one
+Modelled, because the safety or speed of members depends on it: revisions, compares and several operations in one
 transaction; leases with a time to live, ended on a grid of 0.5 s, extended by a change of etcd's leader, lost when the
 servers were stopped rather than killed, as etcd 3.4 does; data that are lost, or are those of a backup; watches that
 lag, deliver in batches, resume from where they were, and must list again when that was compacted away; answers that are
@@ -31,16 +31,16 @@ from elastic3d.values import Generation
 ROOT = "/elastic3d/simulated/"
 
 FORMED = (ROOT + keys.GENERATION, ROOT + keys.PROPOSAL)
-"""Keys of records that may say only what changed."""
+"""Keys of records that may hold only changes."""
 
 EXPIRY = 0.5
-"""Seconds between etcd's looks at leases that ran out."""
+"""Seconds between etcd's checks for expired leases."""
 
 BEATS = 4.0
 """Keepalives in a time to live, as the client sends them."""
 
 LOST_LEASE = 4.0
-"""Seconds that a lease which ended after the backup lasts once more."""
+"""Seconds that a lease which ended after the backup lives again."""
 
 MARGIN = 0.05
 """Of the time to live: how much earlier a client gives a lease up than etcd ends it."""
@@ -59,9 +59,9 @@ class Speeds:
 
 
 class Change:
-    """One key as one revision left it, and what that says: read once, told to all who watch.
+    """One key as one revision left it, with its meaning: decoded once for all watchers.
 
-    whole: of a record of the board, what stands beside it for those who do not know what it changes.
+    whole: for a record of the board, the whole record beside it, for readers who do not know its base.
     """
 
     __slots__ = ("_event", "_read", "item", "key", "revision", "whole")
@@ -74,7 +74,7 @@ class Change:
 
     @property
     def event(self) -> e.OfRoster | e.OfBoard | e.Broken | None:
-        """What the production reader makes of it."""
+        """The event that the production reader makes of it."""
         if not self._read:
             self._read = True
             whole = self.whole.value if self.whole is not None else b""
@@ -89,7 +89,7 @@ class Change:
 
 
 class Reading:
-    """What `read` does, done once for all members that read the same: a record of 10,000 nodes takes a while."""
+    """`read`, executed once for all members that read the same: a record of 10,000 nodes takes a while."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int, int], tuple[Any, e.OfRoster | e.OfBoard | e.Broken | BaseUnknown | None]] = {}
@@ -97,7 +97,7 @@ class Reading:
     def __call__(
         self, root: str, item: KeyValue, *, base: Generation | None = None, whole: bytes | None = None
     ) -> e.OfRoster | e.OfBoard | e.Broken | None:
-        """Return what one key says; raise BaseUnknown anew where it was raised."""
+        """Return the meaning of one key; raise BaseUnknown again if it was raised."""
         formed = item.key in FORMED
         key = (id(item), id(base) if formed else 0, id(whole) if formed else 0)
         found = self._kept.get(key)
@@ -107,7 +107,7 @@ class Reading:
                 said = read(root, item, base=base, whole=whole)
             except BaseUnknown as unknown:
                 said = unknown
-            # What was read is kept beside: an identity means something only while its object lives.
+            # The inputs are kept too: an identity is meaningful only while its object lives.
             found = self._kept[key] = ((item, base, whole), said)
         if isinstance(found[1], BaseUnknown):
             raise BaseUnknown(str(found[1]))
@@ -127,7 +127,7 @@ class Lease:
 
 
 class Store:
-    """The keys, and all that ever happened to them. Pure: no time, no chance."""
+    """The keys and their whole history. Pure: no time, no randomness."""
 
     def __init__(self) -> None:
         self.revision = 1
@@ -209,7 +209,7 @@ class Store:
         return changes
 
     def roll_back(self, revision: int, now: float) -> None:
-        """Have the data of an earlier revision again, and its leases: those that have ended since, run out anew."""
+        """Restore the data of an earlier revision and its leases: those that have ended since expire again."""
         kept, self.tiers = self.logs, {}
         self.logs = {tier: [change for change in log if change.revision <= revision] for tier, log in kept.items()}
         for lease in self.leases.values():
@@ -296,7 +296,7 @@ class Watch:
 
 
 class Client:
-    """What a member's process holds of etcd: whether it reaches it, through which member, and its watches."""
+    """A member's view of etcd: whether it reaches it, through which server, and its watches."""
 
     __slots__ = ("asleep", "closed", "lag", "reaches", "server", "watches")
 
@@ -336,7 +336,7 @@ class Etcd:
     def send(
         self, client: Client, transaction: Transaction, answer: Callable[[Answer | None], None], *, lost: bool = False
     ) -> None:
-        """Run a transaction; `answer` gets None where no answer came. lost: it is applied, and its answer lost."""
+        """Run a transaction; `answer` gets None if no answer came. lost: it is applied, and its answer lost."""
         self.operations += 1
         self.bytes += sum(len(o.key) + len(o.value) for o in transaction.operations if isinstance(o, Put))
         if not self._reached(client):
@@ -372,7 +372,7 @@ class Etcd:
         self.loop.later(self.random.uniform(*self.speeds.travel), self._answer, client, answer, result)
 
     def _answer(self, client: Client, answer: Callable[[Answer | None], None], result: Answer) -> None:
-        # What comes while a process is stopped waits in its socket.
+        # Data for a stopped process waits in its socket.
         if self._reached(client) or client.asleep:
             answer(result)
         else:
@@ -381,7 +381,7 @@ class Etcd:
     def read(self, client: Client, tier: str, answer: Callable[[list[Change], int, int, int], object]) -> None:
         """Read a tier; `answer` gets its keys, the revision, the position in its log, and the history they are of.
 
-        With the board come the whole generations that stand beside it.
+        The board comes with the whole generations beside it.
         """
         self.operations += 1
         self.loop.later(self.random.uniform(*self.speeds.travel), self._read, client, tier, answer)
@@ -423,7 +423,7 @@ class Etcd:
         answer(lease)
 
     def revoke(self, lease: Lease) -> None:
-        """End a lease now, as its owner or somebody's hand does."""
+        """End a lease now, as its owner or an operator does."""
         if not lease.over:
             self.operations += 1
             self._ended(lease)
@@ -485,13 +485,13 @@ class Etcd:
         return watch
 
     def unwatch(self, watch: Watch) -> None:
-        """Deliver nothing any more."""
+        """Stop delivering."""
         watch.closed = True
         self._watches[watch.tier].pop(watch, None)
         watch.client.watches.pop(watch.tier, None)
 
     def resume(self, watch: Watch) -> None:
-        """Deliver what a watch has not seen, or tell it that it was compacted away, or that etcd was rolled back."""
+        """Deliver what a watch has not seen, or report that it was compacted away or that etcd was rolled back."""
         if self.rolled_back(watch):
             self.unwatch(watch)
             watch.lost(True)
@@ -515,7 +515,7 @@ class Etcd:
                     self._schedule(watch)
 
     def _schedule(self, watch: Watch) -> None:
-        """Send a watch what is new for it: over its member's link, after all that this one carries already."""
+        """Send a watch its new changes over the link of its server, after all that is queued there."""
         watch.scheduled = True
         speeds = self.speeds
         log = self.store.log(watch.tier)
@@ -550,7 +550,7 @@ class Etcd:
         if watch.position < len(log) and not watch.closed:
             self._schedule(watch)
 
-    # What is done to it.
+    # Faults.
 
     def _reached(self, client: Client) -> bool:
         return self.up and client.reaches
@@ -561,13 +561,13 @@ class Etcd:
         self.loop.at(self.electing_until, self.extend)
 
     def extend(self) -> None:
-        """Give every lease its whole time again, as a new leader does."""
+        """Renew every lease in full, as a new leader does."""
         for lease in self.store.leases.values():
             if lease.deadline is not None:
                 lease.deadline = max(lease.deadline, self.loop.now + lease.ttl)
 
     def roll_back(self, since: float) -> None:
-        """Have the data of that time again, none if it is before the first: nobody may be connected."""
+        """Restore the data of that time, none if it is before the first: nobody may be connected."""
         assert not self.up
         self._revisions = [(at, revision) for at, revision in self._revisions if at <= since]
         self.store.roll_back(self._revisions[-1][1] if self._revisions else 1, self.loop.now)

@@ -1,7 +1,7 @@
-"""What must hold at every event, whatever is done to a job.
+"""Invariants that hold at every event, whatever is done to a job.
 
-The checker knows what was really done to whom - who was stopped, cut off, ended, and for how long - and judges from
-that what members may conclude. Its words for a violation are meant to be read beside the schedule.
+The checker knows what was really done - who was stopped, cut off, ended, and for how long - and judges from
+that what members may conclude. Its messages are meant to be read beside the schedule.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from elastic3d.membership.records import Out
 from elastic3d.values import Cause, Generation
 
 FELT = SILENCE - INTERVAL - 0.05
-"""Seconds of silence below which nobody may be accused of it, whatever the links' phase."""
+"""Shorter silences, in seconds, may accuse nobody, whatever the phase of the links."""
 
 MOMENT = 2 * INTERVAL
-"""Seconds between two silences in which nothing need have been heard."""
+"""Seconds between two silences in which possibly nothing was heard."""
 
 PLANNED = (Cause.JOIN, Cause.DRAIN, Cause.QUARANTINE)
 """Causes of a change that everybody leaves for at a step boundary."""
 
 UNLINKED = 45.0
-"""Seconds after the last disturbance within which a job trains again though two of its nodes do not reach each other:
+"""Seconds after the last disturbance within which a job trains again although two of its nodes do not reach each other:
 to find out takes some 16, and may have to be done again for a generation that was sealed meanwhile."""
 
 ORDERLY = ("drained", "kept out", "it went")
-"""What happens to a node that is told to leave, and takes no step from anybody."""
+"""Faults that make a node leave and cost nobody a step."""
 
 SILENCING = ("cut off", "stopped", "stopped for a moment")
-"""What makes a process silent, and is felt by nobody if it is over soon enough."""
+"""Faults that silence a process, and go unnoticed if they end soon enough."""
 
 
 @dataclass(slots=True)
 class _Unwell:
-    """Why the others may think a process dead: when it began, when it was over (None: not yet)."""
+    """A reason to believe a process dead: when it began, when it ended (None: not yet)."""
 
     why: str
     since: float
@@ -49,7 +49,7 @@ class _Unwell:
 
 @dataclass(slots=True)
 class Checker(Observer):
-    """Looks on, and keeps the violations it sees."""
+    """An observer that records violations."""
 
     world: World
     violations: list[str] = field(default_factory=list)
@@ -72,10 +72,10 @@ class Checker(Observer):
     _links: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def violated(self, text: str) -> None:
-        """Keep a violation."""
+        """Record a violation."""
         self.violations.append(f"at {self.world.loop.now:.3f}: {text}")
 
-    # What is really so.
+    # The true state.
 
     def bound(self) -> float:
         """Return within how many undisturbed seconds a dead node is out: a lease, twice the patience of a new leader,
@@ -84,26 +84,26 @@ class Checker(Observer):
         return 2 * policy.lease + 2 * policy.grace + policy.damping + 4.0
 
     def disturb(self, until: float) -> None:
-        """Take note that something is being done to the job up to `until`."""
+        """Note that the job is disturbed until `until`."""
         self.disturbed_until = max(self.disturbed_until, until)
 
     def ail(self, id: str, why: str, *, since: float | None = None) -> None:
-        """Take note that a process may be thought dead, or have gone, from now on."""
+        """Note that from now on a process may be believed dead or gone."""
         now = self.world.loop.now
         kept = self.unwell.setdefault(id, [])
         if not any(each.why == why and each.until is None for each in kept):
             kept.append(_Unwell(why, now if since is None else since))
 
     def heal(self, id: str, why: str) -> None:
-        """Take note that this is over."""
+        """Note that this is over."""
         for each in self.unwell.get(id, []):
             if each.why == why and each.until is None:
                 each.until = self.world.loop.now
 
     def regard(self) -> None:
-        """Look who is cut off from the larger part of the generation, after anything that can change that.
+        """Work out who is cut off from the larger part of the generation, after anything that can change that.
 
-        Who has more than half of it on its side may not be accused, whatever the others know of each other as yet.
+        A node with more than half of it on its side may not be accused, whatever the others know of each other so far.
         """
         world = self.world
         cut, self._cut = self._cut, bool(world.network.blocked)
@@ -137,7 +137,7 @@ class Checker(Observer):
         return parts
 
     def excused(self, id: str) -> str:
-        """Return why this process may be out, "" if it may not."""
+        """Return why this process may have been evicted, "" if it may not."""
         policy = self.world.policy
         slack = 2 * policy.lease + policy.grace + policy.damping + 3.0
         now = self.world.loop.now
@@ -147,7 +147,7 @@ class Checker(Observer):
         for each in self.unwell.get(id, ()):
             until = now if each.until is None else each.until
             if each.why in SILENCING:
-                # What follows closely on another silence makes one of both; too short a one is felt by nobody.
+                # A silence soon after another counts as one with it; too short a one is not noticed.
                 began, ended = (began if each.since <= ended + MOMENT else each.since), max(ended, until)
                 if ended - began >= FELT and now - ended <= slack:
                     return each.why
@@ -155,7 +155,7 @@ class Checker(Observer):
                 return each.why
         return ""
 
-    # What is looked at.
+    # Observations.
 
     def began(self, member: Member) -> None:
         """A process started; the one it follows is replaced."""
@@ -192,7 +192,7 @@ class Checker(Observer):
         self.violated(f"{member.name} ended {now - self._died[member.id][0]:.1f} s ago and is still in {current.key}")
 
     def expected(self) -> int:
-        """Return how many nodes should be active, for who is there now."""
+        """Return how many nodes should be active, given those present."""
         world = self.world
         kept_out = {key.rpartition("/")[2] for key in world.etcd.store.tiers.get("roll", {}) if "quarantine/" in key}
         there = [m for m in world.alive() if m.exit is None and m.record.node.place not in kept_out and not m.leaving]
@@ -229,11 +229,11 @@ class Checker(Observer):
     def rolled_back(self) -> None:
         """Etcd forgot: what members know of the job is written there again, and counts go on from it.
 
-        Where they do not all know the same, for etcd took a generation with it, any of them may have to come anew.
+        If they do not all know the same, because etcd lost a generation, any of them may have to rejoin.
         """
         self._forgotten = True
         for change in self.world.etcd.store.all_of("roll"):
-            # What an operator wanted then is wanted again.
+            # Former operators' orders are in force again.
             if isinstance(change.event, e.DrainPut | e.QuarantinePut):
                 self.changed([change])
         known = {view.generation.key if view.generation else "" for view in (m.core.view for m in self.world.alive())}
@@ -243,7 +243,7 @@ class Checker(Observer):
                 self.heal(member.id, "etcd lost a generation")
 
     def unlinked(self, hosts: tuple[int, ...]) -> None:
-        """Take note that these hosts do not reach each other: their members may have to stand aside."""
+        """Note that these hosts do not reach each other: their members may have to stand aside."""
         self._links[hosts] = self._links.get(hosts, 0) + 1
         for member in self.world.alive():
             if member.host in hosts:
@@ -251,7 +251,7 @@ class Checker(Observer):
         self.world.loop.later(UNLINKED, self._must_train, hosts)
 
     def linked(self, hosts: tuple[int, ...]) -> None:
-        """Take note that they do again."""
+        """Note that they reach each other again."""
         self._links[hosts] -= 1
         for member in self.world.by_id.values():
             if member.host in hosts and not self._unlinked(member.host):
@@ -261,7 +261,7 @@ class Checker(Observer):
         return any(count and host in hosts for hosts, count in self._links.items())
 
     def _must_train(self, hosts: tuple[int, ...]) -> None:
-        """While two hosts do not reach each other the job trains without one of them, where enough are left."""
+        """While two hosts do not reach each other the job trains without one of them, if enough are left."""
         world = self.world
         due = self.disturbed_until + UNLINKED
         if world.loop.now < due - 1e-9:
@@ -281,17 +281,17 @@ class Checker(Observer):
         return [member for member in self.world.alive() if member.record.node.place == place]
 
     def broken(self, member: Member) -> None:
-        """Take note that this node's code raises wherever it trains: it may be put out, and never ends the job."""
+        """Note that this node's code always raises: it may be evicted, and never ends the job."""
         self._broken[member.id] = None
         self.ail(member.id, "its code raises")
 
     def _all_broken(self) -> bool:
-        """Return whether too few nodes are there whose code does not raise, or several are whose code does."""
+        """Return whether too few nodes have code that works, or several have code that raises."""
         sound = [member for member in self.world.alive() if member.id not in self._broken]
         return len(self._broken) > 1 or not self.world.policy.beside or not self.world.policy.allowed(len(sound))
 
     def erred(self) -> None:
-        """Take note of an error of the script, or another failure: enough of them may end the job."""
+        """Note an error of the script, or another failure: enough of them may end the job."""
         self._errors += 1
 
     def _tomb(self, event: e.TombPut) -> None:
@@ -306,12 +306,12 @@ class Checker(Observer):
     def _seal(self, formed: Generation) -> None:
         known = self._sealed.get(formed.key)
         if self._forgotten and known is not None and replace(known, reached=formed.reached) == formed:
-            # Written again, not sealed, by one that may not have known yet which step is safe.
+            # Written again, not sealed, by a member that may not have known yet which step is safe.
             self._forgotten = False
             self._current, self._number = formed, formed.number
             return
         if self._forgotten and formed.number <= self._number:
-            # By who came later, and knows of nothing: those who do are newcomers to it.
+            # By a later node that knows of nothing: those that do are newcomers to it.
             self._current, self._number = None, 0
             self._sealed, self._ranks, self._running = {}, {}, {}
         self._forgotten = False
@@ -319,7 +319,7 @@ class Checker(Observer):
         if before is not None and formed.reached < before.reached:
             self.violated(f"generation {formed.key} forgets that step {before.reached} was safe")
         if before is not None and replace(before, reached=formed.reached) == formed:
-            # The same membership, with what has become known of it.
+            # The same membership, with newer knowledge of it.
             return
         self.seals += 1
         world = self.world
@@ -346,7 +346,7 @@ class Checker(Observer):
             self.regard()
 
     def _because(self, before: Generation, formed: Generation) -> None:
-        """Every seal has a cause that the schedule, or what came of it, explains."""
+        """Every seal has a cause that the schedule, or its consequences, explains."""
         world = self.world
         kept = {node.id for node in (*formed.nodes, *formed.spares)}
         lost = [node for node in before.nodes if node.id not in kept]
@@ -399,7 +399,7 @@ class Checker(Observer):
 
     def _go(self, member: Member, formed: Generation) -> None:
         sealed = self._sealed.get(formed.key)
-        # What has become known since, that a step was safe, is written into the same record.
+        # That a step was safe, known since, is written into the same record.
         if sealed is not formed and (sealed is None or replace(sealed, reached=formed.reached) != formed):
             self.violated(f"{member.name} trains {formed.key}, which was never sealed so")
             return
@@ -412,7 +412,7 @@ class Checker(Observer):
             self.violated(f"rank {rank} of {formed.key} is held by {holder} and {member.id}")
 
     def restored(self, generation: Generation, before: int, step: int) -> None:
-        """All trainers of a generation go on behind a step: after a planned change, behind the newest that was made."""
+        """All trainers of a generation resume after a step: after a planned change, the newest made."""
         sealed, world = list(self._sealed.values()), self.world
         at = next((at for at, one in enumerate(sealed) if one.key == generation.key), 0)
         planned = generation.cause in PLANNED and generation.key in self._proposed
@@ -429,20 +429,20 @@ class Checker(Observer):
             )
 
     def _harmed(self, id: str) -> bool:
-        """Return whether anything but leaving as told has been done to this process lately."""
+        """Return whether this process was disturbed lately by anything but an order to leave."""
         lately = self.world.loop.now - self.bound()
         return any(
             each.why not in ORDERLY and (each.until is None or each.until >= lately) for each in self.unwell.get(id, ())
         )
 
     def _rest(self, member: Member, key: str) -> None:
-        """Take note that a member's trainers of a generation do not run any more."""
+        """Note that a member's trainers of a generation no longer run."""
         rank = self._ranks.get(key, {}).get(member.id)
         if rank is not None and self._running.get((key, rank)) == member.id:
             del self._running[key, rank]
 
     def agreed(self) -> bool:
-        """Return whether all active nodes that live train in the sealed generation."""
+        """Return whether all live active nodes train in the sealed generation."""
         current, world = self._current, self.world
         if current is None:
             return False
@@ -453,7 +453,7 @@ class Checker(Observer):
         return True
 
     def settled(self, quiet: float) -> None:
-        """Everything was healed long ago: all that live must agree, and nothing may be written any more."""
+        """Everything was healed long ago: all live nodes must agree, and nothing may be written any more."""
         world, current = self.world, self._current
         self.violations += world.checkpoints.violations
         if world.ended:

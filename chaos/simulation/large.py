@@ -1,6 +1,6 @@
-"""One large job: nodes that form, die, come and drain, drawn from a seed, or that come and go as a trace says.
+"""One large job: nodes that form, die, join and drain, drawn from a seed, or that come and go as in a trace.
 
-Looks at what each generation cost: how long from the event that made it necessary to the last node that trains, and
+Measures the cost of each generation: how long from the event that made it necessary to the last node that trains, and
 what went through etcd meanwhile.
 """
 
@@ -24,18 +24,18 @@ from elastic3d.values import Generation, ModelProfile
 PROFILE = ModelProfile(blocks=64, parameters=10**11, micro_batches=1 << 20, micro_batch=1, digest="job")
 
 SPREAD = 1.0
-"""Seconds in which the nodes of a job that starts at once come."""
+"""Seconds within which the nodes of a job that starts at once arrive."""
 
 PAUSE = 3.0
-"""Seconds of rest between one thing done to a job that agrees and the next."""
+"""Seconds of rest before the next disturbance of a job that agrees."""
 
 CALM = 8.0
-"""Seconds without a formation after which a trace's next change may come at once: what is between is skipped."""
+"""Seconds without a formation after which a trace's next change may come at once: the time between is skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formation:
-    """A generation, and what it cost.
+    """A generation and its cost.
 
     seconds: from the event that made it necessary to the last active node that trains. etcd_operations, etcd_bytes:
     requests of members, and values written plus changes delivered, since the formation before.
@@ -51,7 +51,7 @@ class Formation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What came of a large job. virtual: seconds that passed for its members."""
+    """The outcome of a large job. virtual: seconds that passed for its members."""
 
     formations: tuple[Formation, ...]
     largest_record_bytes: int
@@ -104,7 +104,7 @@ class _Books(Observer):
         lost = [self._happened.get(f"end of {id}") for id in before if id not in nodes]
         joined = [self._happened[id] for id in nodes if id not in before]
         gone = [at for at in lost if at is not None and at <= now]
-        # What is lost is answered as soon as it is; who comes is waited for.
+        # A loss is handled at once; newcomers are waited for.
         self._since = min(gone) if gone else max(joined, default=now)
         self._current, self._before, self._waiting = formed, nodes, dict(nodes)
         self.newest_at = now
@@ -146,12 +146,12 @@ def form(
     trace: tuple[Held, ...] = (),
     minutes: float | None = None,
     slots: int = 8,
-    told: Callable[[float, int], None] = lambda now, formations: None,
+    report: Callable[[float, int], None] = lambda now, formations: None,
 ) -> Account:
     """Simulate a job of up to `nodes` nodes; stop a trace after `minutes` of it."""
     policy = Policy(minimum=1, maximum=nodes, budget=0, below_minimum=1e9, damping=5.0)
     setting = Setting(policy=policy, profile=PROFILE, slots=slots, build=(0.3, 0.6), step=1.0, steps=2, labels=True)
-    job = _Job(World(setting, seed), Random(f"large {seed}"), told)
+    job = _Job(World(setting, seed), Random(f"large {seed}"), report)
     if trace:
         job.follow(trace, None if minutes is None else 60 * minutes)
     else:
@@ -160,8 +160,8 @@ def form(
 
 
 class _Job:
-    def __init__(self, world: World, random: Random, told: Callable[[float, int], None]) -> None:
-        self.world, self.random, self.told = world, random, told
+    def __init__(self, world: World, random: Random, report: Callable[[float, int], None]) -> None:
+        self.world, self.random, self.report = world, random, report
         self.books = _Books(world)
         self.checker = Checker(world)
         world.observers += [self.books, self.checker]
@@ -169,7 +169,7 @@ class _Job:
         self._touched_at = 0.0
 
     def live(self, nodes: int) -> None:
-        """Form, then see a few nodes die, one come and one drain."""
+        """Form, then let a few nodes die, one join and one drain."""
         self.add(nodes, SPREAD)
         self.rest()
         for how in (State.ENDED, State.VANISHED):
@@ -184,7 +184,7 @@ class _Job:
         self.checker.settled(2.0)
 
     def follow(self, trace: tuple[Held, ...], until: float | None) -> None:
-        """Hold as many nodes as the trace says; where nothing happens for long, time is skipped."""
+        """Hold as many nodes as the trace says, and skip long quiet times."""
         before = trace[0].at
         for change in trace:
             if until is not None and change.at > until:
@@ -228,7 +228,7 @@ class _Job:
         self.world.drain(member.host, 30.0)
 
     def rest(self) -> None:
-        """Let time pass until nothing has been formed, nor anything been written, for a while."""
+        """Let time pass until no generation was formed and nothing written for a while."""
         world = self.world
         latest = world.loop.now + 120.0
         while world.loop.now < latest:
@@ -238,14 +238,14 @@ class _Job:
                 return
 
     def pass_time(self, seconds: float) -> None:
-        """Let virtual time pass, and say how far it came."""
+        """Let virtual time pass, and report it."""
         end = self.world.loop.now + seconds
         while self.world.loop.now < end:
             self.world.loop.run(min(end, self.world.loop.now + 0.1))
-            self.told(self.world.loop.now, len(self.books.formations))
+            self.report(self.world.loop.now, len(self.books.formations))
 
     def account(self) -> Account:
-        """Return what came of it."""
+        """Return the outcome."""
         return Account(
             formations=tuple(self.books.formations),
             largest_record_bytes=self.books.largest,

@@ -1,4 +1,4 @@
-"""One member in virtual time: the production core, and its driver's rules on queues, leases and what is sent again.
+"""One member in virtual time: the production core, with its driver's rules for queues, leases and repeated writes.
 
 The rules are those of `membership.driver.writer`: writes go out in order, one at a time; a report that waits is
 replaced by a newer one; a write of the member's own is tried until etcd takes it, a fenced one once, because only the
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from chaos.simulation.world import World
 
 RETRY = 0.2
-"""Seconds before an own write is tried again."""
+"""Seconds before one of the member's own writes is tried again."""
 
 SOONEST = 0.01
 """Seconds between two ticks, whatever the core asks for."""
 
 FLUSH = 2.0
-"""Seconds that a member which ends gives its last writes."""
+"""Seconds that an ending member allows its last writes."""
 
 DECODING = 1.5e-7
-"""Seconds a byte of news costs a member's processor."""
+"""Processor seconds that a byte of news costs a member."""
 
 APPLYING = 5e-6
-"""Seconds a node of a generation costs it where only what changed was told."""
+"""Processor seconds per node of a generation that arrives as a change."""
 
 
 class Member:
@@ -83,11 +83,11 @@ class Member:
 
     @property
     def leaving(self) -> bool:
-        """Whether it was told, or is wanted, to leave."""
+        """Whether it was notified or ordered to leave."""
         return self.noticed or ROOT + keys.drain(self.name) in self.world.etcd.store.tiers.get("roll", {})
 
     def start(self) -> None:
-        """Begin to watch the board; all else follows from what the core asks for."""
+        """Begin to watch the board; all else follows from the core's actions."""
         self._reach()
         self._list("board", False)
 
@@ -116,7 +116,7 @@ class Member:
             self._arm()
 
     def _arm(self) -> None:
-        """Wake the core when it wants to be; a later wish is found out by the earlier alarm."""
+        """Wake the core when it asks for it; an earlier alarm notices a later request."""
         wish = self.core.alarm(self.clock.monotonic())
         if wish is None:
             return
@@ -171,7 +171,7 @@ class Member:
             case acts.Draining() | acts.Awaiting() | acts.Unreachable():
                 pass
             case acts.LetGo():
-                # Nobody keeps it from here on: it lapses, and the next own write gets another.
+                # Nobody renews it from here on: it expires, and the member's next write gets another.
                 if self._lease is not None:
                     world.etcd.lapse(self._lease)
                     self._lease = None
@@ -248,7 +248,7 @@ class Member:
         return self._reader.changed(change.key, change.item, change.revision)
 
     def _digest(self, seconds: float, events: list[e.Event]) -> None:
-        """Take news in once the processor has read them."""
+        """Pass news to the core once the processor has decoded them."""
         loop = self.world.loop
         self._processor = max(self._processor, loop.now) + seconds
         if self._processor - loop.now < 0.0005:
@@ -334,7 +334,7 @@ class Member:
         self._writes.popleft()
         self._busy = False
         ok = answer is not None and answer[0]
-        # Under a lease whose end was told already, nothing stands.
+        # No key remains under a lease whose end was already reported.
         over = transactions.own_lease(write) and (self._lease is None or self._lease.id != lease)
         if ok and not over:
             assert answer is not None
@@ -346,17 +346,17 @@ class Member:
 
     def _again(self) -> None:
         self._busy = False
-        # Of two own reports only the newer is worth sending.
+        # Of two reports of its own only the newer is worth sending.
         if len(self._writes) > 1 and isinstance(self._writes[0], acts.PutReport):
             newest = [w for w in self._writes if isinstance(w, acts.PutReport)]
             if len(newest) > 1:
                 self._writes.popleft()
         self._pump()
 
-    # Whether etcd is reached.
+    # Reachability of etcd.
 
     def reach(self, within: float = 0.5) -> None:
-        """Find out, a moment later, what has become of the way to etcd."""
+        """Find out, a moment later, whether etcd can be reached."""
         self._contact += 1
         reaches = self.world.etcd.up and not self.cuts and self.state is State.RUNNING
         if self.cuts or not self.world.etcd.up:
@@ -410,7 +410,7 @@ class Member:
             self._lose(lease)
 
     def lease_ended(self, lease: Lease) -> None:
-        """Hear from an answer to a keepalive that the lease is no more."""
+        """Learn from an answer to a keepalive that the lease has ended."""
         if self._lease is lease and self.state is State.RUNNING and self.client.reaches:
             self._lose(lease)
 
@@ -421,10 +421,10 @@ class Member:
 
     @property
     def lease(self) -> Lease | None:
-        """The own lease, as far as this process knows."""
+        """This member's lease, as far as the process knows."""
         return self._lease
 
-    # Being stopped, woken and ended.
+    # Stopping, resuming and ending.
 
     def pause(self) -> None:
         """Stop the process where it is."""
@@ -435,7 +435,7 @@ class Member:
             self.world.network.changed(self)
 
     def wake(self) -> None:
-        """Let it go on: whatever came meanwhile is waiting for it."""
+        """Resume it: whatever came meanwhile is waiting for it."""
         if self.state is not State.PAUSED:
             return
         self.state = State.RUNNING
@@ -448,14 +448,14 @@ class Member:
         asleep, self._asleep = self._asleep, []
         for write, answer, under in asleep:
             self._answered(write, answer, under)
-        # A connection that nobody broke is there still.
+        # A connection that nobody broke still exists.
         self.reach(0.01 if self.client.asleep else 0.5)
         self.client.asleep = False
         self.world.network.changed(self)
         self._pump()
 
     def end(self, state: State) -> None:
-        """End the process without a word: its host refuses, or is silent."""
+        """End the process abruptly: its host refuses, or is silent."""
         if not self.alive:
             return
         self.state = state
@@ -469,7 +469,7 @@ class Member:
         self.world.network.changed(self)
 
     def _close(self, latest: float) -> None:
-        """End as a process that exits does: when the last writes are out, and the lease given back."""
+        """End like an exiting process: once the last writes are out and the lease is revoked."""
         if not self.alive:
             return
         if self.state is State.PAUSED or (self._writes and self.world.loop.now < latest):

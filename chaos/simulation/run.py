@@ -1,4 +1,4 @@
-"""Play schedules: one, or thousands; where one shows a violation, make it smaller and say it as text."""
+"""Playing schedules: one, or thousands; a failing one is minimised and printed as text."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from elastic3d.values import ModelProfile
 PROFILE = ModelProfile(blocks=8, parameters=1000, micro_batches=16, micro_batch=2, digest="job")
 
 SETTLE = 40.0
-"""Seconds after the last fault in which everything has to come to rest."""
+"""Seconds after the last fault within which everything has to settle."""
 
 CHANGES = Brevity(beyond=0, share=math.inf)
-"""Small as these jobs are, their generations are written as those of large ones are."""
+"""Generations of these small jobs are written like those of large ones."""
 
 QUIET = 5.0
 """Seconds at the end in which nothing may be written."""
 
 BACKUP = 3.0
-"""Seconds before its end of which a backup of etcd is."""
+"""Seconds between a backup of etcd and the loss that it replaces."""
 
 EVENTS = 400_000
-"""Of one schedule; a job that has more never comes to rest."""
+"""Events of one schedule; a job with more never settles."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of one schedule. digest: of everything that happened, where it was asked for."""
+    """The outcome of one schedule. digest: of everything that happened, if requested."""
 
     schedule: Schedule
     violations: list[str]
@@ -49,16 +49,16 @@ class Outcome:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What is added up over many schedules."""
+        """The counts to be added up over many schedules."""
         return {"generations": self.seals, "steps": self.steps}
 
     def report(self) -> str:
-        """Return what to paste into a test."""
+        """Return text to paste into a test."""
         said = "\n".join(f"# {violation}" for violation in self.violations[:5])
         return f"# seed {self.schedule.job.seed}\n{self.schedule}\n{said}"
 
     def document(self) -> dict[str, object]:
-        """Return the same as JSON has it."""
+        """Return the outcome as JSON."""
         told: dict[str, object] = {"seed": self.schedule.job.seed, "schedule": str(self.schedule)}
         return told | {"violations": self.violations}
 
@@ -82,7 +82,7 @@ def policy_of(job: Job) -> Policy:
 
 
 def play(schedule: Schedule, *, traced: bool = False, lines: bool = False) -> Outcome:
-    """Play one schedule to its end and return what came of it."""
+    """Play one schedule to its end and return the outcome."""
     job = schedule.job
     world = World(Setting(policy=policy_of(job), profile=PROFILE, steps=30, brevity=CHANGES), job.seed, traced=traced)
     if lines:
@@ -95,7 +95,7 @@ def play(schedule: Schedule, *, traced: bool = False, lines: bool = False) -> Ou
     for command in schedule.commands:
         world.loop.at(command.at, _do, world, checker, command, hosts)
     end = max([3.0, *(command.ends for command in schedule.commands)])
-    # What trainers report of their steps is no unrest.
+    # Trainers' reports of steps are no unrest.
     world.loop.at(end + SETTLE / 2, setattr, world.trainers, "steps", 1)
     try:
         _advance(world, checker, end + SETTLE)
@@ -126,9 +126,9 @@ def _advance(world: World, checker: Checker, until: float) -> None:
 
 
 def _do(world: World, checker: Checker, command: Command, hosts: range) -> None:
-    """Do what a command says, and let the checker know what it means."""
+    """Execute a command, and tell the checker what it means."""
     seconds = command.seconds
-    # What a dead link does is over once the job goes on without one of the two.
+    # The effect of a dead link is over once the job goes on without one of the two.
     checker.disturb(command.at if command.do in LINKS else command.ends)
     leader = next((m.host for m in world.alive() if m.core.leads), 0)
     chosen = tuple(host for host in (leader if node == LEADER else node for node in command.nodes) if host in hosts)
@@ -190,7 +190,7 @@ def _for_a_time(
 
 
 def _unlink(world: World, checker: Checker, seconds: float, senders: tuple[int, ...], chosen: tuple[int, ...]) -> None:
-    """Let some of these hosts not reach the others of them for a time; either may have to stand aside for it."""
+    """Cut some of these hosts off from the others of them for a time; either may have to stand aside."""
 
     def over() -> None:
         checker.disturb(world.loop.now)
@@ -265,7 +265,7 @@ def _do_to(world: World, checker: Checker, command: Command, host: int) -> None:
 
 
 def _lose(world: World, checker: Checker, host: int, seconds: float) -> None:
-    """Keep a host from etcd for a time, whichever process runs there."""
+    """Cut a host off from etcd for a time, whichever process runs there."""
     member = world.member(host)
     assert member is not None
     if seconds >= world.policy.lease / 2:
@@ -283,10 +283,10 @@ def _lose(world: World, checker: Checker, host: int, seconds: float) -> None:
 
 
 def play_many(
-    first: int, count: int, *, most: int = 3, told: Callable[[int], None] = lambda done: None
+    first: int, count: int, *, most: int = 3, played: Callable[[int], None] = lambda done: None
 ) -> many.Tally[Outcome]:
     """Play the schedules drawn from `count` seeds, from `first` on; stop after `most` failures, and make them small."""
-    return many.play_many(lambda seed: play(draw(seed)), smallest, first=first, count=count, most=most, told=told)
+    return many.play_many(lambda seed: play(draw(seed)), smallest, first=first, count=count, most=most, played=played)
 
 
 def smallest(outcome: Outcome) -> Outcome:
@@ -295,5 +295,5 @@ def smallest(outcome: Outcome) -> Outcome:
 
 
 def _kind(violation: str) -> str:
-    """Return a violation without its numbers and names."""
+    """Return the text of a violation without numbers and names."""
     return "".join(c for c in violation.partition(": ")[2] if not c.isdigit())[:24].partition("@")[0]

@@ -1,4 +1,4 @@
-"""What is done to a job, and when: drawn from a seed, written as text, and made smaller when it shows a fault.
+"""Faults of a job and their times: drawn from a seed, written as text, and minimised when a schedule fails.
 
 A schedule is a text of lines, the first of which describes the job, each other one a command:
 
@@ -7,8 +7,8 @@ A schedule is a text of lines, the first of which describes the job, each other 
     4.000 cut n2,n3 for 2.5
     9.125 etcd-stop for 4.0
 
-Nodes are n1, n2...; `leader` is whoever leads at that moment. A command about a node that is not there, or is no longer
-there, does nothing. What lasts, ends by itself after the seconds given.
+Nodes are n1, n2...; `leader` is whoever leads at that moment. A command for a node that does not exist, or no longer
+exists, does nothing. Lasting faults end by themselves after the seconds given.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ class Do(StrEnum):
     KILL = "kill"  # its process dies, its host refuses
     VANISH = "vanish"  # its host dies
     PAUSE = "pause"  # its process is stopped, and goes on
-    LEAVE = "leave"  # it goes by itself, at once
-    NOTICE = "notice"  # it is told that it has to leave within the time
+    LEAVE = "leave"  # it leaves by itself, at once
+    NOTICE = "notice"  # it is notified that it has to leave within the time
     DRAIN = "drain"  # an operator wants it to leave within the time
     QUARANTINE = "quarantine"  # an operator keeps the machine out for a time
     FAIL = "fail"  # a trainer dies
     ERROR = "error"  # the user's code raises
-    CUT = "cut"  # these hear nothing of the others, nor the others of these
+    CUT = "cut"  # these and the others hear nothing of each other
     MUTE = "mute"  # nothing that these send arrives at the others
     DEAFEN = "deafen"  # nothing that the others send arrives at these
-    UNLINK = "unlink"  # these do not reach each other, and everybody else reaches them
+    UNLINK = "unlink"  # these do not reach each other, but everybody else reaches them
     ONE_WAY = "one-way"  # nothing that the first of these sends arrives at the others of these
     RESET = "reset"  # a firewall refuses what the first of these dials of the others' heartbeat ports
     ISOLATE = "isolate"  # cut, and without etcd
     LOSE = "lose"  # these do not reach etcd
-    LAG = "lag"  # what these watch comes late
-    UNANSWERED = "unanswered"  # etcd takes the next decision of these, and the answer is lost
+    LAG = "lag"  # their watches are late
+    UNANSWERED = "unanswered"  # etcd accepts their next decision, and the answer is lost
     REVOKE = "revoke"  # somebody ends their leases by hand
     ETCD_AWAY = "etcd-away"  # etcd is killed and restarted: its leases live on
     ETCD_STOP = "etcd-stop"  # etcd is stopped and wakes: leases ran out meanwhile
     ETCD_ELECT = "etcd-elect"  # etcd changes its leader: nothing is committed meanwhile
     ETCD_SLOW = "etcd-slow"  # commits take up to two seconds
     ETCD_EMPTY = "etcd-empty"  # etcd is killed and comes back with no data
-    ETCD_RESTORE = "etcd-restore"  # etcd is killed and comes back with what it had a little earlier
+    ETCD_RESTORE = "etcd-restore"  # etcd is killed and comes back with slightly older data
     COMPACT = "compact"  # etcd forgets all changes up to now
     FINISH = "finish"  # main returns everywhere
 
@@ -86,13 +86,13 @@ class Command:
 
     @property
     def ends(self) -> float:
-        """When it is over."""
+        """When it ends."""
         return self.at + self.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The job that is broken: how many nodes start it, and its policy."""
+    """The job under test: how many nodes start it, and its policy."""
 
     seed: int
     members: int
@@ -107,7 +107,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A job and all that is done to it, in order of time."""
+    """A job and its faults, in order of time."""
 
     job: Job
     commands: tuple[Command, ...]
@@ -188,7 +188,7 @@ def draw(seed: int) -> Schedule:
             if count == 1 and do not in (Do.START, Do.BROKEN) and random.random() < 0.3:
                 nodes = (LEADER,)
         commands.append(Command(at=round(at, 3), do=do, nodes=nodes, seconds=_seconds(do, random)))
-        # Most commands follow closely, to meet what the one before them began.
+        # Most commands follow closely, to coincide with the effects of the previous one.
         at += random.choice((random.uniform(0.0, 0.03), random.uniform(0.0, 1.0), random.uniform(0.5, 5.0)))
     if random.random() < 0.05:
         commands.append(Command(at=round(at, 3), do=Do.FINISH))
@@ -196,10 +196,10 @@ def draw(seed: int) -> Schedule:
         do = random.choice(ROLLED_BACK)
         when = round(random.uniform(2.0, at), 3)
         commands.append(Command(at=when, do=do, seconds=_seconds(do, random)))
-    links = Random(f"links {seed}")  # of its own, so that all else is drawn as before
+    links = Random(f"links {seed}")  # a separate one, so that all else is drawn as before
     if links.random() < 0.15:
         pair = tuple(links.sample(range(1, newest + 1), 2))
-        # Long enough for the job to have to go on without one of them, or so short that they may never know.
+        # Long enough that the job has to go on without one of them, or so short that they may never notice.
         seconds = round(links.choice((links.uniform(1.0, 20.0), links.uniform(60.0, 80.0))), 2)
         do, when = links.choice(LINKS), round(links.uniform(1.0, at), 3)
         commands.append(Command(at=when, do=do, nodes=pair, seconds=seconds))
@@ -220,7 +220,7 @@ def _seconds(do: Do, random: Random) -> float:
         case Do.ETCD_ELECT:
             return round(random.uniform(0.1, 1.5), 2)
         case _ if do in LASTING:
-            # Short ones must harm nobody.
+            # Short ones must do no harm.
             return round(random.choice((random.uniform(0.05, 0.7), random.uniform(0.7, 8.0))), 2)
         case _:
             return 0.0

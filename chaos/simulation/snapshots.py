@@ -1,8 +1,8 @@
-"""Who holds which step in memory: at home, at the buddy, and where a node that leaves has its snapshots copied to.
+"""Which node holds which step in memory: at home, at the buddy, and where a leaving node has its snapshots copied to.
 
-Every step is a snapshot. Its copy is at the buddy when the next step ends, or, after the step at whose boundary the
-trainers leave, before that is told. Where a copy is kept is the production code's decision. A generation goes on from
-the newest step of which every rank's snapshot is at a node that is there. (Where ranks hold the same, fewer would do:
+Every step is a snapshot. Its copy is at the buddy when the next step ends or, for the step at whose boundary the
+trainers leave, before that is reported. The production code decides where a copy is kept. A generation resumes from
+the newest step of which every rank's snapshot is at a present node. (If ranks hold the same, fewer would do:
 no layout is assumed here.)
 """
 
@@ -16,7 +16,7 @@ from elastic3d.values import Generation, Node
 from elastic3d.worker.keeper import departure
 
 KEPT = 2
-"""Steps after which a generation needs nothing of those before it."""
+"""Steps after which a generation needs no snapshot of earlier ones."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Snapshots:
         self._before: dict[str, tuple[str, ...]] = {}
 
     def began(self, generation: Generation, step: int) -> None:
-        """A generation goes on behind this step."""
+        """A generation resumes after this step."""
         if generation.nodes:
             taken = _Taken(generation=generation, buddies=buddies(generation.nodes), first=step, last=step)
             self._taken[generation.key] = taken
@@ -50,14 +50,14 @@ class Snapshots:
         """A generation made a step."""
         taken = self._taken.get(generation.key)
         if taken is None:
-            return  # one that others went on without, and have left behind
+            return  # one that the others went on without
         taken.last = step
         if taken.last - taken.first == KEPT:
             for key in [key for key in self._taken if key != generation.key]:
                 del self._taken[key]
 
     def holder(self, generation: Generation, at: int, to_come: Generation | None) -> Node:
-        """Return which node is to hold the copy of the `at`th node's snapshots, itself for none."""
+        """Return the node that is to hold the copy of the `at`th node's snapshots; itself means none."""
         me = generation.nodes[at]
         buddy = generation.nodes[buddies(generation.nodes)[at]]
         if to_come is None:
@@ -71,7 +71,7 @@ class Snapshots:
             taken.copies[at] = holder.id
 
     def inherited(self, id: str, by: str) -> None:
-        """A process goes on under another incarnation: what it holds stays."""
+        """A process continues under another incarnation and keeps its snapshots."""
         self._before[by] = (*self._before.get(id, ()), id)
 
     def newest(self, servers: Sequence[str]) -> int:

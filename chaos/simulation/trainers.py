@@ -1,7 +1,7 @@
-"""The least of what keepers and trainers answer to the core.
+"""The minimum of what keepers and trainers answer to the core.
 
 A step needs every rank: trainers commit steps only while all of a generation's nodes train, run and reach each other.
-What any of them is asked - to leave, to finish - travels with the step's vote, so that all do it at the same step.
+A request to any of them - to leave, to finish - is sent with the step's vote, so that all obey at the same step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from chaos.simulation.node import Member
 
 HUNG = 0.3
-"""Seconds between two looks at a step that cannot be done now."""
+"""Seconds between two tries of a step that is not possible now."""
 
 COPYING = (0.005, 0.1)
-"""Seconds that the copy of a last snapshot takes."""
+"""Seconds to copy a last snapshot."""
 
 STAYING, GOING = 2.0, 60.0
 """Seconds after which trainers are told to have left though their last snapshot is not copied, by whether the node
@@ -67,20 +67,20 @@ class Trainers:
         self.finishing = False
         self.prepared: dict[tuple[str, str], None] = {}
         self.left: dict[tuple[str, str], None] = {}
-        # Of its own, so that what else is drawn stays what it was.
+        # A separate one, so that all else is drawn as before.
         self._copying = Random("copies")
         self._groups: dict[str, _Group] = {}
 
     def running(self, key: str) -> list[Member]:
-        """Return the nodes on which trainers of a generation run."""
+        """Return the nodes on which a generation's trainers run."""
         group = self._groups.get(key)
         return [m for id, m in group.members.items() if group.phase[id] is Phase.RUNNING] if group else []
 
     def prepare(self, member: Member, generation: Generation) -> None:
-        """Build trainers; the member hears when they wait."""
+        """Build trainers; the member is told when they are ready."""
         group = self._groups.get(generation.key)
         if group is None or group.generation != generation:
-            # Another one under the same key: an emptied etcd counts from the beginning.
+            # Another generation under the same key: an emptied etcd counts from the beginning.
             group = self._groups[generation.key] = _Group(generation)
         group.phase[member.id], group.members[member.id] = Phase.BUILDING, member
         self.loop.later(self.random.uniform(*self.build), self._built, member, group)
@@ -104,7 +104,7 @@ class Trainers:
         return all(passes(here, host) and passes(host, here) for host in hosts)
 
     def go(self, member: Member, generation: Generation) -> None:
-        """Let prepared trainers train."""
+        """Start prepared trainers."""
         group = self._groups[generation.key]
         group.phase[member.id] = Phase.RUNNING
         group.running += 1
@@ -116,7 +116,7 @@ class Trainers:
             self.loop.later(self.step / 2, self._raise, member, group)
 
     def _restore(self, member: Member, generation: Generation) -> None:
-        """Go on from the newest step that is whole in the memory of who is there."""
+        """Resume from the newest step that is whole in the memory of present nodes."""
         nodes = (*generation.nodes, *generation.spares)
         processes = member.world.by_id
         step = self.snapshots.newest([node.id for node in nodes if processes[node.id].alive])
@@ -148,7 +148,7 @@ class Trainers:
             self.loop.later(self.step, self._step, group)
 
     def stop(self, member: Member, key: str, *, silent: bool = False) -> None:
-        """Kill one node's trainers; the others lose a peer, and hear of it unless its host is silent."""
+        """Kill one node's trainers; the others lose a peer, and notice unless its host is silent."""
         group = self._groups.get(key)
         if group is None or group.phase.get(member.id, Phase.OVER) is Phase.OVER:
             return
@@ -167,7 +167,7 @@ class Trainers:
             self.stop(member, key, silent=silent)
 
     def fail(self, member: Member, *, error: bool) -> bool:
-        """Let a running trainer of this node die, or its user's code raise; return whether one ran."""
+        """Kill a running trainer of this node, or let its user's code raise; return whether one ran."""
         for key, group in self._groups.items():
             if group.phase.get(member.id) is Phase.RUNNING:
                 self.stop(member, key)
@@ -220,13 +220,13 @@ class Trainers:
             if saved is not None:
                 member.tell(e.Saved(saved=saved))
         group.steps += 1
-        # Large jobs commit a few steps a generation and then wait to be asked for a boundary, to be fast.
+        # Large jobs commit a few steps per generation and then wait for a boundary request, to be fast.
         group.idle = bool(self.steps) and group.steps >= self.steps
         if not group.idle:
             self.loop.later(self.step, self._step, group)
 
     def _copy(self, member: Member, group: _Group, step: int, since: float) -> None:
-        """Copy the last snapshot to where it is safe, then say that the trainers left; or when waiting is no use."""
+        """Copy the last snapshot to safety, then report that the trainers left; or give up when it takes too long."""
         generation, to_come = group.generation, member.core.view.coming
         at = next(at for at, node in enumerate(generation.nodes) if node.id == member.id)
         stays = to_come is not None and any(node.id == member.id for node in (*to_come.nodes, *to_come.spares))

@@ -1,4 +1,4 @@
-"""One job in virtual time: etcd, a network, trainers, members, and whoever does things to them."""
+"""One job in virtual time: etcd, a network, trainers, members, and their faults."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from elastic3d.planner import Plan, plan
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 
 REJOIN = 0.2
-"""Seconds in which the owner of a member that is out builds a new one."""
+"""Seconds in which the owner of an evicted member builds a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a job is made of. steps: how many a generation commits before it idles, 0 for no end.
+    """The settings of a job. steps: how many a generation commits before it idles, 0 for no limit.
 
-    brevity: when its generations are written as what changed.
+    brevity: when its generations are written as changes.
     """
 
     policy: Policy
@@ -46,7 +46,7 @@ class Setting:
 
 
 class Observer:
-    """Who looks on. All methods may be left as they are."""
+    """An observer of a job; every method is optional."""
 
     def began(self, member: Member) -> None:
         """A process started."""
@@ -58,13 +58,13 @@ class Observer:
         """Etcd's keys changed, in one revision."""
 
     def rolled_back(self) -> None:
-        """Etcd has the keys of an earlier time again."""
+        """Etcd was rolled back to the keys of an earlier time."""
 
     def acted(self, member: Member, action: acts.Action) -> None:
-        """A core did something."""
+        """A core acted."""
 
     def restored(self, generation: Generation, before: int, step: int) -> None:
-        """All trainers of a generation go on behind `step`; the newest step made until then is `before`."""
+        """All trainers of a generation resume after `step`; the newest step made until then is `before`."""
 
 
 class World:
@@ -138,7 +138,7 @@ class World:
         return [self.members[host] for host in sorted(self.members) if self.members[host].alive]
 
     def end(self, member: Member, state: State) -> None:
-        """End a process without a word."""
+        """End a process abruptly."""
         if member.alive:
             member.end(state)
             self._note(member, state)
@@ -146,7 +146,7 @@ class World:
                 observer.ended(member)
 
     def closed(self, member: Member) -> None:
-        """A process came to its own end; whoever would be taken back comes back."""
+        """A process ended by itself; one that may rejoin comes back."""
         self._note(member, "closed")
         for observer in self.observers:
             observer.ended(member)
@@ -160,7 +160,7 @@ class World:
                 self.trainers.snapshots.inherited(member.id, again.id)
 
     def acted(self, member: Member, action: acts.Action) -> None:
-        """Take note of what a core does, before it is done."""
+        """Note a core's action before it is executed."""
         self._note(member, action)
         for observer in self.observers:
             observer.acted(member, action)
@@ -192,7 +192,7 @@ class World:
             observer.changed(changes)
 
     def put(self, key: str, record: object, seconds: float | None = None) -> None:
-        """Write as an operator does, under a lease that ends by itself if `seconds` are given."""
+        """Write as an operator does, under a lease that expires if `seconds` are given."""
 
         def write(lease: int) -> None:
             operation = Put(ROOT + key, encode(record), lease)
@@ -204,11 +204,11 @@ class World:
             self.etcd.grant(self._operator, seconds, lambda lease: write(lease.id) if lease else None, kept=False)
 
     def drain(self, host: int, seconds: float) -> None:
-        """Let an operator want a node to leave."""
+        """Let an operator order a node to leave."""
         self.put(keys.drain(f"n{host}"), Drain(seconds=seconds, reason="maintenance", by="operator"))
 
     def notice(self, host: int, seconds: float) -> None:
-        """Let the cloud tell a node that it has to leave."""
+        """Let the cloud notify a node that it has to leave."""
         member = self.member(host)
         if member is not None:
             member.noticed = True
@@ -239,13 +239,13 @@ class World:
         self.etcd_down(False)
 
     def revoke(self, member: Member) -> None:
-        """End a member's lease by hand; it hears of it with its next keepalive."""
+        """Revoke a member's lease by hand; it learns of it with its next keepalive."""
         lease = member.lease
         if lease is not None and self.etcd.up:
             self.etcd.revoke(lease)
             self.loop.later(self.random.uniform(0.0, lease.ttl / 4), member.lease_ended, lease)
 
-    # What was done, as text and as a digest.
+    # The log of actions, as text and as a digest.
 
     def _note(self, member: Member, what: object) -> None:
         if self.trace is not None or self.lines is not None:

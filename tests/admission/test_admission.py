@@ -48,7 +48,7 @@ def server() -> Iterator[EtcdServer]:
 
 
 def start(server: EtcdServer, workdir: Path, run_id: str, temp: Path, **conf: str) -> tuple[int | None, str, list[Any]]:
-    """Run one agent whose keeper has its temporary files in `temp`; return its exit code, words and events."""
+    """Run one agent whose keeper has its temporary files in `temp`; return its exit code, output and events."""
     launch = Launch(
         run_id=run_id,
         endpoint=server.endpoint,
@@ -65,8 +65,11 @@ def start(server: EtcdServer, workdir: Path, run_id: str, temp: Path, **conf: st
 
 
 @pytest.mark.gloo
-def test_an_unfit_node_is_kept_out_until_it_is_mended(server: EtcdServer, tmp_path: Path) -> None:
-    """It never registers, names the folder in its log, its events and etcd; mended it joins, and the word is gone."""
+def test_an_unfit_node_is_kept_out_until_it_is_repaired(server: EtcdServer, tmp_path: Path) -> None:
+    """It never registers, and names the folder in its log, its events and etcd.
+
+    Once repaired it joins, and the record is gone.
+    """
     (tmp_path / "file").touch()
     run_id = f"unfit-{uuid.uuid4().hex[:8]}"
     root = f"/elastic3d/{run_id}/"
@@ -94,7 +97,7 @@ def test_an_unfit_node_is_kept_out_until_it_is_mended(server: EtcdServer, tmp_pa
 
 
 @pytest.mark.gloo
-def test_checks_can_be_turned_off(server: EtcdServer, tmp_path: Path) -> None:
+def test_admission_checks_can_be_turned_off(server: EtcdServer, tmp_path: Path) -> None:
     """With --rdzv-conf=admission=off the same node trains."""
     run_id = f"unfit-{uuid.uuid4().hex[:8]}"
     code, said, events = start(server, tmp_path / "work", run_id, tmp_path / "missing", admission="off")
@@ -123,7 +126,7 @@ def run(told: Settings, *computed: CheckResult, options: RunOptions | None = Non
 
 
 def train(client: EtcdClient, told: Settings, ports: dict[str, int], registered: set[str]) -> None:
-    """Let a generation of nodes with these heartbeat ports be sealed; only some hold their lease."""
+    """Seal a generation of nodes with these heartbeat ports, of which only some hold their lease."""
     nodes = tuple(
         Node(name=name, incarnation="i", address="127.0.0.1", slots=(), heartbeat_port=port)
         for name, port in ports.items()
@@ -134,8 +137,8 @@ def train(client: EtcdClient, told: Settings, ports: dict[str, int], registered:
             client.put(f"{told.root}roll/members/{node.id}", encode(MemberRecord(node=node)))
 
 
-def test_a_node_that_is_well_passes(server: EtcdServer, tmp_path: Path) -> None:
-    """Nothing is written, neither in etcd nor on the disks."""
+def test_a_healthy_node_is_admitted(server: EtcdServer, tmp_path: Path) -> None:
+    """Nothing is left behind, neither in etcd nor on the disks."""
     told = settings(server.endpoint)
     (tmp_path / "store").mkdir()
     run(told, CheckResult(name="product cpu", ok=True), options=RunOptions(store=StoreAt(url=str(tmp_path / "store"))))
@@ -144,8 +147,8 @@ def test_a_node_that_is_well_passes(server: EtcdServer, tmp_path: Path) -> None:
         assert client.range(told.root)[0] == ()
 
 
-def test_what_the_measuring_trainer_found_counts(server: EtcdServer, tmp_path: Path) -> None:
-    """A device that multiplies wrongly keeps its node out, with every other reason beside it."""
+def test_a_failed_check_of_the_measuring_trainer_keeps_the_node_out(server: EtcdServer, tmp_path: Path) -> None:
+    """A device that multiplies wrongly keeps its node out; the other reasons are reported beside it."""
     told = settings(server.endpoint)
     (tmp_path / "file").touch()
     bad = CheckResult(name="product cuda:3", ok=False, detail="multiplies wrongly")
@@ -157,8 +160,8 @@ def test_what_the_measuring_trainer_found_counts(server: EtcdServer, tmp_path: P
         client.delete(told.root, prefix=True)
 
 
-def test_a_model_too_large_for_every_allowed_world(server: EtcdServer) -> None:
-    """Unless no snapshots are taken: then there is no need of room."""
+def test_a_model_too_large_for_every_allowed_layout_is_refused(server: EtcdServer) -> None:
+    """Unless no snapshots are taken: then the memory is not needed."""
     told = settings(server.endpoint)
     journal = Journal(None, told.run_id, told.node)
     huge = ModelProfile(blocks=2, parameters=10**15, micro_batches=4, micro_batch=1, digest="d")
@@ -167,8 +170,8 @@ def test_a_model_too_large_for_every_allowed_world(server: EtcdServer) -> None:
     admit(told, RunOptions(snapshot_every=0), huge, (), journal)
 
 
-def test_neighbours_that_refuse_keep_a_node_out(server: EtcdServer) -> None:
-    """They hold their leases and do not answer this node: it would train with nobody."""
+def test_neighbours_that_refuse_connections_keep_a_node_out(server: EtcdServer) -> None:
+    """They hold their leases but do not answer this node: it could train with nobody."""
     told = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client:
         train(client, told, {"a": free_port(), "b": free_port()}, {"a", "b"})
@@ -177,16 +180,16 @@ def test_neighbours_that_refuse_keep_a_node_out(server: EtcdServer) -> None:
         assert client.get(f"{told.root}refused/me") is not None
 
 
-def test_neighbours_that_are_gone_do_not_matter(server: EtcdServer) -> None:
-    """A generation whose nodes have lost their leases is what a dead job leaves: its successor must start."""
+def test_neighbours_without_leases_are_ignored(server: EtcdServer) -> None:
+    """A generation whose nodes have lost their leases is left over from a dead job; the next job must still start."""
     told = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client:
         train(client, told, {"a": free_port(), "b": free_port(), "me": free_port()}, {"me"})
         run(told)
 
 
-def test_a_neighbour_that_has_just_died_does_not_matter(server: EtcdServer) -> None:
-    """Its lease runs out while this node still tries."""
+def test_a_neighbour_that_dies_during_the_check_is_ignored(server: EtcdServer) -> None:
+    """Its lease runs out while this node is still trying to reach it."""
     told = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client:
         train(client, told, {"a": free_port()}, {"a"})
@@ -197,8 +200,10 @@ def test_a_neighbour_that_has_just_died_does_not_matter(server: EtcdServer) -> N
         run(told)
 
 
-def test_one_neighbour_of_three_may_be_silent(server: EtcdServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is more likely its own fault; it is named."""
+def test_one_silent_neighbour_of_three_does_not_keep_a_node_out(
+    server: EtcdServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fault is more likely the neighbour's; the remark names it."""
     told = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client, socket.create_server(("127.0.0.1", 0)) as there:
         port = there.getsockname()[1]
@@ -207,14 +212,14 @@ def test_one_neighbour_of_three_may_be_silent(server: EtcdServer, capsys: pytest
     assert "admission: neighbours: b: 127.0.0.1:" in capsys.readouterr().err
 
 
-def test_one_endpoint_of_etcd_is_enough(server: EtcdServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """The one that is away is named."""
+def test_one_reachable_etcd_endpoint_is_enough(server: EtcdServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """The unreachable one is named."""
     run(settings(f"{server.endpoint},127.0.0.1:{free_port()}"))
     assert "admission: etcd: etcd 127.0.0.1: 127.0.0.1:" in capsys.readouterr().err
 
 
-def test_without_etcd_the_reasons_are_said_all_the_same(tmp_path: Path) -> None:
-    """A node that is fit hears of etcd, an unfit one of itself."""
+def test_reasons_are_reported_even_without_etcd(tmp_path: Path) -> None:
+    """A fit node reports that etcd is missing, an unfit one what is wrong with itself."""
     told = settings(f"127.0.0.1:{free_port()}", policy=Policy(below_minimum=1.0))
     with pytest.raises(EtcdUnavailable):
         run(told)

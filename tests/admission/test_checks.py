@@ -1,4 +1,4 @@
-"""Every check passes on a machine that is well, and fails for what it is there to notice."""
+"""Every check passes on a healthy machine, and fails on the fault it is there to find."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def one(run: Callable[[], str], limit: float = 30.0) -> CheckResult:
 # How checks run.
 
 
-def test_checks_run_side_by_side_and_come_back_in_order() -> None:
-    """Each waits for the other to have begun: one after the other they would never end."""
+def test_checks_run_concurrently_and_return_in_order() -> None:
+    """Each waits until the other has begun: run one after the other they would never end."""
     both = threading.Barrier(2, timeout=20.0)
     works = [Check(name=name, run=lambda: f"{both.wait() * 0}", limit=30.0) for name in ("a", "b")]
     assert [(check.name, check.ok) for check in run_checks(works)] == [("a", True), ("b", True)]
 
 
-def test_a_check_without_an_answer_has_failed() -> None:
-    """It is left behind; the others are heard."""
+def test_a_check_that_times_out_has_failed() -> None:
+    """It is abandoned; the results of the others are kept."""
     never = threading.Event()
     found = run_checks(
         [
@@ -60,7 +60,7 @@ def test_a_check_without_an_answer_has_failed() -> None:
     assert [(check.ok, check.detail) for check in found] == [(False, "no answer within 0.1 s"), (True, "by the way")]
 
 
-def test_whatever_a_check_raises_is_its_finding() -> None:
+def test_an_exception_in_a_check_is_its_failure() -> None:
     """Drivers raise errors of their own."""
 
     def breaks() -> str:
@@ -73,13 +73,13 @@ def test_whatever_a_check_raises_is_its_finding() -> None:
 # Devices.
 
 
-def test_this_machine_multiplies_rightly() -> None:
+def test_this_machine_computes_the_expected_product() -> None:
     """The known digest comes out, in torch's own order of summing."""
     assert all(check.ok for check in check_devices("cpu", 1))
 
 
 def test_the_digest_does_not_depend_on_the_order_of_summing() -> None:
-    """Summed in eight parts, last first: the same bytes, for all of it is whole numbers."""
+    """Summed in eight parts, last first, the bytes are the same: all values are whole numbers."""
 
     def backwards(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         total = torch.zeros(ROWS, ROWS)
@@ -90,13 +90,13 @@ def test_the_digest_does_not_depend_on_the_order_of_summing() -> None:
     assert product("cpu", backwards) == ""
 
 
-def test_the_digest_holds_where_factors_are_cut_to_eight_bits() -> None:
-    """As TF32 and bfloat16 passes do: nothing is lost, so that no setting of precision looks like a broken device."""
+def test_the_digest_is_the_same_with_factors_of_eight_bits() -> None:
+    """As in TF32 and bfloat16 passes. Nothing is lost, so no precision setting looks like a broken device."""
     assert product("cpu", lambda a, b: a.bfloat16().float() @ b.bfloat16().float()) == ""
 
 
-def test_a_device_that_gets_one_number_wrong_is_found() -> None:
-    """One of four million, by one."""
+def test_a_device_with_one_wrong_result_is_detected() -> None:
+    """One result of four million is off by one."""
 
     def lies(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         result = a @ b
@@ -109,20 +109,20 @@ def test_a_device_that_gets_one_number_wrong_is_found() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
-def test_a_gpu_multiplies_rightly() -> None:
-    """Every GPU of this machine gives the CPU's digest."""
+def test_every_gpu_computes_the_expected_product() -> None:
+    """Every GPU of this machine gives the same digest as the CPU."""
     count = torch.cuda.device_count()
     assert [check.ok for check in check_devices("cuda", count)] == [True] * (count + 1)
 
 
-def test_missing_devices_are_counted() -> None:
-    """Both numbers are said; the product is not tried."""
+def test_missing_devices_fail_the_check() -> None:
+    """Both numbers are reported; the product is not computed."""
     (check,) = check_devices("cuda", 1000)
     assert not check.ok
     assert f"{torch.cuda.device_count()} cuda device(s) for 1000 slot(s)" in check.detail
 
 
-def test_few_cores_are_a_remark() -> None:
+def test_too_few_cores_are_only_a_remark() -> None:
     """CPUs can be shared."""
     assert f"{len(os.sched_getaffinity(0))} core(s) for 100000 slot(s)" in present("cpu", 100_000)
     assert present("cpu", 1) == ""
@@ -135,8 +135,8 @@ def profile(parameters: int) -> ModelProfile:
     return ModelProfile(blocks=8, parameters=parameters, micro_batches=8, micro_batch=1, digest="d")
 
 
-def test_room_says_the_numbers() -> None:
-    """1 GiB of parameters is 12 of state, spread over the nodes; eight copies on each, four where there is no buddy."""
+def test_the_memory_check_reports_its_figures() -> None:
+    """1 GiB of parameters is 12 GiB of state, spread over the nodes; eight copies on each, four without a buddy."""
     assert room(profile(GIB), least=2, most=8, available=48 * GIB) == ""
     said = room(profile(GIB), least=2, most=8, available=47 * GIB)
     assert "take 48 GiB of memory on each of 2 node(s); this one has 47 GiB" in said
@@ -174,7 +174,7 @@ def exchange(slots: Sequence[SnapshotMemory], table: SnapshotTable) -> None:
             free[rank] += slot.grant()
 
 
-def test_room_is_asked_for_all_that_a_slot_comes_to_hold() -> None:
+def test_the_memory_check_counts_all_that_a_slot_comes_to_hold() -> None:
     """What the memory of two slots takes after a dozen steps is what admission counts, to the byte."""
     parameters = 1 << 20
     spec = TensorSpec(key="model/w", dtype="float32", shape=(parameters * 3 // 2,))
@@ -215,13 +215,13 @@ MEMINFO = "MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\n"
         ),
     ],
 )
-def test_available_memory(more: dict[str, str], expected: int) -> None:
-    """What the kernel has left, or the tightest limit of the control groups, old and new."""
+def test_available_memory_is_the_tightest_limit(more: dict[str, str], expected: int) -> None:
+    """What the kernel has left, or the tightest cgroup limit, v1 and v2."""
     assert available_memory(files({"/proc/meminfo": MEMINFO, **more})) == expected
 
 
-def test_this_machines_memory() -> None:
-    """The real files can be read."""
+def test_this_machines_memory_can_be_read() -> None:
+    """The real files are parsed."""
     assert available_memory(lambda path: Path(path).read_text()) > 0
 
 
@@ -229,7 +229,7 @@ def test_this_machines_memory() -> None:
 
 
 class Hands:
-    """A clock whose readings are told: (monotonic, wall) for each moment; a reading of either goes one further."""
+    """A clock with given readings, (monotonic, wall) for each moment; reading either moves one further."""
 
     def __init__(self, moments: Iterator[tuple[float, float]]) -> None:
         self._moments = moments
@@ -241,7 +241,7 @@ class Hands:
         return next(self._moments)[1]
 
     def sleep(self, seconds: float) -> None:
-        """Pass no time: the moments do."""
+        """Do nothing: the readings are given."""
 
 
 def moments(wall: Callable[[int], float], monotonic: Callable[[int], float] = float) -> Iterator[tuple[float, float]]:
@@ -251,18 +251,18 @@ def moments(wall: Callable[[int], float], monotonic: Callable[[int], float] = fl
 NOW = BUILT.timestamp() + 1e7
 
 
-def test_this_machines_clock_goes() -> None:
-    """Not stepped while it is watched, and not of the past."""
+def test_this_machines_clock_passes() -> None:
+    """It is not stepped during the check and is not in the past."""
     assert clock_goes(SYSTEM) == ""
 
 
-def test_pauses_between_readings_are_no_steps() -> None:
+def test_pauses_between_readings_are_not_clock_steps() -> None:
     """A process that is stopped for seconds between two readings sees both clocks move."""
     assert clock_goes(Hands(moments(lambda at: NOW + at * 3.0, lambda at: at * 3.0))) == ""
 
 
 @pytest.mark.parametrize(
-    ("hands", "told"),
+    ("hands", "message"),
     [
         (moments(lambda _at: 0.0), "the clock shows 1970-01-01 00:00, which is past"),
         (moments(lambda at: NOW + at, lambda _at: 5.0), "the monotonic clock stands still"),
@@ -270,23 +270,23 @@ def test_pauses_between_readings_are_no_steps() -> None:
         (moments(lambda at: NOW + at - (60 if at > 8 else 0)), "it is being stepped"),
     ],
 )
-def test_clocks_that_go_wrong(hands: Iterator[tuple[float, float]], told: str) -> None:
-    """Never set, standing, stepped forwards and back."""
-    with pytest.raises(Unfit, match=told):
+def test_a_faulty_clock_is_refused(hands: Iterator[tuple[float, float]], message: str) -> None:
+    """Never set, standing still, stepped forwards and backwards."""
+    with pytest.raises(Unfit, match=message):
         clock_goes(Hands(hands))
 
 
 # Disks.
 
 
-def test_a_disk_that_keeps_what_is_written(tmp_path: Path) -> None:
+def test_a_working_disk_passes(tmp_path: Path) -> None:
     """Nothing is left in the folder."""
     assert disk(str(tmp_path)) == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """Missing, under a file, and one where nobody may create a file, not even root."""
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    """Missing, below a file, and one where nobody may create a file, not even root."""
     (tmp_path / "file").touch()
     for folder, why in (("/no/such", "No such file"), (str(tmp_path / "file"), "Not a directory"), ("/proc", "")):
         with pytest.raises(Unfit, match=rf"{folder} cannot be written \({why}"):
@@ -297,7 +297,7 @@ WRITE = "import sys; from elastic3d.admission.host import disk; disk(sys.argv[1]
 
 
 def write_elsewhere(folder: Path, *before: str, limit: int | None = None) -> str:
-    """Check the folder from another process, started behind `before`; return what it said."""
+    """Check the folder from another process, started through `before`; return its output."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
 
     def bounded() -> None:
@@ -315,39 +315,39 @@ def write_elsewhere(folder: Path, *before: str, limit: int | None = None) -> str
     ).stderr
 
 
-def test_a_disk_that_takes_only_the_beginning(tmp_path: Path) -> None:
-    """The limit of a file's size stands for any that is met in the middle of a write; what was written is removed."""
+def test_a_disk_that_fails_in_the_middle_of_a_write_is_refused(tmp_path: Path) -> None:
+    """A file size limit stands for any limit met in the middle of a write; what was written is removed."""
     assert "cannot be written (File too large)" in write_elsewhere(tmp_path, limit=4096)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.netns
-def test_a_full_disk(tmp_path: Path) -> None:
-    """A file system with less room than the sample."""
+def test_a_full_disk_is_refused(tmp_path: Path) -> None:
+    """A file system with less free space than the sample."""
     mount = f'mount -t tmpfs -o size=16k none {tmp_path} && exec "$@"'
     assert "cannot be written (No space left on device)" in write_elsewhere(
         tmp_path, "unshare", "--mount", "sh", "-c", mount, "sh"
     )
 
 
-# The way to others.
+# The network to other nodes.
 
 
 @pytest.fixture
 def listener() -> Iterator[ReachTarget]:
-    """Somebody who listens."""
+    """A listening socket."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield ReachTarget(name="up", address="127.0.0.1", port=server.getsockname()[1])
 
 
-def test_who_listens_is_reached(listener: ReachTarget) -> None:
-    """And nobody to reach is no fault."""
+def test_a_listening_neighbour_is_reached(listener: ReachTarget) -> None:
+    """Having no neighbour to reach is no fault."""
     assert reach("neighbours", [listener], need=1).ok
     assert reach("neighbours", [], need=0).ok
 
 
-def test_who_refuses_is_named(listener: ReachTarget) -> None:
-    """A fault where more are needed, a remark where enough answer."""
+def test_a_refusing_neighbour_is_named(listener: ReachTarget) -> None:
+    """It is a fault where more neighbours are needed, a remark where enough answer."""
     down = ReachTarget(name="down", address="127.0.0.1", port=free_port())
     words = f"down: 127.0.0.1:{down.port}: Connection refused"
     check = reach("neighbours", [listener, down], need=1)
@@ -357,8 +357,8 @@ def test_who_refuses_is_named(listener: ReachTarget) -> None:
     assert check.detail == f"{words}: look at this node's network, routes and firewall"
 
 
-def test_who_does_not_answer_is_named() -> None:
-    """A full backlog takes no connection and refuses none, as a host behind a wall does."""
+def test_a_silent_neighbour_is_named() -> None:
+    """A full backlog neither accepts nor refuses a connection, like a host behind a firewall."""
     with socket.socket() as silent, socket.socket() as first:
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
@@ -377,7 +377,7 @@ def generation(count: int) -> Generation:
 
 @pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3), (50, 3)])
 def test_up_to_three_neighbours_are_tried(count: int, expected: int) -> None:
-    """Different ones, never oneself, and the same for each asking."""
+    """They are different nodes, never this one, and the same at each call."""
     found = neighbours(generation(count), "n0")
     assert len({node.name for node in found}) == len(found) == expected
     assert all(node.name != "n0" for node in found)
@@ -385,6 +385,6 @@ def test_up_to_three_neighbours_are_tried(count: int, expected: int) -> None:
 
 
 def test_newcomers_try_different_neighbours() -> None:
-    """A thousand nodes that join at once do not all knock at the same three doors."""
+    """A thousand nodes that join at once do not all try the same three."""
     tried = {node.name for at in range(1000) for node in neighbours(generation(50), f"new{at}")}
     assert len(tried) == 50

@@ -1,4 +1,4 @@
-"""`elastic3d calibrate`: a real, small calibration of this machine, and what it refuses."""
+"""`elastic3d calibrate`: a real, small calibration of this machine, and what the command refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ run = CliRunner()
 
 
 def start(*arguments: str, said: Path) -> subprocess.Popen[bytes]:
-    """Start `elastic3d calibrate` as a process of its own, as a shell does in the foreground: it hears Ctrl-C."""
+    """Start `elastic3d calibrate` as a shell does in the foreground: it receives Ctrl-C."""
     with said.open("wb") as out:
         return subprocess.Popen(
             [*COMMAND, *arguments],
@@ -38,8 +38,8 @@ def start(*arguments: str, said: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def test_a_machine_and_a_models_block_are_measured(tmp_path: Path) -> None:
-    """All of it is there and could be true, and a plan rests on it."""
+def test_calibration_measures_the_machine_and_a_block(tmp_path: Path) -> None:
+    """All figures are present and plausible, and a plan can use them."""
     path = tmp_path / "profile.json"
     small = ["--for", "1s", "--device", "cpu", "--slots", "2", "-o", str(path)]
     result = run.invoke(application(), ["calibrate", SCRIPT, *small, "--", "--width", "32", "--blocks", "2"])
@@ -70,7 +70,7 @@ def test_a_machine_and_a_models_block_are_measured(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file, no process, no folder; exit code 130 as a shell expects."""
+    """No file, process or folder is left; the exit code is 130, as a shell expects."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     process = start("--for", "60s", "-o", str(tmp_path / "profile.json"), said=tmp_path / "said")
@@ -98,7 +98,7 @@ def _children(pid: int) -> list[int]:
 
 
 def test_two_nodes_measure_the_link_between_them(tmp_path: Path) -> None:
-    """One listens, the other is told where; both save the same link."""
+    """One listens, the other is given its address; both save the same link."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -131,8 +131,8 @@ def test_two_nodes_measure_the_link_between_them(tmp_path: Path) -> None:
         (("--show", "-o", "/nowhere.json"), "cannot be read"),
     ],
 )
-def test_a_wrong_call_is_refused_before_anything_is_measured(arguments: tuple[str, ...], words: str) -> None:
-    """With exit code 2 and what would be right."""
+def test_wrong_arguments_are_refused_before_anything_is_measured(arguments: tuple[str, ...], words: str) -> None:
+    """The exit code is 2 and the message says what would be right."""
     result = run.invoke(application(), ["calibrate", *arguments])
     assert isinstance(result.exception, UsageError | ConfigurationError), result.output
     assert result.exception.exit_code == 2
@@ -140,7 +140,7 @@ def test_a_wrong_call_is_refused_before_anything_is_measured(arguments: tuple[st
         raise result.exception
 
 
-def test_a_busy_machine_is_said_to_be_busy() -> None:
-    """A little of one core is what a desktop does; half of all is a neighbour's job."""
+def test_a_busy_machine_is_reported() -> None:
+    """A fraction of one core is what a desktop uses; half of all cores is another job."""
     assert busy(0.5, 2) == ""
     assert "load 1.0 on 2 cores" in busy(1.0, 2)

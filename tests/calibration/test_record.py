@@ -1,4 +1,4 @@
-"""A calibration on disk: it comes back as it was, and whatever else is there is refused with what to do."""
+"""The calibration file: it reads back unchanged, and any other file is refused with what to do."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ CALIBRATION = Calibration(
 )
 
 
-def test_a_calibration_comes_back_as_it_was(tmp_path: Path) -> None:
-    """As JSON that a person can read."""
+def test_a_calibration_reads_back_unchanged(tmp_path: Path) -> None:
+    """It is JSON that a person can read."""
     path = tmp_path / "profile.json"
     save(CALIBRATION, path)
     assert load(path) == load(str(path), device="cpu") == CALIBRATION
@@ -46,8 +46,8 @@ def test_a_calibration_comes_back_as_it_was(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_block_of_the_model_counts_more_than_products() -> None:
-    """A block does more than products; a link that was not measured is taken to be like the other."""
+def test_a_measured_block_takes_precedence_over_matrix_products() -> None:
+    """A block does more than matrix products; a link that was not measured is taken to be like the other."""
     plain = CALIBRATION.costs()
     assert plain.device.flops == 1e11
     assert plain.between == plain.inside
@@ -73,16 +73,16 @@ def changed(**fields: object) -> str:
         ('{"schema": 1}', "damaged"),
     ],
 )
-def test_a_file_that_is_none_is_refused_with_what_to_do(text: str, words: str, tmp_path: Path) -> None:
-    """By path, with what is wrong, and the command that makes a new one."""
+def test_a_file_that_is_no_calibration_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    """The message has the path, what is wrong, and the command that makes a new one."""
     path = tmp_path / "profile.json"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=rf"profile\.json.*{words}.*elastic3d calibrate"):
         load(path)
 
 
-def test_a_calibration_of_another_device_or_of_none_is_refused(tmp_path: Path) -> None:
-    """The message says where it was made; a file that is not there is told as that."""
+def test_a_calibration_of_another_device_is_refused(tmp_path: Path) -> None:
+    """The message says where it was made. A missing file is reported as missing."""
     save(CALIBRATION, tmp_path / "profile.json")
     with pytest.raises(ConfigurationError, match=r"made on cpu \(a CPU\).*computes on cuda.*elastic3d calibrate"):
         load(tmp_path / "profile.json", device="cuda")
@@ -97,14 +97,14 @@ def line(latency: float, bandwidth: float, sizes: tuple[int, ...] = (1024, 1 << 
 
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(1e-4, 1e9), (5e-6, 45e10), (1e-3, 1e7)])
-def test_a_line_is_found_again(latency: float, bandwidth: float) -> None:
-    """Exactly, where the samples lie on one."""
+def test_a_line_is_fitted_exactly(latency: float, bandwidth: float) -> None:
+    """Where the samples lie on one."""
     found = fit(line(latency, bandwidth))
     assert found[:2] == (pytest.approx(latency, rel=1e-6), pytest.approx(bandwidth, rel=1e-6))
     assert found[2] < 1e-6
 
 
-def test_neither_latency_nor_bandwidth_is_ever_negative() -> None:
+def test_fitted_latency_and_bandwidth_are_never_negative() -> None:
     """Whatever the noise: samples that curve down, or do not grow."""
     latency, bandwidth, error = fit([Sample(bytes=1000, seconds=1e-6), Sample(bytes=2000, seconds=1e-5)])
     assert latency == 0

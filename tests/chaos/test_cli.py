@@ -1,4 +1,4 @@
-"""The command line: what it refuses, how it says so, and what it leaves on standard output."""
+"""The command line: what it refuses, how it says so, and what it prints to standard output."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--etcd", "localhost"], "HOST:PORT"),
     ],
 )
-def test_bad_input_is_refused_in_words_before_anything_starts(arguments: list[str], message: str) -> None:
-    """Exit code 2, one line on standard error, no traceback, nothing on standard output."""
+def test_bad_input_is_refused_before_anything_starts(arguments: list[str], message: str) -> None:
+    """With exit code 2, one line on standard error, no traceback, and nothing on standard output."""
     result = demo(*arguments, "--json")
     assert result.returncode == 2, result.stderr
     assert message in result.stderr
@@ -40,8 +40,8 @@ def test_bad_input_is_refused_in_words_before_anything_starts(arguments: list[st
     assert result.stdout == ""
 
 
-def test_an_etcd_that_is_not_there_is_named() -> None:
-    """The endpoint and what to do are in the message; the exit code is not 0."""
+def test_an_unreachable_etcd_is_named() -> None:
+    """The message has the endpoint and what to do; the exit code is not 0."""
     with socket.socket() as taken:
         # Bound but not listening: nobody else gets the port, and nobody answers.
         taken.bind(("127.0.0.1", 0))
@@ -56,7 +56,7 @@ def test_an_etcd_that_is_not_there_is_named() -> None:
 @pytest.mark.etcd
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals) -> None:
-    """Ctrl-C or SIGTERM in the middle ends every agent, the etcd and the temporary folder."""
+    """Ctrl-C or SIGTERM in the middle ends every agent and the etcd, and removes the temporary folder."""
     with subprocess.Popen([*DEMO, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         # Its etcd and four agents.
         assert wait_until(lambda: len(children(process.pid)) >= 5, 60)
@@ -67,7 +67,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals) -> No
 
 
 def test_help_shows_examples() -> None:
-    """The help of the command and of the demo can be followed literally."""
+    """The examples in the help of the command and of the demo work literally."""
     result = subprocess.run([*DEMO[:-1], "--help"], capture_output=True, text=True, timeout=120, check=True)
     assert "elastic3d demo --kill 1@20 --join @40" in result.stdout
     assert "--kill" in demo("--help").stdout

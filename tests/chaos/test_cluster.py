@@ -44,7 +44,7 @@ def launch(script: Path, folder: Path) -> Launch:
     )
 
 
-def test_the_command_line_is_literally_torchruns(tmp_path: Path) -> None:
+def test_the_command_line_is_that_of_torchrun(tmp_path: Path) -> None:
     """A person could type it: every option is torchrun's own."""
     told = Launch(
         run_id="gpt",
@@ -63,8 +63,8 @@ def test_the_command_line_is_literally_torchruns(tmp_path: Path) -> None:
 
 
 @pytest.mark.gloo
-def test_a_cluster_starts_waits_and_tells_the_exit_codes(script: Path, tmp_path: Path) -> None:
-    """Agents end by themselves, and nothing of them is left."""
+def test_a_cluster_starts_waits_and_returns_the_exit_codes(script: Path, tmp_path: Path) -> None:
+    """Agents end by themselves, and leave nothing behind."""
     with Cluster(launch(script, tmp_path), tmp_path / "nodes") as cluster:
         node = cluster.start_node("node0")
         assert wait_until((tmp_path / "started-1").exists, 60), cluster.tail("node0")
@@ -76,8 +76,8 @@ def test_a_cluster_starts_waits_and_tells_the_exit_codes(script: Path, tmp_path:
 
 
 @pytest.mark.gloo
-def test_leaving_the_block_ends_whatever_a_killed_agent_left(script: Path, tmp_path: Path) -> None:
-    """An agent's orphans are found by their mark, even in a session of their own, and ended by pid."""
+def test_leaving_the_block_ends_the_orphans_of_a_killed_agent(script: Path, tmp_path: Path) -> None:
+    """They are found by their mark, even in a session of their own, and ended by pid."""
     with Cluster(launch(script, tmp_path), tmp_path / "nodes") as cluster:
         cluster.start_node("node0")
         assert wait_until((tmp_path / "started-1").exists, 60), cluster.tail("node0")
@@ -88,7 +88,7 @@ def test_leaving_the_block_ends_whatever_a_killed_agent_left(script: Path, tmp_p
 
 
 def test_a_leashed_process_dies_with_its_starter() -> None:
-    """SIGKILL to the holder of a cluster takes its agents along."""
+    """SIGKILL to the owner of a cluster kills its agents too."""
     code = (
         "import subprocess, sys, time; from chaos.processes import leashed\n"
         "child = subprocess.Popen(leashed([sys.executable, '-c', 'import time; time.sleep(600)']))\n"
@@ -104,7 +104,7 @@ def test_a_leashed_process_dies_with_its_starter() -> None:
 
 
 def test_marked_processes_are_found_and_ended() -> None:
-    """The mark is inherited; ending goes by pid, never by name."""
+    """The mark is inherited; processes are ended by pid, never by name."""
     environment = {**os.environ, MARK: "found-and-ended"}
     command = leashed([sys.executable, "-c", "import time; time.sleep(600)"])
     with subprocess.Popen(command, env=environment) as process:

@@ -1,4 +1,4 @@
-"""Drawn histories can happen, and are the same for the same seed."""
+"""Drawn histories are possible, and are the same for the same seed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from chaos.scenario import bounds, check
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_drawn_history_can_happen(seed: int) -> None:
-    """No fault names a node that is not there or a step that never comes, and somebody survives."""
+def test_a_drawn_history_is_possible(seed: int) -> None:
+    """No fault names a missing node or a step that never comes, and somebody survives."""
     history = draw(seed, 24)
     check(history.faults, nodes=history.nodes, steps=24)
     low, high = bounds(history.faults, history.nodes)
@@ -18,8 +18,8 @@ def test_a_drawn_history_can_happen(seed: int) -> None:
     assert str(draw(seed, 24)) == str(history)
 
 
-def test_draws_cover_what_they_should() -> None:
-    """Two hundred seeds hold kills at one step, kills during a recovery, joins, two slots, one node, no fault."""
+def test_draws_cover_every_kind_of_history() -> None:
+    """Two hundred seeds include kills at one step, kills in a recovery, joins, two slots, one node, and no fault."""
     drawn = [draw(seed, 24) for seed in range(200)]
     told = [str(history) for history in drawn]
     assert any("@g" in text for text in told)

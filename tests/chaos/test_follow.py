@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from chaos.follow import Follower, Injection, Ledger, ledger, parse, picture
 from elastic3d.log import EventLog
-from tests.chaos.told import BATCH, a_death_and_a_join, event, restored, sealed, step
+from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, restored, sealed, step
 
 
-def test_generations_tell_what_each_change_cost() -> None:
-    """Cause, nodes, repeated steps, source of the state, seconds from the event and the pause are all there."""
+def test_generations_show_what_each_change_cost() -> None:
+    """Cause, nodes, repeated steps, source of the state, seconds since the event, and the pause are all there."""
     kills = [Injection(kind="kill", node="node1", at=12.0), Injection(kind="join", node="node4", at=13.45)]
     first, second, third = picture(a_death_and_a_join(), kills, started_at=0.0).generations
     assert (first.cause, first.steps_repeated, first.restored_from, first.pause) == ("start", 0, "none", None)
@@ -30,22 +30,22 @@ def test_generations_tell_what_each_change_cost() -> None:
     assert third.layout == {"pp": 2, "dp": 2, "tp": 1, "zero": 3}
 
 
-def test_without_injections_a_change_counts_from_when_it_was_noticed() -> None:
-    """A death nobody injected begins when a peer noticed it."""
+def test_without_injections_a_change_counts_from_its_detection() -> None:
+    """A death that nobody injected begins when a peer noticed it."""
     second = picture(a_death_and_a_join()).generations[1]
     assert second.seconds_to_first_step == pytest.approx(13.0 - 12.05)
 
 
-def test_a_step_done_again_replaces_its_earlier_self() -> None:
-    """The history that counts has each step once, the later generation's."""
+def test_a_repeated_step_replaces_the_earlier_one() -> None:
+    """The history that counts has each step once, as the later generation made it."""
     seen = picture(a_death_and_a_join())
     assert [(s.number, s.generation) for s in seen.steps] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (6, 3)]
     assert seen.conflicts == ()
     assert len(seen.losses) == 6
 
 
-def test_steps_beyond_what_was_restored_do_not_count_until_done_again() -> None:
-    """Work that was lost is gone from the history, even before it is done again."""
+def test_steps_after_the_restored_one_do_not_count_until_repeated() -> None:
+    """Lost work leaves the history even before it is repeated."""
     events = [sealed(1, 0.0, "start", ["a", "b"]), *(step(n, float(n), 1) for n in range(1, 9))]
     events += [sealed(2, 9.0, "death", ["a"]), restored(2, 9.1, "store", 4), step(5, 10.0, 2)]
     seen = picture(events)
@@ -54,15 +54,15 @@ def test_steps_beyond_what_was_restored_do_not_count_until_done_again() -> None:
     assert seen.generations[1].restored_from == "store"
 
 
-def test_a_step_done_again_with_another_loss_is_a_conflict() -> None:
-    """Same bits means that a repeated step repeats its loss."""
+def test_a_repeated_step_with_another_loss_is_a_conflict() -> None:
+    """The same bits mean that a repeated step repeats its loss."""
     events = [e for e in a_death_and_a_join() if not (e.generation == 2 and e.fields.get("step") == 3)]
     events.append(step(3, 13.0, 2, loss=4.699999))
     assert picture(events).conflicts == (3,)
 
 
-def test_a_generation_that_never_made_a_step_shows_no_time() -> None:
-    """A second death during a recovery leaves a generation without steps."""
+def test_a_generation_without_steps_shows_no_time() -> None:
+    """A second death during a recovery leaves such a generation."""
     events = [sealed(1, 0.0, "start", ["a", "b", "c"]), step(1, 1.0, 1), sealed(2, 2.0, "death", ["a", "b"])]
     events += [sealed(3, 2.5, "death", ["a"]), step(2, 4.0, 3)]
     kills = [Injection(kind="kill", node="c", at=1.9), Injection(kind="kill", node="b", at=2.1)]
@@ -73,7 +73,7 @@ def test_a_generation_that_never_made_a_step_shows_no_time() -> None:
 
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_lines_in_files_does_not_matter(shuffler: random.Random) -> None:
-    """Each keeper writes its own file; the picture is that of the events by time."""
+    """Each keeper writes its own file; the picture is made of the events by time."""
     events = a_death_and_a_join()
     expected = picture(events)
     shuffler.shuffle(events)
@@ -87,12 +87,12 @@ def test_an_error_in_the_users_code_is_shown() -> None:
 
 
 def test_the_ledger_counts_each_sample_once() -> None:
-    """A whole history consumes every position once."""
+    """A complete history consumes every position once."""
     assert ledger(picture(a_death_and_a_join()).steps, 6 * BATCH) == Ledger(consumed=6 * BATCH, repeated=0, missing=0)
 
 
 def test_the_ledger_finds_gaps_overlaps_and_a_short_end() -> None:
-    """What was skipped, consumed twice or never reached is counted in samples."""
+    """Samples that were skipped, consumed twice or never reached are counted."""
     steps = picture(a_death_and_a_join()).steps
     without_second = [s for s in steps if s.number != 2]
     assert ledger(without_second) == Ledger(consumed=5 * BATCH, repeated=0, missing=BATCH)
@@ -102,7 +102,7 @@ def test_the_ledger_finds_gaps_overlaps_and_a_short_end() -> None:
 
 
 def test_a_follower_reads_each_whole_line_once(tmp_path: Path) -> None:
-    """Half a line is left for later, a file may come late, and what is no event is passed over."""
+    """An incomplete line is left for later, a file may appear late, and a line that is no event is skipped."""
     follower = Follower(tmp_path)
     assert follower.poll() == []
     with EventLog(tmp_path / "n0-0.jsonl", node="n0", slot=0) as log:

@@ -1,4 +1,4 @@
-"""What counts as left behind in etcd: leases of the living, not what is to be remembered of machines."""
+"""What counts as left over in etcd: leases of living members, but not what has to outlive a job."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def etcd() -> Iterator[EtcdServer]:
         yield server
 
 
-def test_a_members_lease_counts(etcd: EtcdServer) -> None:
-    """With the key that stands under it, and without."""
+def test_a_members_lease_counts_as_left_over(etcd: EtcdServer) -> None:
+    """With the key that is attached to it, and without."""
     with etcd.client() as client:
         lease, _ = client.grant(10)
         assert leases_left(etcd.client, JOB, alone=True, patience=0) == [f"etcd lease {lease:x}"]
@@ -32,7 +32,7 @@ def test_a_members_lease_counts(etcd: EtcdServer) -> None:
     assert leases_left(etcd.client, JOB, alone=True, patience=0) == []
 
 
-def test_what_is_remembered_of_machines_does_not(etcd: EtcdServer) -> None:
+def test_records_of_flapping_machines_do_not_count_as_left_over(etcd: EtcdServer) -> None:
     """A count of losses is kept for an hour; its writer may be killed between its lease and its key."""
     with etcd.client() as client:
         lease, _ = client.grant(3600)

@@ -1,4 +1,4 @@
-"""The metadata server of the chaos is heard by the runtime's own watcher."""
+"""The runtime's own watcher understands the metadata server of the chaos tool."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from elastic3d.notices import CloudNotice, NoticeKind, watch
 from elastic3d.notices.options import Choice, NoticeOptions
 
 
-def test_a_preemption_is_heard_at_once() -> None:
-    """The watcher hangs on the value, and hears it change."""
+def test_a_preemption_is_noticed_at_once() -> None:
+    """The watcher waits on the value and sees it change."""
     heard: queue.SimpleQueue[CloudNotice] = queue.SimpleQueue()
     with MetadataServer() as server:
         watcher = watch(NoticeOptions(choice=Choice.AUTO, url=server.url), heard.put)

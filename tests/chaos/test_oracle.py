@@ -14,7 +14,7 @@ from chaos.play import Outcome, Setting
 from chaos.plot import loss_plot
 from chaos.scenario import parse_kill
 from chaos.view import progress, summary
-from tests.chaos.told import BATCH, a_death_and_a_join, event, sealed, step
+from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
 
 
 def outcome(events: list[Event], digest: str | None = "abc") -> Outcome:
@@ -43,7 +43,7 @@ def test_the_same_bits_are_recognised() -> None:
     assert verdict.kept
 
 
-def test_one_other_bit_is_a_broken_promise() -> None:
+def test_one_different_bit_is_a_broken_promise() -> None:
     """A digest or a loss that differs is named."""
     other = judge(outcome(a_death_and_a_join(), digest="abd"), quiet())
     assert other.same_bits is False
@@ -54,8 +54,8 @@ def test_one_other_bit_is_a_broken_promise() -> None:
     assert "loss of step 6" in " ".join(changed.broken)
 
 
-def test_a_last_step_that_is_no_checkpoint_is_a_broken_promise() -> None:
-    """The end of a run is always a checkpoint, where there is a store."""
+def test_a_last_step_without_a_checkpoint_is_a_broken_promise() -> None:
+    """With a store, the last step is always a checkpoint."""
     seen = replace(outcome(a_death_and_a_join()), store="file:///store")
     assert "last step, 6, is no checkpoint" in " ".join(judge(seen).broken)
     saved = replace(step(6, 20.0, 3), name="checkpoint.committed", fields={"step": 6})
@@ -63,14 +63,14 @@ def test_a_last_step_that_is_no_checkpoint_is_a_broken_promise() -> None:
     assert judge(events).kept
 
 
-def test_without_a_quiet_run_nothing_is_claimed() -> None:
-    """same_bits is None, and the other promises still count."""
+def test_same_bits_is_unknown_without_an_undisturbed_run() -> None:
+    """It is None, and the other promises still count."""
     assert judge(outcome(a_death_and_a_join())).same_bits is None
     assert judge(outcome(a_death_and_a_join())).kept
 
 
-def test_everything_that_can_be_broken_is_named() -> None:
-    """Exit codes, an early end, no digest, leftovers, faults that never happened."""
+def test_every_broken_promise_is_named() -> None:
+    """Exit codes, an early end, a missing digest, leftovers, faults that never happened."""
     bad = replace(
         outcome(a_death_and_a_join()[:-1], digest=None),
         exit_codes={"node0": 1, "node1": -9},
@@ -90,7 +90,7 @@ def test_everything_that_can_be_broken_is_named() -> None:
 
 
 def test_a_planned_change_repeats_no_step() -> None:
-    """Trainers that left at a boundary lost nothing: a step done again is named; after a loss beside it, it is not."""
+    """Trainers that left at a step boundary lost nothing: a repeated step is reported, unless a loss explains it."""
     before = a_death_and_a_join()[:-2]
     left = [
         event("trainer.exited", 13.6, generation=2, node=node, pid=1, kind="left", step=4, error=None)
@@ -105,8 +105,8 @@ def test_a_planned_change_repeats_no_step() -> None:
     assert picture([*before, *left[1:], *events[-3:]]).generations[-1].planned_repeats == 0, "node0 did not leave"
 
 
-def test_the_document_has_the_documented_fields() -> None:
-    """What --json prints can be read by a program that knows nothing else."""
+def test_the_json_document_has_the_documented_fields() -> None:
+    """A program can read what --json prints and needs nothing else."""
     seen = outcome(a_death_and_a_join())
     data = json.loads(json.dumps(document(seen, judge(seen, quiet()))))
     assert set(data) == {"digest", "losses", "generations", "samples", "same_bits", "leftovers"}
@@ -120,8 +120,8 @@ def test_the_document_has_the_documented_fields() -> None:
     assert second["layout"] == {"pp": 1, "dp": 3, "tp": 1, "zero": 3}
 
 
-def test_what_people_see_names_the_nodes_and_the_verdict() -> None:
-    """The map of the mesh, the table of generations, the verdict and the plot are made of the same picture."""
+def test_the_text_output_names_the_nodes_and_the_verdict() -> None:
+    """The map of the mesh, the table of generations, the verdict and the plot all come from the same picture."""
     seen = outcome(a_death_and_a_join())
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(progress(seen.picture, seen.setting, "job"))

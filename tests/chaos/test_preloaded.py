@@ -1,4 +1,4 @@
-"""Agents forked from a process that has torch imported are like any others, to themselves and to those who look."""
+"""Agents forked from a process that has torch imported behave like any others and look like them."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def launch(folder: Path) -> Launch:
 
 @pytest.mark.gloo
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_forked_agent_is_like_one_that_was_started(code: int, preloaded: PreloadedServer, tmp_path: Path) -> None:
-    """Its workers run the script as `__main__`, alone in their sessions, found by their mark; its exit code is told."""
+def test_a_forked_agent_behaves_like_a_started_one(code: int, preloaded: PreloadedServer, tmp_path: Path) -> None:
+    """Its workers run the script as `__main__` in sessions of their own, with its mark; its exit code is returned."""
     with started_by(preloaded), Cluster(launch(tmp_path), tmp_path / "nodes") as cluster:
         node = cluster.start_node("node0")
         assert wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 180), cluster.tail("node0")
@@ -71,8 +71,8 @@ def test_a_forked_agent_is_like_one_that_was_started(code: int, preloaded: Prelo
 
 
 @pytest.mark.gloo
-def test_a_killed_agent_is_told_as_killed(preloaded: PreloadedServer, tmp_path: Path) -> None:
-    """Its workers die with it, waiting or not."""
+def test_a_killed_agent_is_reported_as_killed(preloaded: PreloadedServer, tmp_path: Path) -> None:
+    """Its workers die with it, whether or not anybody waits for it."""
     with started_by(preloaded), Cluster(launch(tmp_path), tmp_path / "nodes") as cluster:
         cluster.start_node("node0")
         assert wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 180), cluster.tail("node0")

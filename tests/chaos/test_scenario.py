@@ -1,4 +1,4 @@
-"""What the command line asks to be done to a job."""
+"""The faults that the command line asks for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from chaos.scenario import (
     resolve,
 )
 from elastic3d.errors import UsageError
-from tests.chaos.told import a_death_and_a_join
+from tests.chaos.made_up_events import a_death_and_a_join
 
 
 @pytest.mark.parametrize(
@@ -38,19 +38,19 @@ from tests.chaos.told import a_death_and_a_join
     ],
 )
 def test_a_kill_names_a_node_and_a_moment(text: str, fault: Kill) -> None:
-    """A number, a name or a role; a step or a generation."""
+    """The node by number, name or role; the moment by step or generation."""
     assert parse_kill(text) == fault
 
 
 @pytest.mark.parametrize("text", ["20", "@20", "1@", "1@-3", "1@x", "boss@3", "1@0", "", "1@2@3"])
-def test_what_is_no_kill_is_refused_with_an_example(text: str) -> None:
-    """The error repeats what was given."""
+def test_a_malformed_kill_is_refused_with_an_example(text: str) -> None:
+    """The error quotes the input."""
     with pytest.raises(UsageError, match="--kill"):
         parse_kill(text)
 
 
-def test_what_leaves_a_job_is_named_alike() -> None:
-    """--drain and --stop take what --kill takes, and refuse the same."""
+def test_drains_and_stops_are_written_like_kills() -> None:
+    """--drain and --stop accept and refuse the same as --kill."""
     assert parse_drain("1@20") == Drain(node="node1", when=When(step=20))
     assert parse_stop("leader@20") == Stop(node="leader", when=When(step=20))
     with pytest.raises(UsageError, match="--drain"):
@@ -59,15 +59,15 @@ def test_what_leaves_a_job_is_named_alike() -> None:
         parse_stop("@3")
 
 
-def test_a_role_that_may_change_hands_is_refused_where_one_node_is_meant() -> None:
-    """A metadata server is one machine's, and who is woken must be who was stopped."""
+def test_a_role_is_refused_where_a_fixed_node_is_needed() -> None:
+    """A metadata server belongs to one machine, and the node to resume must be the one that was stopped."""
     for fault in (Announce(node="leader", when=When(step=3)), Continue(node="stage0", when=When(step=3))):
         with pytest.raises(UsageError, match="by its number"):
             check([fault], nodes=4, steps=60)
 
 
-def test_a_node_that_comes_back_is_counted_as_such() -> None:
-    """A stopped node leaves room until it wakes; one that flaps is missing for a while."""
+def test_a_returning_node_is_counted_as_missing_meanwhile() -> None:
+    """A stopped node is missing until it resumes; a flapping one is missing for a while."""
     stop, wake = Stop(node="node1", when=When(step=5)), Continue(node="node1", when=When(step=9))
     assert bounds([stop], 3) == (2, 3)
     assert bounds([stop, wake, Join(when=When(step=7))], 3) == (2, 4)
@@ -76,7 +76,7 @@ def test_a_node_that_comes_back_is_counted_as_such() -> None:
 
 
 def test_a_join_names_a_moment() -> None:
-    """@STEP, and nothing else."""
+    """@STEP and nothing else."""
     assert parse_join("@40") == Join(when=When(step=40))
     for wrong in ("40", "1@40", "@", "@0"):
         with pytest.raises(UsageError, match="--join"):
@@ -93,8 +93,8 @@ def test_a_join_names_a_moment() -> None:
         ([], ["@99"], "never comes"),
     ],
 )
-def test_what_cannot_happen_is_refused_before_anything_starts(kills: list[str], joins: list[str], message: str) -> None:
-    """Four nodes and sixty steps are what the faults are checked against."""
+def test_impossible_faults_are_refused_before_anything_starts(kills: list[str], joins: list[str], message: str) -> None:
+    """They are checked against four nodes and sixty steps."""
     faults: list[Fault] = [*map(parse_kill, kills), *map(parse_join, joins)]
     with pytest.raises(UsageError, match=message):
         check(faults, nodes=4, steps=60)
@@ -113,17 +113,17 @@ def test_what_cannot_happen_is_refused_before_anything_starts(kills: list[str], 
 def test_the_bounds_of_the_job_leave_room_for_every_fault(
     kills: list[str], joins: list[str], expected: tuple[int, int]
 ) -> None:
-    """The maximum is the most nodes alive at once, the minimum two where two are always left."""
+    """The maximum is the most nodes alive at once; the minimum is two where two are always left."""
     assert bounds([*map(parse_kill, kills), *map(parse_join, joins)], 4) == expected
 
 
-def test_a_job_of_one_node_may_have_one_node() -> None:
-    """No minimum above what was started."""
+def test_the_minimum_of_a_job_of_one_node_is_one() -> None:
+    """It is never above the number of nodes started."""
     assert bounds([], 1) == (1, 1)
 
 
 def test_roles_are_resolved_when_their_moment_comes() -> None:
-    """The leader and stage 0 are who they are then."""
+    """The leader and stage 0 are whoever holds the role then."""
     now = picture(a_death_and_a_join())
     assert resolve("leader", now) == "node4"
     assert resolve("stage0", now) == "node0"
@@ -131,8 +131,8 @@ def test_roles_are_resolved_when_their_moment_comes() -> None:
     assert resolve("leader", Picture()) is None
 
 
-def test_a_moment_comes_with_its_step_or_generation() -> None:
-    """Later than asked for is come too: a poll may have missed the exact step."""
+def test_a_moment_has_come_at_its_step_or_generation_or_later() -> None:
+    """A poll may have missed the exact step."""
     now = picture(a_death_and_a_join())
     assert When(step=6).come(now)
     assert When(step=4).come(now)

@@ -1,4 +1,4 @@
-"""Checkpoints of encoded tiles, put together from the format's own parts."""
+"""Checkpoints of encoded tiles, built from the format's own parts."""
 
 from __future__ import annotations
 

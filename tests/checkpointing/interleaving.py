@@ -1,7 +1,7 @@
 """A store whose operations are granted one by one, in an order drawn from a seed, to actors that may die anywhere.
 
-Each actor is a thread that runs the code as it is; before every store operation it waits for its turn. One operation
-is carried out at a time, so a seed gives the same history again. The store's clock is virtual and moves with them.
+Each actor is a thread that runs the unmodified code; before every store operation it waits for its turn. One operation
+is executed at a time, so a seed gives the same history again. The store's clock is virtual and moves with them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class World:
                 if not awake:
                     self.now = min(actor.asleep_until for actor in living)
                     continue
-                # Some rest for long, so that others come far while they are in the middle of something.
+                # Some pause for long, so that others get far while they are in the middle of something.
                 actor = self.random.choices(awake, [actor.weight for actor in awake])[0]
                 if self.random.random() < 0.02:
                     actor.weight = self.random.choice((0.01, 0.2, 1.0, 5.0))
@@ -94,13 +94,13 @@ class Actor:
     _asked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def begin(self) -> None:
-        """Run to the first operation."""
+        """Run until its first operation."""
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._thread.start()
         self._asked.acquire()
 
     def grant(self) -> None:
-        """Let it carry out its operation, and run to the next."""
+        """Let it execute its operation, and run until the next."""
         if self.world.random.random() < self.dies:
             self.world.log.append(f"{self.world.now:.1f} {self.name} dies before {self.request}")
             self.kill()
@@ -110,7 +110,7 @@ class Actor:
         self._asked.acquire()
 
     def kill(self) -> None:
-        """End it: nothing it does reaches the store any more."""
+        """Kill it: nothing it does reaches the store any more."""
         self._dead = True
         while self.request is not None:
             self.request = None
@@ -190,7 +190,7 @@ class View:
 
     def delete(self, name: str) -> None:
         if self._world.random.random() < self._actor.late:
-            # The request is on its way for hours, and its sender is told that it failed.
+            # The request is under way for hours, and its sender gets an error.
             def act() -> None:
                 self._world.late.append((self._world.now + self._world.random.choice((5, 60, 3600, 80000)), name))
                 raise StoreError("timed out")
@@ -229,7 +229,7 @@ class View:
 
 
 class Free:
-    """An actor that never waits: its store is one with a virtual clock, and nothing more."""
+    """An actor that never waits; its store merely has a virtual clock."""
 
     name, loses, late = "free", 0.0, 0.0
 

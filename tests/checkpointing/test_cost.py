@@ -1,4 +1,4 @@
-"""What a restore reads and holds, counted."""
+"""What a restore reads and how much memory it takes, counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL = {
 
 
 class Counted(LocalStore):
-    """A local store that counts what is read of packs."""
+    """A local store that counts reads of packs."""
 
     reads = 0
     bytes = 0
@@ -42,7 +42,7 @@ class Counted(LocalStore):
 
 
 def shard(spec: TensorSpec, rank: int, world: int, dim: int) -> Box:
-    """Return one of `world` parts of a tensor along a dim; of small ones the whole."""
+    """Return one of `world` parts of a tensor along a dim, but small tensors whole."""
     if dim >= len(spec.shape):
         return spec.box
     n = spec.shape[dim]
@@ -59,8 +59,8 @@ def saved(tmp_path: Path) -> Counted:
 
 
 @pytest.mark.parametrize(("world", "dim"), [(4, 0), (2, 0), (3, 0), (5, 0), (2, 1), (3, 1), (7, 1)])
-def test_a_node_reads_what_its_ranks_need_and_hardly_more(saved: Counted, tmp_path: Path, world: int, dim: int) -> None:
-    """Under whatever layout, the ranks of a node together read at most 1.1 times what they need from the store."""
+def test_a_node_reads_little_more_than_its_ranks_need(saved: Counted, tmp_path: Path, world: int, dim: int) -> None:
+    """In any layout the ranks of a node together read at most 1.1 times what they need from the store."""
     checkpoint = open_checkpoint(saved)
     state = make_state(MODEL)
     for rank in range(world):
@@ -72,8 +72,8 @@ def test_a_node_reads_what_its_ranks_need_and_hardly_more(saved: Counted, tmp_pa
 
 
 @pytest.mark.parametrize(("kept", "of"), [(1, 6), (2, 6), (5, 6)])
-def test_a_stage_reads_its_own_tensors_only(saved: Counted, kept: int, of: int) -> None:
-    """A pipeline stage that needs every so many tensors reads at most 1.1 times their bytes, in few requests."""
+def test_a_stage_reads_only_its_own_tensors(saved: Counted, kept: int, of: int) -> None:
+    """A pipeline stage that needs some of many tensors reads at most 1.1 times their bytes, in few requests."""
     checkpoint = open_checkpoint(saved)
     specs = [spec for spec in checkpoint.specs.values() if int(spec.key.split("/")[1]) % of < kept]
     buffers = {spec: bytearray(spec.box.numel * spec.itemsize) for spec in specs}
@@ -90,8 +90,8 @@ def load_into(store: Counted, buffers: dict[TensorSpec, bytearray]) -> None:
     resolve(wanted, checkpoint.offers(), {"store": checkpoint.source()}, lambda s, _: memoryview(buffers[s]))
 
 
-def test_gaps_are_never_more_than_a_twentieth(saved: Counted) -> None:
-    """Small tensors far apart are read one by one: a request is not saved at any price."""
+def test_reads_span_gaps_of_at_most_a_twentieth(saved: Counted) -> None:
+    """Small tensors far apart are read one by one: saving a request is not worth any number of bytes."""
     specs = [spec for spec in open_checkpoint(saved).specs.values() if not spec.shape]
     load_into(saved, {spec: bytearray(4) for spec in specs})
     assert saved.bytes <= 1.05 * 4 * len(specs)
@@ -122,8 +122,8 @@ print((peak() - before) / sum(buffer.nbytes for buffer in list(buffers.values())
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_restore_holds_little_beside_its_shard(tmp_path: Path, dim: int) -> None:
-    """Peak memory, the destination with it, is at most 1.2 times the shard, however the tiles lie in it."""
+def test_a_restore_needs_little_memory_beside_its_shard(tmp_path: Path, dim: int) -> None:
+    """Peak memory, destination included, is at most 1.2 times the shard, however tiles cut it."""
     store = LocalStore(tmp_path)
     state = make_state({"a": ("float32", (64, 64)), "b": ("float32", (4096, 2048)), "c": ("float32", (4096, 2048))})
     save(store, state, world=2, cuts=(2048,), tile_bytes=256 << 10)

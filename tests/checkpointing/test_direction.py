@@ -9,7 +9,7 @@ import checkpointing
 
 
 def test_checkpointing_imports_nothing_of_elastic3d_and_prints_nothing() -> None:
-    """No module names elastic3d, chaos, etcd or collectives, and none prints; one room has pickle."""
+    """No module names elastic3d, chaos, etcd or collectives, none prints, and only one package uses pickle."""
     for path in Path(checkpointing.__file__).parent.rglob("*.py"):
         strange = {"elastic3d", "chaos", "grpc"} | (set() if path.parent.name == "interchange" else {"pickle"})
         for node in ast.walk(ast.parse(path.read_text())):

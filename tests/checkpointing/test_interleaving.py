@@ -1,7 +1,7 @@
-"""Writers, leaders, collectors and readers at once: every order of their store operations that a seed draws.
+"""Concurrent writers, leaders, collectors and readers: store operations in every order that a seed draws.
 
-Packs are as commits and collections see them: objects with an id and a size. Few contents are there to be written, so
-that packs which were condemned come back under their ids.
+Packs are as commits and collections see them: objects with an id and a size. Only a few contents are written, so
+that condemned packs return under their ids.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def tile(spec: TensorSpec, pack: str) -> StoredTile:
 
 @pytest.fixture(autouse=True)
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools of one thread: an actor asks for one operation at a time, so that a seed is one history."""
+    """Use pools of one thread: an actor requests one operation at a time, so that a seed is one history."""
     for module in ("saving.commit", "retention.reach", "reading.reader"):
         monkeypatch.setattr(f"checkpointing.{module}._READERS", 1)
     monkeypatch.setattr("checkpointing.retention.sweep._DELETERS", 1)
 
 
 class Oracle:
-    """Looks past the actors into the store, after every operation that may matter."""
+    """Inspects the store directly after every operation that may matter."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -110,7 +110,7 @@ class Oracle:
 
 
 def write(store: View, chance: random.Random, step: int, made_in: int, *, calm: bool) -> None:
-    """Save as a rank does: packs that are there are used, a parent's are referenced; if calm, all else is new."""
+    """Save like a rank: existing packs are used, a parent's are referenced; if calm, all else is new."""
     try:
         parent = open_checkpoint(store)
     except NoCheckpoint:
@@ -147,7 +147,7 @@ def write(store: View, chance: random.Random, step: int, made_in: int, *, calm: 
 
 
 def trainer(generation: int, steps: int, oracle: Oracle, *, calm: bool) -> Callable[[Actor], None]:
-    """Fence, then save and commit steps; what was refused or lost is let go, as training does.
+    """Fence, then save and commit steps; refused and lost saves are dropped, as in training.
 
     If calm, no save that took less than the grace may lose anything.
     """
@@ -184,7 +184,7 @@ def collector(rounds: int, retention: Retention, *, calm: bool) -> Callable[[Act
         store, chance = View(actor), random.Random(f"{actor.name}{actor.world.random.random()}")
         for _ in range(rounds):
             actor.sleep(chance.choice((0.0, 5.0, 61.0)))
-            # A grace that is too short for the writers must cost saves only, never a checkpoint.
+            # A grace that is too short for the writers may cost saves, but never a checkpoint.
             grace = GRACE if calm else chance.choice((0.0, 1.0, GRACE))
             try:
                 collect(store, retention, grace=grace, wait=chance.random() < 0.5, sleep=actor.sleep, clock=actor.clock)
@@ -195,7 +195,7 @@ def collector(rounds: int, retention: Retention, *, calm: bool) -> Callable[[Act
 
 
 def keeper(actor: Actor) -> None:
-    """Tag, pin and vouch for whatever is newest."""
+    """Tag, pin and verify the newest checkpoint."""
     store, chance = View(actor), random.Random(f"{actor.name}{actor.world.random.random()}")
     for number in range(6):
         actor.sleep(chance.choice((0.0, 10.0, 50.0)))
@@ -214,7 +214,7 @@ def keeper(actor: Actor) -> None:
 
 
 def reader(oracle: Oracle) -> Callable[[Actor], None]:
-    """Read checkpoints whole; who takes less than the grace must find all of it."""
+    """Read checkpoints whole; a reader faster than the grace must find all of it."""
 
     def work(actor: Actor) -> None:
         store, chance = View(actor), random.Random(f"{actor.name}{actor.world.random.random()}")
@@ -244,7 +244,7 @@ def run(seed: int, *, dies: float = 0.004, loses: float = 0.02, late: float = 0.
     faults = {} if calm else {"dies": dies, "loses": loses}
     world.start("one", trainer(1, 8, oracle, calm=calm), **faults)
     world.start("two", trainer(2, 8, oracle, calm=calm), **faults)
-    if not calm:  # two leaders of a generation would write other contents into one save
+    if not calm:  # two leaders of a generation would write different contents into one save
         world.start("zombie", trainer(1, 8, oracle, calm=calm), **faults)
     late = 0.0 if calm else late
     world.start("sweeper", collector(8, Retention(keep_last=1), calm=calm), late=late, **faults)
@@ -260,7 +260,7 @@ def run(seed: int, *, dies: float = 0.004, loses: float = 0.02, late: float = 0.
 
 
 def settle(oracle: Oracle) -> None:
-    """Collect with nobody else about, until nothing goes any more; each dry run says what its real run frees."""
+    """Collect undisturbed until nothing more is deleted; each dry run announces what its real run frees."""
     world = oracle.world
     world.now += 200_000.0
     world._late()
@@ -309,20 +309,20 @@ def check(seed: int) -> Oracle:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_no_order_of_operations_loses_what_is_committed(seed: int) -> None:
-    """Whoever dies, waits or asks twice: checkpoints stay whole while they are listed, garbage goes in the end."""
+def test_no_order_of_operations_loses_a_commit(seed: int) -> None:
+    """Whoever dies, waits or repeats: listed checkpoints stay whole, and garbage goes in the end."""
     check(seed)
 
 
 @pytest.mark.slow
-def test_no_order_of_operations_loses_what_is_committed_at_length() -> None:
+def test_no_order_of_operations_loses_a_commit_in_many_seeds() -> None:
     """The same for many more seeds."""
     for seed in range(1000, 2500):
         check(seed)
 
 
-def test_the_orders_are_worth_drawing() -> None:
-    """Among the seeds there are commits of both generations, drops, takings over, refusals and late deletions."""
+def test_drawn_orders_cover_every_outcome() -> None:
+    """Among the seeds are commits of both generations, drops, takeovers, refusals and late deletions."""
     oracles = [run(seed) for seed in range(1, 8)]
     seen = {name for oracle in oracles for name in oracle.seen}
     assert {names.parse_checkpoint(name)[1] for name in seen} == {1, 2}  # type: ignore[index]

@@ -37,7 +37,7 @@ def test_any_layout_restores_under_any_other(
     before: tuple[list[int], int],
     after: tuple[list[int], int],
 ) -> None:
-    """Tensors cut one way among one number of ranks come back with the same bytes cut another way."""
+    """Tensors cut one way for one number of ranks are restored with the same bytes cut another way."""
     store, state = fresh(), make_state(model)
     save(store, state, world=world, cuts=before[0], dim=before[1])
     commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=world)
@@ -46,8 +46,8 @@ def test_any_layout_restores_under_any_other(
     assert restored == state
 
 
-def test_tiles_smaller_than_shards_restore() -> None:
-    """A tensor of many tiles, on a grid that fits neither layout, comes back whole."""
+def test_tiles_smaller_than_shards_are_restored() -> None:
+    """A tensor of many tiles, on a grid that fits neither layout, is restored whole."""
     store, state = fresh(), make_state({"w": ("float32", (23, 5)), "deep": ("float32", (3, 4, 9))})
     save(store, state, world=3, cuts=(4, 11, 19), tile_bytes=48)
     done = commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=3)
@@ -56,7 +56,7 @@ def test_tiles_smaller_than_shards_restore() -> None:
     assert restored == state
 
 
-def test_facts_and_identity_come_back(tmp_path: Path) -> None:
+def test_facts_and_identity_are_restored(tmp_path: Path) -> None:
     """Facts, step, generations and specs are those that were saved."""
     store, state = open_store(str(tmp_path)), make_state(SMALL)
     fence(store, 3)
@@ -71,7 +71,7 @@ def test_facts_and_identity_come_back(tmp_path: Path) -> None:
 
 
 def test_the_root_names_contents_not_layout() -> None:
-    """Where no shard edge cuts a tile, another layout and another store give the same root."""
+    """If no shard boundary cuts a tile, another layout and another store give the same root."""
     state = make_state({"a": ("float32", (4, 4)), "b": ("float32", (8,)), "step": ("float32", ())})
     roots = set()
     for world in (1, 2, 3):
@@ -120,7 +120,7 @@ def test_a_retried_save_changes_nothing() -> None:
 
 
 def test_a_damaged_pack_of_an_earlier_try_is_written_again() -> None:
-    """A retry checks the pack it finds before it relies on it."""
+    """A retry checks an existing pack before it relies on it."""
     store, state = fresh(), make_state(SMALL)
     save(store, state)
     for name in list(store.list("packs/")):
@@ -133,16 +133,16 @@ def test_a_damaged_pack_of_an_earlier_try_is_written_again() -> None:
     assert load(open_checkpoint(store))[0] == state
 
 
-def test_other_contents_under_one_save_are_refused() -> None:
-    """One step, generation and attempt names one state only."""
+def test_another_state_under_the_same_save_is_refused() -> None:
+    """A step, generation and attempt identify one state."""
     store = fresh()
     save(store, make_state(SMALL))
     with pytest.raises(Inconsistent, match="new attempt"):
         save(store, make_state(SMALL, seed=1))
 
 
-def test_what_is_missing_is_named() -> None:
-    """A commit without all ranks, or without all of a tensor, says what is missing."""
+def test_an_incomplete_save_is_refused_with_what_is_missing() -> None:
+    """A commit needs all ranks and all of every tensor."""
     store, state = fresh(), make_state(SMALL)
     save(store, state)
     save_rank(store, step=1, made_in=1, attempt=0, rank=2, world=3, pieces=[], facts=FACTS)
@@ -161,7 +161,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_ranks_that_disagree_are_refused() -> None:
-    """Replicas with other bits, other facts or other shapes are named, not mixed."""
+    """Replicas with different bits, facts or shapes are named, not mixed."""
     store = fresh()
     spec = TensorSpec(key="w", dtype="uint8", shape=(4,))
     other = TensorSpec(key="w", dtype="uint8", shape=(5,))
@@ -180,12 +180,12 @@ def test_ranks_that_disagree_are_refused() -> None:
 
 @pytest.mark.parametrize("facts", [{"x": float("nan")}, {"x": {1: 2}}, {"x": object()}])
 def test_facts_that_json_would_change_are_refused(facts: dict[str, object]) -> None:
-    """What would not come back as it was is refused when it is saved."""
+    """At the save, if they would not read back unchanged."""
     with pytest.raises(ValueError, match="facts"):
         save(fresh(), make_state(SMALL), facts=facts)
 
 
-def test_pieces_that_cannot_be_stored_are_refused() -> None:
+def test_invalid_pieces_are_refused() -> None:
     """Boxes outside the tensor, wrong lengths, overlaps and unknown dtypes are the caller's mistakes."""
     spec = TensorSpec(key="w", dtype="uint8", shape=(4,))
     whole = piece(spec, b"abcd", spec.box)

@@ -20,6 +20,6 @@ from elastic3d.cli.durations import spell
         (90_000.0, "1 d 1 h"),
     ],
 )
-def test_spelled(seconds: float, text: str) -> None:
+def test_durations_are_spelled_in_at_most_two_units(seconds: float, text: str) -> None:
     """Two units at most."""
     assert spell(seconds) == text

@@ -1,4 +1,4 @@
-"""`elastic3d samples check`, over stores and event files as runs leave them."""
+"""`elastic3d samples check` on stores and event files as runs leave them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def saved(path: Path, facts: dict[str, Any]) -> str:
     return str(path)
 
 
-def told(order: Order, lines: Ledger) -> dict[str, Any]:
+def facts_of(order: Order, lines: Ledger) -> dict[str, Any]:
     return {"step": 6, "order": to_json(order), "ledger": to_json(lines)}
 
 
@@ -57,40 +57,40 @@ def call(*arguments: str) -> Result:
 WHOLE = [(1, 0), (1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]
 
 
-def test_a_whole_run_is_told_line_by_line(tmp_path: Path) -> None:
-    """Exit 0, with what each generation consumed; a growing batch is counted by each step's own size."""
+def test_a_complete_run_is_listed_line_by_line(tmp_path: Path) -> None:
+    """Exit 0, with what each generation consumed; a growing batch is counted by the size of each step."""
     for name, order in (("data", ORDER), ("stream", STREAM)):
-        result = call(saved(tmp_path / name, told(order, ledger(order, WHOLE))))
+        result = call(saved(tmp_path / name, facts_of(order, ledger(order, WHOLE))))
         assert result.exit_code == 0, result.output
         assert "each of 28 samples was consumed once" in " ".join(result.output.split())
         assert "0 - 2" in result.output
 
 
 def test_json_has_the_account_and_the_lines(tmp_path: Path) -> None:
-    """One document, for programs."""
-    result = call(saved(tmp_path / "run", told(ORDER, ledger(ORDER, WHOLE))), "--json", "--of", "6")
+    """In one document, for programs."""
+    result = call(saved(tmp_path / "run", facts_of(ORDER, ledger(ORDER, WHOLE))), "--json", "--of", "6")
     data = json.loads(result.output)
     assert (data["whole"], data["consumed"], data["missing"], data["repeated"]) == (True, 28, 0, 0)
     assert [line["generation"] for line in data["lines"]] == [1, 2]
 
 
-def test_gaps_overlaps_and_wrong_samples_end_with_1(tmp_path: Path) -> None:
-    """Also steps that the ledger does not reach, though the checkpoint was made after them."""
-    gap = call(saved(tmp_path / "gap", told(ORDER, ledger(ORDER, [(1, 0), (1, 1), (2, 4)]))), "--json")
+def test_gaps_overlaps_and_wrong_samples_exit_with_1(tmp_path: Path) -> None:
+    """So do steps that the ledger lacks although the checkpoint was made after them."""
+    gap = call(saved(tmp_path / "gap", facts_of(ORDER, ledger(ORDER, [(1, 0), (1, 1), (2, 4)]))), "--json")
     assert gap.exit_code == 1
     assert (json.loads(gap.output)["missing"], json.loads(gap.output)["repeated"]) == (8 + 6, 0)
     overlap = ledger(ORDER, WHOLE) + ledger(ORDER, [(3, 5)])
-    twice = call(saved(tmp_path / "twice", told(ORDER, overlap)))
+    twice = call(saved(tmp_path / "twice", facts_of(ORDER, overlap)))
     assert twice.exit_code == 1
     assert "6 repeated" in twice.output
     line: Line = replace(ledger(ORDER, [(1, step) for step in range(6)])[0], sample_sum=1)
-    wrong = call(saved(tmp_path / "wrong", told(ORDER, (line,))))
+    wrong = call(saved(tmp_path / "wrong", facts_of(ORDER, (line,))))
     assert wrong.exit_code == 1
     assert "1 line(s) whose samples are not those of their steps" in " ".join(wrong.output.split())
 
 
 def test_event_files_are_counted_by_position(tmp_path: Path) -> None:
-    """What a later generation made again counts once; a torn line is passed over."""
+    """Steps that a later generation repeated count once; a torn line is skipped."""
 
     def write(steps: list[tuple[int, int, tuple[int, int]]]) -> None:
         for rank in range(2):
@@ -110,8 +110,8 @@ def test_event_files_are_counted_by_position(tmp_path: Path) -> None:
     assert json.loads(broken.output)["missing"] == 4
 
 
-def test_wrong_calls_say_what_would_do(tmp_path: Path) -> None:
-    """Exit 2 for a call, 1 for a checkpoint without an account."""
+def test_wrong_arguments_are_refused_with_what_would_work(tmp_path: Path) -> None:
+    """Exit 2 for wrong arguments, 1 for a checkpoint without a ledger."""
     for arguments in ([], ["x", "--events", str(tmp_path)], ["--events", str(tmp_path / "none")]):
         assert call(*arguments).exit_code == 2
     assert call("--events", str(tmp_path)).exit_code == 2

@@ -1,4 +1,4 @@
-"""Streams for the tests, importable by worlds and workers."""
+"""Streams for the tests, which worlds and workers can import."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Skipper:
 
 
 class Stateful:
-    """Sentences whose order depends on what came before, so that only its own state can bring it back."""
+    """Sentences whose order depends on earlier ones, so that only its own state can restore it."""
 
     def __init__(self, length: int = 9) -> None:
         self._length, self._at, self._mixed = length, 0, 1

@@ -1,4 +1,4 @@
-"""Loading ahead: nothing of it shows but the time."""
+"""Loading ahead changes nothing but the time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastic3d.errors import UsageError
 
 
 class Watched:
-    """Numbers, noting when and where each was made."""
+    """Numbers that record when and where each was made."""
 
     def __init__(self) -> None:
         self.made: list[int] = []
@@ -76,8 +76,8 @@ def all_of(made: Batches, until: int = 5) -> list[Any]:
     return found
 
 
-def test_the_next_step_is_loaded_while_the_present_one_trains_and_no_more() -> None:
-    """One step waits in memory, however long the present one takes; leaving the loop ends the thread."""
+def test_exactly_one_step_is_loaded_ahead() -> None:
+    """However long the present step takes; leaving the loop ends the thread."""
     data = Watched()
     made = batches(data)
     steps = made.until(step=20)
@@ -94,8 +94,8 @@ def test_the_next_step_is_loaded_while_the_present_one_trains_and_no_more() -> N
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy", "python", "seeds"])
-def test_a_data_set_that_draws_gets_seeds_by_position_and_takes_none_of_the_models(kind: str) -> None:
-    """In the trainer and in workers the draws are the same, the model's generators stay as they were."""
+def test_a_data_set_draws_from_seeds_by_position(kind: str) -> None:
+    """Its draws are the same in the trainer and in workers, and the model's generators stay as they were."""
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)
@@ -112,8 +112,8 @@ def test_a_data_set_that_draws_gets_seeds_by_position_and_takes_none_of_the_mode
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_a_data_set_raises_comes_at_its_step_with_the_samples_number(workers: int) -> None:
-    """Steps before it are made; the error is the data set's own, with a note of where it was."""
+def test_an_error_of_the_data_set_is_raised_at_its_step_with_the_sample_number(workers: int) -> None:
+    """Earlier steps are made; the error is the data set's own, with a note of where it happened."""
     made = batches(Broken(17), workers)
     with pytest.raises(OSError, match="the disk is gone") as raised:
         all_of(made, until=25)

@@ -17,7 +17,7 @@ def numbered(length: int) -> TensorDataset:
 
 
 def consumed(dp: int, steps: int, length: int = 23, global_batch: int = 10, micro_batch: int = 2) -> list[list[int]]:
-    """Return the samples that count, by step, over all dp ranks."""
+    """Return the counted samples by step, over all dp ranks."""
     by_step: list[list[int]] = [[] for _ in range(steps)]
     for index in range(dp):
         batches = Batches(
@@ -36,21 +36,21 @@ def consumed(dp: int, steps: int, length: int = 23, global_batch: int = 10, micr
     return by_step
 
 
-def test_each_step_consumes_its_positions_whatever_dp_is() -> None:
-    """The multiset of samples of every step is the same for any number of replicas, also where it does not divide."""
+def test_each_step_consumes_the_same_positions_under_any_dp() -> None:
+    """The multiset of samples of every step is the same for any number of replicas, even if it does not divide."""
     reference = [sorted(step) for step in consumed(1, steps=7)]
     for dp in (2, 3, 4, 5, 7):
         assert [sorted(step) for step in consumed(dp, steps=7)] == reference
 
 
-def test_every_sample_comes_once_an_epoch_across_step_borders() -> None:
+def test_every_sample_comes_once_per_epoch_across_step_boundaries() -> None:
     """Epochs need not end at a step: after n * k samples each was consumed k times."""
     flat = [sample for step in consumed(2, steps=23) for sample in step]
     assert Counter(flat) == dict.fromkeys(range(23), 10)
 
 
-def test_the_step_is_the_whole_state() -> None:
-    """A fresh iteration from step 3 goes on with exactly what the first would have given."""
+def test_the_step_is_the_whole_state_of_the_iteration() -> None:
+    """A fresh iteration from step 3 yields exactly what the first one would have."""
     first = Batches(numbered(40), global_batch=4, micro_batch=2, seed=1)
     seen = []
     for batch in first.until(step=6):
@@ -79,7 +79,7 @@ def test_workers_give_the_same_batches() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_stages_in_the_middle_load_nothing() -> None:
+def test_middle_stages_load_nothing() -> None:
     """A stage that needs neither input nor target never touches the data set."""
 
     class Untouchable:
@@ -95,15 +95,15 @@ def test_stages_in_the_middle_load_nothing() -> None:
     assert batch.samples == 0
 
 
-def test_a_batch_that_was_not_stepped_is_refused() -> None:
-    """Forgetting run.step would train on one batch for ever; it is an error instead."""
+def test_a_batch_that_was_not_stepped_is_an_error() -> None:
+    """Without run.step the loop would train on one batch for ever."""
     batches = Batches(numbered(10), global_batch=2, micro_batch=2, seed=0)
     with pytest.raises(UsageError, match=r"run.step was not called"):
         list(batches.until(step=2))
 
 
-def test_sizes_that_do_not_fit_say_which_would() -> None:
-    """The message of a wrong micro-batch names sizes that work."""
+def test_wrong_micro_batch_sizes_are_refused_with_valid_ones() -> None:
+    """The message names sizes that work."""
     with pytest.raises(ConfigurationError, match="micro_batch=3 or global_batch=12 would"):
         Order(length=10, global_batch=9, micro_batch=4, seed=0)
     with pytest.raises(UsageError, match="empty"):
@@ -113,7 +113,7 @@ def test_sizes_that_do_not_fit_say_which_would() -> None:
 
 
 def test_samples_that_are_not_pairs_are_refused() -> None:
-    """A data set of something else than (input, target) is named at the first batch."""
+    """At the first batch, by name: a data set has to give (input, target)."""
     triples = TensorDataset(torch.arange(8), torch.arange(8), torch.arange(8))
     with pytest.raises(UsageError, match=r"pair \(input, target\)"):
         Batches(triples, global_batch=2, micro_batch=2, seed=0).example()
@@ -125,8 +125,8 @@ def test_samples_that_are_not_pairs_are_refused() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 200), st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
-def test_keyed_sums_of_parts_make_the_sum_of_the_whole(length: int, first: int, middle: int, stop: int) -> None:
-    """Splitting positions anywhere leaves the keyed sum as it is."""
+def test_keyed_sums_of_parts_add_up(length: int, first: int, middle: int, stop: int) -> None:
+    """Splitting the positions anywhere leaves the keyed sum as it is."""
     first, middle, stop = sorted((first, middle, stop))
     order = Order(length=length, global_batch=4, micro_batch=2, seed=9)
     parts = order.sum_of_positions(first, middle) + order.sum_of_positions(middle, stop)

@@ -22,8 +22,8 @@ def stepped(ledger: Ledger, generation: int, first: int, stop: int) -> Ledger:
     return ledger
 
 
-def test_a_run_of_steps_is_one_line() -> None:
-    """Steps of one generation are counted together, a new generation begins a line."""
+def test_steps_of_one_generation_are_one_line() -> None:
+    """A new generation begins a new line."""
     ledger = stepped(stepped((), 1, 0, 5), 2, 5, 9)
     assert [(line.generation, line.first_step, line.stop_step, line.samples) for line in ledger] == [
         (1, 0, 5, 30),
@@ -34,7 +34,7 @@ def test_a_run_of_steps_is_one_line() -> None:
     assert account.consumed == 54
 
 
-def test_a_gap_is_missing_and_an_overlap_repeated() -> None:
+def test_gaps_are_missing_and_overlaps_repeated() -> None:
     """Steps in no line and steps in two are counted in samples."""
     gap = check((*stepped((), 1, 0, 3), *stepped((), 2, 4, 6)), ORDER)
     assert (gap.consumed, gap.repeated, gap.missing, gap.wrong) == (30, 0, 6, ())
@@ -46,20 +46,20 @@ def test_a_gap_is_missing_and_an_overlap_repeated() -> None:
 
 
 def test_a_line_within_another_is_repeated_once() -> None:
-    """A short line inside a long one counts its own steps only."""
+    """A short line inside a long one counts only its own steps."""
     account = check((*stepped((), 1, 0, 6), *stepped((), 2, 2, 3)), ORDER)
     assert (account.consumed, account.repeated, account.missing) == (36, 6, 0)
 
 
-def test_a_wrong_sample_shows_in_the_sum() -> None:
-    """Right counts with another sample in place of the right one do not pass."""
+def test_a_wrong_sample_changes_the_sum() -> None:
+    """The right count with one wrong sample does not pass."""
     (line,) = stepped((), 1, 0, 4)
     assert check((replace(line, sample_sum=line.sample_sum ^ 1),), ORDER).wrong
     assert check((replace(line, samples=line.samples - 1),), ORDER).wrong
     assert check((line,), replace(ORDER, seed=4)).wrong
 
 
-def test_nothing_consumed_is_whole() -> None:
+def test_an_empty_ledger_is_complete() -> None:
     """An empty ledger of no steps has neither gap nor overlap."""
     assert check((), ORDER).whole
     assert isinstance(stepped((), 1, 0, 1)[0], Line)

@@ -30,7 +30,7 @@ class Documents:
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=60).filter(any), st.integers(1, 20), st.integers(0, 3))
 def test_no_token_is_lost_or_repeated(lengths: list[int], length: int, seed: int) -> None:
-    """Split or whole, the rows together are the documents; a row is never longer than it may be."""
+    """Split or whole, the rows together are the documents, and no row is longer than allowed."""
     packed = Packed(Documents(lengths), length=length, too_long="split", seed=seed)
     pieces = [piece for index in range(len(packed)) for piece in packed.row(index)]
     tokens = Counter((d, t) for d, start, stop in pieces for t in range(start, stop))
@@ -39,8 +39,8 @@ def test_no_token_is_lost_or_repeated(lengths: list[int], length: int, seed: int
         assert 0 < sum(stop - start for _, start, stop in packed.row(index)) <= length
 
 
-def test_a_row_says_where_documents_begin_and_which_targets_count() -> None:
-    """Positions begin at 0 for each document; its last token has no target, and neither has what fills the row."""
+def test_a_row_marks_document_starts_and_valid_targets() -> None:
+    """Positions restart at 0 in each document; its last token has no target, and neither has padding."""
     packed = Packed(Documents([3, 2]), length=7, pad=99)
     assert len(packed) == 1
     (tokens, positions), targets = packed[0]
@@ -56,8 +56,8 @@ def test_a_row_says_where_documents_begin_and_which_targets_count() -> None:
     assert packed.filled == pytest.approx(5 / 7)
 
 
-def test_a_split_part_knows_the_token_that_follows_and_a_cut_one_does_not() -> None:
-    """Every token but a document's first is a target where it is split; what is cut off is counted."""
+def test_a_split_part_has_the_next_token_as_target_and_a_truncated_one_does_not() -> None:
+    """Every token but a document's first is a target where it is split; truncated tokens are counted."""
     split = Packed(Documents([10]), length=4, too_long="split")
     targets = sorted(t for index in range(len(split)) for t in split[index][1].tolist() if t >= 0)
     assert targets == list(range(1, 10))
@@ -66,8 +66,8 @@ def test_a_split_part_knows_the_token_that_follows_and_a_cut_one_does_not() -> N
     assert (cut.left_out, split.left_out) == (6, 0)
 
 
-def test_masks_and_bounds_come_from_the_positions() -> None:
-    """Attention stays within a document and looks back; the bounds are those of kernels for rows of any length."""
+def test_masks_and_bounds_are_derived_from_positions() -> None:
+    """Attention stays within a document and looks back; the bounds suit variable-length kernels."""
     positions = torch.tensor([[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 0, 0]])
     assert Packed.document_ids(positions).tolist() == [[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 1, 2]]
     mask = Packed.attention_mask(positions)
@@ -78,7 +78,7 @@ def test_masks_and_bounds_come_from_the_positions() -> None:
 
 
 def test_packing_is_a_function_of_lengths_and_seed() -> None:
-    """The same in every process; another seed packs otherwise, and wastes little."""
+    """It is the same in every process; another seed packs differently, and little is wasted."""
     lengths = [int(n) for n in np.random.default_rng(1).integers(1, 60, size=2000)]
     one, same, other = (Packed(Documents(lengths), length=64, seed=seed) for seed in (1, 1, 2))
     rows = [[packed.row(index) for index in range(len(packed))] for packed in (one, same, other)]
@@ -89,7 +89,7 @@ def test_packing_is_a_function_of_lengths_and_seed() -> None:
 
 
 def test_the_packing_is_part_of_the_format() -> None:
-    """A row written down once is never changed: a run restored by a later version goes on as it began."""
+    """A recorded row never changes, so that a run restored by a later version goes on as it began."""
     packed = Packed(Documents([5, 3, 2, 7, 1, 4]), length=8, seed=3)
     assert [[piece[0] for piece in packed.row(index)] for index in range(len(packed))] == PINNED
 
@@ -107,8 +107,8 @@ class Unsized(Documents):
         return list(range(self._sizes[index]))
 
 
-def test_lengths_are_counted_where_nobody_gives_them_and_checked_where_somebody_does() -> None:
-    """A wrong length would lose tokens without a word."""
+def test_lengths_are_counted_if_missing_and_checked_if_given() -> None:
+    """A wrong length would silently lose tokens."""
     assert Packed(Unsized([3, 2]), length=5).filled == 1.0
     with pytest.raises(UsageError, match="document 1 has 2 tokens, but its length was given as 3"):
         Packed(Unsized([3, 2]), length=6, lengths=[3, 3])[0]
@@ -118,8 +118,8 @@ def test_lengths_are_counted_where_nobody_gives_them_and_checked_where_somebody_
         Packed(Unsized([3, 2]), length=6, lengths=[3, -1])
 
 
-def test_what_cannot_be_packed_is_named() -> None:
-    """The first document that is too long, the choice there is, and documents that are none."""
+def test_unpackable_documents_are_named() -> None:
+    """The first document that is too long, with the options there are, and documents that are invalid."""
     with pytest.raises(UsageError, match=r'1 document\(s\) are longer .* document 1 with 9; choose too_long="split"'):
         Packed(Documents([3, 9]), length=8)
     with pytest.raises(UsageError, match="refuse, split, cut"):
@@ -138,7 +138,7 @@ PINNED = [[5, 2, 4], [0, 1], [3]]
 
 
 def test_a_long_fingerprint_is_kept_as_its_digest() -> None:
-    """A thousand files have a long name together; it goes into every snapshot."""
+    """The names of a thousand files are long, and the fingerprint goes into every snapshot."""
 
     class Many(list[tuple[torch.Tensor, torch.Tensor]]):
         fingerprint = "some-file.bin " * 1000

@@ -1,4 +1,4 @@
-"""Data that changes its shape over a run, in worlds of real ranks: whatever the layout, one digest."""
+"""Data that changes its shape over a run, in worlds of real ranks: every layout gives the same digest."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def grown() -> set[str]:
     return finished(run_world(mains.train_growing, Orders(layout=Layout(pp=1, dp=1))))
 
 
-def test_a_batch_that_grows_gives_one_digest_in_every_layout(grown: set[str], tmp_path: Path) -> None:
-    """M changes from step to step; pipelines and reductions follow, also over a change of world in the middle."""
+def test_a_growing_batch_gives_one_digest_in_every_layout(grown: set[str], tmp_path: Path) -> None:
+    """M changes from step to step; pipelines and reductions follow, also across a change of world."""
     assert finished(run_world(mains.train_growing, Orders(layout=Layout(pp=1, dp=3)))) == grown
     first = Orders(layout=Layout(pp=2, dp=1), keep=tmp_path, leave_at={0: 2, 1: 2})
     assert {report.ended for report in run_world(mains.train_growing, first)} == {"left"}
@@ -40,7 +40,7 @@ def streamed() -> set[str]:
     return finished(run_world(mains.train_stream, Orders(layout=Layout(pp=1, dp=1))))
 
 
-def test_a_stream_gives_one_digest_over_changes_of_world(streamed: set[str], tmp_path: Path) -> None:
+def test_a_stream_gives_one_digest_across_changes_of_world(streamed: set[str], tmp_path: Path) -> None:
     """Three stages, of which the middle one needs no samples; then two replicas go on from its cursor."""
     first = Orders(layout=Layout(pp=3, dp=1), keep=tmp_path, leave_at={0: 2, 1: 2, 2: 2})
     assert {report.ended for report in run_world(mains.train_stream, first)} == {"left"}
@@ -54,8 +54,8 @@ def packed() -> set[str]:
     return finished(run_world(mains.train_packed, Orders(layout=Layout(pp=1, dp=1))))
 
 
-def test_packed_documents_give_one_digest_over_changes_of_world(packed: set[str], tmp_path: Path) -> None:
-    """What is in a row was settled before anything was cut."""
+def test_packed_documents_give_one_digest_across_changes_of_world(packed: set[str], tmp_path: Path) -> None:
+    """The contents of a row are settled before anything is cut."""
     first = Orders(layout=Layout(pp=1, dp=2), keep=tmp_path, leave_at={0: 2, 1: 2})
     assert {report.ended for report in run_world(mains.train_packed, first)} == {"left"}
     then = Orders(layout=Layout(pp=2, dp=1), take=tmp_path)

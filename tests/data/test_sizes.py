@@ -22,8 +22,8 @@ growing = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=0, 
 
 @settings(max_examples=80, deadline=None)
 @given(growing, st.integers(0, 60))
-def test_positions_are_the_sum_of_all_batches_before(changes: tuple[tuple[int, int], ...], step: int) -> None:
-    """The closed form is what adding up step by step gives, and step_at is its inverse."""
+def test_positions_are_the_sum_of_all_earlier_batches(changes: tuple[tuple[int, int], ...], step: int) -> None:
+    """The closed form equals adding up step by step, and step_at is its inverse."""
     order = Order(length=11, global_batch=2, micro_batch=2, seed=0, changes=changes)
     reached = sum(order.batch_at(before) for before in range(step))
     assert order.positions(step) == (reached, reached + order.batch_at(step))
@@ -31,15 +31,15 @@ def test_positions_are_the_sum_of_all_batches_before(changes: tuple[tuple[int, i
         assert order.step_at(position) == step
 
 
-def test_an_order_that_grows_is_written_down_and_read_back() -> None:
-    """The facts of a checkpoint carry every size; those of an earlier release, which have none, still read."""
+def test_an_order_with_growing_batches_reads_back() -> None:
+    """The facts of a checkpoint have every size; those of an earlier release, which have none, still read."""
     assert from_json(Order, to_json(ORDER)) == ORDER
     old = {"length": 37, "global_batch": 4, "micro_batch": 2, "seed": 1}
     assert from_json(Order, old) == Order(length=37, global_batch=4, micro_batch=2, seed=1)
 
 
-def test_the_smallest_step_is_what_a_layout_must_fit() -> None:
-    """M differs between steps; the planner is told of the smallest."""
+def test_a_layout_must_fit_the_smallest_step() -> None:
+    """M differs between steps; the planner is given the smallest."""
     assert ORDER.micro_batches == 2
     assert ORDER.counts == (2, 3, 4)
     assert [ORDER.micro_batches_at(step) for step in (0, 1, 2, 4, 5, 99)] == [2, 2, 4, 4, 3, 3]
@@ -61,7 +61,7 @@ def stepped(first: int, stop: int) -> Ledger:
 
 
 def test_the_ledger_of_growing_batches_is_checked_in_samples() -> None:
-    """Lines that go over a change of size are whole; what is missing and repeated is counted by each step's size."""
+    """Lines that span a change of size are complete; missing and repeated samples are counted by each step's size."""
     whole = check(stepped(0, 8), ORDER)
     assert whole.whole
     assert whole.consumed == 2 * 4 + 3 * 8 + 3 * 6
@@ -69,8 +69,8 @@ def test_the_ledger_of_growing_batches_is_checked_in_samples() -> None:
     assert (torn.missing, torn.repeated, torn.wrong) == (8, 6, ())
 
 
-def test_sizes_already_taken_may_not_change_and_later_ones_may() -> None:
-    """A run may be given another future; another past could not be accounted for."""
+def test_sizes_of_past_steps_may_not_change_and_later_ones_may() -> None:
+    """A run may be given another future, but another past could not be accounted for."""
     facts = StateFacts(step=5, order=ORDER, ledger=(), optimizer_groups=(), schedule=None)
     later = Order(length=37, global_batch=4, micro_batch=2, seed=1, changes=((2, 8), (7, 16)))
     restoring.check_facts(facts, 5, later)
@@ -89,7 +89,7 @@ def test_sizes_already_taken_may_not_change_and_later_ones_may() -> None:
         (lambda: Growing((0, 4.0)), "whole numbers"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_function_of_the_step_is_refused(make: Callable[[], Growing], says: str) -> None:
+def test_a_batch_size_that_is_no_function_of_the_step_is_refused(make: Callable[[], Growing], says: str) -> None:
     """The message shows what would do."""
     with pytest.raises(UsageError, match=says):
         make()

@@ -20,7 +20,7 @@ def stream(dataset: Any, *, dp: int = 1, index: int = 0, workers: int = 0, loads
 
 
 def read(batches: Batches, until: int) -> dict[int, list[int]]:
-    """Return what counts, by step."""
+    """Return the counted samples by step."""
     found: dict[int, list[int]] = {}
     for batch in batches.until(step=until):
         parts = [part for part in batch.micro_batches if part.counts]
@@ -29,8 +29,8 @@ def read(batches: Batches, until: int) -> dict[int, list[int]]:
     return found
 
 
-def test_sample_k_of_the_run_is_the_kth_of_the_stream_whatever_dp_is() -> None:
-    """Every rank reads all and keeps its own; together each step takes the next samples, over the stream's ends."""
+def test_sample_k_of_the_run_is_sample_k_of_the_stream_under_any_dp() -> None:
+    """Every rank reads all and keeps its own; together, each step takes the next samples, across the stream's ends."""
     for dp in (1, 2, 3):
         shares = [read(stream(Numbers(13), dp=dp, index=index), 6) for index in range(dp)]
         flat = [sorted(x for share in shares for x in share[step]) for step in range(6)]
@@ -40,8 +40,8 @@ def test_sample_k_of_the_run_is_the_kth_of_the_stream_whatever_dp_is() -> None:
 
 
 @pytest.mark.parametrize("kind", [Numbers, Skipping])
-def test_any_rank_goes_on_from_any_ranks_cursor(kind: type[Numbers]) -> None:
-    """The cursor is equal on all ranks, also on those that load nothing, and leads to the same next samples."""
+def test_any_rank_can_resume_from_any_ranks_cursor(kind: type[Numbers]) -> None:
+    """It is equal on all ranks, also on those that load nothing, and leads to the same next samples."""
     whole = read(stream(kind(13)), 6)
     halves = [stream(kind(13), dp=2, index=index) for index in range(2)]
     for half in halves:
@@ -55,24 +55,24 @@ def test_any_rank_goes_on_from_any_ranks_cursor(kind: type[Numbers]) -> None:
     assert read(again, 6) == {step: whole[step] for step in (3, 4, 5)}
 
 
-def test_without_a_cursor_the_way_leads_over_all_samples_before() -> None:
-    """A state that has no cursor tells the step, which is enough for a stream that can be read again."""
+def test_without_a_cursor_all_earlier_samples_are_read_again() -> None:
+    """A state without a cursor has the step, which is enough for a stream that can be read again."""
     again = stream(Numbers(13))
     again.go_on(3, None)
     assert read(again, 6) == {step: row for step, row in read(stream(Numbers(13)), 6).items() if step > 2}
 
 
-def test_an_iterator_that_skips_makes_its_own_samples_only() -> None:
-    """`skip(n)` of the iterator is asked to pass over what belongs to other ranks, and what came before."""
+def test_an_iterator_with_skip_makes_only_its_own_samples() -> None:
+    """Its `skip(n)` is called to pass over the samples of other ranks and earlier ones."""
     data = Skipping(1000)
     rank = stream(data, dp=2, index=1)
     rank.go_on(3, Cursor(epoch=0, within=22))
     read(rank, 4)
-    assert data.made == 6, "micro-batches 1 and 3, and one in the place that does not count"
+    assert data.made == 6, "micro-batches 1 and 3, and one as padding"
 
 
 def test_a_data_sets_own_state_is_in_the_cursor() -> None:
-    """What depends on all that came before goes on from the state alone, and nothing is read twice."""
+    """Whatever depends on earlier samples resumes from that state alone, and nothing is read twice."""
     first = stream(Stateful())
     whole = read(first, 6)
     begun = stream(Stateful(), dp=2, index=1)
@@ -87,14 +87,14 @@ def test_a_data_sets_own_state_is_in_the_cursor() -> None:
     assert data.made == 26
 
 
-def test_a_worker_reads_the_same_and_hands_the_cursor_over() -> None:
+def test_a_worker_reads_the_same_and_returns_the_cursor() -> None:
     """One process reads the stream; more would read it more than once."""
     plain, worked = stream(Stateful(), dp=2, index=1), stream(Stateful(), dp=2, index=1, workers=3)
     assert read(plain, 5) == read(worked, 5)
     assert plain.cursor == worked.cursor
 
 
-def test_a_stream_without_samples_is_refused_and_so_is_one_that_cannot_begin_again() -> None:
+def test_an_empty_stream_and_one_that_cannot_restart_are_refused() -> None:
     """Both would wait for ever."""
     with pytest.raises(UsageError, match="gave no sample in epoch 0"):
         read(stream(Numbers(0)), 1)

@@ -18,7 +18,7 @@ def write(path: Path, tokens: Any, dtype: str = "uint16") -> Path:
 
 
 def test_every_token_but_the_first_is_a_target_once(tmp_path: Path) -> None:
-    """Windows of length + 1 tokens share their ends; targets are the inputs one further."""
+    """Windows of length + 1 tokens share their ends; targets are the inputs shifted by one."""
     data = TokenFile(write(tmp_path / "a.bin", range(13)), length=4)
     assert len(data) == 3
     targets = []
@@ -31,8 +31,8 @@ def test_every_token_but_the_first_is_a_target_once(tmp_path: Path) -> None:
     assert data.left_out == 0
 
 
-def test_several_files_are_one_data_set_in_the_order_of_names(tmp_path: Path) -> None:
-    """Windows do not go over the ends of files; what is too short for one is counted."""
+def test_several_files_are_one_data_set_in_order_of_name(tmp_path: Path) -> None:
+    """Windows do not span files; leftovers too short for a window are counted."""
     write(tmp_path / "b.bin", range(100, 108))
     write(tmp_path / "a.bin", range(11))
     write(tmp_path / "c.bin", [7])
@@ -47,14 +47,14 @@ def test_several_files_are_one_data_set_in_the_order_of_names(tmp_path: Path) ->
     assert (data.left_out, data.tokens) == (2, 20)
 
 
-def test_an_npy_file_says_its_own_dtype(tmp_path: Path) -> None:
-    """The header is read, and the tokens are as numpy saved them."""
+def test_an_npy_file_gives_its_own_dtype(tmp_path: Path) -> None:
+    """The header is read, and the tokens are those that numpy saved."""
     np.save(tmp_path / "a.npy", np.arange(70_000, 70_010, dtype=np.uint32))
     assert TokenFile(tmp_path / "a.npy", length=9)[0][1].tolist() == list(range(70_001, 70_010))
 
 
-def test_it_is_small_to_pickle_and_maps_files_when_they_are_used(tmp_path: Path) -> None:
-    """What was mapped here is mapped anew in another process."""
+def test_a_token_data_set_pickles_small_and_maps_files_on_use(tmp_path: Path) -> None:
+    """Another process maps the files anew."""
     data = TokenFile(write(tmp_path / "a.bin", np.arange(60_000)), length=8)
     assert data[7][0].tolist() == list(range(56, 64))
     pickled = pickle.dumps(data)
@@ -62,8 +62,8 @@ def test_it_is_small_to_pickle_and_maps_files_when_they_are_used(tmp_path: Path)
     assert pickle.loads(pickled)[7][1].tolist() == list(range(57, 65))
 
 
-def test_it_loads_ahead_in_a_thread_and_in_workers(tmp_path: Path) -> None:
-    """Batches over it are equal however they are loaded."""
+def test_token_files_load_ahead_in_a_thread_and_in_workers(tmp_path: Path) -> None:
+    """The batches are equal however they are loaded."""
     data = TokenFile(write(tmp_path / "a.bin", np.arange(100)), length=8)
     rows = []
     for workers in (0, 2):
@@ -74,8 +74,8 @@ def test_it_loads_ahead_in_a_thread_and_in_workers(tmp_path: Path) -> None:
     assert rows[:4] == rows[4:]
 
 
-def test_files_that_are_not_as_they_should_be_are_named(tmp_path: Path) -> None:
-    """Size, dtype, shape and header are looked at when the data set is made."""
+def test_malformed_token_files_are_named(tmp_path: Path) -> None:
+    """Size, dtype, shape and header are checked when the data set is made."""
     odd = tmp_path / "odd.bin"
     odd.write_bytes(b"abc")
     with pytest.raises(UsageError, match=r"odd.bin has 3 bytes, which is not a whole number of uint16"):

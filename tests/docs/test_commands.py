@@ -1,4 +1,4 @@
-"""The commands that the documentation shows can be given as they stand there."""
+"""The commands in the documentation work as they are printed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UsageError = typer.BadParameter.__bases__[0]
 
 
 def commands(page: Path, name: str) -> Iterator[list[str]]:
-    """Return the command lines of a program on a page, with those that go on over several lines put together."""
+    """Return the command lines of a program on a page, with continuation lines joined."""
     text = page.read_text().replace("\\\n", " ")
     for line in re.findall(rf"^ *(?:\$ |srun \S+ )?({name} .*)$", text, re.MULTILINE):
         try:
@@ -37,17 +37,17 @@ def commands(page: Path, name: str) -> Iterator[list[str]]:
 
 @functools.cache
 def program() -> Any:
-    """Return the whole command line, as typer makes it."""
+    """Return the whole command line as a click command."""
     return typer.main.get_command(application())
 
 
 def shown(words: list[str]) -> bool:
-    """Return whether this is a command: not a sentence that begins a line, nor the usage of a command."""
+    """Return whether this is a command, not a sentence that begins a line or a usage line."""
     return len(words) > 1 and (words[1] in program().commands or words[1].startswith("-")) and "[OPTIONS]" not in words
 
 
-def test_what_is_shown_of_the_command_line_is_there() -> None:
-    """Commands and their options exist, and take such values."""
+def test_documented_commands_and_options_exist() -> None:
+    """And the options take such values."""
     seen = 0
     for page in PAGES:
         for words in filter(shown, commands(page, "elastic3d")):
@@ -62,7 +62,7 @@ def test_what_is_shown_of_the_command_line_is_there() -> None:
     assert seen > 50
 
 
-def test_what_is_shown_of_torchrun_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_torchrun_options_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun knows the options, and the rendezvous its settings."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun sets it otherwise
     seen = 0
@@ -86,7 +86,7 @@ def test_what_is_shown_of_torchrun_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_script_of_the_tutorial_compiles() -> None:
-    """What it does is for test_tutorial.py."""
+    """test_tutorial.py tests what it does."""
     for page in sorted((ROOT / "docs" / "tutorial").glob("*.md")):
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
             compile(block, str(page), "exec")

@@ -1,4 +1,4 @@
-"""What every field means is said under it: people read these classes as settings, results and JSON."""
+"""Every field has a docstring: people read these classes as settings, results and JSON."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MODULES = (
     "elastic3d.membership.policy",
     "elastic3d.rendezvous.settings",
 )
-"""Whose dataclasses people meet, beside those that the packages show."""
+"""Modules whose dataclasses users see, beside those that the packages export."""
 
 
 def shown() -> list[type]:
-    """Return the dataclasses that people meet."""
+    """Return the dataclasses that users see."""
     public = [getattr(package, name) for package in (checkpointing, elastic3d) for name in package.__all__]
     for name in MODULES:
         public += [one for one in vars(importlib.import_module(name)).values() if _of(one, name)]
@@ -40,8 +40,8 @@ def _of(one: object, module: str) -> bool:
 
 
 @pytest.mark.parametrize("one", shown(), ids=lambda one: one.__name__)
-def test_each_field_says_what_it_is(one: type) -> None:
-    """In a docstring right below it, where editors and the reference find it."""
+def test_each_field_has_a_docstring(one: type) -> None:
+    """Right below it, where editors and the reference find it."""
     source = Path(inspect.getfile(one)).read_text()
     body = next(
         node.body
@@ -61,7 +61,7 @@ def test_each_field_says_what_it_is(one: type) -> None:
 
 @pytest.mark.parametrize("call", [elastic3d.run, elastic3d.Run.shard], ids=["run", "shard"])
 def test_each_parameter_has_a_line_of_its_own(call: Callable[..., object]) -> None:
-    """In the order of the signature, with what it is by default unless it must be given."""
+    """In the order of the signature, with its default unless it is required."""
     lines = re.findall(r"^    (\w+): ", inspect.cleandoc(call.__doc__ or ""), re.MULTILINE)
     names = [name for name in inspect.signature(call).parameters if name != "self"]
     assert [line for line in lines if line in names] == names

@@ -1,4 +1,4 @@
-"""The glossary names each thing once, and where it is defined."""
+"""The glossary lists each term once, with the module that defines it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_each_term_has_one_row() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-def test_each_module_of_the_glossary_is_there() -> None:
-    """A module that is renamed is renamed in the glossary, too."""
+def test_each_module_of_the_glossary_exists() -> None:
+    """A module that is renamed is renamed in the glossary too."""
     gone = [(term, module) for term, module in terms() if not importlib.util.find_spec(module)]
     assert gone == []

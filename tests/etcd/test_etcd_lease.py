@@ -1,4 +1,4 @@
-"""Leases: kept while all is well, given up in time when not, and never held after their end."""
+"""Leases: kept while all is well, given up in time when not, and never held past their end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.etcd
 
 
 class Lost:
-    """What a keeper said, and when."""
+    """The losses that a keeper reported, and when."""
 
     def __init__(self) -> None:
         self.said: list[tuple[int, LeaseLoss, float]] = []
@@ -32,7 +32,7 @@ class Lost:
 
 
 def test_leases_are_kept_past_their_time_to_live(client: EtcdClient) -> None:
-    """Twenty leases on one stream outlive several times to live; their deadlines move on; nobody is told of a loss."""
+    """Twenty leases on one stream outlive several times to live; their deadlines advance; no loss is reported."""
     keeper, lost = LeaseKeeper(client), Lost()
     leases = [keeper.grant(1, lost) for _ in range(20)]
     for lease in leases:
@@ -56,8 +56,8 @@ def test_leases_are_kept_past_their_time_to_live(client: EtcdClient) -> None:
     keeper.close()
 
 
-def test_a_lease_runs_out_when_its_keeper_is_closed(client: EtcdClient) -> None:
-    """Closing neither revokes nor keeps: the keys go when the time to live is over."""
+def test_a_lease_expires_after_its_keeper_is_closed(client: EtcdClient) -> None:
+    """Closing neither revokes nor keeps it: the keys go when the time to live is over."""
     keeper, lost = LeaseKeeper(client), Lost()
     lease = keeper.grant(1, lost)
     client.put("k", b"", lease.id)
@@ -68,7 +68,7 @@ def test_a_lease_runs_out_when_its_keeper_is_closed(client: EtcdClient) -> None:
 
 
 def test_a_lease_is_given_up_before_the_server_can_end_it(binary: Path) -> None:
-    """etcd stops answering: the loss is told before the time to live is over since the last keepalive that counted."""
+    """etcd stops answering: the loss is reported within one time to live since the last effective keepalive."""
     with EtcdServer(binary=binary) as server, EtcdClient(server.endpoints) as client:
         keeper, lost = LeaseKeeper(client), Lost()
         lease = keeper.grant(2, lost)
@@ -88,8 +88,8 @@ def test_a_lease_is_given_up_before_the_server_can_end_it(binary: Path) -> None:
         keeper.close()
 
 
-def test_a_lease_survives_a_restart_of_the_server(binary: Path) -> None:
-    """Killed and started on its data within the time to live: the lease, its key and its keeper go on."""
+def test_a_lease_survives_a_server_restart(binary: Path) -> None:
+    """Killed and restarted on its data within the time to live: the lease, its key and its keeper go on."""
     with EtcdServer(binary=binary) as server, EtcdClient(server.endpoints) as client:
         keeper, lost = LeaseKeeper(client), Lost()
         lease = keeper.grant(3, lost)
@@ -103,7 +103,7 @@ def test_a_lease_survives_a_restart_of_the_server(binary: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["pause", "kill"])
-def test_a_lease_outlives_a_leader(one_binary: Path, fault: str) -> None:
+def test_a_lease_survives_the_loss_of_etcds_leader(one_binary: Path, fault: str) -> None:
     """In a cluster of three the leader dies or stops: keepalives move to the others in time."""
     with EtcdCluster(3, binary=one_binary) as cluster, EtcdClient(cluster.endpoints) as client:
         keeper, lost = LeaseKeeper(client), Lost()
@@ -137,7 +137,7 @@ with EtcdClient(sys.argv[1]) as client:
 
 
 def test_a_process_stopped_past_its_lease_wakes_without_it(one_binary: Path) -> None:
-    """SIGSTOP for longer than the time to live: on waking the loss is told once and a write under the lease fails."""
+    """After SIGSTOP for longer than the time to live, the loss is reported once and writes under the lease fail."""
     with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
         command = [sys.executable, "-c", CHILD, server.endpoints[0]]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
@@ -160,8 +160,8 @@ def test_a_process_stopped_past_its_lease_wakes_without_it(one_binary: Path) -> 
         assert client.get("k") is None
 
 
-def test_a_grant_finds_no_etcd(one_binary: Path) -> None:
-    """A lease that cannot be granted is an error, not a lease; the keeper serves the next one."""
+def test_granting_a_lease_without_etcd_is_an_error(one_binary: Path) -> None:
+    """The keeper can still grant the next one."""
     with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
         keeper = LeaseKeeper(client)
         lease = keeper.grant(2)

@@ -1,4 +1,4 @@
-"""Writes while members die: what was acknowledged is there, what is uncertain is said to be."""
+"""Writes while members die: acknowledged ones are there, uncertain ones are reported as uncertain."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.etcd.etcd_helpers import wait_until
 pytestmark = [pytest.mark.etcd, pytest.mark.long]
 
 
-def test_a_leader_is_killed_under_writes(binary: Path) -> None:
-    """Plain puts through the loss of a leader: every acknowledged one is there; the others raise and may be there."""
+def test_acknowledged_writes_survive_the_death_of_etcds_leader(binary: Path) -> None:
+    """Plain puts through the loss of a leader: the others raise, and may be there."""
     with EtcdCluster(3, binary=binary) as cluster, EtcdClient(cluster.endpoints) as client:
         acknowledged, uncertain, failed = set(), set(), set()
         killed = 0.0
@@ -47,8 +47,8 @@ def test_a_leader_is_killed_under_writes(binary: Path) -> None:
         assert back - killed < 10
 
 
-def test_a_swap_whose_answer_was_lost_can_be_found(one_binary: Path) -> None:
-    """A stopped server: the swap's outcome is unknown within a deadline; read back later, it is there or it is not."""
+def test_the_outcome_of_a_swap_without_an_answer_can_be_read_back(one_binary: Path) -> None:
+    """The server is stopped: the outcome is unknown within a deadline, and can be read later."""
     with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
         client.put("k", b"0")
         server.pause()
@@ -62,7 +62,7 @@ def test_a_swap_whose_answer_was_lost_can_be_found(one_binary: Path) -> None:
 
 
 def test_one_stopped_member_costs_one_deadline(one_binary: Path) -> None:
-    """No round robin: after the first call found a follower stopped, the others do not meet it again."""
+    """There is no round robin: after the first call met a stopped follower, later ones avoid it."""
     with EtcdCluster(3, binary=one_binary) as cluster:
         leader = cluster.leader()
         victim = next(member for member in cluster.members if member is not leader)
@@ -78,8 +78,8 @@ def test_one_stopped_member_costs_one_deadline(one_binary: Path) -> None:
             assert 0.9 < time.monotonic() - began < 3.0
 
 
-def test_a_restarted_server_is_found_again_soon(binary: Path) -> None:
-    """Reads during a restart wait for it within their budget, and what was written before is there."""
+def test_reads_wait_for_a_restarting_server(binary: Path) -> None:
+    """Within their budget; what was written before is there."""
     with EtcdServer(binary=binary) as server, EtcdClient(server.endpoints, budget=15.0) as client:
         client.put("k", b"1")
         server.kill()
@@ -94,7 +94,7 @@ def test_a_restarted_server_is_found_again_soon(binary: Path) -> None:
 
 
 def test_no_server_outlives_its_owner(one_binary: Path) -> None:
-    """The owner is killed with SIGKILL: its server goes too."""
+    """When the owner is killed with SIGKILL its server dies too."""
     program = f"""
 import time
 from chaos.etcd import EtcdServer

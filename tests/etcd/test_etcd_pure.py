@@ -1,4 +1,4 @@
-"""What needs no server: endpoints, the breaker, the bytes of messages, the meaning of failures."""
+"""What needs no server: endpoints, the breaker, the bytes of messages, and the meaning of failures."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from tests.clocks import HandClock
         ("h:1,h:1", ["http://h:1"]),
     ],
 )
-def test_endpoints_are_read_as_people_write_them(text: str, expected: list[str]) -> None:
-    """Schemes, default ports, several hosts, IPv6 in brackets; the same one twice is one."""
+def test_endpoints_are_parsed_as_people_write_them(text: str, expected: list[str]) -> None:
+    """Schemes, default ports, several hosts, IPv6 in brackets; duplicates count once."""
     assert list(map(str, parse_endpoints(text))) == expected
     assert list(map(str, parse_endpoints(text.split(",")))) == expected
 
 
 @pytest.mark.parametrize("text", ["", " , ", "tcp://h:1", "h:port", "h:99999", "http://", "h:1/path", "::1", "u@h:1"])
-def test_what_is_no_endpoint_is_refused_with_its_text(text: str) -> None:
-    """The error is a ConfigurationError, which is the user's to mend."""
+def test_a_malformed_endpoint_is_refused_and_quoted(text: str) -> None:
+    """The error is a ConfigurationError, which the user can correct."""
     with pytest.raises(ConfigurationError, match="etcd: "):
         parse_endpoints(text)
 
 
-def test_tls_files_make_endpoints_encrypted_and_contradict_http(tmp_path: Path) -> None:
+def test_tls_files_imply_encryption_and_contradict_http(tmp_path: Path) -> None:
     """Without a scheme TLS files decide; `http://` beside them is a contradiction, and so is half a certificate."""
     assert str(parse_endpoints("h", tls=True)[0]) == "https://h:2379"
     with pytest.raises(ConfigurationError, match="https://"):
@@ -66,19 +66,19 @@ def test_tls_files_make_endpoints_encrypted_and_contradict_http(tmp_path: Path) 
         Tls(ca=tmp_path / "absent.pem")
 
 
-def test_user_without_password_is_refused() -> None:
-    """Half of the credentials is a mistake, not a way in."""
+def test_a_user_without_a_password_is_refused() -> None:
+    """Half of the credentials is a mistake."""
     with pytest.raises(ConfigurationError, match="go together"):
         EtcdClient("h", user="root")
 
 
-def test_tries_get_longer_where_nobody_else_can_be_asked() -> None:
-    """Twice for each try's time that passed in vain, however many waited; promptly answered, they get short again."""
+def test_tries_get_longer_where_there_is_no_other_member() -> None:
+    """They double each time one passed in vain, however many waited; a prompt answer makes them short again."""
     clock = HandClock()
     late = RpcFailure("DEADLINE_EXCEEDED", "")
     session = EtcdClient("a:1,b:1", clock=clock).session
     session.failed(0, late)
-    assert session.patience == 1.0, "the other one may be well"
+    assert session.patience == 1.0, "the other one may be healthy"
     session.failed(1, late)
     session.failed(0, late)
     assert session.patience == 2.0
@@ -95,8 +95,8 @@ def test_tries_get_longer_where_nobody_else_can_be_asked() -> None:
     assert session.patience == 1.0
 
 
-def test_breaker_stays_with_what_works() -> None:
-    """No round robin: the preferred member is first until it fails, and the one that then answered stays."""
+def test_the_breaker_stays_with_a_working_member() -> None:
+    """No round robin: the preferred member is first until it fails, then the one that answered stays first."""
     breaker = Breaker(3, preferred=1)
     assert breaker.order(0.0) == [1, 2, 0]
     breaker.failed(1, 0.0)
@@ -107,8 +107,8 @@ def test_breaker_stays_with_what_works() -> None:
     assert breaker.order(100.0) == [2, 0, 1]
 
 
-def test_breaker_with_everybody_failed_tries_the_longest_rested_first() -> None:
-    """The breaker orders and never refuses: otherwise nobody would find out that etcd is back."""
+def test_the_breaker_tries_the_longest_rested_first_if_all_failed() -> None:
+    """It orders and never refuses: otherwise nobody would notice that etcd is back."""
     breaker = Breaker(2)
     breaker.failed(0, 0.0)
     breaker.failed(1, 0.1)
@@ -117,8 +117,8 @@ def test_breaker_with_everybody_failed_tries_the_longest_rested_first() -> None:
     assert breaker.order(FIRST_REST + 0.2) == [1, 0]
 
 
-def test_breaker_asks_an_electing_member_before_a_silent_one() -> None:
-    """However long they rest, and for the time of an election only: it may be cut off from all others."""
+def test_the_breaker_prefers_an_electing_member_to_a_silent_one() -> None:
+    """However long they rested, but only for the time of an election: it may be cut off from all others."""
     breaker = Breaker(2, preferred=0)
     breaker.failed(0, 0.0)
     for at in (0.1, 0.6, ELECTION):
@@ -129,8 +129,8 @@ def test_breaker_asks_an_electing_member_before_a_silent_one() -> None:
     assert breaker.order(4.0)[0] == 1
 
 
-def test_breaker_counts_an_outage_once_for_all_threads() -> None:
-    """Ten calls that fail on one outage rest the member as one does."""
+def test_the_breaker_counts_an_outage_once_for_all_threads() -> None:
+    """Ten calls that fail in one outage rest the member like one call."""
     breaker = Breaker(2)
     for _ in range(10):
         breaker.failed(0, 0.0)
@@ -140,8 +140,8 @@ def test_breaker_counts_an_outage_once_for_all_threads() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(0, 30)), max_size=40))
-def test_breaker_always_orders_everybody(events: list[tuple[int, bool, float]]) -> None:
-    """Whatever happened, every member is in the order once, those that work first, and none rests for ever."""
+def test_the_breaker_always_orders_all_members(events: list[tuple[int, bool, float]]) -> None:
+    """Every member is in the order once, working ones first, and none rests for ever."""
     breaker, now, working = Breaker(4), 0.0, set(range(4))
     for index, success, passed in events:
         now += passed
@@ -157,7 +157,7 @@ def test_breaker_always_orders_everybody(events: list[tuple[int, bool, float]]) 
     assert sorted(breaker.order(now + LONGEST_REST)) == [0, 1, 2, 3]
 
 
-def test_messages_have_etcds_bytes() -> None:
+def test_messages_are_encoded_as_by_etcd() -> None:
     """Field numbers and types are those of etcd's rpc.proto, written out by hand here."""
     put = messages.new("PutRequest", key=b"k", value=b"v", lease=300)
     assert put.SerializeToString() == b"\x0a\x01k\x12\x01v\x18\xac\x02"
@@ -182,7 +182,7 @@ def test_a_condition_on_zero_is_sent() -> None:
 
 
 def test_operations_carry_the_namespace() -> None:
-    """Every key goes out under the namespace, prefixes with their end; foreign bytes in keys survive the way back."""
+    """Every key is sent under the namespace, prefixes with their end; foreign bytes in keys survive the way back."""
     codec = Codec("/n/")
     assert codec.operation(Put("k", b"v", 1)).request_put.key == b"/n/k"
     assert codec.operation(Delete("k", prefix=True)).request_delete_range.range_end == b"/n/l"
@@ -192,15 +192,15 @@ def test_operations_carry_the_namespace() -> None:
 
 
 @given(st.binary(max_size=4), st.binary(max_size=6))
-def test_prefix_end_bounds_exactly_the_prefix(prefix: bytes, key: bytes) -> None:
+def test_the_end_of_a_prefix_bounds_exactly_that_prefix(prefix: bytes, key: bytes) -> None:
     """A key is in [prefix, end) if and only if it begins with the prefix; end `\\0` stands for no bound."""
     end = messages.prefix_end(prefix)
     inside = key >= prefix and (end == b"\0" or key < end)
     assert inside == key.startswith(prefix)
 
 
-def test_messages_live_beside_another_users_of_the_same_names() -> None:
-    """A package that registers `etcdserverpb` in protobuf's own pool before or after us gets no clash."""
+def test_messages_do_not_clash_with_another_etcdserverpb() -> None:
+    """Another package may register `etcdserverpb` in protobuf's own pool before or after us."""
     program = """
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 def theirs(name):
@@ -234,7 +234,7 @@ assert messages.new("PutRequest", key=b"k").SerializeToString() == b"\\n\\x01k"
         ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", FailureKind.FINAL),
     ],
 )
-def test_a_failure_says_whether_the_request_can_have_been_applied(
+def test_a_failure_says_whether_the_request_may_have_been_applied(
     code: str, detail: str, expected: FailureKind
 ) -> None:
     """Only what etcd refuses before proposing counts as not applied."""
@@ -242,7 +242,7 @@ def test_a_failure_says_whether_the_request_can_have_been_applied(
 
 
 def test_final_failures_say_what_to_do() -> None:
-    """A dead lease is an error of its own; permission and space name the remedy."""
+    """A dead lease is an error of its own; those of permission and space name the remedy."""
     assert isinstance(failures.final(RpcFailure("NOT_FOUND", "etcdserver: requested lease not found")), LeaseGone)
     denied = failures.final(RpcFailure("PERMISSION_DENIED", "etcdserver: permission denied"))
     assert isinstance(denied, EtcdRefused)
@@ -251,13 +251,13 @@ def test_final_failures_say_what_to_do() -> None:
 
 @pytest.mark.parametrize("version", ["2.3.7", "3.3.25", "", "not a version"])
 def test_older_servers_are_refused(version: str) -> None:
-    """What we use is there since 3.4."""
+    """We need what etcd has had since 3.4."""
     with pytest.raises(EtcdRefused, match=r"3\.4"):
         require_version(version, (3, 4))
     require_version("3.10.0", (3, 4))
 
 
-def test_a_closed_client_says_so() -> None:
+def test_a_closed_client_is_refused() -> None:
     """Using a client after close is the caller's mistake."""
     client = EtcdClient("127.0.0.1:1")
     client.close()
@@ -274,8 +274,8 @@ def test_a_closed_client_says_so() -> None:
         ("127.0.0.1:2379,etcd.example,10.0.0.7:2379", ("http://etcd.example:2379", "http://10.0.0.7:2379")),
     ],
 )
-def test_a_password_that_others_can_read_is_told(endpoints: str, named: tuple[str, ...]) -> None:
-    """It goes unencrypted to another host; what stays on this one, or is encrypted, is nobody's business."""
+def test_an_exposed_password_is_reported(endpoints: str, named: tuple[str, ...]) -> None:
+    """It is if it goes unencrypted to another host, and is not if it stays on this one or is encrypted."""
     said = password_warning("me", parse_endpoints(endpoints))
     assert bool(said) == bool(named)
     assert all(endpoint in said for endpoint in named)

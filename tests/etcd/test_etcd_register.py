@@ -21,7 +21,7 @@ pytestmark = pytest.mark.etcd
 
 
 class Plain(LocalStore):
-    """A store that only knows whole writes."""
+    """A store with unconditional writes only."""
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         raise AssertionError(name)
@@ -32,7 +32,7 @@ class Plain(LocalStore):
 
 @pytest.fixture
 def registers(server: EtcdServer, request: pytest.FixtureRequest) -> Iterator[list[EtcdRegister]]:
-    """Two registers of one store, as two leaders have them."""
+    """Two registers of one store, as two leaders would have."""
     prefix = f"/{request.node.name}"
     made = [EtcdRegister(EtcdClient(server.endpoints), prefix, url) for url in ("dumb://x", "dumb://x/")]
     yield made
@@ -40,8 +40,8 @@ def registers(server: EtcdServer, request: pytest.FixtureRequest) -> Iterator[li
         register.close()
 
 
-def test_of_many_who_create_one_succeeds(registers: list[EtcdRegister]) -> None:
-    """Whatever cluster member they ask."""
+def test_of_many_concurrent_creators_one_succeeds(registers: list[EtcdRegister]) -> None:
+    """Whichever cluster member they ask."""
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda n: registers[n % 2].create("a", b"%d" % n), range(16)))
     assert sum(made) == 1
@@ -51,7 +51,7 @@ def test_of_many_who_create_one_succeeds(registers: list[EtcdRegister]) -> None:
 
 
 def test_a_swap_needs_the_newest_token(registers: list[EtcdRegister]) -> None:
-    """An old one, or that of a value which was deleted and made anew, moves nothing."""
+    """An old one, or that of a value which was deleted and created again, changes nothing."""
     one, other = registers
     assert one.create("a", b"1")
     first = one.read("a")
@@ -68,7 +68,7 @@ def test_a_swap_needs_the_newest_token(registers: list[EtcdRegister]) -> None:
 
 
 def test_an_older_leader_is_fenced_by_the_register(registers: list[EtcdRegister], tmp_path: Path) -> None:
-    """Commits go to a store that could not decide, and whoever has no register reads them from it."""
+    """Commits go to a store that could not decide, and readers without a register read them from it."""
     one, other = (RegisteredStore(Plain(tmp_path), register) for register in registers)
     fence(one, 1)
     write(one, 5)
@@ -85,8 +85,8 @@ def test_an_older_leader_is_fenced_by_the_register(registers: list[EtcdRegister]
     assert latest.generation == 2
 
 
-def test_an_etcd_that_does_not_answer_is_a_store_that_failed(one_binary: Path, tmp_path: Path) -> None:
-    """The error says so; whoever waits for the store waits for it."""
+def test_an_unavailable_etcd_is_a_store_error(one_binary: Path, tmp_path: Path) -> None:
+    """The error says so; code that waits for the store waits for etcd."""
     with EtcdServer(binary=one_binary) as server:
         register = EtcdRegister(EtcdClient(server.endpoints, timeout=0.2, budget=0.4), "/p", "dumb://x")
         assert register.create("a", b"1")

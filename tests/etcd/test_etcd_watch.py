@@ -1,4 +1,4 @@
-"""Watches over members that stop, die and forget: no change lost, none twice, every gap marked."""
+"""Watches over members that stop, die and lose data: no change is lost or repeated, and every gap is marked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Seen:
 
 @contextmanager
 def watching(client: EtcdClient, prefix: str) -> Iterator[Seen]:
-    """A watch that is connected."""
+    """A connected watch."""
     seen = Seen()
     watch = Watch(client, prefix, seen)
     try:
@@ -54,7 +54,10 @@ def watching(client: EtcdClient, prefix: str) -> Iterator[Seen]:
 
 
 def test_a_watch_begins_with_a_snapshot(client: EtcdClient) -> None:
-    """First what is there, without a gap; then that it is connected; then every change of the prefix, and no other."""
+    """First the present keys, without a gap; then that it is connected.
+
+    Then every change of the prefix, and no other.
+    """
     client.put("a/1", b"old")
     client.put("b", b"")
     with watching(client, "a/") as seen:
@@ -75,8 +78,8 @@ def test_a_watch_begins_with_a_snapshot(client: EtcdClient) -> None:
         assert len(seen.all) == 4
 
 
-def test_a_receiver_may_have_it_listed_again(client: EtcdClient) -> None:
-    """What it cannot make sense of comes once more as a snapshot, with what is listed beside and never watched."""
+def test_a_receiver_may_ask_for_another_listing(client: EtcdClient) -> None:
+    """What it cannot interpret arrives again as a snapshot, with keys that are listed beside it but never watched."""
     seen = Seen()
 
     def deliver(delivery: Delivery) -> None:
@@ -102,8 +105,8 @@ def test_a_receiver_may_have_it_listed_again(client: EtcdClient) -> None:
     assert len(seen.of(Connected)) == 1
 
 
-def test_changes_of_one_revision_come_together(client: EtcdClient) -> None:
-    """A deletion of a prefix is one delivery."""
+def test_changes_of_one_revision_arrive_together(client: EtcdClient) -> None:
+    """Deleting a prefix is one delivery."""
     for number in range(5):
         client.put(f"k{number}", b"")
     with watching(client, "") as seen:
@@ -116,7 +119,7 @@ def test_changes_of_one_revision_come_together(client: EtcdClient) -> None:
 
 
 def test_a_slow_receiver_is_not_taken_for_a_silent_member(one_binary: Path) -> None:
-    """A delivery that takes longer than the silence allowed costs neither a change nor the connection."""
+    """A delivery that takes longer than the silence limit costs neither a change nor the connection."""
     with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
         _receive_slowly(client)
 
@@ -140,8 +143,8 @@ def _receive_slowly(client: EtcdClient) -> None:
     assert not seen.of(Disconnected)
 
 
-def test_close_from_a_delivery(client: EtcdClient) -> None:
-    """A receiver may end its own watch, and hears nothing after it."""
+def test_a_receiver_may_close_its_watch_during_a_delivery(client: EtcdClient) -> None:
+    """It receives nothing more."""
     box: queue.Queue[Watch] = queue.Queue()
     seen = Seen()
 
@@ -157,7 +160,7 @@ def test_close_from_a_delivery(client: EtcdClient) -> None:
 
 
 class Writer:
-    """Puts keys of its own in a row, as fast as etcd takes them, until stopped."""
+    """Puts keys of its own one after another, as fast as etcd accepts them, until stopped."""
 
     def __init__(self, client: EtcdClient) -> None:
         self.written = 0
@@ -182,7 +185,7 @@ class Writer:
 
 
 def assert_nothing_lost(client: EtcdClient, seen: Seen, count: int) -> None:
-    """Every write that etcd has was delivered once, in order, without a gap."""
+    """Assert that every write in etcd was delivered once, in order, without a gap."""
     wait_until(lambda: f"k/{count - 1}" in {change.key for change in seen.changes})
     kvs, _ = client.range("k/")
     assert len(kvs) == count
@@ -212,8 +215,8 @@ def test_no_change_is_lost_when_the_watched_member_stops(one_binary: Path, fault
             assert not seen.of(Disconnected), "moving to the next member is not a disconnection"
 
 
-def test_reads_that_nobody_answers_yet_are_no_disconnection() -> None:
-    """Until it has lasted: a read that moves on to the next member may meet an election, and take its whole budget."""
+def test_a_slow_read_is_not_reported_as_a_disconnection() -> None:
+    """Until it lasts: a read that moves to the next member may meet an election, and use up its budget."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with EtcdClient(f"127.0.0.1:{listener.getsockname()[1]}") as client:
             seen, began = Seen(), time.monotonic()
@@ -223,8 +226,8 @@ def test_reads_that_nobody_answers_yet_are_no_disconnection() -> None:
             watch.close()
 
 
-def test_an_election_is_no_disconnection(one_binary: Path) -> None:
-    """The leader, which serves the watch, is silent, and the others have none: that is told if it lasts."""
+def test_an_election_is_not_reported_as_a_disconnection(one_binary: Path) -> None:
+    """The leader, which serves the watch, is silent, and the others have none. It is reported if it lasts."""
     quick = ("--heartbeat-interval=100", "--election-timeout=500")
     with EtcdCluster(5, binary=one_binary, options=quick) as cluster:
         leader = cluster.leader()
@@ -244,7 +247,7 @@ def test_an_election_is_no_disconnection(one_binary: Path) -> None:
             now = time.monotonic()
             (lost,) = seen.of(Disconnected)
             assert isinstance(lost, Disconnected)
-            # The next member is asked once the leader has been silent for a second after the question.
+            # The next member is asked after a second of silence of the leader.
             assert now - lost.since >= 1.0 + ELECTION
             for member in late:
                 member.resume()
@@ -253,8 +256,8 @@ def test_an_election_is_no_disconnection(one_binary: Path) -> None:
             assert len(seen.of(Connected)) == 2
 
 
-def test_a_single_server_comes_back(binary: Path) -> None:
-    """Killed and restarted on its data: the watch says so, both ways, and goes on with what it missed."""
+def test_a_watch_resumes_after_a_server_restart(binary: Path) -> None:
+    """The watch reports the loss and the return, and delivers what it missed."""
     with EtcdServer(binary=binary) as server, EtcdClient(server.endpoints) as client:
         client.put("k/0", b"")
         with watching(client, "k/") as seen:
@@ -275,8 +278,8 @@ def test_a_single_server_comes_back(binary: Path) -> None:
             assert len(seen.of(Snapshot)) == 1
 
 
-def test_a_stopped_single_server_is_noticed(one_binary: Path) -> None:
-    """SIGSTOP: within about 1.5 s of silence the watch says that it is disconnected; then it catches up."""
+def test_a_stopped_server_is_noticed(one_binary: Path) -> None:
+    """After about 1.5 s of silence (SIGSTOP) the watch reports the disconnection; then it catches up."""
     with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
         with watching(client, "k/") as seen:
             began = time.monotonic()
@@ -290,8 +293,8 @@ def test_a_stopped_single_server_is_noticed(one_binary: Path) -> None:
             assert len(seen.of(Disconnected)) == 1
 
 
-def test_a_watch_beside_a_lease_asks_for_next_to_nothing(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keepalives that are answered are signs of life enough: an idle member costs etcd its keepalives."""
+def test_a_watch_beside_a_lease_sends_almost_nothing(client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answered keepalives are signs of life enough: an idle member costs etcd only its keepalives."""
     asked: list[float] = []
     ask = etcd_watch._Feed.ask_progress
 
@@ -312,7 +315,7 @@ def test_a_watch_beside_a_lease_asks_for_next_to_nothing(client: EtcdClient, mon
         assert not seen.of(Disconnected)
 
 
-def test_a_connection_that_breaks_by_itself_is_noticed_beside_a_lease(one_binary: Path) -> None:
+def test_a_broken_watch_connection_is_noticed_beside_a_live_lease(one_binary: Path) -> None:
     """As when a router forgets it: the lease's goes on, and the watch loses nothing, if some seconds later."""
     with EtcdServer(binary=one_binary) as server, Relay(server.endpoint) as relay:
         with EtcdClient(relay.endpoint) as client, watching(client, "k/") as seen:
@@ -327,8 +330,8 @@ def test_a_connection_that_breaks_by_itself_is_noticed_beside_a_lease(one_binary
             leases.close()
 
 
-def test_a_server_that_is_slow_is_not_dialled_to_death(one_binary: Path) -> None:
-    """Mute for ten seconds, it gets a few new connections, not one each second from each of us."""
+def test_a_slow_server_is_not_flooded_with_connections(one_binary: Path) -> None:
+    """Mute for ten seconds, it gets a few new connections, not one a second from each client."""
     with EtcdServer(binary=one_binary) as server, Relay(server.endpoint) as relay:
         with EtcdClient(relay.endpoint) as client, watching(client, "k/") as seen:
             leases = LeaseKeeper(client)
@@ -345,7 +348,7 @@ def test_a_server_that_is_slow_is_not_dialled_to_death(one_binary: Path) -> None
 
 
 def test_compaction_under_a_watch_is_a_marked_gap(binary: Path) -> None:
-    """What was compacted away unseen cannot be told: the prefix is listed again and the snapshot says that it gaps."""
+    """Changes that were compacted away are lost: the prefix is listed again, and the snapshot is marked with a gap."""
     with EtcdCluster(1, binary=binary) as server, EtcdClient(server.endpoints) as client:
         blocked, go = threading.Event(), threading.Event()
         seen = Seen()
@@ -359,7 +362,7 @@ def test_compaction_under_a_watch_is_a_marked_gap(binary: Path) -> None:
         client.put("k/old", b"")
         watch = Watch(client, "k/", deliver)
         assert blocked.wait(10)
-        # Between its listing and its stream: this is what a long disconnection looks like to the watch.
+        # Between its listing and its stream, which looks like a long disconnection to the watch.
         client.delete("k/old")
         for number in range(3):
             client.put(f"k/{number}", b"")
@@ -375,8 +378,8 @@ def test_compaction_under_a_watch_is_a_marked_gap(binary: Path) -> None:
         watch.close()
 
 
-def test_nothing_there_is_disconnected_from_the_start(one_binary: Path) -> None:
-    """A watch may be opened before etcd is up: it says Disconnected once, then begins with its snapshot."""
+def test_a_watch_without_a_server_starts_disconnected(one_binary: Path) -> None:
+    """It may be opened before etcd is up: it reports Disconnected once, then begins with its snapshot."""
     with EtcdServer(binary=one_binary) as server:
         server.kill()
         with EtcdClient(server.endpoints) as client:
@@ -397,8 +400,8 @@ def changed_since(seen: Seen, key: str) -> bool:
     return key in [change.key for change in after]
 
 
-def test_a_watch_hears_of_an_etcd_that_comes_back_empty(one_binary: Path) -> None:
-    """Its revisions begin anew: what is there is listed, marked as a roll-back, and changes flow again."""
+def test_a_watch_reports_an_etcd_that_comes_back_empty(one_binary: Path) -> None:
+    """Its revisions restart: the keys are listed and marked as rolled back, and changes flow again."""
     with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
         for number in range(20):
             client.put("a/1", str(number).encode())
@@ -412,8 +415,8 @@ def test_a_watch_hears_of_an_etcd_that_comes_back_empty(one_binary: Path) -> Non
             wait_until(lambda: changed_since(seen, "a/2"))
 
 
-def test_a_watch_hears_of_an_older_backup(one_binary: Path) -> None:
-    """Even where others have written so much by the time it resumes that the revisions it knows are there again."""
+def test_a_watch_reports_an_older_backup(one_binary: Path) -> None:
+    """Even if so much was written by the time it resumes that the revisions it knows exist again."""
     with EtcdServer(binary=one_binary) as server, EtcdClient(server.endpoints) as client:
         client.put("a/1", b"old")
         backup = server.back_up()
@@ -432,7 +435,7 @@ def test_a_watch_hears_of_an_older_backup(one_binary: Path) -> None:
 
 
 def went_on(server: EtcdServer, backup: Path, *, writes: int) -> Path:
-    """Return a backup of a history that went on from `backup` with other writes than the server's own."""
+    """Return a backup of a history that continued from `backup` with other writes than the server's own."""
     copy = backup.with_name(backup.name + "-later")
     shutil.copytree(backup, copy)
     member = server.members[0]

@@ -1,4 +1,4 @@
-"""What all histories share: one etcd, one undisturbed run per job to compare with, one process that forks agents."""
+"""Fixtures of all histories: one etcd, one undisturbed run per job to compare with, one process that forks agents."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def quiet(job_etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory) -> Qui
 
 
 def _played(setting: Setting, etcd: EtcdServer, folder: Path) -> Outcome:
-    """Return what another process has left of this run; play it where none has."""
+    """Return the run that another process has left; play it if there is none."""
     kept = folder / "outcome"
     if kept.exists():
         outcome: Outcome = pickle.loads(kept.read_bytes())

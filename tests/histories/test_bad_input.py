@@ -1,4 +1,4 @@
-"""What is wrong is said in words, on the command line it came from; the exit code is not 0, and nothing is left."""
+"""Errors are explained on the command line that caused them; the exit code is not 0, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
 def start(
     workdir: Path, endpoint: str, arguments: Sequence[str], *, nodes: int = 1, minimum: int = 1, **conf: str
 ) -> tuple[set[int | None], str]:
-    """Run the script on `nodes` agents until all have ended; return their exit codes and what they printed."""
+    """Run the script on `nodes` agents until all have ended; return their exit codes and output."""
     launch = Launch(
         run_id=f"bad-{workdir.name}",
         endpoint=endpoint,
@@ -49,15 +49,15 @@ CASES = {
 @pytest.mark.long
 @pytest.mark.parametrize("kind", CASES)
 def test_a_mistake_in_the_script_is_named(kind: str, job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """Before any world is formed, the model, the batches and the store are looked at."""
+    """The model, the batches and the store are checked before any world is formed."""
     codes, said = start(tmp_path, job_etcd.endpoint, [kind])
     assert codes == {1}
     for word in CASES[kind][1:]:
         assert word in said
 
 
-def test_no_etcd_at_the_endpoint(tmp_path: Path) -> None:
-    """The endpoint is named, and what to check."""
+def test_a_missing_etcd_is_reported(tmp_path: Path) -> None:
+    """With its endpoint and what to check."""
     endpoint = f"127.0.0.1:{free_port()}"
     codes, said = start(tmp_path, endpoint, ["good"])
     assert codes == {1}
@@ -65,15 +65,15 @@ def test_no_etcd_at_the_endpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_too_few_nodes_for_too_long(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """After --rdzv-conf=timeout the job fails and says which knobs there are."""
+def test_too_few_nodes_fail_the_job_after_its_timeout(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """That of --rdzv-conf=timeout; the message names the settings."""
     codes, said = start(tmp_path, job_etcd.endpoint, ["good"], minimum=2, timeout="3")
     assert codes == {1}
     assert "1 node(s) for 3 s, the minimum is 2" in said
 
 
 def test_the_users_own_error_ends_the_job_with_its_traceback(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """Raised on every try: all agents exit with torchrun's own code, its traceback and rank are shown once."""
+    """Raised on every try: all agents exit with torchrun's own code, and its traceback and rank are shown once."""
     codes, said = start(tmp_path, job_etcd.endpoint, ["raise", "9"], nodes=2, minimum=2)
     assert codes == {1}
     assert "the user's own mistake" in said
@@ -82,8 +82,8 @@ def test_the_users_own_error_ends_the_job_with_its_traceback(job_etcd: EtcdServe
     assert said.count('raise KeyError("the user') == 1
 
 
-def test_what_raises_after_a_step_on_every_try_ends_the_job(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """An evaluation is done again, not skipped: a job whose every evaluation fails does not end as if all were well."""
+def test_an_error_after_a_step_on_every_try_ends_the_job(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """An evaluation is repeated, not skipped: a job in which it always fails must not end as if all were well."""
     codes, said = start(tmp_path, job_etcd.endpoint, ["evaluate", "9"])
     assert codes == {1}
     assert "the evaluation's own mistake" in said
@@ -91,8 +91,8 @@ def test_what_raises_after_a_step_on_every_try_ends_the_job(job_etcd: EtcdServer
 
 
 @pytest.mark.long
-def test_what_a_trainer_says_reaches_the_output_of_torchrun_once(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """With its level, and with where it was said."""
+def test_a_trainers_log_reaches_torchruns_output_once(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """With its level and its origin."""
     codes, said = start(tmp_path, job_etcd.endpoint, ["log", "2"])
     assert codes == {0}
     lines = [line for line in said.splitlines() if "cache.unfit" in line]
@@ -103,8 +103,8 @@ def test_what_a_trainer_says_reaches_the_output_of_torchrun_once(job_etcd: EtcdS
 
 
 @pytest.mark.long
-def test_without_snapshots_an_evaluation_that_raised_is_done_again(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """Behind a checkpoint, which is all the state there is: from before it, be that the beginning, or an older one."""
+def test_without_snapshots_a_failed_evaluation_is_repeated(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """The state is a checkpoint from before the evaluation, whether the initial or an older one."""
     launch = Launch(
         run_id="flaky",
         endpoint=job_etcd.endpoint,
@@ -127,7 +127,7 @@ def test_without_snapshots_an_evaluation_that_raised_is_done_again(job_etcd: Etc
 
 @pytest.mark.long
 def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """A node whose model or batches differ is told so; the job that runs goes on to its end."""
+    """A node whose model or batches differ is told why; the running job continues to its end."""
     launch = Launch(
         run_id="shared-id",
         endpoint=job_etcd.endpoint,
@@ -157,8 +157,8 @@ def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_
         assert first.running() == ["node0"]
 
 
-def test_a_newcomer_whose_code_raises_is_put_out(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """A file that one node lacks ends that node, at its first try and with the traceback; the job goes on."""
+def test_a_newcomer_whose_code_raises_is_evicted(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """A file missing on one node ends that node, at its first try and with the traceback; the job goes on."""
 
     def launch(**environment: str) -> Launch:
         return Launch(
@@ -186,8 +186,8 @@ def test_a_newcomer_whose_code_raises_is_put_out(job_etcd: EtcdServer, tmp_path:
 
 
 @pytest.mark.long
-def test_torchruns_log_redirection_shows_the_trainers_output(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """What a forked trainer prints is in the files that --redirects makes, whole, though it ends by os._exit."""
+def test_torchruns_log_files_have_the_trainers_output(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """What a forked trainer prints is in the files of --redirects, complete, although it ends by os._exit."""
     launch = Launch(
         run_id="redirected",
         endpoint=job_etcd.endpoint,

@@ -1,4 +1,4 @@
-"""Nodes that are drained, by an operator, a signal or their cloud: a planned change that repeats no step."""
+"""Nodes that are drained by an operator, a signal or their cloud: a planned change that repeats no step."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ def drained(setting: Setting, fault: Fault, etcd: EtcdServer, quiet: Quiet, work
 
 @pytest.mark.parametrize("node", ["leader", *(pytest.param(n, marks=pytest.mark.slow) for n in ("node1", "stage0"))])
 def test_an_operators_drain_repeats_no_step(node: str, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """Whoever it is, the node leaves at a step boundary; its torchrun ends with 0, and the others go on from memory."""
+    """Any node leaves at a step boundary; its torchrun ends with 0, and the others go on from memory."""
     gone = drained(LONG, Drain(node=node, when=When(step=8)), job_etcd, quiet, tmp_path)
     assert node in (gone, "leader", "stage0")
 
 
 @pytest.mark.slow
-def test_a_drain_of_a_node_with_two_slots(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """What both slots hold is safe before the node leaves."""
+def test_a_node_with_two_slots_is_drained(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """The snapshots of both slots are safe before the node leaves."""
     setting = dataclasses.replace(LONG, nodes=3, slots=2)
     assert drained(setting, Drain(node="node1", when=When(step=8)), job_etcd, quiet, tmp_path) == "node1"
 
 
-def test_sigterm_drains_the_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """torchrun passes the signal to its keepers and waits for them: that is time enough to leave in order."""
+def test_sigterm_drains_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """torchrun passes the signal to its keepers and waits for them, which is time enough to leave in order."""
     assert drained(LONG, Terminate(node="node2", when=When(step=8)), job_etcd, quiet, tmp_path) == "node2"
 
 
 @pytest.mark.slow
 def test_sigterm_to_a_node_with_two_slots_is_one_notice(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """Every keeper of the node gets the signal."""
+    """Although every keeper of the node gets the signal."""
     setting = dataclasses.replace(LONG, nodes=3, slots=2)
     assert drained(setting, Terminate(node="node1", when=When(step=8)), job_etcd, quiet, tmp_path) == "node1"
 
 
-def test_a_spot_notice_drains_the_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """The cloud says it over HTTP, half a minute ahead."""
+def test_a_spot_notice_drains_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """The cloud announces it over HTTP, half a minute ahead."""
     assert drained(LONG, Announce(node="node1", when=When(step=8)), job_etcd, quiet, tmp_path) == "node1"
 
 
-def test_two_neighbours_drained_at_once(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """A node and its buddy leave together: what they hold is with somebody who stays."""
+def test_two_neighbours_can_be_drained_at_once(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """A node and its buddy leave together: their snapshots are first moved to nodes that stay."""
     asked = [Drain(node=name, when=When(step=8)) for name in ("node1", "node2")]
     outcome = held(play(LONG, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(LONG))
     last = outcome.picture.generations[-1]
@@ -71,8 +71,8 @@ def test_two_neighbours_drained_at_once(job_etcd: EtcdServer, quiet: Quiet, tmp_
     assert set(last.nodes) == {"node0", "node3"}
 
 
-def test_the_only_node_drained_to_a_spare(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """It has no buddy, and is gone before its successor could fetch anything: what it holds goes there before it."""
+def test_the_only_node_can_be_drained_to_a_spare(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """It has no buddy and leaves before its successor could fetch anything, so it sends its snapshot ahead."""
     setting = dataclasses.replace(LONG, nodes=2, conf={"counts": "1"})
     outcome = play(setting, [Drain(node="leader", when=When(step=8))], etcd=job_etcd, workdir=tmp_path / "job")
     first, second = held(outcome, quiet(dataclasses.replace(LONG, nodes=1))).picture.generations
@@ -96,6 +96,6 @@ def load() -> Iterator[None]:
 @pytest.mark.usefixtures("load")
 @pytest.mark.parametrize("seed", range(50))
 def test_no_drain_repeats_a_step_under_load(seed: int, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """Fifty of fifty drains of 25 s, on a machine that has other things to do."""
+    """Fifty of fifty drains of 25 s, on a machine that is busy with other work."""
     node = ("leader", "stage0", *map(node_name, range(4)))[seed % 6]
     drained(LONG, Drain(node=node, when=When(step=3 + seed % 11)), job_etcd, quiet, tmp_path)

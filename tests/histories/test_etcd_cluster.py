@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pyte
 
 
 class Part:
-    """A cluster of which `members` can be broken: how many, beginning with the leader."""
+    """A cluster of which `members` can be broken at once, beginning with the leader."""
 
     def __init__(self, cluster: EtcdCluster, members: int) -> None:
         self._cluster, self._members = cluster, members
@@ -35,7 +35,7 @@ class Part:
         return self._cluster.client()
 
     def kill(self) -> None:
-        """Kill the leader and as many others as are asked for."""
+        """Kill the leader and as many others as requested."""
         for member in self._choose():
             member.kill()
 
@@ -45,12 +45,12 @@ class Part:
             member.start()
 
     def pause(self) -> None:
-        """Stop the leader and as many others as are asked for."""
+        """Stop the leader and as many others as requested."""
         for member in self._choose():
             member.pause()
 
     def resume(self) -> None:
-        """Wake them."""
+        """Resume them."""
         for member in self._victims:
             member.resume()
 
@@ -76,8 +76,10 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("members", "fault"), LOSSES)
-def test_etcd_loses_members(members: int, fault: Fault, cluster: EtcdCluster, quiet: Quiet, tmp_path: Path) -> None:
-    """For longer than every lease and grace: training goes on, in the same generation, to the same bits."""
+def test_a_job_survives_the_loss_of_etcd_members(
+    members: int, fault: Fault, cluster: EtcdCluster, quiet: Quiet, tmp_path: Path
+) -> None:
+    """For longer than every lease and grace: training goes on in the same generation, to the same bits."""
     assert cluster.certificates is not None
     secret = tmp_path / "password"
     secret.write_text("secret\n")

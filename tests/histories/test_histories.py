@@ -32,7 +32,7 @@ SMALL = Setting(
     options=("--checkpoint-every=5",),
     patience=120.0,
 )
-# What is prepared beside a running generation, or what outlasts an outage, must find the job training still.
+# When a proposal is ready, or an outage is over, the job must still be training.
 LONG = dataclasses.replace(SMALL, steps=80)
 
 
@@ -91,10 +91,10 @@ def test_any_history_ends_with_the_same_bits(
         assert causes == ["start"]
 
 
-def test_one_death_costs_one_step_at_most(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """State comes from memory, and nothing before the newest snapshot is done again.
+def test_one_death_costs_at_most_one_step(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """State comes from memory, and no step before the newest snapshot is repeated.
 
-    With agents as a person starts them, each an interpreter of its own; other histories fork theirs.
+    Agents start as a person starts them, each an interpreter of its own; other histories fork theirs.
     """
     with started_by(start_fresh):
         outcome = play(SMALL, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job")
@@ -107,15 +107,17 @@ def test_one_death_costs_one_step_at_most(job_etcd: EtcdServer, quiet: Quiet, tm
 
 
 def test_a_join_costs_no_step(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """A planned change happens at a step boundary, and the fresh node takes part."""
+    """A planned change happens at a step boundary, and the new node takes part."""
     outcome = held(play(LONG, faults("1@6", "@12"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(LONG))
     last = outcome.picture.generations[-1]
     assert (last.cause, last.steps_repeated, last.restored_from) == ("join", 0, "memory")
     assert "node4" in last.nodes
 
 
-def test_losing_a_node_and_its_buddy_means_the_store(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """Three of four nodes die at once: some node and its buddy are among them, and the newest checkpoint counts."""
+def test_losing_a_node_and_its_buddy_restores_from_the_store(
+    job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
+) -> None:
+    """Three of four nodes die at once, some node and its buddy among them: the newest checkpoint is used."""
     asked = faults("0@10", "1@10", "2@10")
     # A generation without a majority of its predecessor still has one of its members, so it does not wait long.
     outcome = held(play(SMALL, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
@@ -124,8 +126,8 @@ def test_losing_a_node_and_its_buddy_means_the_store(job_etcd: EtcdServer, quiet
 
 
 @pytest.mark.long
-def test_losing_a_zone_costs_no_checkpoint(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """Two of four nodes die at once: they share a zone, so that neither kept the other's copy, and memory is enough."""
+def test_losing_a_zone_needs_no_checkpoint(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Two of four nodes die at once. They shared a zone, so neither was the other's buddy, and memory is enough."""
     zones = ("zone:a", "zone:a", "zone:b", "zone:b")
     setting = dataclasses.replace(SMALL, layout=Layout(pp=1), labels=zones)
     outcome = held(play(setting, faults("0@10", "1@10"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
@@ -138,7 +140,7 @@ def test_losing_a_zone_costs_no_checkpoint(job_etcd: EtcdServer, quiet: Quiet, t
     "layout", [pytest.param(Layout(pp=1), marks=pytest.mark.slow), Layout(pp=2, zero=2), Layout(pp=4)], ids=str
 )
 def test_any_layout_ends_with_the_same_bits(layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """A fixed layout, a death in it, and the planner's own choice: one digest."""
+    """A fixed layout, a death in it, and the planner's own choice give one digest."""
     setting = dataclasses.replace(SMALL, layout=layout)
     # A pipeline of four stages needs all four nodes.
     asked = faults() if layout.pp == 4 else faults("2@8")
@@ -146,8 +148,8 @@ def test_any_layout_ends_with_the_same_bits(layout: Layout, job_etcd: EtcdServer
 
 
 @pytest.mark.long
-def test_two_slots_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """Two trainers a node, a whole node lost: the bits of one trainer a node."""
+def test_two_slots_per_node_end_with_the_same_bits(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """With two trainers per node and a whole node lost: the bits of one trainer per node."""
     setting = dataclasses.replace(SMALL, nodes=3, slots=2)
     held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
 
@@ -167,7 +169,7 @@ ETCD_FAULTS = [
 
 
 @pytest.mark.parametrize("fault", ETCD_FAULTS)
-def test_losing_etcd_is_not_losing_the_job(fault: Fault, own_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """Training goes on without etcd, and no generation changes, even when every lease has run out meanwhile."""
+def test_a_job_survives_the_loss_of_etcd(fault: Fault, own_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Training goes on and the generation stays, even when every lease has expired meanwhile."""
     outcome = held(play(LONG, [fault], etcd=own_etcd, workdir=tmp_path / "job"), quiet(LONG))
     assert [view.cause for view in outcome.picture.generations] == ["start"]

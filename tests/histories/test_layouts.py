@@ -1,4 +1,4 @@
-"""Layouts with more to them than pp and dp, in real jobs that lose a node."""
+"""Layouts beyond pp and dp, in real jobs that lose a node."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pyte
 TENSOR = Path(__file__).parent / "scripts" / "train_tensor.py"
 
 
-def test_layers_computed_by_two_slots_survive_the_loss_of_a_node(
-    job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
-) -> None:
+def test_tensor_parallel_layers_survive_the_loss_of_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Parts of layers, cut by tp and then by dp, come from memory into another dp of the same tp."""
     setting = replace(SMALL, nodes=2, slots=2, steps=10, layout=Layout(tp=2), script=TENSOR)
     outcome = held(play(setting, faults("1@4"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
@@ -42,14 +40,14 @@ def test_layers_computed_by_two_slots_survive_the_loss_of_a_node(
 def test_schedules_and_replicas_survive_the_loss_of_a_node(
     layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
 ) -> None:
-    """Two of the three that are left go on, one waits; the bits are those of the planner's own choice."""
+    """Two of the remaining three go on, one waits; the bits are those of the planner's own choice."""
     setting = replace(SMALL, layout=layout)
     outcome = held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
     assert outcome.picture.generations[1].restored_from == "memory"
 
 
-def test_a_calibrated_run_is_planned_by_what_was_measured(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """Where links cost next to nothing, four nodes have no pipeline with its bubbles; by shape alone they have one."""
+def test_a_calibrated_run_is_planned_by_its_calibration(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Where links cost almost nothing, four nodes use no pipeline with its bubbles; without calibration they do."""
     file = tmp_path / "profile.json"
     fast = replace(LINK, latency=1e-6, bandwidth=1e12)
     save(replace(CALIBRATION, cores=0, flops=1e9, inside=fast, between=fast, block=None), file)

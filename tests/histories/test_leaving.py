@@ -1,4 +1,4 @@
-"""Nodes whose processes are ended or stopped by signals, one of them or all."""
+"""Nodes, one or all, whose processes are ended or stopped by signals."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Times:
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
-        self.told: float | None = None
+        self.signalled: float | None = None
         self.ended: float | None = None
 
     def __call__(self, picture: Picture) -> None:
-        if self.told is None and any(text.startswith("chaos: sigterm") for _, text in picture.news):
-            self.told = SYSTEM.monotonic()
+        if self.signalled is None and any(text.startswith("chaos: sigterm") for _, text in picture.news):
+            self.signalled = SYSTEM.monotonic()
         if self.ended is None and len(picture.ended) == self._nodes:
             self.ended = SYSTEM.monotonic()
 
 
-def test_sigterm_to_everybody_stops_the_job_well(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """All leave within seconds, long before torchrun would kill them; what was trained is in the store."""
+def test_sigterm_to_all_nodes_stops_the_job_cleanly(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """All leave within seconds, long before torchrun would kill them, and the trained state is in the store."""
     setting = dataclasses.replace(SMALL, steps=2000)
     asked = [Terminate(node=node_name(number), when=When(step=9)) for number in range(4)]
     times = Times(4)
@@ -48,9 +48,9 @@ def test_sigterm_to_everybody_stops_the_job_well(job_etcd: EtcdServer, tmp_path:
     assert not outcome.failure, (outcome.failure, logs)
     assert set(outcome.exit_codes.values()) == {1}, "torchrun's own code after SIGTERM"
     assert "every node was told to leave" in logs
-    assert times.told is not None
+    assert times.signalled is not None
     assert times.ended is not None
-    assert times.ended - times.told < 28, logs
+    assert times.ended - times.signalled < 28, logs
     picture = outcome.picture
     assert [view.cause for view in picture.generations] == ["start"]
     assert 9 <= picture.step < 2000
@@ -59,7 +59,7 @@ def test_sigterm_to_everybody_stops_the_job_well(job_etcd: EtcdServer, tmp_path:
     assert outcome.leftovers == ()
 
 
-def test_a_job_stopped_by_sigterm_goes_on_from_the_store(job_etcd: EtcdServer, tmp_path: Path) -> None:
+def test_a_job_stopped_by_sigterm_resumes_from_the_store(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """Started again under another id on the same store, it makes the very next step."""
     setting = dataclasses.replace(SMALL, nodes=2, steps=2000, store=(tmp_path / "store").as_uri())
     asked = [Terminate(node=node_name(number), when=When(step=9)) for number in range(2)]
@@ -92,8 +92,8 @@ def launch(etcd: EtcdServer, name: str, slots: int) -> Launch:
 
 
 @pytest.mark.parametrize("slot", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_keeper_killed_takes_its_sibling_along_at_once(slot: int, job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """torchrun sends the sibling SIGTERM, which is no notice: nothing of the node is to be saved any more."""
+def test_a_killed_keeper_ends_its_sibling_at_once(slot: int, job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """torchrun sends the sibling SIGTERM, which is no notice here: the node has nothing left to save."""
     with Cluster(launch(job_etcd, f"sibling-{slot}", 2), tmp_path) as cluster:
         node = cluster.start_node("node0")
         assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60), node.log.read_text()
@@ -106,8 +106,8 @@ def test_a_keeper_killed_takes_its_sibling_along_at_once(slot: int, job_etcd: Et
 
 
 @pytest.mark.slow
-def test_a_keeper_stopped_ends_its_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """Its sibling misses its answers, kills it and leaves with it: the others would wait for its snapshots for ever."""
+def test_a_stopped_keeper_ends_its_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """Its sibling misses its answers, kills it and leaves too: the others would wait for its snapshots for ever."""
     with Cluster(launch(job_etcd, "stopped-sibling", 2), tmp_path) as cluster:
         node = cluster.start_node("node0")
         assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60), node.log.read_text()
@@ -119,7 +119,7 @@ def test_a_keeper_stopped_ends_its_node(job_etcd: EtcdServer, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
-def test_a_second_signal_ends_the_node_at_once(number: signal.Signals, job_etcd: EtcdServer, tmp_path: Path) -> None:
+def test_a_second_signal_ends_a_node_at_once(number: signal.Signals, job_etcd: EtcdServer, tmp_path: Path) -> None:
     """As a person expects of a second Ctrl-C."""
     with Cluster(launch(job_etcd, f"twice-{number}", 1), tmp_path) as cluster:
         node = cluster.start_node("node0")
@@ -131,8 +131,8 @@ def test_a_second_signal_ends_the_node_at_once(number: signal.Signals, job_etcd:
         assert not cluster.leftovers()
 
 
-def test_a_stopped_node_is_left_behind_and_comes_back(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """Nobody waits for it; when it wakes it finds itself out, kills its trainers and joins as a newcomer."""
+def test_a_stopped_node_is_evicted_and_rejoins(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Nobody waits for it; once it resumes it learns that it is out, kills its trainers and joins as a newcomer."""
     asked = [Stop(node="node1", when=When(step=8)), Continue(node="node1", when=When(step=12))]
     outcome = held(play(LONG, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(LONG))
     generations = outcome.picture.generations
@@ -143,7 +143,7 @@ def test_a_stopped_node_is_left_behind_and_comes_back(job_etcd: EtcdServer, quie
 
 
 @pytest.mark.slow
-def test_a_stopped_node_that_never_wakes(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+def test_a_job_ends_without_a_stopped_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """The others end the job without it."""
     outcome = held(
         play(SMALL, [Stop(node="node1", when=When(step=8))], etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL)
@@ -152,7 +152,7 @@ def test_a_stopped_node_that_never_wakes(job_etcd: EtcdServer, quiet: Quiet, tmp
 
 
 @pytest.mark.slow
-def test_a_node_that_is_started_again_takes_part_again(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+def test_a_restarted_node_rejoins(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Under its old name it is another incarnation, and a newcomer."""
     setting = dataclasses.replace(SMALL, steps=600)
     outcome = held(

@@ -1,4 +1,4 @@
-"""What was made and is lost for good is never begun anew in silence."""
+"""State that is lost for good is never silently trained again from the beginning."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(400), pyte
 SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
 
 
-def test_a_spare_does_not_begin_anew_what_died_with_the_only_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """Without a store nothing is left: the spare ends the job and says what was lost, and what to say to mean it."""
+def test_a_spare_does_not_restart_training_lost_with_the_only_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """Without a store nothing is left: the spare ends the job, says what was lost, and how to restart on purpose."""
     launch = Launch(
         run_id="lost",
         endpoint=job_etcd.endpoint,

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.gloo, pytest.mark.
 
 @pytest.mark.parametrize("seed", range(200))
 def test_a_drawn_history_ends_with_the_same_bits(seed: int, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """Any cluster, any faults: the bits of four undisturbed nodes."""
+    """Any cluster with any faults gives the bits of four undisturbed nodes."""
     history = draw(seed, SMALL.steps)
     setting = dataclasses.replace(SMALL, nodes=history.nodes, slots=history.slots)
     outcome = play(setting, history.faults, etcd=job_etcd, workdir=tmp_path / "job")

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 CONTINUOUS = dataclasses.replace(SMALL, options=("--checkpoint-every=continuous", "--keep=2"))
 
 
-def test_continuous_saving_beside_a_death(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """The next checkpoint begins when the last is committed, no rank writes another step than the others."""
+def test_continuous_saving_survives_a_death(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """The next checkpoint begins when the last is committed, and all ranks write the same steps."""
     outcome = held(play(CONTINUOUS, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
     (place,) = (tmp_path / "job" / "store").rglob("checkpoints")
     store = open_store(str(place.parent), write=False)
@@ -36,7 +36,7 @@ def test_continuous_saving_beside_a_death(job_etcd: EtcdServer, quiet: Quiet, tm
     committed = [event["step"] for event in told if event["event"] == "checkpoint.committed"]
     written = {event["step"] for event in told if event["event"] == "checkpoint.written"}
     assert len(committed) >= 4
-    # What was written by all and not committed is at most what the death, and the end, cut off.
+    # Saves written by all but not committed are at most those that the death and the end interrupted.
     assert len(written - set(committed)) <= 2, (sorted(written), committed)
 
 
@@ -44,7 +44,7 @@ def test_continuous_saving_beside_a_death(job_etcd: EtcdServer, quiet: Quiet, tm
 def test_all_ranks_fall_back_together_from_a_damaged_checkpoint(
     job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
 ) -> None:
-    """A job started anew, whose newest checkpoint is damaged meanwhile, goes on from the one before and says so."""
+    """A job restarted after its newest checkpoint was damaged goes on from the one before, and says so."""
     url = (tmp_path / "store").as_uri()
     setting = dataclasses.replace(SMALL, nodes=2, options=(*SMALL.options, f"--store={url}"))
     first = play(setting, [], etcd=job_etcd, workdir=tmp_path / "first")

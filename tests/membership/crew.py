@@ -1,4 +1,4 @@
-"""Members of a job against a real etcd, several in one process: their trainers are imagined, all else is real."""
+"""Members of a job against a real etcd, several in one process: simulated trainers, everything else real."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Connect = Callable[[], EtcdClient]
 
 
 def planner(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
-    """Plan as a job does that was asked for no layout."""
+    """Plan like a job without a layout request."""
     assert record.profile is not None
     return plan(nodes, len(record.node.slots), record.profile, Layout(), previous=present)
 
@@ -41,10 +41,10 @@ def still(running: Generation | None) -> Pulse:
 
 
 class Hand:
-    """A member whose trainers do at once what they are asked, and that comes back when it is told to.
+    """A member whose trainers obey at once, and that rejoins when told to.
 
-    went: every generation it ran. heard: each change of whether etcd answers. trusted: what became of the run's secret.
-    acted_on: the threads it was called on. refused: what its links told people.
+    went: every generation it ran. heard: each change of whether etcd answers. trusted: news of the run's secret.
+    acted_on: the threads it was called on. refused: the refusals its links reported.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Hand:
         self.links.set_secret(news.secret)
 
     def rejoin(self) -> None:
-        """Do what an owner does after Exit(rejoin=True)."""
+        """Rejoin as an owner does after Exit(rejoin=True)."""
         assert self.exit is not None
         assert self.exit.rejoin, self.exit.detail
         self.exit = None
@@ -121,21 +121,21 @@ class Hand:
 
     @property
     def there(self) -> bool:
-        """Whether etcd answers, as far as it was told."""
+        """Whether etcd answers, by the latest report."""
         return not self.heard or self.heard[-1]
 
-    def told(self) -> list[str]:
-        """Return what people were told of etcd, in order, "" when it was well again."""
+    def troubles(self) -> list[str]:
+        """Return the reported troubles with etcd, in order, "" for each recovery."""
         return [event.reason for event in self.noted if isinstance(event, e.EtcdImpaired | e.EtcdLost)]
 
     def of_roster(self) -> list[e.Event]:
-        """Return the news of the roster that reached this member."""
+        """Return the events of the roster that reached this member."""
         return [event for event in self.noted if isinstance(event, e.MemberPut | e.ReportPut | e.ReportGone)] + [
             event for event in self.noted if isinstance(event, e.Listed) and event.tier is e.Tier.ROSTER
         ]
 
     def die(self) -> None:
-        """End as a killed process does: the port refuses, nothing is written any more, the lease runs out."""
+        """End like a killed process: the port refuses, nothing more is written, the lease expires."""
         self.links.close()
         self.member.stop()
         self.client.close()
@@ -147,7 +147,7 @@ class Hand:
         self.close()
 
     def close(self) -> None:
-        """End well, if it has not ended."""
+        """End cleanly, if it has not ended."""
         self.member.close()
         self.links.close()
         self.client.close()
@@ -171,7 +171,7 @@ class Hand:
 
 
 class Crew:
-    """The members of one run id. Their imagined steps carry votes, and end where a peer's trainer has gone."""
+    """The members of one run id. Their simulated steps carry votes, and end when a peer's trainer has gone."""
 
     def __init__(self, connect: Connect, policy: Policy = POLICY) -> None:
         self.connect, self.policy = connect, policy
@@ -184,7 +184,7 @@ class Crew:
         self._steps.start()
 
     def start(self, *names: str, profile: ModelProfile = PROFILE, connect: Connect | None = None) -> None:
-        """Start members of these names; they come in this order."""
+        """Start members of these names; they arrive in this order."""
         for name in names:
             self.all[name] = one = Hand(connect or self.connect, self.root, name, self.policy, profile)
             wait(lambda one=one: f"roll/members/{one.id}" in self.records() or one.exit is not None, 10)  # type: ignore[misc]
@@ -198,7 +198,7 @@ class Crew:
         self.client.close()
 
     def worlds(self) -> set[tuple[int, str]]:
-        """Return what runs, as (number, names in rank order), over all members."""
+        """Return the running generations as (number, names in rank order), over all members."""
         running = [one.running for one in list(self.all.values())]
         return {(g.number, "".join(node.name for node in g.nodes)) for g in running if g is not None}
 
@@ -224,13 +224,13 @@ class Crew:
             time.sleep(0.02)
 
     def registered(self) -> str:
-        """Return the names of those whose member key stands, and "*" if somebody leads."""
+        """Return the names of members whose key stands, and "*" if somebody leads."""
         keys = self.records()
         names = [key.removeprefix("roll/members/").partition("@")[0] for key in keys if key.startswith("roll/members/")]
         return "".join(names) + "*" * ("board/leader" in keys)
 
     def all_registered(self, names: str, seconds: float) -> None:
-        """Wait until these stand in etcd, and one of them leads."""
+        """Wait until these are registered in etcd, and one of them leads."""
         wait(lambda: self.registered() == f"{names}*", seconds, lambda: self.registered())
 
     def leader(self) -> Hand:
@@ -238,12 +238,12 @@ class Crew:
         return self.all[json.loads(self.records()["board/leader"])["name"]]
 
     def records(self) -> dict[str, bytes]:
-        """Return what stands in etcd."""
+        """Return the records in etcd."""
         items, _revision = self.client.range(self.root)
         return {item.key.removeprefix(self.root): item.value for item in items}
 
     def _train(self) -> None:
-        """Make a step every tenth of a second, as far as all ranks of a generation are there."""
+        """Make a step every tenth of a second if all ranks of a generation are there."""
         while not self._over.wait(0.1):
             self._step += 1
             for one in list(self.all.values()):
@@ -261,7 +261,7 @@ class Crew:
 
 @contextmanager
 def in_training(connect: Connect, policy: Policy = POLICY, how: Connect | None = None) -> Iterator[Crew]:
-    """Three members, a, b and c, that train; `how` they connect, where that is not how their observer does."""
+    """Yield three training members, a, b and c; `how` they connect, if not as their observer does."""
     crew = Crew(connect, policy)
     try:
         crew.start("a", "b", "c", connect=how)

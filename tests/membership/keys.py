@@ -1,4 +1,4 @@
-"""A key-value store that is always consistent: what etcd is to a story."""
+"""A key-value store that is always consistent: the etcd of a story."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Changed:
 
 @dataclass
 class Keys:
-    """All keys, and whose lease they stand under."""
+    """All keys, with their leases."""
 
     revision: int = 1
     items: dict[str, KeyValue] = field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""A member as a process of its own, whose trainers do at once what they are asked.
+"""A member as a process of its own, whose trainers obey at once.
 
     python -m tests.membership.node ENDPOINT ROOT NAME ADDRESS MAXIMUM
 
 Each line on stdout is a JSON object with `at`, monotonic seconds that all processes of one machine share, and what
 happened: `go` (number, cause and names of a generation that runs here), `stop`, `exit` (rejoin, detail), `joined`
-(incarnation). When the others put it out it comes back as a newcomer. Ends with stdin.
+(incarnation). When the others evict it, it rejoins as a newcomer. Ends with stdin.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from chaos.etcd import EtcdServer
 
 
 class NodeProcess:
-    """One member's process, and what it said."""
+    """One member's process, and its output."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
@@ -79,7 +79,7 @@ class Nodes:
         within: Callable[[str], Sequence[str]] = lambda name: (),
         endpoint: str | None = None,
     ) -> None:
-        """Start these; `within` is a command to run the process by, such as one that enters a namespace."""
+        """Start these; `within` is a command that runs the process, such as one that enters a namespace."""
         for name in names:
             command = (
                 *within(name),

@@ -8,23 +8,23 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > start a b c                    nodes come, in this order
     > stranger x                     a node comes that runs another model
     > script x                       a node comes that runs another script with the same model
-    > garbage x                      somebody writes nonsense under a member key
+    > garbage x                      somebody writes garbage under a member key
     > twin b                         a second process comes under the name of a living node
     > kill b                         its keeper dies; the watchers' connections are refused
     > vanish b                       its host dies: nothing is refused, only silence and the lease's end
-    > stop b | wake b                all its processes are stopped, and go on
-    > leave b                        it goes in good order, and its process ends
-    > fail b | error b               a trainer fails | the user's code raises
-    > final b                        the user's code raises what trying again cannot mend
+    > stop b | wake b                all its processes are stopped, and resume
+    > leave b                        it leaves cleanly, and its process ends
+    > fail b | error b               a trainer fails | the script raises
+    > final b                        the script raises an error that is final
     > lost b                         its trainers lose a peer, and stop
-    > unprepared b                   the user's code raises while it prepares for what is proposed
+    > unprepared b                   the user's code raises while it prepares for a proposal
     > finish                         every running trainer's main returns
     > notice b 25                    its cloud says that it has 25 seconds left
-    > signal b 25                  its processes are sent SIGTERM, by what waits 25 seconds for them to end
-    > drain b 60 | undrain b         an operator wants it gone within 60 seconds | takes it back
-    > quarantine b 600 | release b   an operator keeps the machine out | lets it in again
+    > signal b 25                    its processes get SIGTERM, from a sender that waits 25 seconds for them to end
+    > drain b 60 | undrain b         an operator orders it to leave within 60 seconds | takes that back
+    > quarantine b 600 | release b   an operator keeps the machine out | admits it again
     > revoke b                       an operator revokes its lease
-    > expire                         etcd loses all leases, and everybody is well
+    > expire                         etcd loses all leases, and every node is alive
     > etcd away | etcd back          nobody reaches etcd; leases do not end meanwhile
     > etcd full | etcd space         etcd takes no writes; leases go on and end
     > cut b | heal b                 b alone does not reach etcd; its lease ends
@@ -32,7 +32,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > mute a b | deafen b            what a sends does not reach b | what anybody sends
     > unlink a b                     a and b do not reach each other; everybody else reaches both
     > deaf b                         etcd takes b's next decision, and the answer is lost
-    > slow b                         its store is slow: what its trainers leave is not safe in time
+    > slow b                         its store is slow: the snapshots of its trainers are not safe in time
     > step 20                        every running trainer commits step 20
     > save                           every node wrote its last step's tiles to the store
     > run 5                          let 5 seconds pass
@@ -60,14 +60,14 @@ from tests.membership.keys import Changed, Keys
 PROFILE = ModelProfile(blocks=8, parameters=1000, micro_batches=8, micro_batch=2, digest="job")
 ROOT = "/job/"
 PULSE = 5.0
-"""Seconds within which a member that has nothing to write finds out whether etcd takes writes."""
+"""Seconds within which a member without a write learns whether etcd accepts writes."""
 
 SILENCE = 1.1
 """Seconds without a byte after which a neighbour counts as silent."""
 
 
 class Story:
-    """Runs commands and keeps what happened as lines. Cores are known by the names the commands give them."""
+    """Runs commands and records what happened as lines. Cores have the names that the commands give them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -105,7 +105,7 @@ class Story:
         self.awaited: dict[str, int] = {}
 
     def tell(self, text: str) -> list[str]:
-        """Run every command of the text and return the story with what happened."""
+        """Run every command of the text and return the story with its results."""
         for line in text.splitlines():
             if line.startswith("#") or not line.strip():
                 self.lines.append(line)
@@ -293,7 +293,7 @@ class Story:
         self.later(self.policy.lease, lambda: self.end_lease(lease))
 
     def close(self, name: str, core: Core, *, rejoin: bool) -> None:
-        """The process of a member that exited ends: its lease is given back, its port refuses."""
+        """End the process of a member that exited: its lease is revoked, its port refuses."""
         if self.cores.get(name) is core:
             reachable = name not in self.cut
             self.die(name, refused=True)
@@ -305,7 +305,7 @@ class Story:
     def wake(self, name: str) -> None:
         self.stopped.discard(name)
         for pair in [pair for pair in self.unheard if pair[0] == name]:
-            # The pause was its own: whoever is silent has all its time again.
+            # The pause was its own: silent peers get all their time again.
             self.unheard[pair] = self.now
             self.later(SILENCE, lambda pair=pair, at=self.now: self.find(*pair, at))
         self.relink()
@@ -325,7 +325,7 @@ class Story:
         return self.watched[name].peers if name in self.watched else ()
 
     def relink(self) -> None:
-        """Let every member that hears a neighbour no more, or again, find it out in time."""
+        """Let every member that no longer hears a neighbour, or hears it again, notice in time."""
         for name in list(self.cores):
             watch = self.watched.get(name)
             if watch is None or name in self.stopped:
@@ -453,7 +453,7 @@ class Story:
         self.later(2.0 if failed else 0.01, lambda: self.to(name, e.Probed(reached=reached, failed=failed)))
 
     def prepared(self, name: str, core: Core, generation: Generation) -> None:
-        """Trainers are built once they have found each other."""
+        """Report trainers as built once they have found each other."""
         key = generation.key
         if self.cores.get(name) is not core or self.trainers[name].get(key) != "preparing":
             return
@@ -472,7 +472,7 @@ class Story:
     # etcd.
 
     def lapse(self, name: str) -> None:
-        """The lease of a member that does not reach etcd, or is stopped, ends, unless it does so again in time."""
+        """End the lease of a member that is stopped or does not reach etcd, unless it does again in time."""
         core, healed = self.cores[name], self.heals
 
         def end() -> None:
@@ -490,7 +490,7 @@ class Story:
         self.later(0.005, lambda: self.find_unregistered(name))
 
     def end_lease(self, lease: int) -> None:
-        """Let a lease end; while nobody reaches etcd, none does."""
+        """End a lease; while nobody reaches etcd, none ends."""
         if self.away:
             self.later(1.0, lambda: self.end_lease(lease))
             return
@@ -499,7 +499,7 @@ class Story:
             self.later(0.005, lambda name=name: self.find_unregistered(name))
 
     def find_unregistered(self, name: str) -> None:
-        """A member that reaches etcd, and was registered, finds its key gone."""
+        """Let a registered member that reaches etcd notice that its key is gone."""
         core = self.cores.get(name)
         if core is None or name in self.cut or name not in self.registered:
             return
@@ -519,7 +519,7 @@ class Story:
         self.later(0.005, lambda: self.find_unregistered(name))
 
     def write(self, name: str, core: Core, action: acts.Write) -> None:
-        """What a transaction in etcd does: all of it at one revision, or nothing."""
+        """Execute a transaction in etcd: all of it at one revision, or nothing."""
         if self.cores.get(name) is not core:
             return
         if name in self.cut or name in self.stopped:
@@ -561,7 +561,7 @@ class Story:
             self.to(name, *news)
 
     def find_impaired(self, name: str) -> None:
-        """A member writes, or sends its pulse, and learns whether etcd takes writes."""
+        """Let a member write, or send its pulse, and learn whether etcd accepts writes."""
         if self.full != (name in self.impaired):
             (self.impaired.add if self.full else self.impaired.discard)(name)
             self.to(name, e.EtcdImpaired(reason="no space" if self.full else ""))

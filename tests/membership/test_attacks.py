@@ -1,4 +1,4 @@
-"""People and other programs write where only the job should: it goes on, and whoever cannot take part is told why."""
+"""Outsiders write to the job's keys: the job goes on, and whoever cannot take part is told why."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240), pytest.mark.long]
 PATIENCE = POLICY.lease + POLICY.grace
 
 PULSE = 6.0
-"""Seconds within which a member looks after its own keys."""
+"""Seconds within which a member checks its own keys."""
 
 GARBAGE = (b"", b"\xff\x00 garbage", b"{}", b"[]", b'{"schema":"x"}', b'{"schema":1,"node":3}')
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EtcdCluster]:
-    """Three members of etcd with TLS and a password, that nobody breaks."""
+    """Three members of etcd with TLS and a password, which no test breaks."""
     with EtcdCluster(3, password="secret", tls=True) as cluster:
         yield cluster
 
@@ -44,13 +44,13 @@ def crew(cluster: EtcdCluster) -> Iterator[Crew]:
 
 @pytest.fixture
 def patient(cluster: EtcdCluster) -> Iterator[Crew]:
-    """Three members that train, and give each other time to find out that their keys were written over."""
+    """Three training members that give each other time to notice overwritten keys."""
     with in_training(cluster.client, replace(POLICY, orphan=2 * PULSE)) as crew:
         yield crew
 
 
-def test_leases_revoked_by_hand(crew: Crew) -> None:
-    """One after the other, the leader's too: each registers again, one leads, and nobody is put out."""
+def test_members_survive_leases_revoked_by_hand(crew: Crew) -> None:
+    """One after another, the leader's too: each member registers again, one leads, and nobody is evicted."""
     for name in "abc":
         etcd_attacks.revoke(crew.client, f"{crew.root}roll/members/{crew.all[name].id}")
         crew.goes_on("abc", 1, 1.0)
@@ -59,8 +59,8 @@ def test_leases_revoked_by_hand(crew: Crew) -> None:
     assert crew.registered() == "abc*"
 
 
-def test_everything_deleted_by_hand(patient: Crew) -> None:
-    """What the job needs is written again: keys by their members, the generation by the leader that knows it."""
+def test_a_job_survives_the_deletion_of_all_keys(patient: Crew) -> None:
+    """Members write their keys again, and the leader the generation, which it knows."""
     crew = patient
     before = crew.records()["board/generation"]
     crew.client.delete(crew.root, prefix=True)
@@ -72,8 +72,8 @@ def test_everything_deleted_by_hand(patient: Crew) -> None:
 
 
 @pytest.mark.parametrize("stands", [None, b"hunter2", b"a1" * 32])
-def test_the_secret_is_deleted_spoiled_or_replaced(crew: Crew, stands: bytes | None) -> None:
-    """Those who run notice nothing; the leader writes it again, once, or all take the other; a newcomer joins."""
+def test_a_job_survives_a_deleted_garbled_or_replaced_secret(crew: Crew, stands: bytes | None) -> None:
+    """Running members notice nothing: the leader writes it again once, or all adopt the other; a newcomer joins."""
     key, before = crew.root + "board/secret", crew.all["a"].secret
     if stands is None:
         crew.client.delete(key)
@@ -91,8 +91,8 @@ def test_the_secret_is_deleted_spoiled_or_replaced(crew: Crew, stands: bytes | N
     crew.goes_on("abcd", 2, PATIENCE)
 
 
-def test_a_newcomer_is_first_in_an_etcd_that_lost_everything(patient: Crew) -> None:
-    """It writes a secret of its own before those who run are back: they take it, and nobody is buried for it."""
+def test_a_newcomer_may_be_first_in_an_emptied_etcd(patient: Crew) -> None:
+    """It writes a secret of its own before the running members are back: they adopt it, and nobody is evicted."""
     crew = patient
     crew.client.delete(crew.root, prefix=True)
     crew.client.put(crew.root + "board/secret", b"a1" * 32)
@@ -103,7 +103,7 @@ def test_a_newcomer_is_first_in_an_etcd_that_lost_everything(patient: Crew) -> N
     wait(lambda: {names for _number, names in crew.worlds()} == {"abcd"}, 30, lambda: str(crew.worlds()))
 
 
-def test_a_second_job_under_the_same_id(crew: Crew) -> None:
+def test_a_second_job_under_the_same_id_is_refused(crew: Crew) -> None:
     """Its nodes are told what to do and end; the first job does not notice."""
     crew.start("x", "y", profile=replace(PROFILE, digest="another"))
     strangers = [crew.all.pop(name) for name in "xy"]
@@ -134,8 +134,8 @@ print(one.exit.failed, one.exit.rejoin, one.exit.detail)
 """
 
 
-def test_a_newer_member_is_refused(crew: Crew, cluster: EtcdCluster) -> None:
-    """A real process that writes records of the next schema: it hears that somebody must upgrade; the others go on."""
+def test_a_member_with_a_newer_schema_is_refused(crew: Crew, cluster: EtcdCluster) -> None:
+    """A real process that writes records of the next schema is told that an upgrade is needed; the others go on."""
     assert cluster.certificates is not None
     command = [sys.executable, "-c", NEWER, cluster.endpoint, str(cluster.certificates.ca), crew.root]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -145,8 +145,8 @@ def test_a_newer_member_is_refused(crew: Crew, cluster: EtcdCluster) -> None:
     wait(lambda: crew.registered() == "abc*", 5)
 
 
-def test_a_newer_generation_is_not_touched(crew: Crew) -> None:
-    """What must be obeyed must be readable: all go, with the reason, and write nothing over it."""
+def test_a_generation_of_a_newer_schema_is_not_touched(crew: Crew) -> None:
+    """Members must be able to read what they obey: all go, with the reason, and overwrite nothing."""
     current = json.loads(crew.records()["board/generation"])
     newer = json.dumps({**current, "schema": SCHEMA + 1}).encode()
     crew.client.put(crew.root + "board/generation", newer)
@@ -159,8 +159,8 @@ def test_a_newer_generation_is_not_touched(crew: Crew) -> None:
     assert crew.records()["board/generation"] == newer
 
 
-def test_garbage_in_each_key(crew: Crew) -> None:
-    """Of every kind, one after another: each is written again, swept, or nobody's; the generation never changes."""
+def test_garbage_in_any_key_changes_no_generation(crew: Crew) -> None:
+    """Of every kind, one after another: it is overwritten, swept, or ignored."""
     a, b = crew.all["a"], crew.all["b"]
     before = crew.records()["board/generation"]
     for garbage in GARBAGE:
@@ -183,11 +183,11 @@ def test_garbage_in_each_key(crew: Crew) -> None:
     crew.all_registered("abc", 5)
     crew.start("d")
     crew.trains("abcd", 2, 10)
-    assert all(not one.told() for one in crew.all.values())
+    assert all(not one.troubles() for one in crew.all.values())
 
 
-def test_garbage_in_members_own_keys(patient: Crew) -> None:
-    """Whoever takes part writes its keys again, and is not put out for what it did not do; strangers are swept."""
+def test_garbage_in_members_own_keys_is_overwritten(patient: Crew) -> None:
+    """Its owner writes the key again and is not evicted for somebody else's write; keys of strangers are swept."""
     crew = patient
     for number, garbage in enumerate(GARBAGE[1:4]):
         for one in crew.all.values():
@@ -208,7 +208,7 @@ def test_garbage_in_members_own_keys(patient: Crew) -> None:
     crew.trains("ac", 2, 5)
 
 
-def test_garbage_before_anybody_comes(cluster: EtcdCluster) -> None:
+def test_a_job_begins_despite_existing_garbage(cluster: EtcdCluster) -> None:
     """A job that begins on garbage begins all the same."""
     crew = Crew(cluster.client)
     try:
@@ -222,7 +222,7 @@ def test_garbage_before_anybody_comes(cluster: EtcdCluster) -> None:
         crew.close()
 
 
-def test_a_compaction_nobody_was_behind(crew: Crew, cluster: EtcdCluster) -> None:
+def test_a_compaction_does_not_disturb_current_watches(crew: Crew, cluster: EtcdCluster) -> None:
     """Watches that are up to date do not notice it."""
     etcd_attacks.compact(cluster)
     crew.all.pop("c").die()

@@ -1,4 +1,4 @@
-"""A generation told as what changed against another: it comes back as it was, or it is not taken for one at all."""
+"""A generation encoded as its changes to another: it decodes to the same generation or is refused."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ KEY = "/job/board/generation"
 PROPOSAL = "/job/board/proposal"
 BIG = large(300, 8)
 REQUEST = 1_572_864
-"""Bytes of a request that etcd takes."""
+"""Bytes of the largest request that etcd accepts."""
 
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[Generation, Generation]:
-    """Return two generations, of which the second may have nodes of the first, in any order, and others."""
+    """Return two generations, the second with some nodes of the first, in any order, and others."""
     base, formed = draw(GENERATIONS), draw(GENERATIONS)
     known = [*base.nodes, *base.spares]
     if not known:
@@ -49,8 +49,8 @@ def pairs(draw: st.DrawFn) -> tuple[Generation, Generation]:
 
 @settings(max_examples=50)
 @given(pairs(), st.booleans())
-def test_what_changed_makes_the_generation(pair: tuple[Generation, Generation], switch: bool) -> None:
-    """Whoever knows the generation before it has the new one, be it sealed or proposed."""
+def test_a_change_decodes_to_the_generation(pair: tuple[Generation, Generation], switch: bool) -> None:
+    """Given the generation before it, whether sealed or proposed."""
     base, formed = pair
     assert decode(Generation, encode_change(formed, base), KEY, base=base) == formed
     proposal = Proposal(generation=formed, switch=switch)
@@ -64,7 +64,7 @@ def test_what_changed_makes_the_generation(pair: tuple[Generation, Generation], 
 def test_a_garbled_change_is_a_configuration_error(
     pair: tuple[Generation, Generation], field: str, value: object
 ) -> None:
-    """No content of a change makes the reader raise anything else, or read another generation than was written."""
+    """No content of a change raises anything else, or decodes to another generation than was written."""
     base, formed = pair
     data = json.loads(encode_change(formed, base))
     data[field] = value
@@ -75,8 +75,8 @@ def test_a_garbled_change_is_a_configuration_error(
     assert found == formed or "digest" not in data
 
 
-def test_a_change_against_another_generation_is_found_out() -> None:
-    """The reader has to look for the whole; where that is missing, garbage or another, the record is garbage."""
+def test_a_change_to_another_generation_is_detected() -> None:
+    """The reader has to look for the whole record; if that is missing, garbled or another one, it is garbage."""
     formed = replace(BIG, number=8, nodes=BIG.nodes[1:])
     change = encode_change(formed, BIG)
     for base in (None, replace(BIG, nodes=BIG.nodes[::-1]), replace(BIG, nodes=())):
@@ -90,7 +90,7 @@ def test_a_change_against_another_generation_is_found_out() -> None:
 
 
 def seal(base: Generation, formed: Generation) -> Transaction:
-    """Return what seals one generation after another."""
+    """Return the action that seals one generation after another."""
     history = GenerationHistory(
         number=formed.number, attempt=1, cause=formed.cause, detail="", leader="a", active=1, spares=0, joined=(),
         left=(), layout="", at=0.0,
@@ -100,12 +100,12 @@ def seal(base: Generation, formed: Generation) -> Transaction:
 
 
 def puts(made: Transaction) -> dict[str, bytes]:
-    """Return what a transaction writes."""
+    """Return the writes of a transaction."""
     return {one.key: one.value for one in made.operations if isinstance(one, Put)}
 
 
-def test_ten_thousand_watchers_are_told_little() -> None:
-    """A hundred of ten thousand change: a hundredth of the record goes to everybody, and etcd takes the request."""
+def test_a_small_change_is_small_for_ten_thousand_watchers() -> None:
+    """A hundred of ten thousand nodes change: each watcher gets a hundredth of the record, and etcd accepts it."""
     base = large(10_000, 8)
     come = tuple(replace(node, incarnation="new") for node in base.nodes[5000:5100])
     formed = replace(base, number=8, cause=Cause.DEATH, nodes=(*base.nodes[:5000], *come, *base.nodes[5100:]))
@@ -115,8 +115,8 @@ def test_ten_thousand_watchers_are_told_little() -> None:
     assert decode(Generation, written[KEY], KEY, base=base) == formed
 
 
-def test_what_is_small_or_all_new_stands_on_the_board() -> None:
-    """Where nothing is gained the whole record stands where people look for it, and none beside it."""
+def test_small_and_entirely_new_generations_are_written_whole() -> None:
+    """Where a change saves nothing, the whole record is on the board and there is no other."""
     small, other = large(8, 2), replace(BIG, number=8, nodes=large(299, 7).nodes)
     for base, formed in ((small, replace(small, number=8)), (BIG, other)):
         made = seal(base, formed)
@@ -126,14 +126,14 @@ def test_what_is_small_or_all_new_stands_on_the_board() -> None:
 
 
 class Board:
-    """What stands on the board, and its revision."""
+    """The keys of the board, and its revision."""
 
     def __init__(self) -> None:
         self.revision = 0
         self.there: dict[str, KeyValue] = {}
 
     def put(self, written: dict[str, bytes]) -> Iterator[KeyValue]:
-        """Write, and yield what a watch of the board is told."""
+        """Write, and yield what a watch of the board receives."""
         self.revision += 1
         for key, value in written.items():
             item = KeyValue(key=key, value=value, create_revision=1, mod_revision=self.revision, version=1)
@@ -142,8 +142,8 @@ class Board:
                 yield item
 
 
-def test_a_reader_follows_and_knows_when_it_cannot() -> None:
-    """It lists, applies what changes, one after the other, and says when it has to list again."""
+def test_a_reader_applies_changes_and_notices_gaps() -> None:
+    """It lists, applies changes one after another, and reports when it has to list again."""
     board, reader, late = Board(), Reader("/job/"), Reader("/job/")
     second, third = replace(BIG, number=8, nodes=BIG.nodes[1:]), replace(BIG, number=9, nodes=BIG.nodes[2:])
     list(board.put({KEY: encode(BIG)}))

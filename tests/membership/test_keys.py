@@ -1,4 +1,4 @@
-"""The etcd keys of a run: built and taken apart at one place, and as they have always been."""
+"""The etcd keys of a run: built and parsed in one place, and stable over versions."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ MANY: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("kind", MANY)
 @given(name=NAMES, run=NAMES)
-def test_what_is_built_is_taken_apart(kind: str, name: str, run: str) -> None:
+def test_keys_parse_back_to_their_parts(kind: str, name: str, run: str) -> None:
     """Below any root."""
     root = f"/elastic3d/{run}/"
     assert keys.split(root, root + MANY[kind](name)) == (kind, name)
 
 
-def test_a_record_of_its_own_has_no_name() -> None:
-    """And is none of many, though it begins alike."""
+def test_a_single_record_is_not_one_of_many() -> None:
+    """It has no name, although its key begins like theirs."""
     for key in (keys.LEADER, keys.GENERATION, keys.PROPOSAL, keys.END, keys.SECRET):
         assert keys.split("/r/", "/r/" + key) == (key, "")
     assert keys.split("/r/", "/r/roll/members") != (keys.MEMBERS, "")
 
 
-def test_keys_stay_as_they_are() -> None:
-    """Nodes of two versions meet at them."""
+def test_keys_are_stable() -> None:
+    """Nodes of two versions share them."""
     assert [build("x") for build in MANY.values()] == [
         *("roll/members/x", "roll/reports/x", "roll/drains/x", "roll/quarantine/x", "roll/flaps/x"),
         *("board/tombs/x", "board/doubts/x"),
@@ -54,7 +54,7 @@ def test_keys_stay_as_they_are() -> None:
 
 
 def test_no_other_module_spells_a_key() -> None:
-    """Of those that run or are simulated; documentation may."""
+    """In the runtime or the simulators; documentation may."""
     spelled = re.compile(r"(^|/)(board|roll)(\\.whole)?/")
     wrong = []
     for path in sorted([*(ROOT / "elastic3d").rglob("*.py"), *(ROOT / "chaos").rglob("*.py")]):

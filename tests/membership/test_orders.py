@@ -1,4 +1,4 @@
-"""Orders of people, written where the leader reads them, on a real etcd."""
+"""Operators' orders, written where the leader reads them, on a real etcd."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def everything(client: EtcdClient) -> dict[str, bytes]:
     return {item.key: item.value for item in client.range(ROOT)[0]}
 
 
-def test_a_drain_is_for_the_incarnation_that_is_there(client: EtcdClient) -> None:
-    """A process that is started later under the name is not meant."""
+def test_a_drain_is_for_the_present_incarnation(client: EtcdClient) -> None:
+    """A process started later under that name is not meant."""
     order_drain(client, ROOT, "node0", seconds=25.0, by="ann", reason="disk")
     key = f"{ROOT}roll/drains/node0"
     drain = decode(Drain, everything(client)[key], key)
@@ -63,7 +63,7 @@ def test_an_unknown_node_is_refused_and_the_known_ones_are_named(client: EtcdCli
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e12])
-def test_a_time_that_is_none_is_refused(client: EtcdClient, seconds: float) -> None:
+def test_a_malformed_duration_is_refused(client: EtcdClient, seconds: float) -> None:
     """Before anything is written."""
     before = everything(client)
     with pytest.raises(UsageError, match="give more than 0 s"):
@@ -73,8 +73,8 @@ def test_a_time_that_is_none_is_refused(client: EtcdClient, seconds: float) -> N
     assert everything(client) == before
 
 
-def test_a_quarantine_is_of_the_machine_and_ends_by_itself(client: EtcdClient) -> None:
-    """The key carries the machine's name, and a lease of its own."""
+def test_a_quarantine_is_for_the_machine_and_expires(client: EtcdClient) -> None:
+    """The key has the machine's name and a lease of its own."""
     assert order_quarantine(client, ROOT, "node1", seconds=60.0, by="ann", reason="flaky") == "rack7"
     key = f"{ROOT}roll/quarantine/rack7"
     item = client.get(key)
@@ -86,8 +86,8 @@ def test_a_quarantine_is_of_the_machine_and_ends_by_itself(client: EtcdClient) -
     assert order_quarantine(client, ROOT, "rack7", seconds=60.0, by="ann") == "rack7"
 
 
-def test_release_takes_back_orders_and_forgets_losses(client: EtcdClient) -> None:
-    """The node is named, or its machine, which may have nobody on it now."""
+def test_release_revokes_orders_and_forgets_losses(client: EtcdClient) -> None:
+    """By the name of the node or of its machine, which may have no node now."""
     order_drain(client, ROOT, "node1", seconds=25.0, by="ann")
     order_quarantine(client, ROOT, "node1", seconds=60.0, by="ann")
     client.put(f"{ROOT}roll/flaps/rack7", encode(Flap(id="node1@w", count=3)), idempotent=True)
@@ -98,14 +98,14 @@ def test_release_takes_back_orders_and_forgets_losses(client: EtcdClient) -> Non
 
 
 def test_a_job_that_is_over_takes_no_orders(client: EtcdClient) -> None:
-    """It says so."""
+    """The error says so."""
     client.put(f"{ROOT}board/end", encode(End(failed=False)), idempotent=True)
     with pytest.raises(UsageError, match="over"):
         order_drain(client, ROOT, "node0", seconds=25.0, by="ann")
 
 
-def test_garbage_under_a_members_key_stops_no_order(client: EtcdClient) -> None:
-    """It is nobody who could be ordered about."""
+def test_garbage_under_a_members_key_does_not_stop_orders(client: EtcdClient) -> None:
+    """It stands for no node that could be ordered."""
     client.put(f"{ROOT}roll/members/node5@y", b"garbage", idempotent=True)
     order_drain(client, ROOT, "node0", seconds=25.0, by="ann")
     with pytest.raises(UsageError, match=r"registered are node0, node1$"):

@@ -1,4 +1,4 @@
-"""etcd fails, as a whole or in part, under a job: losing etcd is not losing the job."""
+"""etcd fails, as a whole or in part, under a job: the job survives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.membership.crew import POLICY, Crew, Hand, in_training, wait
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240), pytest.mark.long]
 
 PATIENCE = POLICY.lease + POLICY.grace
-"""Seconds after which whoever is gone is gone."""
+"""Seconds after which a lost member is certainly evicted."""
 
 
 @pytest.fixture
 def cluster() -> Iterator[EtcdCluster]:
-    """Three members of etcd with TLS and a password, small enough to be filled."""
+    """Three members of etcd with TLS and a password, with a quota small enough to be filled."""
     with EtcdCluster(3, password="old", tls=True, quota=4 << 20) as cluster:
         yield cluster
 
@@ -34,7 +34,7 @@ def crew(cluster: EtcdCluster) -> Iterator[Crew]:
 
 
 def still_whole(crew: Crew) -> None:
-    """Assert that the job is as it was, and notices what happens next."""
+    """Assert that the job is unchanged, and reacts to the next fault."""
     crew.all_registered("abc", 10)
     crew.goes_on("abc", 1, PATIENCE + 0.5)
     assert crew.registered() == "abc*"
@@ -42,8 +42,8 @@ def still_whole(crew: Crew) -> None:
     crew.trains("bc", 2, 5)
 
 
-def test_the_leader_of_etcd_is_killed(cluster: EtcdCluster, crew: Crew) -> None:
-    """Two members elect another, and the job does not notice; nor when the third comes back."""
+def test_a_job_survives_the_death_of_etcds_leader(cluster: EtcdCluster, crew: Crew) -> None:
+    """The other two elect another, and the job does not notice; nor does it when the third comes back."""
     victim = cluster.leader()
     victim.kill()
     crew.goes_on("abc", 1, PATIENCE)
@@ -53,12 +53,12 @@ def test_the_leader_of_etcd_is_killed(cluster: EtcdCluster, crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("seconds", [8.0, pytest.param(60.0, marks=pytest.mark.slow)])
-def test_quorum_is_lost(cluster: EtcdCluster, crew: Crew, seconds: float) -> None:
+def test_a_job_survives_the_loss_of_etcds_quorum(cluster: EtcdCluster, crew: Crew, seconds: float) -> None:
     """For longer than every lease and grace: training goes on, and all register again when it is back."""
     victims = cluster.members[:2]
     for victim in victims:
         victim.kill()
-    # The member that is left believes in its leader for a while yet, and may then be electing one.
+    # The remaining member still believes in its leader for a while, and may then be electing one.
     wait(lambda: not any(one.there for one in crew.all.values()), 10)
     crew.goes_on("abc", 1, seconds)
     for victim in victims:
@@ -68,8 +68,8 @@ def test_quorum_is_lost(cluster: EtcdCluster, crew: Crew, seconds: float) -> Non
 
 
 @pytest.mark.parametrize("which", ["leader", "follower"])
-def test_a_member_of_etcd_is_stopped(cluster: EtcdCluster, crew: Crew, which: str) -> None:
-    """It accepts connections and says nothing; the job moves to the others in time, and nothing changes."""
+def test_a_job_survives_a_stopped_etcd_member(cluster: EtcdCluster, crew: Crew, which: str) -> None:
+    """It accepts connections and stays silent; the job moves to the others in time, and nothing changes."""
     leader = cluster.leader()
     followers = [member for member in cluster.members if member is not leader]
     victim: EtcdMember = leader if which == "leader" else _used(followers, crew)
@@ -82,16 +82,16 @@ def test_a_member_of_etcd_is_stopped(cluster: EtcdCluster, crew: Crew, which: st
 
 
 def _used(members: list[EtcdMember], crew: Crew) -> EtcdMember:
-    """Return the one of these that the job's own clients would go to first, if they go to any of them."""
+    """Return the one of these that the job's own clients would try first."""
     session = crew.all["a"].client.session
     ports = [session.endpoints[index].port for index in session.order()]
     return min(members, key=lambda member: ports.index(member.port))
 
 
-def test_the_database_is_full(cluster: EtcdCluster, crew: Crew) -> None:
-    """NOSPACE is etcd being away for writes: leases are kept, nobody ends, people are told what to do.
+def test_a_job_survives_a_full_etcd_database(cluster: EtcdCluster, crew: Crew) -> None:
+    """NOSPACE counts as etcd being away for writes: leases are kept, nobody ends, people are told what to do.
 
-    A lease lost meanwhile cannot be had again, but its node is heard: nobody is put out.
+    A lease lost meanwhile cannot be granted again, but its node is heard: nobody is evicted.
     """
     etcd_attacks.fill(cluster)
     crew.goes_on("abc", 1, PATIENCE + 1)
@@ -99,16 +99,16 @@ def test_the_database_is_full(cluster: EtcdCluster, crew: Crew) -> None:
     etcd_attacks.revoke(crew.client, f"{crew.root}roll/members/{crew.all['b'].id}")
     crew.goes_on("abc", 1, PATIENCE + 1)
     assert crew.registered() == "ac*"
-    told = crew.all["b"].told()
+    told = crew.all["b"].troubles()
     assert len(told) == 1
     assert "etcdctl compact, defrag, alarm disarm" in told[0]
     etcd_attacks.make_space(cluster)
     still_whole(crew)
-    assert crew.all["b"].told()[-1] == ""
+    assert crew.all["b"].troubles()[-1] == ""
 
 
-def test_a_death_while_the_database_is_full(cluster: EtcdCluster, crew: Crew) -> None:
-    """No generation can be sealed, so training stops; it goes on without the dead one as soon as there is space."""
+def test_a_death_during_a_full_database_is_handled_afterwards(cluster: EtcdCluster, crew: Crew) -> None:
+    """No generation can be sealed, so training stops; it goes on without the dead node as soon as there is space."""
     etcd_attacks.fill(cluster)
     crew.all.pop("c").die()
     wait(lambda: not crew.worlds(), 5)
@@ -120,7 +120,7 @@ def test_a_death_while_the_database_is_full(cluster: EtcdCluster, crew: Crew) ->
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    """Where the password is."""
+    """The password file."""
     file = tmp_path / "password"
     file.write_text("old")
     return file
@@ -128,37 +128,39 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reading(cluster: EtcdCluster, secret: Path) -> Iterator[Crew]:
-    """Three members that train, and read their password from a file."""
+    """Three training members that read their password from a file."""
     with in_training(cluster.client, how=lambda: cluster.client(password=secret.read_text)) as crew:
         yield crew
 
 
 def restart(cluster: EtcdCluster) -> None:
-    """Kill and start every member: all connections must be made anew."""
+    """Kill and start every member, so that all connections must be made anew."""
     for member in cluster.members:
         member.kill()
         member.start()
     cluster.wait_healthy()
 
 
-def test_the_password_is_changed(cluster: EtcdCluster, reading: Crew, secret: Path) -> None:
+def test_a_job_survives_a_changed_password(cluster: EtcdCluster, reading: Crew, secret: Path) -> None:
     """While only the file is late, streams and leases live on: nothing is lost, and people are told."""
     etcd_attacks.change_password(cluster, "new")
     reading.client.close()
     reading.client = cluster.client()
     reading.goes_on("abc", 1, PATIENCE + 4)
     assert reading.registered() == "abc*"
-    told = [reason for one in reading.all.values() for reason in one.told()]
+    told = [reason for one in reading.all.values() for reason in one.troubles()]
     assert told
     assert "password file" in told[0]
     secret.write_text("new")
     still_whole(reading)
 
 
-def test_the_password_is_changed_and_connections_break(cluster: EtcdCluster, reading: Crew, secret: Path) -> None:
-    """Everybody is locked out: etcd is away for all, training goes on; what was missed is listed again.
+def test_a_job_survives_a_changed_password_with_broken_connections(
+    cluster: EtcdCluster, reading: Crew, secret: Path
+) -> None:
+    """Everybody is locked out: etcd is away for all, training goes on; missed changes are listed again.
 
-    History is compacted meanwhile, so that the watches cannot go on from where they were.
+    History is compacted meanwhile, so the watches cannot resume where they were.
     """
     etcd_attacks.change_password(cluster, "new")
     reading.client.close()
@@ -169,11 +171,11 @@ def test_the_password_is_changed_and_connections_break(cluster: EtcdCluster, rea
     reading.client.delete(f"{reading.root}board/tombs/nobody@1")
     etcd_attacks.compact(cluster)
     reading.goes_on("abc", 1, PATIENCE + 2)
-    # What is told first may be that a member which starts again refuses connections.
+    # The first report may be that a restarting member refuses connections.
     wait(
-        lambda: all("password file" in one.told()[-1] for one in reading.all.values()),
+        lambda: all("password file" in one.troubles()[-1] for one in reading.all.values()),
         20,
-        lambda: str([one.told() for one in reading.all.values()]),
+        lambda: str([one.troubles() for one in reading.all.values()]),
     )
     secret.write_text("new")
     wait(lambda: all(one.there for one in reading.all.values()), 40)
@@ -182,12 +184,12 @@ def test_the_password_is_changed_and_connections_break(cluster: EtcdCluster, rea
 
 
 def _gaps(one: Hand) -> list[bool]:
-    """Return of each listing of the board whether changes before it are not known."""
+    """Return for each listing of the board whether earlier changes are unknown."""
     return [event.gap for event in one.noted if isinstance(event, e.Listed) and event.tier is e.Tier.BOARD]
 
 
-def test_one_member_alone_is_locked_out(cluster: EtcdCluster, tmp_path: Path) -> None:
-    """It stops its trainers before it can be sealed out, the others go on, and it comes back with the right one."""
+def test_a_member_locked_out_alone_stops_and_returns(cluster: EtcdCluster, tmp_path: Path) -> None:
+    """It stops its trainers before it can be sealed out, the others go on, and it returns with the right password."""
     files = {name: tmp_path / name for name in "abc"}
     crew = Crew(cluster.client)
     try:
@@ -217,8 +219,8 @@ def test_one_member_alone_is_locked_out(cluster: EtcdCluster, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("whose", ["client", "server"])
-def test_a_certificate_expires(whose: str) -> None:
-    """No new connection can be made: training goes on, people are told which, and with a new one all is well.
+def test_a_job_survives_an_expired_certificate(whose: str) -> None:
+    """No new connection works: training goes on, people are told which file, and a new one ends the outage.
 
     The name in the certificate is root, so no password is needed.
     """
@@ -236,7 +238,7 @@ def test_a_certificate_expires(whose: str) -> None:
                 member.start()
             wait(lambda: not any(one.there for one in crew.all.values()), 10)
             crew.goes_on("abc", 1, PATIENCE + 1)
-            assert all("expired" in one.told()[-1] for one in crew.all.values())
+            assert all("expired" in one.troubles()[-1] for one in crew.all.values())
             cluster.certificates.renew(whose)
             wait(lambda: all(one.there for one in crew.all.values()), 20)
             still_whole(crew)

@@ -13,7 +13,7 @@ from elastic3d.membership.policy import Policy
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"),
+    ("numbers", "message"),
     [
         ({"minimum": 3, "maximum": 2}, "--nnodes=3:2"),
         ({"minimum": 0, "maximum": 2}, "--nnodes=0:2"),
@@ -30,13 +30,13 @@ from elastic3d.membership.policy import Policy
         ({"lease": 1.0}, "below 2 s"),
     ],
 )
-def test_policies_that_contradict_each_other(numbers: dict[str, Any], told: str) -> None:
-    """What could never work, or not as it was meant, is refused with what to change."""
-    with pytest.raises(ConfigurationError, match=told):
+def test_contradictory_policies_are_refused(numbers: dict[str, Any], message: str) -> None:
+    """A policy that could never work, or not as intended, is refused with what to change."""
+    with pytest.raises(ConfigurationError, match=message):
         Policy(**numbers)
 
 
-def test_without_flaps_the_quarantine_does_not_matter() -> None:
+def test_quarantine_times_are_not_checked_without_flaps() -> None:
     """Nobody has to choose times for what is turned off."""
     assert Policy(flaps=0, quarantine=0.0).flaps == 0
 
@@ -48,8 +48,10 @@ def test_without_flaps_the_quarantine_does_not_matter() -> None:
     st.lists(st.integers(1, 9), max_size=3),
     st.integers(0, 12),
 )
-def test_allowed_numbers(minimum: int, more: int, multiple: int, counts: list[int], nodes: int) -> None:
-    """The number allowed is the largest that all rules allow, 0 where there is none."""
+def test_allowed_gives_the_largest_number_all_rules_allow(
+    minimum: int, more: int, multiple: int, counts: list[int], nodes: int
+) -> None:
+    """Or 0 if there is none."""
     try:
         policy = Policy(minimum=minimum, maximum=minimum + more, multiple_of=multiple, counts=tuple(counts))
     except ConfigurationError:
@@ -60,7 +62,7 @@ def test_allowed_numbers(minimum: int, more: int, multiple: int, counts: list[in
     assert policy.allowed(nodes) == max(fits, default=0)
 
 
-def test_quarantine_grows() -> None:
-    """Twice as long for each loss beyond the first that led to it, up to the memory's end."""
+def test_quarantine_doubles_with_each_loss() -> None:
+    """Beyond the first that led to it, up to the end of the memory."""
     policy = Policy(flaps=3, quarantine=60.0, flap_memory=3600.0)
     assert [policy.kept_out(losses) for losses in (3, 4, 5, 9, 999)] == [60.0, 120.0, 240.0, 3600.0, 3600.0]

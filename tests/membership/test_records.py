@@ -1,4 +1,4 @@
-"""What stands in etcd: JSON with a schema version, and what a reader does with what it cannot read."""
+"""What stands in etcd: JSON with a schema version, and how readers treat what they cannot read."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_round_trip(record: object) -> None:
-    """Every record comes back equal, and is plain JSON with its schema version."""
+def test_records_read_back_unchanged(record: object) -> None:
+    """Each is plain JSON with its schema version."""
     value = encode(record)
     assert json.loads(value)["schema"] == SCHEMA
     assert decode(type(record), value, "key") == record
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_newer_schema_is_refused(record: object) -> None:
-    """A newer schema is never guessed at: the error names the key and says to upgrade."""
+def test_a_newer_schema_is_refused(record: object) -> None:
+    """It is never guessed at: the error names the key and says to upgrade."""
     value = json.dumps({**json.loads(encode(record)), "schema": SCHEMA + 1}).encode()
     with pytest.raises(ConfigurationError, match=rf"the/key has schema {SCHEMA + 1}.*upgrade"):
         decode(type(record), value, "the/key")
 
 
 def test_unknown_fields_are_ignored() -> None:
-    """A field a later version added under the same schema does not matter."""
+    """A later version may have added them under the same schema."""
     value = json.dumps({**json.loads(encode(End(failed=False))), "colour": "red"}).encode()
     assert decode(End, value, "key") == End(failed=False)
 
@@ -101,7 +101,7 @@ def test_a_report_of_an_older_schema_is_read_by_the_names_it_has() -> None:
     ],
 )
 def test_garbage_is_refused(value: bytes) -> None:
-    """Whatever is no record is a ConfigurationError that names the key."""
+    """Anything that is no record is a ConfigurationError that names the key."""
     with pytest.raises(ConfigurationError, match="the/key"):
         decode(End, value, "the/key")
 
@@ -130,7 +130,7 @@ FIELDS = [
     st.sampled_from([type(record) for record in RECORDS]),
     st.dictionaries(st.sampled_from(FIELDS), ANY_JSON) | ANY_JSON | st.binary(),
 )
-def test_only_configuration_errors(kind: type, data: object) -> None:
+def test_any_bytes_are_a_record_or_a_configuration_error(kind: type, data: object) -> None:
     """No content of a key makes the reader raise anything else."""
     value = data if isinstance(data, bytes) else json.dumps(data).encode()
     try:
@@ -140,8 +140,8 @@ def test_only_configuration_errors(kind: type, data: object) -> None:
 
 
 @given(st.sampled_from(RECORDS), st.data())
-def test_only_configuration_errors_near_a_record(record: object, data: st.DataObject) -> None:
-    """The same for a record of which one field became something else."""
+def test_any_change_to_a_field_is_a_record_or_a_configuration_error(record: object, data: st.DataObject) -> None:
+    """The same for a record with one changed field."""
     fields = json.loads(encode(record))
     fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(ANY_JSON)
     try:
@@ -184,15 +184,15 @@ GENERATIONS = st.builds(
 
 
 @given(GENERATIONS, st.booleans())
-def test_generations_come_back_as_they_went(generation: Generation, switch: bool) -> None:
-    """Whatever a generation or a proposal holds, reading gives what was written."""
+def test_generations_and_proposals_read_back_unchanged(generation: Generation, switch: bool) -> None:
+    """Whatever they hold."""
     assert decode(Generation, encode(generation), "key") == generation
     proposal = Proposal(generation=generation, switch=switch)
     assert decode(Proposal, encode(proposal), "key") == proposal
 
 
 def large(nodes: int, slots: int) -> Generation:
-    """Return a generation as clusters have them: names from addresses, random incarnations and ports."""
+    """Return a generation like a cluster's: names from addresses, random incarnations and ports."""
     chance = random.Random(3)
 
     def port() -> int:
@@ -217,15 +217,15 @@ def large(nodes: int, slots: int) -> Generation:
 
 
 def test_ten_thousand_nodes_fit_into_a_megabyte() -> None:
-    """The largest record there is stays below 1 MiB, two thirds of what etcd takes, and comes back whole."""
+    """The largest record there is stays below 1 MiB, two thirds of etcd's limit, and reads back whole."""
     generation = large(10_000, 8)
     value = encode(generation)
     assert len(value) < 1_048_576
     assert decode(Generation, value, "key") == generation
 
 
-def test_small_records_can_be_read_by_a_person() -> None:
-    """Up to 64 KiB the JSON stands as it is; beyond, it is compressed, with the schema outside."""
+def test_small_records_are_readable() -> None:
+    """Up to 64 KiB the JSON is stored as it is; beyond that it is compressed, with the schema outside."""
     assert b"eu-west-1a" in encode(large(32, 8))
     assert json.loads(encode(large(1000, 8))).keys() == {"schema", "zstd"}
 
@@ -250,14 +250,14 @@ def compressed(plain: bytes) -> bytes:
         compressed(b'{"number":1,"cause":"start","nodes":[["a","1","h",1,2,[3],1,""]],"labels":[{}]}'),
     ],
 )
-def test_what_does_not_decompress_to_a_generation_is_refused(value: bytes) -> None:
+def test_compressed_garbage_is_refused(value: bytes) -> None:
     """Garbage within the compression, and bombs, are ConfigurationErrors that name the key."""
     with pytest.raises(ConfigurationError, match="the/key"):
         decode(Generation, value, "the/key")
 
 
-def test_a_later_writer_may_add_to_a_node() -> None:
-    """What stands at the end of a node's row beyond what is known here does not matter."""
+def test_a_later_version_may_extend_a_nodes_row() -> None:
+    """Unknown values at the end of a row are ignored."""
     data = json.loads(encode(GENERATION))
     data["nodes"][0].append("new")
     assert decode(Generation, json.dumps(data).encode(), "key") == GENERATION

@@ -1,4 +1,4 @@
-"""A node that is stopped, starved or cut off, as processes of their own: out soon, back as a newcomer, no false alarm.
+"""Nodes stopped, starved or cut off, each a process: out soon, back as newcomers, with no false alarm.
 
 Times depend on how busy the machine is; they are printed, and only bounded loosely.
 """
@@ -43,7 +43,7 @@ def nodes(etcd: EtcdServer) -> Iterator[Nodes]:
 
 
 def stop_and_wake(nodes: Nodes, victim: str) -> float:
-    """Stop a node, wait until the others train without it, wake it, wait until it is back; return the first wait."""
+    """Stop a node, wait until the others train without it, resume it, wait until it is back; return the first wait."""
     others = [name for name in nodes.all if name != victim]
     stopped = time.monotonic()
     nodes.all[victim].signal(signal.SIGSTOP)
@@ -57,10 +57,10 @@ def stop_and_wake(nodes: Nodes, victim: str) -> float:
     return took
 
 
-def test_a_stopped_node_is_out_and_comes_back(nodes: Nodes) -> None:
-    """A follower and the leader: the others go on without it in about 1.5 s, naming who did not hear it.
+def test_a_stopped_node_is_evicted_and_rejoins(nodes: Nodes) -> None:
+    """A follower and the leader: the others go on without it in about 1.5 s and name who did not hear it.
 
-    Woken, it stops its trainers, and is taken in again under another incarnation.
+    Once resumed it stops its trainers, and is admitted under another incarnation.
     """
     nodes.start(*NAMES, maximum=len(NAMES))
     nodes.trains(NAMES, 30)
@@ -79,8 +79,8 @@ def test_a_stopped_node_is_out_and_comes_back(nodes: Nodes) -> None:
         assert all(not one.exits() for one in nodes.all.values() if one.name not in (follower, victim))
 
 
-def test_two_nodes_and_one_stops(nodes: Nodes) -> None:
-    """With nobody to be the second witness, the stopped one is asked through etcd, and out for want of an answer."""
+def test_a_stopped_node_of_two_is_evicted(nodes: Nodes) -> None:
+    """There is no second witness: the stopped one is asked through etcd, and evicted when it does not answer."""
     nodes.start("a", "b", maximum=2)
     nodes.trains("ab", 30)
     took = stop_and_wake(nodes, "b")
@@ -101,13 +101,13 @@ def pauses(nodes: Nodes, count: int, seed: int) -> None:
 
 
 def undisturbed(nodes: Nodes, number: int) -> None:
-    """Require that nobody was put out, and nothing re-formed."""
+    """Assert that nobody was evicted and nothing re-formed."""
     time.sleep(2)
     assert nodes.trains(NAMES, 1) == number
     assert not [what for one in nodes.all.values() for what in one.exits()]
 
 
-def test_short_pauses_put_nobody_out(nodes: Nodes) -> None:
+def test_short_pauses_evict_nobody(nodes: Nodes) -> None:
     """Ten pauses of single processes, the leader among them."""
     nodes.start(*NAMES, maximum=len(NAMES))
     number = nodes.trains(NAMES, 30)
@@ -117,8 +117,8 @@ def test_short_pauses_put_nobody_out(nodes: Nodes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_many_short_pauses_on_a_busy_machine_put_nobody_out(nodes: Nodes) -> None:
-    """Two hundred pauses, while as many processes as there are cores do nothing but compute."""
+def test_many_short_pauses_on_a_busy_machine_evict_nobody(nodes: Nodes) -> None:
+    """Two hundred pauses, while one busy process per core runs."""
     nodes.start(*NAMES, maximum=len(NAMES))
     number = nodes.trains(NAMES, 60)
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _core in range(os.cpu_count() or 1)]
@@ -132,8 +132,8 @@ def test_many_short_pauses_on_a_busy_machine_put_nobody_out(nodes: Nodes) -> Non
 
 
 @pytest.mark.slow
-def test_how_soon_a_stopped_node_is_out(nodes: Nodes) -> None:
-    """Ten times: the median is within two seconds."""
+def test_a_stopped_node_is_evicted_within_two_seconds(nodes: Nodes) -> None:
+    """The median of ten times."""
     nodes.start(*NAMES, maximum=len(NAMES))
     nodes.trains(NAMES, 30)
     took = [stop_and_wake(nodes, NAMES[at % len(NAMES)]) for at in range(10)]
@@ -175,8 +175,8 @@ def on_hosts(network: Network, names: Sequence[str]) -> Iterator[Nodes]:
 
 @pytest.mark.netns
 @pytest.mark.long
-def test_one_of_two_nodes_stands_aside_while_one_does_not_hear_the_other(network: Network) -> None:
-    """What b sends to c is lost, and nothing else: one is a spare until it arrives again, and nobody is put out."""
+def test_a_node_stands_aside_while_a_one_way_link_is_lost(network: Network) -> None:
+    """Only what b sends to c is lost: one of them is a spare until it arrives again, and nobody is evicted."""
     names = NAMES[:3]
     with on_hosts(network, names) as nodes:
         nodes.trains(names, 60)
@@ -194,15 +194,15 @@ def test_one_of_two_nodes_stands_aside_while_one_does_not_hear_the_other(network
 
 @pytest.mark.netns
 @pytest.mark.long
-def test_a_node_that_one_other_alone_is_refused_by_is_not_put_out(network: Network) -> None:
-    """Whatever b dials at c is refused before it gets there: c stays. A node that is killed then is out as ever."""
+def test_a_node_that_refuses_one_peer_alone_is_not_evicted(network: Network) -> None:
+    """All that b dials at c is refused on the way: c stays. A node that is killed then is evicted as usual."""
     names = NAMES[:4]
     with on_hosts(network, names) as nodes:
         number = nodes.trains(names, 60)
         order = nodes.all["a"].went()[-1]["names"]
         network.refuse(order[1], order[2])
-        # Longer than it takes to call somebody silent and to ask about it through etcd, and the refusal is
-        # repeated; and shorter than it takes trainers that stand still to find a dead link between them.
+        # Longer than it takes to report a silence and to ask about it through etcd, while the refusal is
+        # repeated; shorter than idle trainers take to find a dead link between them.
         end = time.monotonic() + 5
         while time.monotonic() < end:
             assert nodes.trains(names, 1) == number
@@ -218,10 +218,10 @@ def test_a_node_that_one_other_alone_is_refused_by_is_not_put_out(network: Netwo
 
 
 @pytest.mark.netns
-def test_a_node_that_is_cut_off_is_out_and_comes_back(network: Network) -> None:
-    """Its cable is pulled: no end of file, no refusal, no etcd. The others go on; plugged in again, it is a newcomer.
+def test_a_node_that_is_cut_off_is_evicted_and_rejoins(network: Network) -> None:
+    """Its cable is pulled: no end of file, no refusal, no etcd. The others go on; once reconnected it is a newcomer.
 
-    The same for the leader, whom no other leader can judge. Nobody else is put out, nor is anybody twice.
+    The same for the leader, whom no other leader can judge. Nobody else is evicted, and nobody twice.
     """
     with on_hosts(network, NAMES) as nodes:
         nodes.trains(NAMES, 30)

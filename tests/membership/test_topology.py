@@ -1,4 +1,4 @@
-"""Rank order, holes and buddies: what must hold whatever the labels are."""
+"""Rank order, holes and buddies: what must hold for all labels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def node(number: int, labels: dict[str, str] | None = None, *, slots: int = 1) -
 
 
 def labelled(*places: str, slots: int = 1) -> list[Node]:
-    """Nodes n0, n1... of places like "z1/r2": zone, then rack, switch, host."""
+    """Nodes n0, n1... with labels like "z1/r2": zone, then rack, switch, host."""
     return [
         node(number, {k: v for k, v in zip(LEVELS, place.split("/"), strict=False) if v}, slots=slots)
         for number, place in enumerate(places)
@@ -75,8 +75,8 @@ def shared(nodes: Sequence[Node], permutation: Sequence[int]) -> tuple[int, ...]
 
 
 @given(NODES)
-def test_everybody_is_buddy_of_exactly_one_other(nodes: list[Node]) -> None:
-    """A permutation, without a fixed point where there are two and more."""
+def test_every_node_is_the_buddy_of_exactly_one_other(nodes: list[Node]) -> None:
+    """A permutation, without a fixed point for two or more nodes."""
     found = buddies(nodes)
     assert sorted(found) == list(range(len(nodes)))
     assert len(nodes) < 2 or all(at != to for at, to in enumerate(found))
@@ -84,7 +84,7 @@ def test_everybody_is_buddy_of_exactly_one_other(nodes: list[Node]) -> None:
 
 @given(NODES)
 def test_no_buddy_shares_a_domain_that_holds_at_most_half(nodes: list[Node]) -> None:
-    """At every level: where no domain holds more than half of the nodes, all copies are outside."""
+    """At every level: if no domain has more than half of the nodes, all copies are outside."""
     assume(len(nodes) > 1)
     found = buddies(nodes)
     for level in range(1, len(LEVELS) + 1):
@@ -97,7 +97,7 @@ def test_no_buddy_shares_a_domain_that_holds_at_most_half(nodes: list[Node]) -> 
 @example([{"zone": "a"}] * 4 + [{"zone": "b"}])
 @example([{"zone": "a", "rack": rack} for rack in "aaabc"] + [{"zone": "b"}])
 def test_no_other_permutation_shares_less(all_labels: list[dict[str, str]]) -> None:
-    """Tried against all permutations without fixed points: none is better at any level, not even at the cost of one."""
+    """Compared with all permutations without fixed points: none is better at any level, even at the cost of another."""
     nodes = [node(at, one) for at, one in enumerate(all_labels)]
     others = [
         shared(nodes, permutation)
@@ -109,26 +109,26 @@ def test_no_other_permutation_shares_less(all_labels: list[dict[str, str]]) -> N
 
 
 @given(NODES)
-def test_all_compute_the_same_buddies(nodes: list[Node]) -> None:
-    """Neither identity nor the order of labels matters: only what the record says."""
+def test_all_nodes_compute_the_same_buddies(nodes: list[Node]) -> None:
+    """Neither identity nor the order of labels matters, only the record."""
     copies = [replace(n, labels=dict(reversed(n.labels.items()))) for n in nodes]
     assert buddies(copies) == buddies(nodes)
 
 
 @pytest.mark.parametrize("labels", [[""] * 5, ["z/r/s/h"] * 5, [f"z/r/s/h{n}" for n in range(5)]])
-def test_labels_that_tell_nothing_leave_the_ring(labels: list[str]) -> None:
-    """No labels, the same for all, or each node just its own host: the next one in rank order."""
+def test_uninformative_labels_leave_the_ring(labels: list[str]) -> None:
+    """No labels, equal ones, or only each node's own host: the buddy is the next node in rank order."""
     assert buddies(labelled(*labels)) == (1, 2, 3, 4, 0)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, ()), (1, (0,)), (2, (1, 0))])
-def test_few_nodes(count: int, expected: tuple[int, ...]) -> None:
-    """Nobody; alone, which keeps its own; two, which keep each other's."""
+def test_buddies_of_one_and_two_nodes(count: int, expected: tuple[int, ...]) -> None:
+    """Nobody; alone, a node keeps its own; two keep each other's."""
     assert buddies([node(number) for number in range(count)]) == expected
 
 
-def test_ten_thousand_nodes() -> None:
-    """A cluster of four zones has every copy in another zone."""
+def test_ten_thousand_nodes_have_buddies_in_other_zones() -> None:
+    """A cluster of four zones."""
     nodes = labelled(*(f"z{n % 4}/r{n % 100}/s{n % 500}/h{n}" for n in range(10_000)))
     assert shared(nodes, buddies(nodes)) == (0, 0, 0, 0)
 
@@ -137,8 +137,8 @@ def test_ten_thousand_nodes() -> None:
 
 
 @given(worlds())
-def test_order_is_a_permutation_and_keeps_arrival_among_equals(world: tuple[list[Node], Layout]) -> None:
-    """Nobody is lost; two nodes of one place that stand in one pipeline stand as they arrived."""
+def test_the_order_is_a_permutation_and_stable(world: tuple[list[Node], Layout]) -> None:
+    """Nobody is lost; two nodes of one place in one pipeline keep their order of arrival."""
     nodes, layout = world
     placed = order(nodes, layout)
     assert sorted(names(placed)) == sorted(names(nodes))
@@ -146,8 +146,8 @@ def test_order_is_a_permutation_and_keeps_arrival_among_equals(world: tuple[list
 
 
 @given(worlds())
-def test_pipelines_stay_together_where_racks_are_whole(world: tuple[list[Node], Layout]) -> None:
-    """Where each rack holds a whole number of pipelines, none leaves its rack, in whatever order nodes arrive."""
+def test_pipelines_stay_within_racks_that_hold_whole_ones(world: tuple[list[Node], Layout]) -> None:
+    """If each rack holds a whole number of pipelines none leaves its rack, in whatever order nodes arrive."""
     nodes, layout = world
     slots = len(nodes[0].slots)
     assume(layout.dp % slots == 0)
@@ -157,7 +157,7 @@ def test_pipelines_stay_together_where_racks_are_whole(world: tuple[list[Node], 
 
 
 @given(worlds())
-def test_no_fewer_whole_pipelines_than_the_racks_allow(world: tuple[list[Node], Layout]) -> None:
+def test_racks_hold_as_many_whole_pipelines_as_fit(world: tuple[list[Node], Layout]) -> None:
     """With pipelines of k nodes, a rack of q nodes holds q // k of them whole."""
     nodes, layout = world
     slots = len(nodes[0].slots)
@@ -168,8 +168,8 @@ def test_no_fewer_whole_pipelines_than_the_racks_allow(world: tuple[list[Node], 
     assert whole >= (wanted if len(racks) < len(nodes) else 0)
 
 
-def test_pipelines_in_racks() -> None:
-    """pp 2 x dp 2 over two racks that arrive mixed: ranks 0 and 2 share a rack, 1 and 3 the other."""
+def test_pipelines_follow_racks() -> None:
+    """pp 2 x dp 2 over two racks that arrive mixed: ranks 0 and 2 share a rack, and so do 1 and 3."""
     nodes = labelled("z/r1", "z/r2", "z/r1", "z/r2")
     assert names(order(nodes, Layout(pp=2, dp=2))) == ["n0", "n1", "n2", "n3"]
     nodes = labelled("z/r1", "z/r1", "z/r2", "z/r2")
@@ -177,7 +177,7 @@ def test_pipelines_in_racks() -> None:
 
 
 def test_a_chain_is_cut_from_one_rack_before_racks_are_mixed() -> None:
-    """Racks of 3, 4 and 1 nodes, chains of four: the rack of four is a chain, the others make up the second."""
+    """Racks of 3, 4 and 1 nodes, chains of four: the rack of four is one chain, the others make up the second."""
     nodes = labelled(*["z/a"] * 3, *["z/b"] * 4, "z/c")
     placed = order(nodes, Layout(pp=4, dp=2))
     assert [[n.labels["rack"] for n in chain] for chain in chains(placed, Layout(pp=4, dp=2))] == [
@@ -186,15 +186,15 @@ def test_a_chain_is_cut_from_one_rack_before_racks_are_mixed() -> None:
     ]
 
 
-def test_nodes_that_hold_whole_stages_stand_in_a_row() -> None:
+def test_nodes_with_whole_stages_are_consecutive() -> None:
     """With dp inside the node, pipeline neighbours are the next nodes: racks follow one another."""
     nodes = labelled("z/a", "z/b", "z/a", "z/b", slots=2)
     assert [n.labels["rack"] for n in order(nodes, Layout(pp=4, dp=2))] == ["a", "a", "b", "b"]
 
 
 @given(NODES)
-def test_without_a_layout_near_nodes_stand_together(nodes: list[Node]) -> None:
-    """In restart mode each zone is one run of ranks, if labels tell anything."""
+def test_without_a_layout_near_nodes_have_consecutive_ranks(nodes: list[Node]) -> None:
+    """In restart mode each zone is one run of ranks, if there are useful labels."""
     zones = [path_of(n)[0] for n in order(nodes, None)]
     runs = [zone for zone, _ in itertools.groupby(zones)]
     assert len(runs) == len(set(zones)) or names(order(nodes, None)) == names(nodes)
@@ -205,7 +205,7 @@ def test_without_a_layout_near_nodes_stand_together(nodes: list[Node]) -> None:
 
 @st.composite
 def changes(draw: st.DrawFn, *, labels: st.SearchStrategy[dict[str, str]] = LABELS) -> tuple[Generation, list[Node]]:
-    """A generation, and who is to be in the next: some of its nodes, then some others."""
+    """A generation and the nodes of the next: some of its own, then some others."""
     count = draw(st.integers(1, 12))
     nodes = [node(at, draw(labels)) for at in range(count + draw(st.integers(0, 8)))]
     staying = draw(st.lists(st.sampled_from(range(count)), unique=True))
@@ -214,7 +214,7 @@ def changes(draw: st.DrawFn, *, labels: st.SearchStrategy[dict[str, str]] = LABE
 
 @given(changes(), st.integers(1, 6), st.integers(1, 6))
 def test_survivors_keep_their_order_and_their_places(change: tuple[Generation, list[Node]], pp: int, dp: int) -> None:
-    """Nobody is lost, survivors stand as they stood; where newcomers fill every hole, at the very same rank."""
+    """Nobody is lost and survivors keep their order; if newcomers fill every hole, they keep their ranks."""
     previous, chosen = change
     assume(chosen)
     placed = arrange(previous, chosen, Layout(pp=pp, dp=dp))
@@ -227,10 +227,10 @@ def test_survivors_keep_their_order_and_their_places(change: tuple[Generation, l
 
 
 @given(changes(labels=st.just({})), st.sampled_from([None, Layout(pp=2, dp=2), Layout(pp=1, dp=5)]))
-def test_without_labels_newcomers_fill_holes_as_they_arrive(
+def test_without_labels_newcomers_fill_holes_in_order_of_arrival(
     change: tuple[Generation, list[Node]], layout: Layout | None
 ) -> None:
-    """The first hole goes to the first that arrived; the rest follow in order of arrival."""
+    """The first hole goes to the first that arrived, and so on."""
     previous, chosen = change
     newcomers = [n for n in chosen if n not in previous.nodes]
     expected = []
@@ -244,7 +244,7 @@ def test_without_labels_newcomers_fill_holes_as_they_arrive(
 
 
 def test_a_hole_goes_to_the_newcomer_next_to_its_pipeline_neighbour() -> None:
-    """pp 2 x dp 2; the second stage of the pipeline in rack a is lost; of two spares the one in rack a comes."""
+    """pp 2 x dp 2: the second stage of the pipeline in rack a is lost; of two spares the one in rack a replaces it."""
     stood = labelled("z/a", "z/b", "z/a", "z/b")
     layout = Layout(pp=2, dp=2)
     spares = [replace(n, name=f"s{at}") for at, n in enumerate(labelled("z/c", "z/b", "z/a"))]
@@ -254,7 +254,7 @@ def test_a_hole_goes_to_the_newcomer_next_to_its_pipeline_neighbour() -> None:
     assert names(placed[:4]) == ["n0", "n1", "s0", "n3"]
 
 
-def test_a_hole_without_neighbours_goes_to_the_newcomer_next_to_who_stood_there() -> None:
+def test_a_hole_without_neighbours_goes_to_the_newcomer_nearest_to_its_last_node() -> None:
     """Both nodes of a pipeline are lost: each is replaced from its own rack."""
     stood = labelled("z/a", "z/b", "z/a", "z/b")
     spares = [replace(n, name=f"s{at}") for at, n in enumerate(labelled("z/c", "z/b", "z/b"))]
@@ -262,15 +262,15 @@ def test_a_hole_without_neighbours_goes_to_the_newcomer_next_to_who_stood_there(
     assert names(placed) == ["n0", "s1", "n2", "s2", "s0"]
 
 
-def test_a_node_that_came_back_is_a_newcomer() -> None:
-    """Another incarnation under the same name has no claim to its rank but its place."""
+def test_a_returning_node_is_a_newcomer() -> None:
+    """Another incarnation of a name has no claim to the rank except by its place."""
     stood = labelled("z/a", "z/b")
     back = replace(stood[0], incarnation="later")
     assert arrange(sealed(stood), [stood[1], back], None) == (back, stood[1])
 
 
-def test_ten_thousand_nodes_lose_half() -> None:
-    """Five thousand holes are filled from their own racks."""
+def test_half_of_ten_thousand_nodes_are_replaced_from_their_racks() -> None:
+    """Five thousand holes are filled."""
     nodes = labelled(*(f"z{n % 4}/r{n % 100}" for n in range(10_000)))
     spares = [replace(n, name=f"s{at}") for at, n in enumerate(nodes)]
     placed = arrange(sealed(nodes), [*nodes[::2], *spares[1::2]], Layout(pp=10, dp=1000))

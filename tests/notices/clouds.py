@@ -1,6 +1,6 @@
-"""Metadata servers that answer as those of AWS, Google Cloud and Azure do, over HTTP on loopback.
+"""Metadata servers that answer like those of AWS, Google Cloud and Azure, over HTTP on loopback.
 
-What they refuse and with which status is as the vendors document it: a test that passes here with a wrong header, a
+They refuse what the vendors document, with the documented status: a test that passes here with a wrong header, a
 missing token or a wrong query would prove nothing.
 """
 
@@ -24,7 +24,7 @@ from elastic3d.clock import SYSTEM
 
 @dataclass
 class Request:
-    """What a client asked."""
+    """A client's request."""
 
     method: str
     path: str
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass
 class Reply:
-    """What a server answers."""
+    """A server's reply."""
 
     status: int
     body: bytes = b""
@@ -47,7 +47,7 @@ class _Server(ThreadingHTTPServer):
     cloud: Cloud
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # A client that hung up while its request hung is what some tests are about.
+        # Some tests are about clients that hang up during a request.
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -131,7 +131,7 @@ class Cloud:
         raise NotImplementedError
 
     def asked(self, path: str, times: int = 1) -> bool:
-        """Wait until `path` was asked for so often; return whether it was."""
+        """Wait until `path` was requested so often; return whether it was."""
         with self.changed:
             return self.changed.wait_for(lambda: sum(r.path == path for r in self.requests) >= times, 5)
 
@@ -144,7 +144,7 @@ class Cloud:
 
 
 class Aws(Cloud):
-    """EC2's, with IMDSv2 required. `items`: what is there, by path; the rest is 404."""
+    """EC2's, with IMDSv2 required. `items`: values by path; any other path is 404."""
 
     TOKEN = "/latest/api/token"
 
@@ -253,7 +253,7 @@ class Azure(Cloud):
             )
 
     def begin(self, identity: str) -> None:
-        """Let an event start: its time is blank from then on."""
+        """Start an event: its time is blank from then on."""
         with self.change():
             self.incarnation += 1
             for event in self.events:
@@ -261,7 +261,7 @@ class Azure(Cloud):
                     event |= {"EventStatus": "Started", "NotBefore": ""}
 
     def end(self, identity: str) -> None:
-        """Let an event be over, or called off: it is gone either way."""
+        """End or cancel an event: it disappears either way."""
         with self.change():
             self.incarnation += 1
             self.events = [event for event in self.events if event["EventId"] != identity]
@@ -284,7 +284,7 @@ class Azure(Cloud):
     def _instance(self, request: Request) -> Reply:
         leaf = {self.NAME: self.name, "/metadata/instance/compute/azEnvironment": "AzurePublicCloud"}.get(request.path)
         if "api-version" not in request.query or request.query.get("format") != "text":
-            # A leaf can be had as text only.
+            # A leaf is available as text only.
             return Reply(400)
         return Reply(404) if leaf is None else Reply(200, leaf.encode())
 

@@ -1,4 +1,4 @@
-"""What tests listen with: an ear for what a watcher tells."""
+"""A listener that records what a watcher reports."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from elastic3d.notices.source import NoticeSource
 
 
 class Ear:
-    """Hears what is told and withdrawn, in order."""
+    """Records given and withdrawn notices, in order."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.told: list[CloudNotice] = []
+        self.given: list[CloudNotice] = []
         self.withdrawn: list[CloudNotice] = []
 
     def tell(self, notice: CloudNotice) -> None:
         with self._changed:
-            self.told.append(notice)
+            self.given.append(notice)
             self._changed.notify_all()
 
     def withdraw(self, notice: CloudNotice) -> None:
@@ -28,10 +28,10 @@ class Ear:
             self.withdrawn.append(notice)
             self._changed.notify_all()
 
-    def hears(self, told: int = 1, withdrawn: int = 0) -> bool:
-        """Wait until so many notices were told and withdrawn; return whether they were."""
+    def hears(self, given: int = 1, withdrawn: int = 0) -> bool:
+        """Wait until so many notices were given and withdrawn; return whether they were."""
         with self._changed:
-            return self._changed.wait_for(lambda: len(self.told) >= told and len(self.withdrawn) >= withdrawn, 5)
+            return self._changed.wait_for(lambda: len(self.given) >= given and len(self.withdrawn) >= withdrawn, 5)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is heard of EC2's instance metadata, and how it is asked for."""
+"""Notices from EC2's instance metadata, and how it is asked for them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def item(cloud: Aws, clock: HandClock, number: int = 0) -> aws.Item:
     return aws.sources(cloud.url, clock=clock)[number]
 
 
-def test_nothing_is_heard_until_there_is_a_notice() -> None:
-    """404 is the everyday answer; then a notice has its action and the time left by this machine's clock."""
+def test_there_is_no_notice_until_one_is_published() -> None:
+    """404 is the usual answer; then a notice has its action and the time left by this machine's clock."""
     with Aws() as cloud:
         source = item(cloud, HandClock(NOW))
         assert source.look().notices == {}
@@ -46,8 +46,8 @@ def test_nothing_is_heard_until_there_is_a_notice() -> None:
         ("", None),
     ],
 )
-def test_the_time_left_is_bound_to_two_minutes(time: str, seconds: float | None) -> None:
-    """A clock that is wrong, or a time nobody can read, bends the time left; the notice is heard all the same."""
+def test_the_time_left_is_at_most_two_minutes(time: str, seconds: float | None) -> None:
+    """With a wrong clock or an unreadable time it is adjusted; the notice still counts."""
     with Aws() as cloud:
         cloud.interrupt("stop", time)
         (notice,) = item(cloud, HandClock(NOW)).look().notices.values()
@@ -55,7 +55,7 @@ def test_the_time_left_is_bound_to_two_minutes(time: str, seconds: float | None)
 
 
 def test_a_recommendation_has_no_deadline() -> None:
-    """Its noticeTime is when it was given: it says nothing of an end."""
+    """Its noticeTime is when it was issued, and says nothing of an end."""
     with Aws() as cloud:
         cloud.recommend("2017-09-18T08:19:00Z")
         (notice,) = item(cloud, HandClock(NOW), 1).look().notices.values()
@@ -63,8 +63,8 @@ def test_a_recommendation_has_no_deadline() -> None:
         assert "08:19:00" in notice.detail
 
 
-def test_one_token_serves_until_it_is_renewed_before_its_end() -> None:
-    """A token is kept for its life of six hours and renewed ahead of its end: the server never has to refuse one."""
+def test_a_token_is_reused_and_renewed_before_it_expires() -> None:
+    """It is kept for its life of six hours, and the server never has to refuse it."""
     with Aws() as cloud:
         clock = HandClock(NOW)
         source = item(cloud, clock)
@@ -79,8 +79,8 @@ def test_one_token_serves_until_it_is_renewed_before_its_end() -> None:
         assert 401 not in cloud.refused
 
 
-def test_a_token_refused_is_replaced_at_once() -> None:
-    """A server that forgot its tokens (401) costs one more request, no look."""
+def test_a_refused_token_is_replaced_at_once() -> None:
+    """A server that forgot its tokens (401) costs one more request, but no poll."""
     with Aws() as cloud:
         source = item(cloud, HandClock(NOW))
         source.look()
@@ -90,8 +90,8 @@ def test_a_token_refused_is_replaced_at_once() -> None:
         assert cloud.refused.count(401) == 1
 
 
-def test_a_token_that_is_always_refused_is_no_answer() -> None:
-    """401 twice in a row is for the watcher to try again later, not to go round and round."""
+def test_a_token_that_is_always_refused_is_an_outage() -> None:
+    """After 401 twice in a row the watcher tries again later instead of looping."""
     with Aws() as cloud:
         source = item(cloud, HandClock(NOW))
         source.look()
@@ -112,8 +112,8 @@ def test_a_token_that_is_always_refused_is_no_answer() -> None:
         Reply(403),
     ],
 )
-def test_what_is_no_token_is_no_answer(reply: Reply) -> None:
-    """Instance metadata that is turned off (403) or not AWS's gives no token, and nothing is sent with a wrong one."""
+def test_an_invalid_token_is_an_outage(reply: Reply) -> None:
+    """Metadata that is turned off (403) or not AWS's gives no token, and nothing is sent with a wrong one."""
     with Aws() as cloud:
         cloud.faults = [reply]
         with pytest.raises(Unheard, match="token"):
@@ -125,7 +125,7 @@ def test_what_is_no_token_is_no_answer(reply: Reply) -> None:
     "body", [b"", b"{", b"[]", b"null", b"{}", b'{"action": 3}', b'{"action": ""}', b"\xff\xfe\x00"]
 )
 def test_garbage_is_no_notice(body: bytes) -> None:
-    """An answer that names no action is an error to be tried again, never a reason to leave."""
+    """An answer without an action is an error to be retried, never a reason to leave."""
     with Aws() as cloud:
         source = item(cloud, HandClock(NOW))
         source.look()

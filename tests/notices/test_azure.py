@@ -1,4 +1,4 @@
-"""What is heard of Azure's Scheduled Events, and how it is asked for."""
+"""Notices from Azure's Scheduled Events, and how it is asked for them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SOON = "Mon, 19 Sep 2016 18:29:47 GMT"
 
 
 def events(cloud: Azure, vm: str = "") -> azure.Events:
-    """Return the source of events, by a clock that stands 30 s before SOON."""
+    """Return the source of events, with a clock that shows 30 s before SOON."""
     return azure.sources(cloud.url, clock=HandClock(NOW), pause=0.02, vm=vm)[0]
 
 
-def test_events_of_this_vm_are_heard() -> None:
-    """The name of this VM is asked for once; of the events only those count that name it."""
+def test_events_of_this_vm_are_notices() -> None:
+    """The name of this VM is asked for once, and only events that name it count."""
     with Azure() as cloud:
         source = events(cloud)
         assert source.look().notices == {}
@@ -36,7 +36,7 @@ def test_events_of_this_vm_are_heard() -> None:
         assert sum(request.path == Azure.NAME for request in cloud.requests) == 1
 
 
-def test_a_name_that_is_given_is_not_asked_for() -> None:
+def test_a_given_vm_name_is_not_requested() -> None:
     """A VM whose name the caller knows costs no request for it."""
     with Azure() as cloud:
         cloud.schedule("A", "Reboot", SOON, ("other",))
@@ -54,15 +54,15 @@ def test_a_name_that_is_given_is_not_asked_for() -> None:
         ("soon", None),
     ],
 )
-def test_the_time_left(not_before: str, seconds: float | None) -> None:
-    """Never below zero; a time nobody can read leaves the notice without one."""
+def test_the_time_left_is_never_negative(not_before: str, seconds: float | None) -> None:
+    """An unreadable time leaves the notice without one."""
     with Azure() as cloud:
         cloud.schedule("A", "Terminate", not_before)
         (notice,) = events(cloud).look().notices.values()
         assert notice.seconds == seconds
 
 
-def test_an_event_heard_when_it_has_started_leaves_no_time() -> None:
+def test_a_started_event_leaves_no_time() -> None:
     """After a hardware failure an event is Started from the first, with a blank NotBefore: it may strike now."""
     with Azure() as cloud:
         cloud.schedule("A", "Reboot", "")
@@ -71,32 +71,32 @@ def test_an_event_heard_when_it_has_started_leaves_no_time() -> None:
         assert (notice.action, notice.seconds) == ("reboot", 0.0)
 
 
-def test_an_event_is_told_once_through_its_states() -> None:
-    """Scheduled, then Started, among other changes of the document: one notice."""
+def test_an_event_is_one_notice_through_all_its_states() -> None:
+    """Scheduled, then Started, among other changes of the document."""
     with Azure() as cloud, listening([events(cloud)]) as (_, ear):
         cloud.schedule("A", "Redeploy", SOON)
         assert ear.hears()
         cloud.begin("A")
         cloud.schedule("B", "Preempt", SOON, ("worker_1",))
         assert cloud.asked(Azure.EVENTS, len(cloud.requests) + 3)
-        assert [notice.action for notice in ear.told] == ["redeploy"]
+        assert [notice.action for notice in ear.given] == ["redeploy"]
         assert ear.withdrawn == []
 
 
-def test_an_event_that_is_called_off_is_withdrawn() -> None:
-    """Azure takes such an event out of the list; the same notice that was told is withdrawn, and can come anew."""
+def test_a_cancelled_event_is_withdrawn() -> None:
+    """Azure removes it from the list; the same notice is withdrawn, and can be given again."""
     with Azure() as cloud, listening([events(cloud)]) as (_, ear):
         cloud.schedule("A", "Reboot", SOON)
         assert ear.hears()
         cloud.end("A")
-        assert ear.hears(told=1, withdrawn=1)
-        assert ear.withdrawn == ear.told
+        assert ear.hears(given=1, withdrawn=1)
+        assert ear.withdrawn == ear.given
         cloud.schedule("A", "Reboot", SOON)
-        assert ear.hears(told=2)
+        assert ear.hears(given=2)
 
 
 def test_a_freeze_is_no_reason_to_leave() -> None:
-    """A pause of seconds is logged, neither told nor withdrawn nor acknowledged."""
+    """A pause of seconds is logged; it is neither notified, withdrawn nor acknowledged."""
     with Azure() as cloud, listening([events(cloud)]) as (watcher, ear):
         cloud.schedule("F", "Freeze", SOON)
         cloud.schedule("A", "Preempt", SOON)
@@ -107,31 +107,31 @@ def test_a_freeze_is_no_reason_to_leave() -> None:
         assert cloud.asked(Azure.EVENTS, len(cloud.requests) + 2)
         assert watcher.acknowledge()
         assert [(e["EventId"], e["EventStatus"]) for e in cloud.events] == [("A", "Started"), ("F", "Scheduled")]
-        assert [notice.action for notice in ear.told] == ["preempt"]
+        assert [notice.action for notice in ear.given] == ["preempt"]
         assert ear.withdrawn == []
 
 
-def test_nothing_is_acknowledged_unasked_and_nothing_for_others() -> None:
-    """Azure begins an acknowledged event for all VMs it names: only one that names this VM alone is acknowledged."""
+def test_events_are_acknowledged_only_on_request_and_for_this_vm_alone() -> None:
+    """Azure starts an acknowledged event for all VMs it names: only one that names this VM alone is acknowledged."""
     with Azure() as cloud, listening([events(cloud)]) as (watcher, ear):
         cloud.schedule("A", "Preempt", SOON)
         cloud.schedule("B", "Reboot", SOON, ("worker_2", "worker_3"))
-        assert ear.hears(told=2)
+        assert ear.hears(given=2)
         assert not [request for request in cloud.requests if request.method == "POST"]
         assert watcher.acknowledge()
         (post,) = [request for request in cloud.requests if request.method == "POST"]
         assert json.loads(post.body) == {"StartRequests": [{"EventId": "A"}]}
         assert [event["EventStatus"] for event in cloud.events] == ["Started", "Scheduled"]
-        # Once it has begun there is nothing more to say.
+        # Once it has begun there is nothing more to report.
         assert cloud.asked(Azure.EVENTS, len(cloud.requests) + 2)
         assert watcher.acknowledge()
         assert sum(request.method == "POST" for request in cloud.requests) == 1
 
 
-def test_an_acknowledgement_is_tried_again_and_given_up() -> None:
-    """An error on the way is tried again; a server that stays away is reported, not raised."""
+def test_an_acknowledgement_is_retried_and_given_up() -> None:
+    """A transient error is retried; a server that stays away is reported, not raised."""
     with Azure() as cloud:
-        # A source of its own, that is looked at by hand: no other request takes the faults.
+        # A source of its own, polled by hand: no other request consumes the faults.
         source = events(cloud)
         cloud.schedule("A", "Preempt", SOON)
         source.look()
@@ -149,7 +149,7 @@ def test_an_acknowledgement_is_tried_again_and_given_up() -> None:
 
 
 def test_the_first_answer_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first request enables the service and may take two minutes; it is waited for, the later ones are not."""
+    """The first request enables the service and may take two minutes; it is waited for, later ones are not."""
     assert azure.FIRST_SECONDS > 120
     monkeypatch.setattr(azure, "ANSWER_SECONDS", 0.1)
     with Azure() as cloud:
@@ -177,7 +177,7 @@ def test_the_first_answer_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_garbage_is_neither_a_notice_nor_a_withdrawal(body: bytes) -> None:
-    """An answer that is no document of events is an error to be tried again."""
+    """An answer that is no document of events is an error to be retried."""
     with Azure() as cloud:
         source = events(cloud)
         cloud.schedule("A", "Preempt", SOON)
@@ -188,7 +188,7 @@ def test_garbage_is_neither_a_notice_nor_a_withdrawal(body: bytes) -> None:
         assert set(source.look().notices) == {"A"}
 
 
-def test_a_byte_order_mark_is_no_garbage() -> None:
+def test_a_byte_order_mark_is_accepted() -> None:
     """JSON from Windows hosts may begin with one."""
     with Azure() as cloud:
         source = events(cloud, vm="worker_3")
@@ -197,7 +197,7 @@ def test_a_byte_order_mark_is_no_garbage() -> None:
 
 
 def test_the_server_is_as_strict_as_azure() -> None:
-    """Without its header or its version the double refuses, so that the requests above were complete."""
+    """Without its header or version the double refuses, so the requests above were complete."""
     with Azure() as cloud:
         cloud.faults = []
         source = events(cloud)

@@ -1,4 +1,4 @@
-"""What is heard of Compute Engine's metadata server, and how it is asked for."""
+"""Notices from Compute Engine's metadata server, and how it is asked for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def entry(cloud: Gcp, number: int = 0, hang: int = 60) -> gcp.MetadataEntry:
 
 
 def test_a_preemption_ends_the_hanging_request() -> None:
-    """The first look answers at once, the second hangs with the ETag of the first until the value changes."""
+    """The first request returns at once; the second waits with the first one's ETag until the value changes."""
     with Gcp() as cloud, listening([entry(cloud)]) as (_, ear):
         assert cloud.asked(Gcp.PREEMPTED, 2)
         first, second = cloud.requests
@@ -25,11 +25,11 @@ def test_a_preemption_ends_the_hanging_request() -> None:
         assert second.query == {"wait_for_change": "true", "timeout_sec": "60", "last_etag": "0a1b2c3d4e5f6071"}
         cloud.set(Gcp.PREEMPTED, "TRUE")
         assert ear.hears()
-        assert ear.told == [CloudNotice(kind=NoticeKind.GCP, seconds=30.0, action="preempt", detail="preempted: TRUE")]
+        assert ear.given == [CloudNotice(kind=NoticeKind.GCP, seconds=30.0, action="preempt", detail="preempted: TRUE")]
 
 
 def test_a_change_between_two_requests_is_not_missed() -> None:
-    """The server answers at once where the ETag is not the newest."""
+    """The server answers at once if the ETag is not the newest."""
     with Gcp() as cloud:
         source = entry(cloud)
         assert source.look().notices == {}
@@ -39,21 +39,21 @@ def test_a_change_between_two_requests_is_not_missed() -> None:
         assert SYSTEM.monotonic() - began < 5
 
 
-def test_a_hanging_request_that_runs_out_is_asked_again() -> None:
-    """After timeout_sec the server answers with what it has, which is no news and no error."""
+def test_a_hanging_request_that_times_out_is_repeated() -> None:
+    """After timeout_sec the server answers with the present value, which is neither news nor an error."""
     with Gcp() as cloud, listening([entry(cloud, hang=0)]) as (_, ear):
         assert cloud.asked(Gcp.PREEMPTED, 4)
-        assert ear.told == []
+        assert ear.given == []
         assert cloud.refused == []
         cloud.set(Gcp.PREEMPTED, "TRUE")
         assert ear.hears()
         # The value stays TRUE, in every answer from now on.
         assert cloud.asked(Gcp.PREEMPTED, len(cloud.requests) + 3)
-        assert len(ear.told) == 1
+        assert len(ear.given) == 1
 
 
-def test_without_an_etag_the_value_is_asked_for_again_and_again() -> None:
-    """No ETag: a hanging request could miss a change, so none is sent, and there is a pause between two."""
+def test_without_an_etag_the_value_is_polled() -> None:
+    """A hanging request could miss a change, so none is sent, and there is a pause between two requests."""
     with Gcp() as cloud:
         cloud.etagged = False
         source = gcp.sources(cloud.url)[0]
@@ -71,8 +71,8 @@ def test_without_an_etag_the_value_is_asked_for_again_and_again() -> None:
         ('{"state": "new"}', "maintenance", None),
     ],
 )
-def test_maintenance(value: str, action: str, seconds: float | None) -> None:
-    """Each value has its action; one that nobody knows yet is heard as what it is."""
+def test_each_maintenance_value_has_its_action(value: str, action: str, seconds: float | None) -> None:
+    """An unknown one is passed on by its name."""
     with Gcp() as cloud:
         source = entry(cloud, 1)
         assert source.look().notices == {}
@@ -82,8 +82,8 @@ def test_maintenance(value: str, action: str, seconds: float | None) -> None:
         assert value in notice.detail
 
 
-def test_only_a_termination_is_told() -> None:
-    """A live migration is logged and no more; so is a value nobody knows; a termination is told."""
+def test_only_a_termination_is_a_notice() -> None:
+    """A live migration is only logged, and so is an unknown value."""
     with Gcp() as cloud, listening([entry(cloud, 1)]) as (_, ear):
         for value in ("MIGRATE_ON_HOST_MAINTENANCE", "NONE", "SOMETHING_NEW"):
             before = len(cloud.requests)
@@ -91,7 +91,7 @@ def test_only_a_termination_is_told() -> None:
             assert cloud.asked(Gcp.MAINTENANCE, before + 1)
         cloud.set(Gcp.MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE")
         assert ear.hears()
-        assert [notice.action for notice in ear.told] == ["terminate"]
+        assert [notice.action for notice in ear.given] == ["terminate"]
         assert ear.withdrawn == []
 
 
@@ -105,8 +105,8 @@ def test_only_a_termination_is_told() -> None:
         Reply(503),
     ],
 )
-def test_what_google_did_not_say_is_no_notice(reply: Reply) -> None:
-    """Without Google's header, or with an error, nothing was said."""
+def test_an_answer_without_googles_header_is_no_notice(reply: Reply) -> None:
+    """Neither is an error."""
     with Gcp() as cloud:
         cloud.faults = [reply]
         source = entry(cloud)

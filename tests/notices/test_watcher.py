@@ -1,4 +1,4 @@
-"""Outages, closing, and telling once, whatever the source."""
+"""Outages, closing, and notifying once, for every source."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FAR = "2017-09-18T08:22:00Z"
 ACTION = "/latest/meta-data/spot/instance-action"
 
 
-def test_a_server_that_goes_away_and_comes_back() -> None:
-    """While it is away it is asked again and again; the outage is logged once, and a notice after it is heard."""
+def test_a_watcher_survives_an_outage_of_its_server() -> None:
+    """It keeps asking; the outage is logged once, and a notice after it counts."""
     with recorded() as entries, Aws() as cloud:
         with listening(aws.sources(cloud.url, pause=0.02)[:1]) as (_, ear):
             assert cloud.asked(ACTION)
             cloud.stop()
             assert wait_until(lambda: bool(entries), 5)
-            # Time for several tries in vain.
+            # Time for several failed tries.
             SYSTEM.sleep(0.5)
             cloud.interrupt("terminate", FAR)
             cloud.start()
@@ -37,21 +37,21 @@ def test_a_server_that_goes_away_and_comes_back() -> None:
     assert entries[1]["seconds"] > 0
 
 
-def test_errors_of_the_server_are_tried_again() -> None:
-    """Too many requests, internal errors and garbage in a row: one outage in the log, no notice, then all is well."""
+def test_server_errors_are_retried() -> None:
+    """Too many requests, internal errors and garbage in a row: one outage in the log and no notice, then recovery."""
     with recorded() as entries, Gcp() as cloud:
         cloud.faults = [Reply(500), Reply(429), Reply(503), Reply(200, b"TRUE")]
         with listening(gcp.sources(cloud.url, pause=0.02)[:1]) as (_, ear):
             assert cloud.asked(Gcp.PREEMPTED, 6)
-            assert ear.told == []
+            assert ear.given == []
             cloud.set(Gcp.PREEMPTED, "TRUE")
             assert ear.hears()
     assert [entry["event"] for entry in entries] == ["notices.lost", "notices.back", "notice.heard"]
     assert "500" in entries[0]["error"]
 
 
-def test_an_outage_withdraws_nothing_and_tells_nothing_twice() -> None:
-    """A notice that stands before and after an outage was told once; silence is no news."""
+def test_an_outage_neither_withdraws_nor_repeats_a_notice() -> None:
+    """A notice that stands before and after an outage is given once; silence is no news."""
     with Azure() as cloud, listening(azure.sources(cloud.url, pause=0.02)) as (_, ear):
         cloud.schedule("A", "Preempt", "")
         assert ear.hears()
@@ -59,24 +59,24 @@ def test_an_outage_withdraws_nothing_and_tells_nothing_twice() -> None:
         SYSTEM.sleep(0.2)
         cloud.start()
         assert cloud.asked(Azure.EVENTS, len(cloud.requests) + 3)
-        assert len(ear.told) == 1
+        assert len(ear.given) == 1
         assert ear.withdrawn == []
 
 
-def test_a_notice_is_told_once_while_it_stands() -> None:
-    """The same answer in every look is one notice; another time or action is another."""
+def test_a_standing_notice_is_given_once() -> None:
+    """The same answer in every poll is one notice; another time or action is another."""
     with Aws() as cloud, listening(aws.sources(cloud.url, pause=0.02)[:1]) as (_, ear):
         cloud.interrupt("stop", FAR)
         assert ear.hears()
         assert cloud.asked(ACTION, len(cloud.requests) + 4)
-        assert len(ear.told) == 1
+        assert len(ear.given) == 1
         cloud.interrupt("terminate", FAR)
-        assert ear.hears(told=2, withdrawn=1)
-        assert [notice.action for notice in ear.told] == ["stop", "terminate"]
+        assert ear.hears(given=2, withdrawn=1)
+        assert [notice.action for notice in ear.given] == ["stop", "terminate"]
 
 
-def test_one_item_that_fails_does_not_silence_another() -> None:
-    """Recommendations that cannot be read leave interruptions heard."""
+def test_one_failing_item_does_not_hide_another() -> None:
+    """Interruptions count although recommendations cannot be read."""
     with Aws() as cloud:
         cloud.items[aws.REBALANCE] = "garbage"
         with listening(aws.sources(cloud.url, pause=0.02)) as (_, ear):
@@ -86,20 +86,20 @@ def test_one_item_that_fails_does_not_silence_another() -> None:
 
 
 @pytest.mark.parametrize("rebalance", [False, True])
-def test_a_recommendation_is_told_only_where_that_was_asked_for(rebalance: bool) -> None:
-    """By default it is logged and no more; either way once."""
+def test_a_recommendation_is_a_notice_only_on_request(rebalance: bool) -> None:
+    """By default it is only logged; either way once."""
     with recorded() as entries, Aws() as cloud:
         cloud.recommend(FAR)
         with listening(aws.sources(cloud.url, pause=0.02), rebalance=rebalance) as (_, ear):
             assert cloud.asked(aws.REBALANCE, 3)
             cloud.interrupt("terminate", FAR)
-            assert ear.hears(told=1 + rebalance)
-    assert [notice.action for notice in ear.told] == ["rebalance", "terminate"][not rebalance :]
+            assert ear.hears(given=1 + rebalance)
+    assert [notice.action for notice in ear.given] == ["rebalance", "terminate"][not rebalance :]
     assert [(e["action"], e["told"]) for e in entries] == [("rebalance", rebalance), ("terminate", True)]
 
 
-def test_close_while_a_request_hangs() -> None:
-    """A hanging GET of a minute is let go at once, its thread ends, and nothing is logged as an outage."""
+def test_close_aborts_a_hanging_request() -> None:
+    """A hanging GET of a minute is dropped at once, its thread ends, and no outage is logged."""
     with recorded() as entries, Gcp() as cloud:
         with listening(gcp.sources(cloud.url, pause=0.02)) as (watcher, ear):
             with cloud.changed:
@@ -109,12 +109,12 @@ def test_close_while_a_request_hangs() -> None:
             assert SYSTEM.monotonic() - began < 4
             assert not any(thread.name.startswith("elastic3d-notices") for thread in threading.enumerate())
             cloud.set(Gcp.PREEMPTED, "TRUE")
-        assert ear.told == []
+        assert ear.given == []
     assert entries == []
 
 
-def test_close_during_a_pause_and_during_an_outage() -> None:
-    """Neither the pause between two looks nor the wait for the next try is sat out."""
+def test_close_ends_pauses_and_outages_at_once() -> None:
+    """It waits neither for the next poll nor for the next try."""
     with Aws() as cloud:
         pausing = Watcher(aws.sources(cloud.url, pause=60), lambda _: None)
         assert cloud.asked(aws.ACTION)
@@ -127,8 +127,8 @@ def test_close_during_a_pause_and_during_an_outage() -> None:
     assert not any(thread.name.startswith("elastic3d-notices") for thread in threading.enumerate())
 
 
-def test_close_from_within_tell() -> None:
-    """Whoever is told may close the watcher there and then, and again later."""
+def test_a_callback_may_close_the_watcher() -> None:
+    """At once, and again later."""
     with Azure() as cloud:
         cloud.schedule("A", "Preempt", "")
         cloud.schedule("B", "Terminate", "")
@@ -150,16 +150,16 @@ def test_close_from_within_tell() -> None:
         assert [notice.action for notice in told] == ["preempt"]
 
 
-def test_a_server_that_accepts_and_never_answers() -> None:
-    """A request has an end of its own, so that a server that hangs is an outage like any other."""
+def test_a_server_that_never_answers_is_an_outage() -> None:
+    """Requests have a timeout of their own."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         metadata = Metadata(f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(Unheard, match="timed out"):
             metadata.ask("/", timeout=0.1)
 
 
-def test_a_server_that_speaks_no_http() -> None:
-    """What is no HTTP is no answer."""
+def test_a_server_without_http_is_an_outage() -> None:
+    """Anything but HTTP is no answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -175,8 +175,8 @@ def test_a_server_that_speaks_no_http() -> None:
         server.join()
 
 
-def test_no_redirect_and_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A metadata server is one hop away: what would lead elsewhere is refused or not looked at."""
+def test_redirects_and_proxies_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metadata server is one hop away: redirects are refused and proxies ignored."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with Gcp() as cloud:
         cloud.faults = [Reply(302, b"", {"Location": f"{cloud.url}{Gcp.PREEMPTED}"})]

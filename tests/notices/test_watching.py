@@ -1,4 +1,4 @@
-"""Which cloud is listened to: what --rdzv-conf says, what the firmware says, what a server answers."""
+"""Which cloud is watched, from --rdzv-conf, the firmware, or a server's answers."""
 
 from __future__ import annotations
 
@@ -52,27 +52,29 @@ def firmware(path: Path, **strings: str) -> Path:
         ({}, None, False),
     ],
 )
-def test_firmware(strings: dict[str, str], cloud: NoticeKind | None, doubtful: bool, tmp_path: Path) -> None:
-    """The strings name the cloud, leave a doubt, or speak of none."""
+def test_firmware_strings_identify_the_cloud(
+    strings: dict[str, str], cloud: NoticeKind | None, doubtful: bool, tmp_path: Path
+) -> None:
+    """Or leave a doubt, or name none."""
     assert by_firmware(firmware(tmp_path, **strings)) == (cloud, doubtful)
     if not doubtful:
         assert detect(dmi=tmp_path) is cloud
 
 
-def test_no_firmware_at_all(tmp_path: Path) -> None:
-    """Where the kernel shows no DMI tables nothing is known and nothing asked."""
+def test_missing_firmware_tables_identify_no_cloud(tmp_path: Path) -> None:
+    """If the kernel shows no DMI tables nothing is known and nothing asked."""
     assert by_firmware(tmp_path / "absent") == (None, False)
 
 
 @pytest.mark.parametrize(("cloud", "kind"), [(Aws, NoticeKind.AWS), (Gcp, NoticeKind.GCP), (Azure, NoticeKind.AZURE)])
-def test_a_server_that_is_named_is_known_by_its_answers(cloud: type[Cloud], kind: NoticeKind) -> None:
+def test_a_given_server_is_identified_by_its_answers(cloud: type[Cloud], kind: NoticeKind) -> None:
     """Each of the three answers one of the three ways of asking, and refuses the other two."""
     with cloud() as server:
         assert detect(server.url) is kind
         assert len(server.refused) == 2
 
 
-def test_a_server_that_is_none_of_the_three_or_too_slow() -> None:
+def test_an_unknown_or_slow_server_is_no_cloud() -> None:
     """Nobody there, somebody else there, or an answer after half a second: no cloud, and no long wait."""
 
     class Slow(Aws):
@@ -93,8 +95,8 @@ def test_a_server_that_is_none_of_the_three_or_too_slow() -> None:
         assert detect(other.url) is None
 
 
-def test_watching_what_the_options_say() -> None:
-    """From options to a notice, with the cloud named and with the cloud found out."""
+def test_the_options_choose_what_is_watched() -> None:
+    """From options to a notice, with the cloud named and with the cloud detected."""
     with Azure() as cloud:
         cloud.schedule("A", "Preempt", "")
         for choice in (Choice.AZURE, Choice.AUTO):
@@ -105,8 +107,8 @@ def test_watching_what_the_options_say() -> None:
             watcher.close()
 
 
-def test_nothing_to_watch() -> None:
-    """none asks nobody; auto with a server that nobody knows says so and goes on without."""
+def test_no_cloud_means_no_watcher() -> None:
+    """none asks nobody; auto with an unknown server says so and goes on without."""
     with Aws() as cloud:
         assert watch(NoticeOptions(choice=Choice.NONE, url=cloud.url), Ear().tell) is None
         assert cloud.requests == []
@@ -115,7 +117,7 @@ def test_nothing_to_watch() -> None:
     assert [entry["event"] for entry in entries] == ["notices.unknown"]
 
 
-def test_options_of_rdzv_conf() -> None:
+def test_options_are_read_from_rdzv_conf() -> None:
     """Defaults, and each key."""
     assert from_conf({}) == NoticeOptions(choice=Choice.AUTO, url="", rebalance=False)
     conf = {"notices": "aws", "notices_url": "http://[::1]:1338/", "notices_rebalance": "drain"}
@@ -146,8 +148,8 @@ def test_options_of_rdzv_conf() -> None:
         ("notices_url", "http://host\r\nX: y"),
     ],
 )
-def test_wrong_options(key: str, value: str) -> None:
-    """A wrong value is refused, and the error repeats key and value."""
+def test_wrong_options_are_refused(key: str, value: str) -> None:
+    """The error repeats key and value."""
     with pytest.raises(ConfigurationError) as caught:
         from_conf({key: value})
     assert f"--rdzv-conf={key}={value}: " in str(caught.value)

@@ -34,7 +34,7 @@ assert (Path(checkpointing.__file__).parent / "format.md").exists()
 
 
 def run(*command: object, folder: Path) -> str:
-    """Run a command to its end, with nothing of this checkout on its path, and return what it printed."""
+    """Run a command to its end, with nothing of this checkout on its path, and return its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     arguments = [str(part) for part in command]
     done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
@@ -43,10 +43,10 @@ def run(*command: object, folder: Path) -> str:
 
 
 @pytest.mark.long
-def test_a_wheel_of_this_tree_works_in_an_environment_that_has_only_its_dependencies(tmp_path: Path) -> None:
+def test_the_wheel_works_with_only_its_dependencies_installed(tmp_path: Path) -> None:
     """Built and installed without a network; the dependencies are those of the environment that runs the tests."""
     source, bare = tmp_path / "source", tmp_path / "bare"
-    # A copy: the build leaves folders beside the sources, and takes what an older one has left there.
+    # A copy: a build leaves folders beside the sources, and reuses those of older builds.
     for name in ("elastic3d", "checkpointing", "chaos"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):

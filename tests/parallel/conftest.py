@@ -1,4 +1,4 @@
-"""Starts what all worlds are forked from before any test counts processes, so that each test can run alone."""
+"""Starts the server that forks all worlds before any test counts processes, so that each test can run alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mains for the tests' worlds: importable, as a user's script is."""
+"""Mains for the tests' worlds: importable, like a user's script."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def train_with_groups(run: Run) -> str:
 
 
 def initial(run: Run) -> dict[str, torch.Tensor]:
-    """Return this rank's parameters as they were built, gathered over its replicas."""
+    """Return this rank's initial parameters, gathered over its replicas."""
     model = run.shard(lambda: Model(), blocks="blocks", seed=3)
     return whole_parameters(model)
 
@@ -119,7 +119,7 @@ def measured_on_meta(run: Run) -> None:
 
 
 def dies(run: Run) -> None:
-    """Lose rank 1 in the middle of a step."""
+    """Kill rank 1 in the middle of a step."""
     model = run.shard(lambda: Model(), blocks="blocks")
     optimizer = torch.optim.AdamW(model.parameters())
     batches = run.batches(Sentences(), global_batch=8, micro_batch=2)
@@ -158,7 +158,7 @@ def train_growing(run: Run) -> str:
 
 
 def train_stream(run: Run) -> str:
-    """Train on a stream whose place only its own state can tell, with a batch that grows."""
+    """Train on a stream whose position only its own state can restore, with a growing batch."""
     model = run.shard(lambda: Model(), blocks="blocks", seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = run.batches(Stateful(), global_batch=Growing((0, 6), (2, 10)), micro_batch=2, seed=11)
@@ -170,9 +170,9 @@ def train_stream(run: Run) -> str:
 
 
 def train_packed(run: Run) -> str:
-    """Train on packed documents, whose targets are left out at their ends, with a batch that grows.
+    """Train on packed documents, which have no targets at their ends, with a growing batch.
 
-    In step 0 no micro-batch uses `odd` of one block, and one that does not count would, if it drew numbers of its own.
+    In step 0 no micro-batch uses `odd` of one block, but padding would, if it drew random numbers of its own.
     """
     model = run.shard(lambda: Model(), blocks="blocks", seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

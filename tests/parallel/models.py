@@ -1,4 +1,4 @@
-"""Small models with everything in them that could tell one layout from another."""
+"""Small models with everything that could distinguish one layout from another."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class PlainBlock(nn.Module):
 
 
 class Plain(nn.Module):
-    """A chain with a table of places, which has no parameters and runs on every stage."""
+    """A chain with a table of positions, which has no parameters and runs on every stage."""
 
     def __init__(self, depth: int = 3, width: int = 6) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Plain(nn.Module):
 
 
 class Places(nn.Module):
-    """Sines of places; a buffer that is no state."""
+    """Sines of positions; a buffer that is no state."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Mains and models for the tests of precision, loss scale, weights of tokens and recomputing."""
+"""Mains and models for the tests of precision, loss scale, token weights and recomputation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PADDING = -100
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a main saw: the digest, the losses, the names and dtypes of the state, what the blocks computed in."""
+    """The results of a main: digest, losses, names and dtypes of the state, and compute dtypes of the blocks."""
 
     digest: str
     losses: tuple[float, ...]
@@ -70,7 +70,7 @@ def train_fp32(run: Run) -> Trained:
 
 
 def train_bf16(run: Run) -> Trained:
-    """Train in bf16 over fp32 parameters, with dropout, clipping and parameters used now and then, or never."""
+    """Train in bf16 over fp32 parameters, with dropout, clipping and parameters used sometimes or never."""
     return train(run, precision="bf16")
 
 
@@ -86,7 +86,7 @@ class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class PromotingBlock(PlainBlock):
-    """A block with a buffer, which is not cast: what it hands on is fp32."""
+    """A block with a buffer, which is not cast: its output is fp32."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -104,7 +104,7 @@ class Head(nn.Linear):
 
 
 class Promoting(Plain):
-    """Floating-point inputs, and blocks that hand on another dtype than their parameters'."""
+    """Floating-point inputs, and blocks whose output has another dtype than their parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Lines(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def token_loss(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of the cross entropy over the targets there are, and their number."""
+    """Return the sum of the cross entropy over the valid targets, and their number."""
     total = nn.functional.cross_entropy(
         output.flatten(0, 1).float(), target.flatten(), ignore_index=PADDING, reduction="sum"
     )
@@ -185,7 +185,7 @@ def train_tokens(run: Run) -> Trained:
 
 
 def train_tokens_fp16(run: Run) -> Trained:
-    """The same in fp16, recomputing."""
+    """The same in fp16, with recomputation."""
     return train(run, data=Lines(), loss=token_loss, precision="fp16", recompute="full")
 
 
@@ -211,7 +211,7 @@ def train_tied(run: Run) -> Trained:
 
 
 def train_tied_bf16(run: Run) -> Trained:
-    """The same in bf16, recomputing."""
+    """The same in bf16, with recomputation."""
     return train(run, Tied, precision="bf16", recompute="selective")
 
 

@@ -48,7 +48,7 @@ def evaluate_alone(run: Run) -> float:
 
 
 def evaluate_alone_elsewhere(run: Run) -> float:
-    """Evaluate under `if run.rank == 0` over a backend of another name, which has nothing that only gloo has."""
+    """Evaluate under `if run.rank == 0` with a backend of another name, which lacks gloo's extras."""
     dist.Backend.register_backend("another", another_backend, devices=["cpu"])
     CpuDevice.backend = "another"
     return evaluate(run, alone=True)
@@ -79,12 +79,12 @@ def digest_at_the_end(run: Run) -> None:
 
 
 def gather_at_the_end(run: Run) -> None:
-    """Gather a parameter on rank 0 alone, as who saves a whole state dict does."""
+    """Gather a parameter on rank 0 alone, like a script that saves a whole state dict."""
     after_the_loop(run, lambda run, model: [p.full_tensor() for p in model.parameters()])
 
 
 def save_once(run: Run) -> None:
-    """Ask for a checkpoint of the second of three steps, on the last rank alone."""
+    """Request a checkpoint of the second of three steps, on the last rank alone."""
     run._assignment = replace(run._assignment, store=StoreAt(url="/nowhere"))
     model, optimizer, batches = begun(run)
     for batch in batches.until(step=3):

@@ -148,12 +148,12 @@ def train_two(run: Run) -> tuple[str, list[float], list[float]]:
 
 
 def train_unsaid(run: Run) -> None:
-    """Train with a plan that says nothing of the norm of the heads, which has a part of the work on each rank."""
+    """Train with a plan that leaves out the norm of the heads, of which each rank does a part."""
     train(run, plan={name: style for name, style in WHOLE.items() if "q_norm" not in name})
 
 
 def train_wrongly(run: Run) -> None:
-    """Train with norms that hand on plain parts of the sequence."""
+    """Train with norms whose output is plain parts of the sequence."""
     train(run, plan=SEQUENCE | {"blocks.*.norm?": "summed"})
 
 
@@ -185,7 +185,7 @@ DEEP, ROUNDS = 8, 8
 
 
 def train_deep(run: Run, *, dropout: float = 0.0, steps: int = 3) -> tuple[str, list[float], list[float]]:
-    """Train a deep, narrow decoder, of which many stages can be made; return digest, losses and norms."""
+    """Train a deep, narrow decoder that can have many stages; return digest, losses and norms."""
     model = run.shard(lambda: Decoder(dropout, depth=DEEP, width=8, heads=2), blocks="blocks", tensor=SEQUENCE, seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = run.batches(Sentences(), global_batch=2 * ROUNDS, micro_batch=2, seed=11)

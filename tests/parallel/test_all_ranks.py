@@ -23,8 +23,8 @@ def together(*work: Callable[[], None]) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_ranks_that_make_the_same_calls_meet_and_leave_nothing_behind() -> None:
-    """However often: an evaluation is thousands of passes."""
+def test_ranks_that_make_the_same_calls_meet() -> None:
+    """However often, and leaving nothing behind: an evaluation is thousands of passes."""
     store = HashStore()
     ranks = [AllRanks(store, rank=rank, world=3) for rank in range(3)]
 
@@ -47,8 +47,8 @@ def test_a_rank_whose_main_has_returned_is_not_waited_for() -> None:
         rank.meet("model(x)", patience=60.0)
 
 
-def test_ranks_that_are_at_different_calls_do_not_meet() -> None:
-    """Each says at which it waited."""
+def test_ranks_at_different_calls_do_not_meet() -> None:
+    """Each reports the call at which it waited."""
     store, said = HashStore(), []
 
     def call(rank: int, what: str) -> None:
@@ -60,7 +60,7 @@ def test_ranks_that_are_at_different_calls_do_not_meet() -> None:
     assert sorted(said) == ["model(x) was called on rank 0", "run.digest() was called on rank 1"]
 
 
-def test_what_is_told_apart_already_is_no_lost_peer() -> None:
+def test_a_recognised_mismatch_is_no_lost_peer() -> None:
     """Whatever collective failed before it."""
     lost = RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
     assert is_lost_peer(lost)

@@ -1,4 +1,4 @@
-"""Weights that a large model's `build` brings with it are not thrown away in silence."""
+"""Weights loaded by a large model's `build` are not silently thrown away."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def test_loaded_weights_are_refused_above_the_bound_and_kept_below(build: Callab
     assert torch.equal(Run(StandalonePort()).shard(build).blocks[1].weight, torch.ones(4, 4))
 
 
-def test_a_pretrained_model_of_transformers_is_refused_above_the_bound(tmp_path: Path) -> None:
-    """`from_pretrained` puts parameters in the place of those that the model was made with."""
+def test_a_pretrained_transformers_model_is_refused_above_the_bound(tmp_path: Path) -> None:
+    """`from_pretrained` replaces the parameters that the model was made with."""
     with pytest.raises(ModelError, match=r"loads weights"):
         initial.skeleton(from_pretrained(tmp_path))
 
 
-def test_what_initialises_a_module_may_compute_its_values() -> None:
-    """They come again when the module is filled, so that nothing is lost."""
+def test_values_computed_by_initialisation_are_accepted() -> None:
+    """They are computed again when the module is filled, so nothing is lost."""
     model = Run(StandalonePort()).shard(Net, blocks="blocks", whole_below=0)
     assert torch.equal(model.head.weight, torch.eye(4))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gloo
 
 
 def axes(run: Run) -> dict[str, list[list[int]]]:
-    """Return the ranks that this rank meets on each axis."""
+    """Return the ranks in each group of this rank."""
     join_world(run._assignment, run._port.device)
     mesh = Mesh(run.layout, run.rank, run._port.device)
     found = {name: _ranks(getattr(mesh, name)) for name in ("dp", "shard", "tp")}
@@ -26,7 +26,7 @@ def _ranks(mesh: DeviceMesh | None) -> list[list[int]]:
     return [dist.get_process_group_ranks(mesh.get_group(dim)) for dim in range(mesh.ndim)] if mesh else []
 
 
-def test_ranks_meet_on_every_axis_as_places_say() -> None:
+def test_ranks_are_grouped_on_every_axis_by_their_places() -> None:
     """tp neighbours are innermost, replicas are outside their shards, and dp is both together."""
     reports = run_world(axes, Orders(layout=Layout(pp=1, dp=4, tp=2, replicas=2)))
     assert [report.error for report in reports] == [""] * 8
@@ -36,7 +36,7 @@ def test_ranks_meet_on_every_axis_as_places_say() -> None:
     assert reports[5].result == {"pp": [[1, 5]], "dp": [[5, 7]], "shard": [[5, 7]], "tp": [[4, 5]]}
 
 
-def test_layouts_that_do_not_add_up_are_refused() -> None:
+def test_inconsistent_layouts_are_refused() -> None:
     """Replicas share dp evenly; while dp is free they may be any number."""
     with pytest.raises(LayoutError, match="2 replicas cannot share dp=3 evenly"):
         Layout(pp=1, dp=3, replicas=2)
@@ -45,7 +45,7 @@ def test_layouts_that_do_not_add_up_are_refused() -> None:
     assert Layout(replicas=3).replicas == 3
 
 
-def test_a_free_tp_survives_being_written_down() -> None:
-    """tp=1 is what a layout has when nothing is said, so a free tp is written as 0."""
+def test_a_free_tp_survives_serialisation() -> None:
+    """tp=1 is a layout's default, so a free tp is written as 0."""
     for layout in (Layout(tp=0), Layout(tp=2, pp=2), Layout(), Layout(dp=4, replicas=0, cuts=(1, 3))):
         assert Layout.parse(layout.request()) == layout

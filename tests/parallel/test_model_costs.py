@@ -13,8 +13,11 @@ TOKENS = torch.zeros(2, LENGTH, dtype=torch.long)
 ROWS = 2 * LENGTH
 
 
-def test_costs_are_those_of_the_formula() -> None:
-    """A product of matrices costs two operations per multiply-add forward and twice that back, parameters apart."""
+def test_costs_match_the_formula() -> None:
+    """A matrix product costs two operations per multiply-add forward and twice that backward.
+
+    Parameters are separate.
+    """
     width = 6
     costs = measure_costs(initial.outline(lambda: Plain(depth=3, width=width)), "blocks", TOKENS)
     assert [block.name for block in costs.blocks] == ["blocks.0", "blocks.1", "blocks.2"]
@@ -31,24 +34,24 @@ def test_costs_are_those_of_the_formula() -> None:
 
 
 def test_a_model_without_blocks_is_one_part() -> None:
-    """Everything runs before the blocks there are not."""
+    """Everything counts as before the blocks."""
     model = initial.outline(lambda: nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)))
     costs = measure_costs(model, None, torch.zeros(4, 3))
     whole = costs.before
     assert (whole.forward_flops, whole.parameters, costs.blocks) == (2 * 4 * (15 + 10), 32, ())
-    # The input needs no gradient: of the first layer's two products back only one is made.
+    # The input needs no gradient: of the first layer's two backward products only one is computed.
     assert (whole.backward_flops, whole.output_bytes) == (2 * 4 * (15 + 2 * 10), 4 * 4 * 2)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_model_that_needs_values_is_refused() -> None:
-    """What branches on a value does not run on meta."""
+def test_a_model_that_branches_on_values_is_refused() -> None:
+    """It does not run on meta."""
     with pytest.raises(ModelError, match="does not run on meta"):
         measure_costs(initial.outline(Model), "blocks", TOKENS)
 
 
 class LooksAtPositions(nn.Module):
-    """Chooses by the values of a tensor that shapes alone went into."""
+    """Branches on the values of a tensor that is made from shapes alone."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -64,13 +67,13 @@ class LooksAtPositions(nn.Module):
 
 @pytest.mark.parametrize(("limit", "times"), [(0, 2), (1, 1)])
 def test_values_made_from_shapes_are_known_on_meta(limit: int, times: int) -> None:
-    """An outline takes the way through forward that the real model takes."""
+    """An outline takes the same path through forward as the real model."""
     costs = measure_costs(initial.outline(lambda: LooksAtPositions(limit)), None, torch.zeros(4, 3))
     assert costs.before.forward_flops == times * 2 * 4 * 9
 
 
 def test_values_from_the_input_stay_unknown_on_meta() -> None:
-    """Writing something unknown into a known tensor makes it unknown, and its views."""
+    """Writing something unknown into a known tensor makes it and its views unknown."""
 
     class Writes(LooksAtPositions):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a script does beside steps: its own forward passes, and a checkpoint when it asks for one."""
+"""What a script does outside steps: its own forward passes, and checkpoints on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.parallel.worlds import Orders, run_world
 pytestmark = [pytest.mark.gloo, pytest.mark.timeout(300)]
 
 
-def test_every_rank_may_evaluate_where_there_are_no_stages() -> None:
+def test_every_rank_may_evaluate_without_stages() -> None:
     """The ranks meet before the pass, and train on after it."""
     reports = run_world(mains.evaluate, Orders(layout=Layout(pp=1, dp=2)))
     assert [report.error for report in reports] == ["", ""]
@@ -29,8 +29,8 @@ def test_every_rank_may_evaluate_where_there_are_no_stages() -> None:
 @pytest.mark.parametrize(
     "main", [mains.evaluate_alone, pytest.param(mains.evaluate_alone_elsewhere, marks=pytest.mark.long)]
 )
-def test_evaluation_on_one_rank_is_refused_instead_of_waiting_for_ever(main: Main) -> None:
-    """It says which rank called the model, and what to do instead, as an error of the script on any backend."""
+def test_evaluation_on_one_rank_is_refused(main: Main) -> None:
+    """It would wait for ever. The script error, on any backend, names the calling rank and what to do instead."""
     first = run_world(main, Orders(layout=Layout(pp=1, dp=2)))[0]
     assert first.ended == "raised", first.error
     assert "model(...) outside run.backward was called on rank 0, and not on every rank" in first.error
@@ -44,31 +44,31 @@ def test_evaluation_on_one_rank_is_refused_instead_of_waiting_for_ever(main: Mai
         (mains.gather_at_the_end, "a collective on rank 0 failed when main had returned on rank 1"),
     ],
 )
-def test_a_rank_that_is_not_done_with_the_others_is_told_so_when_they_have_ended(main: Main, words: str) -> None:
-    """After the loop, the others end well; it is no lost peer, with which all would be tried again."""
+def test_a_rank_still_working_is_told_when_the_others_have_ended(main: Main, words: str) -> None:
+    """After the loop the others end well; it is no lost peer, which would be retried."""
     first, second = run_world(main, Orders(layout=Layout(pp=1, dp=2, zero=3)))
     assert (first.ended, second.ended) == ("raised", "done"), first.error
     assert words in first.error
     assert "on every rank alike" in first.error
 
 
-def test_stages_cannot_be_called() -> None:
-    """A rank has a part of the layers alone: refused before anything is computed."""
+def test_the_model_cannot_be_called_with_stages() -> None:
+    """A rank has only some of the layers: refused before anything is computed."""
     reports = run_world(mains.evaluate, Orders(layout=Layout(pp=2, dp=1)))
     assert all("layers of its own stage alone" in report.error for report in reports)
 
 
 def test_any_rank_may_ask_for_a_checkpoint() -> None:
-    """All make it, of the step under way, and of no other."""
+    """All make it, of the step under way and no other."""
     reports = run_world(mains.save_once, Orders(layout=Layout(pp=1, dp=2)))
     assert [report.error for report in reports] == ["", ""]
     for report in reports:
-        # The end of a run is one as well, for which nobody asks.
+        # The end of a run is a checkpoint as well, without a request.
         assert [(step, checkpoint) for step, checkpoint, _ in report.snapshots] == [(2, True), (3, False)]
 
 
 def test_a_job_without_a_store_cannot_save() -> None:
-    """By hand nothing is kept, which was said at the start."""
+    """Nothing would be kept, as the start of the run announced."""
     port = StandalonePort()
     Run(port).save()
     port.assignment = replace(port.assignment, store_prefix="1.1")
@@ -77,7 +77,7 @@ def test_a_job_without_a_store_cannot_save() -> None:
 
 
 def test_a_loss_can_be_printed_at_any_time() -> None:
-    """As a number once it is one."""
+    """As a number once there is one."""
     loss = Loss({0: torch.tensor(0.5)}, Batch.__new__(Batch))
     assert str(loss) == repr(loss) == "Loss(known after run.step)"
     loss.settle(0.25, skipped=False)

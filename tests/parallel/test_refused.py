@@ -1,4 +1,4 @@
-"""What would train nothing, or something else than is meant, is refused by name."""
+"""Mistakes that would train nothing, or not what is meant, are refused by name."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def decided(saved: list[TensorSpec]) -> Decision:
     return Decision(source=restoring.STORE, step=7, offers=tuple(offers))
 
 
-def test_the_state_of_another_model_is_refused_in_words() -> None:
-    """Deeper, shallower or wider: what differs is named, and that trying again does not help."""
+def test_the_state_of_another_model_is_refused() -> None:
+    """Deeper, shallower or wider: the error names the differences, and says that trying again does not help."""
     loading.check_model(decided(specs(3)), specs(3))
     with pytest.raises(StateUnfit, match=r"the state lacks model/blocks.3.weight; |the state lacks .* and 2 more"):
         loading.check_model(decided(specs(3)), specs(8))
@@ -69,8 +69,8 @@ def asked(lr: float = 0.1, *, optimizer: type[Any] = torch.optim.SGD, steps: int
     return from_json(AskedState, json.loads(plain))
 
 
-def test_a_script_that_was_changed_is_told_what_counts() -> None:
-    """What was saved goes on where it can; another class of optimizer cannot take it."""
+def test_a_changed_script_resumes_where_possible() -> None:
+    """The saved state goes on where it fits; another class of optimizer cannot take it."""
     assert identity.changes(asked(), asked()) == []
     said = identity.changes(asked(), asked(lr=0.01))
     assert (

@@ -48,7 +48,7 @@ def test_every_layout_ends_with_one_digest(reference: Report, shape: tuple[int, 
     [(1, 4, 2), (1, 4, 3), (2, 2, 3), (3, 2, 2), (4, 1, 2), (1, 5, 3), (1, 7, 2), (1, 8, 3), (2, 3, 2)],
     ids=str,
 )
-def test_further_layouts_end_with_it_too(reference: Report, shape: tuple[int, int, int]) -> None:
+def test_further_layouts_end_with_the_same_digest(reference: Report, shape: tuple[int, int, int]) -> None:
     """More shapes, up to more replicas than micro-batches."""
     equals(reference, shape)
 
@@ -61,7 +61,7 @@ def equals(reference: Report, shape: tuple[int, int, int]) -> None:
         assert mine == [(r.step, r.loss, r.gradient_norm, r.samples, r.sample_sum) for r in reference.records]
 
 
-def test_one_rank_is_a_plain_script() -> None:
+def test_one_rank_equals_a_plain_script() -> None:
     """With the same seed a hand-written loop over torch alone gives the same parameters and optimizer state."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -110,7 +110,7 @@ def plain_main(run: Run) -> tuple[list[float], torch.nn.Module, torch.optim.Opti
 
 
 def test_a_parameter_without_a_gradient_is_left_alone() -> None:
-    """The test's model has parameters used never, and others on some micro-batches only, or the tests prove less."""
+    """The test model has parameters that are never used, and some used on a few micro-batches only."""
     torch.manual_seed(3)
     model = Model(dropout=0.0)
     used = []
@@ -125,13 +125,13 @@ def test_a_parameter_without_a_gradient_is_left_alone() -> None:
 
 @pytest.mark.parametrize("shapes", [((1, 1), (2, 1), (2, 2)), ((1, 2), (1, 3))], ids=str)
 def test_recomputed_blocks_draw_the_same_numbers(shapes: tuple[tuple[int, int], ...]) -> None:
-    """Whole blocks recomputed in the backward pass, under 1F1B too, drop out what they dropped out before."""
+    """Whole blocks recomputed in the backward pass, under 1F1B too, repeat their dropout."""
     digests = {finished(run_world(mains.train_checkpointed, Orders(layout=layout(*s))))[0].result for s in shapes}
     assert len(digests) == 1
 
 
 def test_bfloat16_parameters_keep_the_promise() -> None:
-    """Pieces and sums in bf16 give one digest as well."""
+    """Parts and sums in bf16 give one digest as well."""
     shapes = [(1, 1), (2, 1), (1, 3)]
     digests = {finished(run_world(mains.train_bfloat16, Orders(layout=layout(*s))))[0].result for s in shapes}
     assert len(digests) == 1
@@ -139,7 +139,7 @@ def test_bfloat16_parameters_keep_the_promise() -> None:
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_the_fast_reduction_trains_but_promises_no_bits(zero: int) -> None:
-    """Losses agree to rounding between layouts, with the last round only partly filled."""
+    """Losses agree up to rounding between layouts, with the last round only partly filled."""
     one = finished(run_world(mains.train_fast, Orders(layout=layout(1, 1))))[0].result
     two = finished(run_world(mains.train_fast, Orders(layout=layout(2, 2, zero))))[0].result
     assert one == pytest.approx(two, rel=1e-4)
@@ -150,10 +150,8 @@ def test_the_fast_reduction_trains_but_promises_no_bits(zero: int) -> None:
     [[(1, 3, 3), (4, 1, 3)], [(2, 2, 2), (1, 1, 3), (1, 2, 3)]],
     ids=str,
 )
-def test_a_change_of_layout_on_the_way_does_not_show(
-    reference: Report, path: list[tuple[int, int, int]], tmp_path: Path
-) -> None:
-    """Leaving at a step, and going on in another layout from the tiles of all ranks, ends with the same digest."""
+def test_a_change_of_layout_changes_no_bit(reference: Report, path: list[tuple[int, int, int]], tmp_path: Path) -> None:
+    """Leaving at a step and going on in another layout, from the tiles of all ranks, ends with the same digest."""
     took: Path | None = None
     for number, shape in enumerate(path):
         last = number == len(path) - 1
@@ -169,8 +167,8 @@ def test_a_change_of_layout_on_the_way_does_not_show(
     assert {report.result for report in reports} == {reference.result}
 
 
-def test_groups_frozen_parameters_and_schedules_survive_a_change(tmp_path: Path) -> None:
-    """Hyperparameters that a schedule moves, per group, come back exactly, also where a stage has an empty group."""
+def test_groups_frozen_parameters_and_schedules_survive_a_change_of_layout(tmp_path: Path) -> None:
+    """Scheduled hyperparameters of each group are restored exactly, also where a stage has an empty group."""
     whole = finished(run_world(mains.train_with_groups, Orders(layout=layout(1, 1))))[0].result
     first = Orders(layout=layout(2, 2), keep=tmp_path, leave_at=dict.fromkeys(range(4), 2))
     assert {report.ended for report in run_world(mains.train_with_groups, first)} == {"left"}
@@ -179,14 +177,14 @@ def test_groups_frozen_parameters_and_schedules_survive_a_change(tmp_path: Path)
 
 
 def test_norms_and_digests_do_not_depend_on_order() -> None:
-    """Rows added elementwise, and digests sorted by name, are the same however they came together."""
+    """Rows added elementwise, and digests sorted by name, are the same in any order of arrival."""
     rows = torch.randn(11, 301)
     assert torch.equal(norms.row_squares(rows)[3:5], norms.row_squares(rows[3:5].clone()))
     assert combine({"a": "1", "b": "2"}) == combine({"b": "2", "a": "1"})
 
 
 def test_the_ledger_accounts_for_every_sample(reference: Report) -> None:
-    """What the ranks' votes say they loaded is what the order says they should have."""
+    """The samples that the ranks' votes report are those that the order prescribes."""
     order = Order(length=37, global_batch=14, micro_batch=2, seed=11)
     for record in reference.records:
         assert record.sample_sum == order.sum_of_positions(*record.samples)

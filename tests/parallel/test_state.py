@@ -37,16 +37,16 @@ plain_values = st.recursive(
 
 @settings(max_examples=50, deadline=None)
 @given(plain_values)
-def test_facts_come_back_exactly_through_json(value: Any) -> None:
-    """Whatever Python's plain values hold, written as strict JSON and read back, is equal and of the same types."""
+def test_facts_survive_json_exactly(value: Any) -> None:
+    """Python's plain values, written as strict JSON and read back, are equal and of the same types."""
     text = json.dumps(facts.encode(value, "x"), allow_nan=False)
     back = facts.decode(json.loads(text))
     assert back == value
     assert repr(back) == repr(value)
 
 
-def test_odd_facts_come_back_too() -> None:
-    """Infinities, NaN, counters and scalar tensors are written as what they are."""
+def test_unusual_facts_survive_json() -> None:
+    """Infinities, NaN, counters and scalar tensors."""
     values = {"lr": torch.tensor(0.1), "best": -math.inf, "milestones": Counter({5: 1}), "betas": (0.9, 0.999)}
     back = facts.decode(json.loads(json.dumps(facts.encode(values, "x"), allow_nan=False)))
     assert back == values
@@ -56,7 +56,7 @@ def test_odd_facts_come_back_too() -> None:
 
 
 def test_state_that_cannot_be_written_is_named() -> None:
-    """The message says where in the state it was found."""
+    """The message says where in the state it is."""
     with pytest.raises(StateError, match=r"LambdaLR.state_dict\(\)\['a'\]\[1\] is function"):
         facts.encode({"a": [1, lambda: None]}, "LambdaLR.state_dict()")
 
@@ -79,8 +79,8 @@ def test_state_that_cannot_be_written_is_named() -> None:
     ],
     ids=["cosine", "steps", "one cycle", "lambda", "sequential"],
 )
-def test_schedules_go_on_where_they_were(make: Any) -> None:
-    """A fresh schedule and optimizer, given what was written down, take the same learning rates to the last bit."""
+def test_schedules_resume_where_they_were(make: Any) -> None:
+    """A fresh schedule and optimizer with the saved facts take the same learning rates to the last bit."""
 
     def fresh() -> tuple[torch.optim.Optimizer, Any]:
         optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=0.01)
@@ -105,7 +105,7 @@ def test_schedules_go_on_where_they_were(make: Any) -> None:
 
 
 def test_a_schedule_that_does_not_fit_is_named() -> None:
-    """A missing or surplus schedule, or another number of groups, is told rather than ignored."""
+    """A missing or surplus schedule, or another number of groups, is reported and not ignored."""
     with pytest.raises(StateError, match=r"has a schedule and run.restore was given none"):
         facts.set_schedule_state(None, {"last_epoch": 3})
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -122,7 +122,7 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def test_tiles_carry_global_names_and_the_tensors_themselves() -> None:
+def test_tiles_have_global_names_and_share_memory_with_tensors() -> None:
     """Keys name tensors, not ranks; buffers are copied at once, non-persistent ones are no state."""
     model, optimizer = trained()
     tiles = {spec.key: (spec, box, tensor) for spec, box, tensor in tiles_of(model, optimizer)}
@@ -135,7 +135,7 @@ def test_tiles_carry_global_names_and_the_tensors_themselves() -> None:
     assert tiles["model/scale"][2].data_ptr() != model.scale.data_ptr()
 
 
-def test_a_fresh_optimizer_gets_room_for_what_was_saved() -> None:
+def test_a_fresh_optimizer_allocates_the_saved_state() -> None:
     """State is made for this rank's parameters alone, and what was not saved is forgotten."""
     model, old = trained()
     specs = [spec for spec, _, _ in tiles_of(model, old)]
@@ -151,8 +151,8 @@ def test_a_fresh_optimizer_gets_room_for_what_was_saved() -> None:
         create_optimizer_state(model, one, specs)
 
 
-def test_an_optimizer_that_keeps_no_tensors_is_named() -> None:
-    """State that is a Python number cannot be moved between layouts."""
+def test_an_optimizer_with_numbers_as_state_is_named() -> None:
+    """A Python number cannot be moved between layouts."""
     model, optimizer = trained()
     optimizer.state[model.head.weight]["count"] = 3
     with pytest.raises(StateError, match=r"AdamW keeps 'count' of parameter 'head.weight' as int"):
@@ -189,7 +189,7 @@ def rows(spec: TensorSpec, start: int, stop: int) -> Held:
 
 
 def test_the_newest_whole_state_is_chosen() -> None:
-    """A newer state with a hole is passed over; replicas beside it do not matter; then the newer generation wins."""
+    """A newer incomplete state is skipped; replicas beside it do not matter; then the newer generation wins."""
     holed = Stock(step=9, tiles=[rows(W, 0, 2)])
     first, second = Stock(step=8, tiles=[rows(W, 0, 2)]), Stock(step=8, tiles=[rows(W, 2, 4)])
     older = Stock(step=7, tiles=[rows(W, 0, 4)])
@@ -200,8 +200,8 @@ def test_the_newest_whole_state_is_chosen() -> None:
     assert restoring.choose([], [W], KNOWN) is None
 
 
-def test_optimizer_state_must_be_whole_as_well() -> None:
-    """Tensors that the model does not know, but a snapshot names, count; steps and generations are not mixed."""
+def test_optimizer_state_must_be_complete_too() -> None:
+    """Tensors that a snapshot names count even if the model lacks them; steps and generations are not mixed."""
     half = Stock(step=8, tiles=[rows(W, 0, 4), rows(M, 0, 2)])
     rest = Stock(step=8, generation=2, tiles=[rows(M, 2, 4)])
     assert restoring.choose([half, rest], [W], KNOWN) is None
@@ -216,8 +216,8 @@ def test_optimizer_state_must_be_whole_as_well() -> None:
     [(10**6, 2), (500, 3), (500, 7), (500, 0), (-1, 2)],
     ids=["far ahead", "of the generation that begins", "of one to come", "of none", "of no step"],
 )
-def test_what_the_membership_cannot_have_seen_is_not_believed(step: int, generation: int) -> None:
-    """One keeper that claims the highest step does not decide what everybody trains from."""
+def test_steps_beyond_the_memberships_knowledge_are_not_believed(step: int, generation: int) -> None:
+    """One keeper that claims the highest step does not decide where everybody resumes."""
     true = Stock(step=490, generation=2, tiles=[rows(W, 0, 4)])
     forged = Stock(step=step, generation=generation, tiles=[rows(W, 0, 4)])
     known = restoring.Known(generation=3, newest=492)
@@ -225,8 +225,8 @@ def test_what_the_membership_cannot_have_seen_is_not_believed(step: int, generat
     assert restoring.choose([forged], [W], known) is None
 
 
-def test_what_raised_after_a_step_is_done_again_and_not_skipped() -> None:
-    """The state right behind an error is passed over, as long as nobody has come further."""
+def test_code_that_raised_after_a_step_is_repeated() -> None:
+    """The state right behind an error is skipped, as long as nobody has come further."""
     before, behind, further = (Stock(step=step, generation=1, tiles=[rows(W, 0, 4)]) for step in (6, 7, 8))
     failed = restoring.Known(generation=2, newest=7, failed_after=7)
     assert restoring.choose([before, behind], [W], failed) == [before]
@@ -235,8 +235,8 @@ def test_what_raised_after_a_step_is_done_again_and_not_skipped() -> None:
     assert restoring.choose([before, behind], [W], replace(failed, failed_after=-1)) == [behind]
 
 
-def test_a_snapshot_may_be_a_little_ahead_of_what_keepers_heard_of() -> None:
-    """A rank that died had made the step already; and where no keeper trained before, its word is all there is."""
+def test_a_snapshot_may_be_slightly_ahead_of_the_reported_steps() -> None:
+    """A rank that died had made the step already; if no keeper trained before, its claim is all there is."""
     ahead = Stock(step=500, generation=2, tiles=[rows(W, 0, 4)])
     assert restoring.choose([ahead], [W], restoring.Known(generation=3, newest=499)) == [ahead]
     assert restoring.choose([ahead], [W], restoring.Known(generation=3)) == [ahead]
@@ -262,8 +262,8 @@ class Checkpoints(restoring.Nowhere):
         return None
 
 
-def test_without_snapshots_what_raised_is_done_again_from_an_older_checkpoint() -> None:
-    """Where the only state in memory, and the newest in the store, is right behind the error."""
+def test_without_snapshots_code_that_raised_is_repeated_from_an_older_checkpoint() -> None:
+    """The only state in memory, and the newest in the store, is right behind the error."""
     behind = Stock(step=40, generation=1, tiles=[rows(W, 0, 4)])
     failed = restoring.Known(generation=2, newest=40, reached=40, failed_after=40, failure="OSError: no such file")
 
@@ -300,7 +300,7 @@ class Shelf(restoring.Nowhere):
         return self.saved
 
 
-def test_memory_comes_before_the_store_and_the_store_before_nothing() -> None:
+def test_memory_is_preferred_to_the_store_and_the_store_to_nothing() -> None:
     """The decision names its source, and survives being broadcast."""
     stock = Stock(step=3, tiles=[rows(W, 0, 4)], facts={"step": 3})
     saved = restoring.Decision(source="store", step=2, generation=1, facts={})
@@ -312,8 +312,8 @@ def test_memory_comes_before_the_store_and_the_store_before_nothing() -> None:
     assert restoring.load(restoring.dump(decision)) == decision
 
 
-def test_a_safe_step_of_which_nothing_is_left_is_not_begun_anew_silently() -> None:
-    """It is an error that says what was lost; whoever means it says so, and is told all the same."""
+def test_losing_a_safe_step_for_good_is_an_error() -> None:
+    """It says what was lost; a user may choose to restart anyway, and is still told."""
     reached = restoring.Known(generation=3, reached=40)
     for at in (SHELF, None):
         with pytest.raises(StateError, match=r"step 40 had been made.*nothing is left.*fresh=True"):
@@ -321,14 +321,14 @@ def test_a_safe_step_of_which_nothing_is_left_is_not_begun_anew_silently() -> No
     meant = restoring.decide(Shelf([], None), ["a:1"], None, [W], replace(reached, fresh=True, newest=43))
     assert meant.source == "none"
     assert "up to 43" in meant.detail
-    # Nothing was safe yet: that is what a death costs, and is told.
+    # Nothing was safe yet: a death costs that, and it is reported.
     early = restoring.decide(Shelf([], None), ["a:1"], None, [W], restoring.Known(generation=2, newest=1))
     assert (early.source, early.step) == ("none", 0)
     assert "begins at step 0 again" in early.detail
     assert restoring.decide(Shelf([], None), ["a:1"], None, [W], KNOWN).detail == ""
 
 
-def test_a_checkpoint_far_behind_what_was_in_memory_is_told() -> None:
+def test_falling_far_back_to_a_checkpoint_is_reported() -> None:
     """A node and its buddy lost at once cost the steps since the checkpoint, and a person sees it."""
     saved = restoring.Decision(source="store", step=20, generation=1, facts={})
     known = restoring.Known(generation=3, reached=1, newest=43)
@@ -350,7 +350,7 @@ def test_a_state_of_other_samples_is_refused() -> None:
 
 
 def test_state_of_another_data_set_is_refused() -> None:
-    """As many windows of other files are not the samples that were counted; who cannot tell is trusted."""
+    """As many windows of other files are other samples; a data set without a fingerprint is trusted."""
     order = Order(length=10, global_batch=4, micro_batch=2, seed=1)
     facts = facts_of(order, "old.bin")
     with pytest.raises(StateError, match=r"data set old\.bin and run\.batches now has new\.bin"):
@@ -380,7 +380,7 @@ def test_facts_are_read_once_and_what_cannot_be_is_said() -> None:
 
 
 def test_calls_in_the_wrong_order_say_what_is_missing() -> None:
-    """main's mistakes are told by the call that finds them."""
+    """The call that finds main's mistake reports it."""
 
     def early(run: Run) -> None:
         run.batches(Sentences(), global_batch=4, micro_batch=2)
@@ -417,7 +417,7 @@ def test_calls_in_the_wrong_order_say_what_is_missing() -> None:
         run_alone(lambda run: run.shard(Model, reduction="best"))  # type: ignore[arg-type, return-value]
 
 
-def test_lost_peers_are_known_by_their_cause() -> None:
+def test_lost_peers_are_recognised_by_their_cause() -> None:
     """gloo's errors count, also when wrapped; a user's RuntimeError does not."""
     gloo = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     wrapped = RuntimeError("failed to run forward")
@@ -429,8 +429,8 @@ def test_lost_peers_are_known_by_their_cause() -> None:
     assert not is_lost_peer(ValueError("gloo/"))
 
 
-def test_a_users_words_are_no_lost_peer() -> None:
-    """An error that Python code raised is its own, whatever it says; one of C++ is known by its words."""
+def test_a_users_error_is_no_lost_peer() -> None:
+    """An error raised by Python code is the user's, whatever it says; one from C++ is recognised by its text."""
 
     def raised(call: Callable[[], object]) -> RuntimeError:
         with pytest.raises(RuntimeError) as caught:
@@ -443,7 +443,7 @@ def test_a_users_words_are_no_lost_peer() -> None:
     def again() -> None:
         raise RuntimeError("a batch could not be made") from raised(users)
 
-    # Any function of C++ whose message can be chosen.
+    # Any C++ function with a message of our choice.
     native = raised(lambda: torch.ones(1).to("Connection closed by peer"))
     assert "Connection closed by peer" in str(native)
     assert is_lost_peer(native)

@@ -19,8 +19,8 @@ def count(ballots: list[Ballot], *, norm: bool = True, micro_batches: int = 3) -
     return paper.read(votes, norm=norm)
 
 
-def test_leaving_needs_everybody_and_checkpoints_anybody() -> None:
-    """Leave and etcd's absence are unanimous, a checkpoint takes one voice, the safe step is the least held."""
+def test_leaving_needs_all_votes_and_a_checkpoint_one() -> None:
+    """Leave and etcd's absence are unanimous, a checkpoint takes one vote, the safe step is the least held."""
     one, other = Ballot(leave=True, etcd_away=True, checkpoint=True, held=7), Ballot(held=5)
     both = count([one, one])
     assert (both.leave, both.etcd_away, both.checkpoint, both.safe_step) == (True, True, True, 7)
@@ -30,7 +30,7 @@ def test_leaving_needs_everybody_and_checkpoints_anybody() -> None:
 
 
 def test_a_checkpoint_begins_when_every_rank_is_ready() -> None:
-    """One that is due waits for the slowest writer, so that no rank writes a step that another one let go."""
+    """A due one waits for the slowest writer, so that all ranks write the same steps."""
     due, busy = Ballot(checkpoint=True), Ballot(ready=False)
     assert count([due, Ballot()]).checkpoint
     assert not count([due, busy]).checkpoint
@@ -38,7 +38,7 @@ def test_a_checkpoint_begins_when_every_rank_is_ready() -> None:
 
 
 def test_losses_are_added_in_the_order_of_micro_batches() -> None:
-    """Who computed a loss does not matter to their mean, to the last bit."""
+    """Which rank computed a loss does not change their mean, to the last bit."""
     losses = [0.1, 1e16, -1e16]
     alone = count([Ballot(losses=dict(enumerate(losses)))])
     apart = count([Ballot(losses={2: losses[2]}), Ballot(losses={0: losses[0]}), Ballot(losses={1: losses[1]})])
@@ -51,7 +51,7 @@ def test_parameters_without_a_gradient_anywhere_are_absent() -> None:
     assert outcome.absent == {"b"}
 
 
-def test_samples_and_their_sums_come_together() -> None:
+def test_samples_and_their_sums_add_up() -> None:
     """Counts add, keyed sums add below 2**40."""
     outcome = count([Ballot(samples=3, sample_sum=(1 << 40) - 1), Ballot(samples=4, sample_sum=2)])
     assert (outcome.samples, outcome.sample_sum) == (7, 1)
@@ -59,7 +59,7 @@ def test_samples_and_their_sums_come_together() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 5), st.integers(0, 3), st.integers(0, 2**31))
-def test_the_norm_does_not_show_where_shards_are_cut(cut_a: int, cut_b: int, seed: int) -> None:
+def test_the_norm_does_not_depend_on_the_cuts_of_shards(cut_a: int, cut_b: int, seed: int) -> None:
     """Cutting rows anywhere, over any ranks, leaves every bit of the norm."""
     made = torch.Generator().manual_seed(seed)
     a, b = torch.randn(5, 77, generator=made), torch.randn(3, generator=made)
@@ -75,8 +75,8 @@ def test_the_norm_does_not_show_where_shards_are_cut(cut_a: int, cut_b: int, see
     assert alone.norm == pytest.approx(expected, rel=1e-12)
 
 
-def test_what_is_not_finite_is_noted_not_raised() -> None:
-    """A NaN in one row or one loss reaches the outcome, which says so."""
+def test_non_finite_values_are_reported_and_not_raised() -> None:
+    """A NaN in one row or one loss reaches the outcome."""
     bad = count([Ballot(rows={"a": (0, row_squares(torch.tensor([[1.0], [math.nan]])))})])
     assert math.isnan(bad.norm or 0.0)
     assert not bad.finite
@@ -102,7 +102,7 @@ def test_rows_of_every_shape_are_squared() -> None:
     assert fold(torch.zeros(2, 0)).tolist() == [0.0, 0.0]
 
 
-def test_clipping_brings_a_norm_down_and_never_up() -> None:
+def test_clipping_lowers_a_norm_and_never_raises_it() -> None:
     """The factor is one below the limit."""
     assert clip_coefficient(0.5, 1.0) == 1.0
     assert clip_coefficient(4.0, 1.0) == pytest.approx(0.25, rel=1e-5)

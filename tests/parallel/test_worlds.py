@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gloo
 
 
 def test_initial_weights_are_those_of_a_plain_script() -> None:
-    """The parts of a model that was built whole and cut are those of the model that a script builds."""
+    """The parts of a model that was built whole and then cut equal the model that a script builds."""
     torch.manual_seed(3)
     plain = dict(Model().named_parameters())
     found: set[str] = set()
@@ -48,7 +48,7 @@ def test_a_large_model_begins_alike_in_every_layout() -> None:
 
 @pytest.mark.parametrize("main", [mains.measured, mains.measured_on_meta], ids=["values", "meta"])
 def test_measuring_reports_the_profile_and_ends_in_restore(main: object) -> None:
-    """A measuring trainer learns blocks, sizes and one digest per job, on meta where the model allows it."""
+    """A measuring trainer reports blocks, sizes and one digest per job, on meta if the model allows it."""
     (report,) = run_world(main, Orders(layout=Layout(pp=1, dp=1), measuring=True))  # type: ignore[arg-type]
     assert report.ended == "measured", report.error
     assert report.profile is not None
@@ -59,8 +59,8 @@ def test_measuring_reports_the_profile_and_ends_in_restore(main: object) -> None
     assert report.profile.parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_all_leave_at_the_same_step_once_all_were_told(tmp_path: Path) -> None:
-    """Ranks that hear of it at different steps leave together, after a snapshot that was waited for."""
+def test_all_ranks_leave_at_the_same_step(tmp_path: Path) -> None:
+    """Ranks told at different steps leave together, after a snapshot that was waited for."""
     orders = Orders(layout=Layout(pp=2, dp=1), leave_at={0: 1, 1: 2}, keep=tmp_path, snapshot_every=2)
     for report in run_world(mains.train, orders):
         assert (report.ended, report.error) == ("left", "3")
@@ -71,15 +71,15 @@ def test_all_leave_at_the_same_step_once_all_were_told(tmp_path: Path) -> None:
         assert report.snapshots == [(3, True, False)]
 
 
-def test_a_lost_peer_ends_in_the_port() -> None:
-    """A rank that dies within a step reaches the others as a lost peer, never as an exception in main."""
+def test_a_lost_peer_is_reported_to_the_port() -> None:
+    """A rank that dies within a step is a lost peer to the others, never an exception in main."""
     for layout in (Layout(pp=2, dp=1), Layout(pp=1, dp=2)):
         first, second = run_world(mains.dies, Orders(layout=layout))
         assert first.ended == "peer lost", first.error
         assert second.ended == "died"
 
 
-def test_an_error_of_the_users_is_not_a_lost_peer() -> None:
+def test_an_error_in_the_users_code_is_not_a_lost_peer() -> None:
     """The user's own exception passes through main, also out of a pipeline that wraps it."""
     for layout in (Layout(pp=1, dp=1), Layout(pp=2, dp=1)):
         last = run_world(mains.fails, Orders(layout=layout))[-1]

@@ -1,6 +1,6 @@
 """Worlds of real ranks for the tests: processes forked from one server that has torch imported, talking over gloo.
 
-A rank runs the real `Run` over a real process group. Its port is the seam that a keeper would stand behind: it writes
+A rank runs the real `Run` over a real process group. Its port takes the place of a keeper: it writes
 snapshots to files, and a later world restores from those files through the real resolver.
 """
 
@@ -37,7 +37,7 @@ PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What the hosts of a world are to do: where to keep snapshots, when to ask the ranks to leave."""
+    """Orders for the hosts of a world: where to keep snapshots, and when to ask the ranks to leave."""
 
     layout: Layout
     keep: Path | None = None
@@ -49,7 +49,7 @@ class Orders:
 
 
 class Ended(BaseException):
-    """The port ended the trainer; stands for `os._exit` where the test wants the process to live on."""
+    """The port ended the trainer, in place of `os._exit` where the test wants the process to live on."""
 
     def __init__(self, how: str, what: Any = None) -> None:
         super().__init__(how)
@@ -58,7 +58,7 @@ class Ended(BaseException):
 
 @dataclass
 class Report:
-    """What one rank's host saw."""
+    """The observations of one rank's host."""
 
     rank: int
     ended: str = ""
@@ -141,7 +141,7 @@ class Host(StandalonePort):
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A snapshot in a file, as an inventory."""
+    """A snapshot in a file, with the interface of an inventory."""
 
     file: Path
 
@@ -246,7 +246,7 @@ def _no_pickle(*given: Any) -> NoReturn:
 
 def _rank(main: Main, orders: Orders, rank: int, store: tuple[str, int], prefix: str, sender: Any) -> None:
     host = Host(orders, rank, store, prefix)
-    # On no layout does anything travel as a pickle, be it torch's own parts that would send it.
+    # No layout sends a pickle, not even through torch's own parts.
     distributed_c10d._object_to_tensor = _no_pickle
 
     def keep_result(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Layouts for numbers of nodes: legal, deterministic, and an error that says what would work."""
+"""Layouts for given numbers of nodes: legal, deterministic, and an error that says what would work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def assert_legal(layout: Layout, world: int, blocks: int, micro_batches: int, re
 def test_layouts_are_legal_and_complete(
     world: int, blocks: int, micro_batches: int, pp: int, dp: int, zero: int
 ) -> None:
-    """Every layout given is legal, and none that is legal is missing."""
+    """Every layout returned is legal, and no legal one is missing."""
     request = Layout(pp=pp, dp=dp, zero=zero)
     given = legal_layouts(world, profile(blocks, micro_batches), request)
     for layout in given:
@@ -54,8 +54,8 @@ def test_layouts_are_legal_and_complete(
         assert ((stages, replicas) in sizes) == legal
 
 
-def test_what_is_in_the_way_is_named_where_more_nodes_would_not_help() -> None:
-    """A tie that no pipeline may part: `elastic3d plan` says so, and so does the run."""
+def test_the_obstacle_is_named_if_more_nodes_would_not_help() -> None:
+    """A tie that no pipeline may cut, for example: `elastic3d plan` names it, and so does the run."""
     tied = replace(profile(4, 8), tied=True)
     with pytest.raises(LayoutError, match="pp=2 would part a parameter") as caught:
         plan(2, 1, tied, Layout(pp=2))
@@ -63,10 +63,10 @@ def test_what_is_in_the_way_is_named_where_more_nodes_would_not_help() -> None:
 
 
 @given(st.integers(1, 16), st.integers(1, 8), SIZES, SIZES, AXES, AXES)
-def test_a_plan_or_an_error_that_helps(
+def test_every_request_gives_a_plan_or_a_helpful_error(
     nodes: int, slots: int, blocks: int, micro_batches: int, pp: int, dp: int
 ) -> None:
-    """Any nodes, model and request give a legal plan of the most nodes that have one, or an error naming all of it."""
+    """Any nodes, model and request: a legal plan for the most nodes that have one, or an error naming all three."""
     request = Layout(pp=pp, dp=dp)
     model = profile(blocks, micro_batches)
     try:
@@ -88,7 +88,7 @@ def test_a_plan_or_an_error_that_helps(
 
 @pytest.mark.parametrize("nodes", range(1, 17))
 def test_one_slot_nodes_always_have_a_plan(nodes: int) -> None:
-    """With one slot a node and nothing asked for, every model with a block and a micro-batch can start."""
+    """With one slot per node and no request, every model with a block and a micro-batch can start."""
     for blocks in range(1, 17):
         for micro_batches in range(1, 17):
             made = plan(nodes, 1, profile(blocks, micro_batches), Layout())
@@ -110,17 +110,17 @@ def test_one_slot_nodes_always_have_a_plan(nodes: int) -> None:
     ],
 )
 def test_the_squarest_mesh_wins(nodes: int, slots: int, pp: int, dp: int, used: int) -> None:
-    """Small worlds of a model of 8 blocks and 8 micro-batches, as a table to look at."""
+    """Small worlds of a model of 8 blocks and 8 micro-batches, as a readable table."""
     assert plan(nodes, slots, profile(8, 8), Layout()) == Plan(layout=Layout(pp=pp, dp=dp), nodes=used)
 
 
-def test_nodes_no_layout_can_use_are_spares() -> None:
+def test_nodes_that_no_layout_can_use_are_spares() -> None:
     """A fixed pp of 2 leaves the odd node out."""
     assert plan(5, 1, profile(8, 8), Layout(pp=2)).nodes == 4
 
 
 @pytest.mark.parametrize("wrong", [{"pp": -1}, {"dp": -2}, {"tp": -1}, {"zero": 4}, {"pp": 1.5}])
-def test_wrong_requests(wrong: dict[str, int]) -> None:
-    """An axis that cannot be is refused where it is written, by its name."""
+def test_impossible_requests_are_refused(wrong: dict[str, int]) -> None:
+    """By the name of the axis, where the request is made."""
     with pytest.raises(LayoutError, match=next(iter(wrong))):
         Layout(**wrong)

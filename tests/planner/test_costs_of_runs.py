@@ -1,4 +1,4 @@
-"""Profiles that a run measures: with costs where the model runs on meta, readable by an older reader and the newer."""
+"""Profiles measured by a run: with costs if the model runs on meta, and readable across versions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from elastic3d.values import Layout, ModelProfile, from_json, to_json
 from tests.planner.machines import costs
 
 
-def test_a_run_measures_what_its_model_costs() -> None:
-    """Products of a GPT are counted, and what it keeps; all blocks and ends together are the whole model."""
+def test_a_run_measures_the_costs_of_its_model() -> None:
+    """Products of a GPT are counted, and what it keeps; blocks and ends together are the whole model."""
     model = Model(width=32, blocks=3, context=16)
     profile = profile_of(model)
     tokens = model.context * model.micro_batch
@@ -30,22 +30,22 @@ def test_a_run_measures_what_its_model_costs() -> None:
     assert from_json(ModelProfile, to_json(profile)) == profile
 
 
-def test_profiles_of_before_are_read() -> None:
+def test_profiles_of_earlier_versions_are_read() -> None:
     """Records without costs stay readable, and such runs are planned by shape."""
     old = {"blocks": 8, "parameters": 1, "micro_batches": 8, "micro_batch": 1, "digest": "d"}
     profile = from_json(ModelProfile, old)
     assert plan(4, 1, profile, Layout(), costs=costs()).layout == Layout(pp=2, dp=2)
 
 
-def test_rank_correlation() -> None:
-    """1 for equal orders, -1 for opposite ones."""
+def test_rank_correlation_is_one_for_equal_orders() -> None:
+    """And -1 for opposite ones."""
     assert correlation([1.0, 2.0, 3.0], [10.0, 11.0, 30.0]) == pytest.approx(1.0)
     assert correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1.0)
     assert correlation([1.0, 1.0, 3.0], [5.0, 5.0, 6.0]) == pytest.approx(1.0)
 
 
-def test_a_kind_that_was_not_measured_counts_as_no_recomputation() -> None:
-    """Selective recomputation is not watched on meta: what is kept without any is the safe side."""
+def test_an_unmeasured_kind_counts_as_no_recomputation() -> None:
+    """Selective recomputation is not measured on meta: keeping everything is the safe assumption."""
     profile = profile_of(Model(width=32, blocks=3, context=16))
     plain = memory(Layout(pp=1, dp=1), profile)["activations"]
     assert memory(Layout(pp=1, dp=1), replace(profile, recompute="selective"))["activations"] == plain

@@ -1,4 +1,4 @@
-"""Profiles computed from shapes: their parts are the model, and batches are checked where they are asked for."""
+"""Profiles computed from shapes: their parts add up to the model, and batches are checked at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from elastic3d.values import ModelProfile, from_json, to_json
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_parts_are_the_model(name: str) -> None:
-    """Parameters and FLOPs of the ends and the blocks sum up to the model's."""
+def test_the_parts_add_up_to_the_model(name: str) -> None:
+    """Parameters and FLOPs of the ends and the blocks."""
     shape = SHAPES[name]
     profile = describe(shape, Training(global_batch=6, micro_batch=2))
     parts = (profile.first, *[profile.block] * profile.blocks, profile.last)
@@ -28,10 +28,8 @@ def test_the_parts_are_the_model(name: str) -> None:
 
 @pytest.mark.parametrize("recompute", RecomputedShare)
 @pytest.mark.parametrize("fused", [False, True])
-def test_what_a_block_keeps_is_told_apart_by_what_tensor_parallelism_cuts(
-    recompute: RecomputedShare, fused: bool
-) -> None:
-    """Whole plus a t-th of what is cut is what Korthikanti et al. count for t ranks."""
+def test_activations_are_split_by_what_tensor_parallelism_cuts(recompute: RecomputedShare, fused: bool) -> None:
+    """The whole part plus a t-th of the cut one equals the count of Korthikanti et al. for t ranks."""
     shape = SHAPES["gpt-6.7b"]
     kept = describe(shape, Training(global_batch=2, micro_batch=2, fused=fused)).block.kept[recompute]
     for tp in (1, 4, 8):
@@ -40,7 +38,7 @@ def test_what_a_block_keeps_is_told_apart_by_what_tensor_parallelism_cuts(
     assert (kept.again > 0) == (recompute is not RecomputedShare.NONE)
 
 
-def test_bytes_follow_numbers_and_optimizer() -> None:
+def test_bytes_follow_dtype_and_optimizer() -> None:
     """AdamW keeps two fp32 numbers beside each parameter, plain SGD none."""
     shape = SHAPES["gpt-125m"]
     adam = describe(shape, Training(global_batch=8, number=Number.FP32))

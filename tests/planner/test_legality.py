@@ -1,4 +1,4 @@
-"""What a model rules out, whatever it costs: said by the planner before any trainer meets it."""
+"""Layouts that a model rules out, whatever they cost: refused by the planner before any trainer meets them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ MODEL = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, dig
         ("pp=2,dp=2,schedule=interleaved,virtual=2", {"experts": 4}, "gpipe and 1f1b do"),
     ],
 )
-def test_a_layout_that_a_model_rules_out_is_named(layout: str, model: dict[str, object], words: str) -> None:
-    """The reason says what of the model it is, and without that the layout is fine."""
+def test_a_layout_ruled_out_by_a_model_is_refused_with_the_reason(
+    layout: str, model: dict[str, object], words: str
+) -> None:
+    """The reason names the property of the model, and without that the layout is fine."""
     reason = unfit(Layout.parse(layout), replace(MODEL, **model))  # type: ignore[arg-type]
     assert reason is not None
     assert words in reason
@@ -39,13 +41,13 @@ def test_a_layout_that_a_model_rules_out_is_named(layout: str, model: dict[str, 
         assert unfit(replace(wanted, tp=1), MODEL) is None
 
 
-def test_nobody_plans_what_a_model_rules_out() -> None:
-    """Without costs as well: of six ranks a model with four experts gets the layouts whose dp divides them."""
+def test_layouts_ruled_out_by_a_model_are_never_planned() -> None:
+    """Without costs as well: for six ranks, a model with four experts gets layouts whose dp divides them."""
     assert {layout.dp for layout in legal_layouts(6, replace(MODEL, experts=4), Layout())} == {1, 2}
     assert {layout.pp for layout in legal_layouts(4, replace(MODEL, tied=True), Layout())} == {1}
 
 
-def test_a_profile_keeps_what_rules_layouts_out() -> None:
-    """It travels in members' records."""
+def test_a_profile_records_what_rules_layouts_out() -> None:
+    """It is sent in members' records."""
     told = replace(MODEL, counts=(8, 16), experts=4, compress="bf16")
     assert from_json(ModelProfile, to_json(told)) == told

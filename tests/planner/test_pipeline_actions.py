@@ -1,4 +1,4 @@
-"""Orders of actions: those of torch's own schedule classes, which run in a world that only pretends to have peers."""
+"""Orders of actions: those of torch's own schedule classes, run in a world with simulated peers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def world(size: int) -> Iterator[None]:
 
 
 def torchs(layout: Layout, rounds: int) -> list[list[Action]]:
-    """Return the order that torch makes for a layout, gaps left out."""
+    """Return torch's order for a layout, without gaps."""
     assert layout.schedule is not None
     x = torch.zeros(1, 1, device="meta")
     stages = [
@@ -59,7 +59,7 @@ def torchs(layout: Layout, rounds: int) -> list[list[Action]]:
     order = made._get_pipeline_order() if single else made.pipeline_order
     done = [list(_flat(order[rank])) for rank in range(layout.pp)]
     if layout.schedule is Schedule.ONE_F_ONE_B:
-        # What torch runs is right; what it draws counts the last rank's forwards from 1.
+        # torch runs the right order, but its drawing counts the last rank's forwards from 1.
         late = Counter(a.micro_batch for a in done[-1] if a.kind is Pass.FORWARD)
         assert set(late) == set(range(1, rounds + 1))
         done[-1] = [a._replace(micro_batch=a.micro_batch - (a.kind is Pass.FORWARD)) for a in done[-1]]
@@ -76,7 +76,7 @@ def _flat(actions: Any) -> Iterator[Action]:
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4, 8])
-def test_orders_are_torchs(pp: int) -> None:
+def test_action_orders_match_torchs(pp: int) -> None:
     """For every schedule that a layout may have, ranks do the same in the same order as under torch."""
     seen = set()
     with world(pp):

@@ -52,7 +52,7 @@ def check(layout: Layout, costs: list[StageCost], hop: float, made: Sequence[Seq
 
 
 @given(cases())
-def test_nothing_begins_before_what_it_needs(case: tuple[Layout, int, list[StageCost], float]) -> None:
+def test_no_action_begins_before_its_inputs(case: tuple[Layout, int, list[StageCost], float]) -> None:
     """Actions of a rank follow each other; inputs have arrived; a stage goes back after it went forward."""
     layout, rounds, costs, hop = case
     if problem(layout, blocks=64, micro_batches=rounds) is None:
@@ -61,8 +61,8 @@ def test_nothing_begins_before_what_it_needs(case: tuple[Layout, int, list[Stage
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
 @pytest.mark.parametrize("turns", [1, 2, 4])
-def test_bubbles_are_those_of_the_papers(pp: int, turns: int) -> None:
-    """(p - 1) passes of a stage for GPipe and 1F1B, interleaved or not; a third of that where backwards are split."""
+def test_bubbles_match_the_papers(pp: int, turns: int) -> None:
+    """(p - 1) passes of a stage for GPipe and 1F1B, interleaved or not; a third of that with split backwards."""
     rounds = turns * pp
 
     def wait(schedule: Schedule, virtual: int = 1) -> float:
@@ -75,11 +75,11 @@ def test_bubbles_are_those_of_the_papers(pp: int, turns: int) -> None:
     assert wait(Schedule.INTERLEAVED, 4) == 3 * (pp - 1)
     assert wait(Schedule.ZERO_BUBBLE, 2) == pp - 1
     if turns > 1:
-        # What is left is that the ranks begin one after the other, and nobody goes on until the last has ended.
+        # The rest is that ranks begin one after another, and all wait until the last has ended.
         assert wait(Schedule.ZBV, 2) == wait(Schedule.DUALPIPE_V, 2) == pp - 1
 
 
-def test_what_is_kept() -> None:
-    """1F1B keeps at most as many micro-batches as stages follow; GPipe keeps all."""
+def test_kept_micro_batches_match_the_schedule() -> None:
+    """1F1B keeps at most as many as there are stages left; GPipe keeps all."""
     for schedule, expected in ((Schedule.GPIPE, [8] * 4), (Schedule.ONE_F_ONE_B, [4, 3, 2, 1])):
         assert list(map(kept, play(Layout(pp=4, dp=1, schedule=schedule), 8, [EVEN] * 4))) == expected

@@ -1,4 +1,4 @@
-"""Predicted memory and time against what they stand for: schedules on a clock, and published sums."""
+"""Predicted memory and time compared with played schedules and published sums."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ LEGAL = [
 
 @settings(deadline=None, max_examples=80)
 @given(st.sampled_from(LEGAL), st.floats(0.6, 1.6), st.floats(0.6, 1.6), st.floats(0.0, 0.05))
-def test_closed_forms_are_those_of_the_clock(case: tuple[Layout, int], input: float, weight: float, hop: float) -> None:
+def test_closed_forms_match_the_played_schedule(
+    case: tuple[Layout, int], input: float, weight: float, hop: float
+) -> None:
     """The time of a step with equal stages is within 15 % of the schedule's own."""
     layout, rounds = case
     stage = StageCost(forward=1.0, input=input, weight=weight)
@@ -48,15 +50,15 @@ def test_closed_forms_are_those_of_the_clock(case: tuple[Layout, int], input: fl
 
 
 @pytest.mark.parametrize(("layout", "rounds"), LEGAL, ids=str)
-def test_as_many_micro_batches_are_kept_as_the_clock_shows(layout: Layout, rounds: int) -> None:
+def test_predicted_kept_micro_batches_match_the_played_schedule(layout: Layout, rounds: int) -> None:
     """Never fewer than a rank keeps, and at most pp more."""
     made = play(layout, rounds, [StageCost(forward=1.0, input=1.0, weight=1.0)] * layout.stages)
     for rank, own in enumerate(made):
         assert kept(own) <= in_flight(layout, rank, rounds) <= kept(own) + layout.pp
 
 
-def test_memory_of_model_states_is_the_zero_papers() -> None:
-    """With fp32 Adam: 16 bytes a parameter; with ZeRO-3 on 8 ranks an eighth of it; ever less from stage to stage."""
+def test_memory_of_model_states_matches_the_zero_paper() -> None:
+    """With fp32 Adam: 16 bytes a parameter; with ZeRO-3 on 8 ranks an eighth; less from stage to stage."""
     model = profile()
     alone = memory(Layout(pp=1, dp=1), model)
     assert alone["parameters"] + alone["optimizer"] + alone["gradients"] == 16 * model.parameters
@@ -69,7 +71,7 @@ def test_memory_of_model_states_is_the_zero_papers() -> None:
 
 
 def test_memory_shrinks_with_stages_tp_and_recomputation() -> None:
-    """Each takes its part of the activations and of the parameters."""
+    """Each reduces activations and parameters by its share."""
     plain = memory(Layout(pp=1, dp=4), profile())
     assert memory(Layout(pp=1, dp=4, tp=2), profile())["activations"] == (2 + 6 / 2) / 8 * plain["activations"]
     assert memory(Layout(pp=1, dp=4), profile(recompute="full"))["activations"] == plain["activations"] / 8
@@ -79,7 +81,7 @@ def test_memory_shrinks_with_stages_tp_and_recomputation() -> None:
 
 
 def test_time_adds_up_where_cores_are_shared() -> None:
-    """Four processes on one core take four times as long as four on four; on as many cores nothing is added."""
+    """Four processes on one core take four times as long as four on four; with as many cores nothing is added."""
     layout, model = Layout(pp=1, dp=4), profile()
     apart = sum(seconds(layout, model, costs(), 1).values())
     shared = sum(seconds(layout, model, costs(cores=1), 1).values())
@@ -90,7 +92,7 @@ def test_time_adds_up_where_cores_are_shared() -> None:
 
 
 def test_zero_3_gathers_in_every_round() -> None:
-    """Which costs more than ZeRO-2's once, and recomputation costs a forward more."""
+    """That costs more than ZeRO-2, which gathers once; recomputation costs one more forward pass."""
     slow = costs(between=1e7)
     three = seconds(Layout(pp=1, dp=4), profile(), slow, 1)
     two = seconds(Layout(pp=1, dp=4, zero=2), profile(), slow, 1)

@@ -1,4 +1,4 @@
-"""Rankings: nothing forbidden, nothing that does not fit, the same for the same inputs; better machines do better."""
+"""Rankings: only legal layouts that fit, deterministic, and better machines do better."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def best(made: Ranking) -> float:
 
 @settings(deadline=None, max_examples=60)
 @given(CLUSTERS, MODELS, MEMORIES)
-def test_only_what_works_is_ranked(cluster: tuple[int, int], model, memory: int) -> None:  # type: ignore[no-untyped-def]
-    """Every layout is legal, of whole nodes, with tp inside a node, and fits; the others say why not."""
+def test_only_legal_layouts_that_fit_are_ranked(cluster: tuple[int, int], model, memory: int) -> None:  # type: ignore[no-untyped-def]
+    """Of whole nodes, with tp inside a node; the others say why not."""
     nodes, slots = cluster
     made = rank(nodes, slots, model, FREE, costs(memory=memory))
     for one in made.ranking:
@@ -53,7 +53,7 @@ def test_only_what_works_is_ranked(cluster: tuple[int, int], model, memory: int)
 # With faster links the layout that cuts make the fastest is not among the first while its stages are even.
 @example((3, 2), profile(blocks=8, micro_batches=5, heads=2), 512 * MIB)
 def test_better_machines_do_no_worse(cluster: tuple[int, int], model, memory: int) -> None:  # type: ignore[no-untyped-def]
-    """More memory, faster devices, faster links, one more node: the best layout is as fast or faster."""
+    """With more memory, faster devices, faster links or one more node the best layout is as fast or faster."""
     nodes, slots = cluster
     plain = best(rank(nodes, slots, model, FREE, costs(memory=memory)))
     for better in (
@@ -67,7 +67,7 @@ def test_better_machines_do_no_worse(cluster: tuple[int, int], model, memory: in
 
 
 def test_too_little_memory_is_named() -> None:
-    """The largest contributors stand in the reason, and in the plan's error."""
+    """The largest contributors are in the reason, and in the plan's error."""
     made = rank(2, 2, profile(), Layout(), costs(memory=32 * MIB))
     assert not made.ranking
     reasons = [one.reason for one in made.rejected if one.out_of_memory]
@@ -78,7 +78,7 @@ def test_too_little_memory_is_named() -> None:
 
 
 @pytest.mark.parametrize("asked", [Layout(tp=3), Layout(tp=16), Layout(tp=2)])
-def test_tp_that_cannot_be(asked: Layout) -> None:
+def test_impossible_values_of_tp_are_not_ranked(asked: Layout) -> None:
     """tp divides the slots of a node and the model's heads, and needs a plan."""
     model = profile(heads=0 if asked.tp == 2 else 12)
     made = rank(4, 8, model, asked, costs())
@@ -86,7 +86,7 @@ def test_tp_that_cannot_be(asked: Layout) -> None:
     assert all(f"tp={asked.tp}" in one.reason or "ranks, not a whole number" in one.reason for one in made.rejected)
 
 
-def test_sticks_to_the_present_layout() -> None:
+def test_the_present_layout_is_kept_unless_a_change_pays() -> None:
     """A change must save more seconds than it costs before the next change is expected."""
     model, machines = profile(), costs()
     made = rank(4, 1, model, Layout(), machines)
@@ -103,8 +103,8 @@ def test_sticks_to_the_present_layout() -> None:
 
 @given(CLUSTERS, MODELS, st.sampled_from([1, 2, 4]), st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_tp_never_changes(cluster: tuple[int, int], model, tp: int, known: bool) -> None:  # type: ignore[no-untyped-def]
-    """Whatever else a run's next layout is, its tp is that of the one before."""
+def test_tp_never_changes_within_a_run(cluster: tuple[int, int], model, tp: int, known: bool) -> None:  # type: ignore[no-untyped-def]
+    """Whatever else a run's next layout is."""
     nodes, slots = cluster
     before = Layout(pp=1, dp=1, tp=tp)
     try:
@@ -116,7 +116,7 @@ def test_tp_never_changes(cluster: tuple[int, int], model, tp: int, known: bool)
         plan(nodes, slots, model, Layout(tp=3), previous=before)
 
 
-def test_a_layout_that_no_longer_fits_is_left() -> None:
+def test_a_layout_that_no_longer_fits_is_replaced() -> None:
     """Three nodes cannot keep a layout of four."""
     made = plan(3, 1, profile(), Layout(), costs=costs(), previous=Layout(pp=1, dp=4), expected_change_s=0.0)
     assert made.nodes == 3
@@ -140,8 +140,8 @@ def test_large_clusters_are_searched_in_few_steps() -> None:
     assert sum(1 for _ in options(Cluster(nodes=128, slots=8), model, FREE)) < 50_000
 
 
-def test_requests_are_kept() -> None:
-    """What a request fixes, no layout has otherwise."""
+def test_requests_are_respected() -> None:
+    """All layouts have what a request fixes."""
     asked = Layout(pp=2, tp=2, zero=2, schedule=Schedule.ZBV)
     made = rank(4, 2, profile(), asked, costs())
     assert made.ranking

@@ -1,4 +1,4 @@
-"""What a user may ask of a layout, in code and as text."""
+"""What a user may request of a layout, in code and as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elastic3d.values import Layout, Schedule
 
 
 def test_a_request_fixes_some_axes() -> None:
-    """What is not given is free, or as in `Layout()`."""
+    """The others are free, or as in `Layout()`."""
     assert Layout.parse("pp=2") == Layout(pp=2)
     assert Layout.parse("pp=2, zero=2") == Layout(pp=2, zero=2)
     folded = Layout(pp=2, zero=2, schedule=Schedule.ZBV, virtual=2, cuts=(1, 3, 4))
@@ -17,14 +17,14 @@ def test_a_request_fixes_some_axes() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["pp", "pp=two", "xx=2", "pp=2,pp=4", "zero=4", "", "schedule=fast", "cuts=1/x"])
-def test_what_is_no_layout_is_refused(wrong: str) -> None:
-    """The message quotes what was given and says what is taken."""
+def test_a_malformed_layout_is_refused(wrong: str) -> None:
+    """The message quotes the input and says what is accepted."""
     with pytest.raises(LayoutError, match="layout"):
         Layout.parse(wrong)
 
 
-def test_a_request_reads_as_it_is_written() -> None:
-    """A layout goes to a script as text."""
+def test_a_request_reads_back_from_its_text() -> None:
+    """A layout is passed to a script as text."""
     for layout in (
         Layout(),
         Layout(pp=2),

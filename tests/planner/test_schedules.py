@@ -37,7 +37,7 @@ def test_without_a_pipeline_there_is_nothing_to_schedule() -> None:
         assert "leave schedule, virtual and cuts out" in problem(layout)
 
 
-def test_numbers_of_stages_are_held_against_the_schedule_and_the_blocks() -> None:
+def test_numbers_of_stages_are_checked_against_schedule_and_blocks() -> None:
     """Each schedule takes its own number of stages per rank, and a stage needs a block."""
     assert "has virtual=1 stages" in problem(Layout(pp=2, dp=1, virtual=2))
     assert "has virtual=2 or more" in problem(Layout(pp=2, dp=1, schedule=Schedule.INTERLEAVED))
@@ -48,8 +48,8 @@ def test_numbers_of_stages_are_held_against_the_schedule_and_the_blocks() -> Non
     assert "more pipeline stages (4) than the model has blocks (3)" in problem(folded, blocks=3)
 
 
-def test_numbers_of_micro_batches_are_held_against_the_schedule() -> None:
-    """One for each pipeline rank, for DualPipeV one for each stage, for interleaved ones turns of equal size."""
+def test_numbers_of_micro_batches_are_checked_against_the_schedule() -> None:
+    """One per pipeline rank, for DualPipeV one per stage, for interleaved ones turns of equal size."""
     assert problem(Layout(pp=2, dp=2), micro_batches=4) == ""
     assert "leaves 1 of 4 micro-batches" in problem(Layout(pp=2, dp=4), micro_batches=4)
     assert "leaves 3 of 3" in problem(Layout(pp=4, dp=1, schedule=Schedule.GPIPE), micro_batches=3)
@@ -62,15 +62,15 @@ def test_numbers_of_micro_batches_are_held_against_the_schedule() -> None:
 
 
 def test_a_split_backward_with_zero_3_is_refused() -> None:
-    """It would be silently wrong; one replica is no exception, for under bf16 it is sharded as well."""
+    """It would be silently wrong, even for one replica, which bf16 shards as well."""
     for schedule, virtual in EVERY:
         for dp in (1, 2):
             layout = Layout(pp=2, dp=dp, zero=3, schedule=schedule, virtual=virtual)
             assert ("silently wrong" in problem(layout)) == schedule.splits_backward
 
 
-def test_cuts_must_be_those_of_the_stages() -> None:
-    """As many as there are borders, rising, with a block for each stage; `check` raises what `problem` says."""
+def test_cuts_must_match_the_stages() -> None:
+    """As many as there are boundaries, rising, with a block for each stage; `check` raises what `problem` returns."""
     assert problem(Layout(pp=3, dp=1, cuts=(1, 15))) == ""
     assert "3 stages have 2 cuts" in problem(Layout(pp=3, dp=1, cuts=(1,)))
     for cuts in [(0, 3), (3, 3), (5, 4), (4, 16)]:
@@ -79,8 +79,8 @@ def test_cuts_must_be_those_of_the_stages() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "virtual"), EVERY)
-def test_ranks_have_the_stages_that_torch_gives_them(schedule: Schedule, virtual: int) -> None:
-    """Loops, or a V where the schedule folds."""
+def test_stages_of_ranks_match_torchs(schedule: Schedule, virtual: int) -> None:
+    """Loops, or a V if the schedule folds."""
     layout = Layout(pp=3, dp=1, schedule=schedule, virtual=virtual)
     theirs = generate_rank_to_stage_mapping(3, layout.stages, style="v" if schedule.folds else "loop")
     for rank in range(3):
@@ -90,14 +90,14 @@ def test_ranks_have_the_stages_that_torch_gives_them(schedule: Schedule, virtual
 
 
 def test_stages_have_the_blocks_between_their_cuts() -> None:
-    """And runs of equal length without cuts."""
+    """Without cuts, runs of equal length."""
     layout = Layout(pp=3, dp=1)
     assert [len(schedules.blocks_of_stage(layout, stage, 7)) for stage in range(3)] == [3, 2, 2]
     layout = Layout(pp=3, dp=1, cuts=(1, 6))
     assert [list(schedules.blocks_of_stage(layout, stage, 7)) for stage in range(3)] == [[0], [1, 2, 3, 4, 5], [6]]
 
 
-def test_cuts_weigh_what_is_outside_the_blocks_and_slow_ranks() -> None:
+def test_cuts_account_for_model_ends_and_slow_ranks() -> None:
     """Even runs are (); a heavy head or a slow rank gets fewer blocks."""
     two, three = Layout(pp=2, dp=1), Layout(pp=3, dp=1)
     assert schedules.cuts([1.0] * 8, two) == ()
@@ -119,7 +119,7 @@ def test_cuts_weigh_what_is_outside_the_blocks_and_slow_ranks() -> None:
 def test_no_other_cuts_have_a_lighter_heaviest_stage(
     costs: list[int], ends: tuple[int, int], shape: tuple[int, int]
 ) -> None:
-    """Against all cuts there are; with several stages per rank, never worse than runs of equal length."""
+    """Compared with all possible cuts; with several stages per rank, never worse than runs of equal length."""
     pp, virtual = shape
     layout = Layout(pp=pp, dp=1, virtual=virtual, schedule=Schedule.ZBV if virtual == 2 else None)
 

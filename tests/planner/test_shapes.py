@@ -1,4 +1,4 @@
-"""Named models and devices: what one can compute from a shape agrees with what is published."""
+"""Named models and devices: figures computed from shapes agree with published ones."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ ROUNDED = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_parameters_are_the_published_number(name: str) -> None:
-    """To the last one where the weights were counted, else to the precision of the name."""
+def test_parameters_match_the_published_number(name: str) -> None:
+    """Exactly where the weights were counted, else to the precision of the name."""
     if name in EXACT:
         assert parameters(SHAPES[name]) == EXACT[name]
     else:
@@ -61,7 +61,7 @@ def test_a_token_goes_through_two_of_eight_experts() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-125m", "gpt-1.3b", "gpt-175b"])
-def test_flops_are_those_of_narayanan(name: str) -> None:
+def test_flops_match_narayanan(name: str) -> None:
     """With full recomputation 96 s l h^2 (1 + s/6h + V/16lh) per sample; their logits are not computed again."""
     shape = SHAPES[name]
     s, layers, h, v = shape.context, shape.layers, shape.width, shape.vocabulary
@@ -69,8 +69,8 @@ def test_flops_are_those_of_narayanan(name: str) -> None:
     assert flops_per_token(shape, RecomputedShare.FULL) * s == pytest.approx(published, rel=1e-9)
 
 
-def test_what_is_computed_again_costs_what_it_is() -> None:
-    """A whole forward pass of the blocks, or their scores alone."""
+def test_recomputation_costs_what_it_repeats() -> None:
+    """A whole forward pass of the blocks, or only their scores."""
     shape = SHAPES["llama-7b"]
     plain = flops_per_token(shape)
     assert flops_per_token(shape, RecomputedShare.FULL) - plain == pytest.approx(shape.layers * block_flops(shape))
@@ -78,7 +78,7 @@ def test_what_is_computed_again_costs_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(("tp", "sequence"), [(1, False), (8, False), (8, True)])
-def test_activations_are_those_of_korthikanti(tp: int, sequence: bool) -> None:
+def test_activations_match_korthikanti(tp: int, sequence: bool) -> None:
     """Equations 1, 2 and 4, and 2 with selective recomputation: s b h (10 + 24/t + 5as/ht), all of it /t along s."""
     shape = SHAPES["gpt-175b"]
     s, h, a, b = shape.context, shape.width, shape.heads, 3
@@ -94,8 +94,8 @@ def test_activations_are_those_of_korthikanti(tp: int, sequence: bool) -> None:
     assert full == 2.0 * s * b * h / (tp if sequence else 1)
 
 
-def test_fused_attention_keeps_a_number_for_each_head_instead_of_the_scores() -> None:
-    """So that there is little left for selective recomputation to save."""
+def test_fused_attention_keeps_a_number_per_head_instead_of_the_scores() -> None:
+    """Little is left for selective recomputation to save."""
     shape = SHAPES["llama-3-8b"]
     fused, plain = activation_bytes(shape), activation_bytes(shape, fused=False)
     selective = activation_bytes(shape, fused=False, recompute=RecomputedShare.SELECTIVE)
@@ -103,8 +103,8 @@ def test_fused_attention_keeps_a_number_for_each_head_instead_of_the_scores() ->
     assert plain - selective == shape.context * shape.heads * shape.context * 2
 
 
-def test_an_unknown_name_is_answered_with_those_there_are() -> None:
-    """For models as for devices; letter case does not matter."""
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    """For models and devices; case does not matter."""
     with pytest.raises(UsageError, match=r"'llama-8b'.*llama-7b.*mixtral-8x7b"):
         shape_named("llama-8b")
     with pytest.raises(UsageError, match=r"'h300'.*h200.*cpu"):
@@ -113,7 +113,7 @@ def test_an_unknown_name_is_answered_with_those_there_are() -> None:
     assert device_named("H200") is DEVICES["h200"]
 
 
-def test_a_device_refuses_numbers_it_has_no_products_of() -> None:
+def test_a_device_refuses_unsupported_dtypes() -> None:
     """V100 has no bf16, and the message says what it has."""
     with pytest.raises(UsageError, match=r"v100 has no products in bf16.*fp16, fp32"):
         DEVICES["v100"].speed(Number.BF16)

@@ -1,4 +1,4 @@
-"""Timelines of schedules: everything is computed once, after what it needs, and ranks wait as published."""
+"""Timelines of schedules: everything is computed once, after its inputs, and ranks wait as published."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SCHEDULES = [
         if problem(layout, blocks=12, micro_batches=count) is None
     ],
 )
-def test_everything_is_computed_once_and_after_what_it_needs(layout: Layout, micro_batches: int) -> None:
-    """On the rank that has the stage, one thing at a time."""
+def test_everything_is_computed_once_and_after_its_inputs(layout: Layout, micro_batches: int) -> None:
+    """On the rank that has the stage, one action at a time."""
     drawn = timeline(layout, micro_batches)
     ends: dict[tuple[bool, int, int], float] = {}
     seen: set[tuple[Pass, int, int]] = set()
@@ -66,8 +66,11 @@ def test_everything_is_computed_once_and_after_what_it_needs(layout: Layout, mic
     [(Layout(pp=4, dp=1), 8), (Layout(pp=4, dp=1, schedule=Schedule.GPIPE), 8), (Layout(pp=16, dp=1), 4096)],
     ids=str,
 )
-def test_the_bubble_is_the_published_one(layout: Layout, micro_batches: int, backward: float) -> None:
-    """(p - 1) / (m + p - 1), for steps that are not laid out whole too; interleaved, v times less of it."""
+def test_the_bubble_matches_the_published_one(layout: Layout, micro_batches: int, backward: float) -> None:
+    """(p - 1)
+
+    (m + p - 1), also for steps that are laid out in part; interleaved, v times less.
+    """
     share = (layout.pp - 1) / (micro_batches + layout.pp - 1)
     assert timeline(layout, micro_batches, backward=backward).bubble == pytest.approx(share)
     woven = Layout(pp=layout.pp, dp=1, schedule=Schedule.INTERLEAVED, virtual=2)
@@ -76,13 +79,13 @@ def test_the_bubble_is_the_published_one(layout: Layout, micro_batches: int, bac
 
 
 def test_a_split_backward_fills_the_bubble() -> None:
-    """Which is what those schedules are for."""
+    """That is the purpose of those schedules."""
     plain = timeline(Layout(pp=4, dp=1), 8).bubble
     for layout in SCHEDULES[4:]:
         assert timeline(layout, 8).bubble < plain / 3
 
 
-def test_without_stages_there_is_nothing_to_wait_for() -> None:
+def test_without_stages_no_rank_waits() -> None:
     """One rank, forwards and backwards in turn."""
     drawn = timeline(Layout(pp=1, dp=8), 3)
     assert drawn.bubble == 0
@@ -90,7 +93,7 @@ def test_without_stages_there_is_nothing_to_wait_for() -> None:
 
 
 def test_a_long_step_is_laid_out_in_part() -> None:
-    """Its end is known from its beginning; nobody can read thousands of micro-batches."""
+    """Its end follows from its beginning; nobody can read thousands of micro-batches."""
     drawn: Timeline = timeline(Layout(pp=64, dp=1, schedule=Schedule.ZBV, virtual=2, zero=2), 4096)
     assert drawn.of == 4096
     assert drawn.micro_batches == 128

@@ -18,7 +18,7 @@ MARK = "ELASTIC3D_TEST_MARK"
 
 
 class Agent:
-    """One torchrun agent; what it and its workers print goes to one file."""
+    """One torchrun agent; its output and that of its workers go to one file."""
 
     def __init__(self, name: str, command: list[str], log: Path, environment: dict[str, str]) -> None:
         self.name, self.log = name, log
@@ -29,11 +29,11 @@ class Agent:
 
     @property
     def text(self) -> str:
-        """What was printed so far."""
+        """The output so far."""
         return self.log.read_text(errors="replace")
 
     def begun(self) -> list[dict[str, int]]:
-        """Return the numbers of each worker that began: rank, world, step, pid; in order."""
+        """Return rank, world, step and pid of each worker that began, in order."""
         lines = re.findall(r"worker: begin rank=(\d+) world=(\d+) step=(\d+) pid=(\d+)", self.text)
         return [dict(zip(("rank", "world", "step", "pid"), map(int, line), strict=True)) for line in lines]
 
@@ -75,7 +75,7 @@ class Agents:
     def start(
         self, name: str, *script: str, nodes: str = "1", backend: str = "etcd", restarts: int = 3, conf: str = ""
     ) -> Agent:
-        """Start one agent whose worker runs `script`; without a `last_call` in `conf`, who is late has 3 s."""
+        """Start one agent whose worker runs `script`; without a `last_call` in `conf`, late nodes have 3 s."""
         called = "" if "last_call" in conf else "last_call=3"
         command = [
             *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=1"),
@@ -102,7 +102,7 @@ class Agents:
         return found
 
     def wait_for(self, what: str, condition: Callable[[], object], seconds: float = 120.0) -> None:
-        """Wait until `condition` holds; fail with what the agents said if it does not."""
+        """Wait until `condition` holds; fail with the agents' output if it does not."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:

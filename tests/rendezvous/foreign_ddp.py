@@ -1,7 +1,7 @@
-"""A training script as anybody would write it for torchrun: it knows nothing of elastic3d.
+"""A training script as anybody would write it for torchrun, without elastic3d.
 
 python foreign_ddp.py DIRECTORY SECONDS_PER_STEP: trains until DIRECTORY/stop exists, saving its step and model to
-DIRECTORY/checkpoint. Each worker says what it does in single lines, which the tests read. Ranks end a second apart.
+DIRECTORY/checkpoint. Each worker reports what it does in single lines, which the tests read. Ranks end a second apart.
 """
 
 from __future__ import annotations

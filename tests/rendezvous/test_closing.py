@@ -1,4 +1,4 @@
-"""How a run id closes, and how the others end: handlers of mode=restart over a real etcd, and torch's own launcher."""
+"""How a run id closes and how the others end: handlers of mode=restart over a real etcd, and torch's own launcher."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def etcd() -> Iterator[EtcdServer]:
 
 
 class Handlers:
-    """Handlers of one run id, of one node each, at most one of which trains at once."""
+    """Handlers of one run id, one per node, of which at most one trains at a time."""
 
     def __init__(self, endpoint: str, run_id: str) -> None:
         self.endpoint, self.run_id = endpoint, run_id
@@ -50,7 +50,7 @@ class Handlers:
         return self.all[-1]
 
     def waits(self, node: str) -> threading.Thread:
-        """Have another node ask for a rendezvous; return the thread, whose `errors` get what it ends by."""
+        """Let another node ask for a rendezvous; return the thread, whose `errors` get its exception."""
         handler = self.add(node)
         thread = _Waiting(handler)
         thread.start()
@@ -78,20 +78,20 @@ class _Waiting(threading.Thread):
 
 @pytest.fixture
 def handlers(etcd: EtcdServer, request: pytest.FixtureRequest) -> Iterator[Handlers]:
-    """Handlers, which have left at the end."""
+    """Handlers that have left in the end."""
     made = Handlers(etcd.endpoint, request.node.name)
     yield made
     for handler in made.all:
         handler._leave(clean=True)
     os.environ.pop(VARIABLE, None)
-    # What is said in this process goes out by itself again.
+    # Output of this process is flushed again.
     writer, output._said = output._said, None
     if writer is not None:
         writer.close(30)
 
 
 def test_a_closed_run_id_is_closed_for_everybody(handlers: Handlers) -> None:
-    """For who trains, for who waits and for who comes: as torch's handlers do, and what runs goes on until it asks."""
+    """Training, waiting and new nodes alike, as with torch's handlers; a running one goes on until it asks."""
     first = handlers.add("a")
     info = first.next_rendezvous()
     assert (info.rank, info.world_size, first.is_closed()) == (0, 1, False)
@@ -102,7 +102,7 @@ def test_a_closed_run_id_is_closed_for_everybody(handlers: Handlers) -> None:
     assert "node c has closed run id" in str(spare.errors[0])
     late = handlers.add("d")
     assert first.is_closed()
-    assert first.num_nodes_waiting() == 0, "what runs goes on"
+    assert first.num_nodes_waiting() == 0, "a running generation goes on"
     for handler in (first, late, handlers.all[2]):
         with pytest.raises(RendezvousClosedError, match="has closed run id"):
             handler.next_rendezvous()
@@ -121,8 +121,8 @@ def test_a_spare_ends_well_when_the_job_does(handlers: Handlers) -> None:
         first.next_rendezvous()
 
 
-def test_a_fork_of_an_agent_does_not_take_part(handlers: Handlers) -> None:
-    """It is told so at once, and its end is not the agent's."""
+def test_a_fork_of_an_agent_is_refused(handlers: Handlers) -> None:
+    """At once, and its end is not the agent's."""
     first = handlers.add("a")
     first.next_rendezvous()
     child = os.fork()
@@ -162,8 +162,8 @@ while not os.path.exists(sys.argv[1]): time.sleep(0.05)
 
 
 @pytest.mark.long
-def test_a_program_that_launches_goes_on_when_its_node_was_a_spare(etcd: EtcdServer, tmp_path: Path) -> None:
-    """torch's own elastic_launch returns there, without return values, as it does where the workers ran."""
+def test_elastic_launch_returns_on_a_spare(etcd: EtcdServer, tmp_path: Path) -> None:
+    """Without return values; on nodes that ran workers it returns theirs."""
     (tmp_path / "launches.py").write_text(LAUNCHES)
     (tmp_path / "worker.py").write_text(WORKER)
     with Agents(tmp_path, etcd.endpoint, run_id="launched") as agents, EtcdClient(etcd.endpoint) as client:

@@ -1,4 +1,4 @@
-"""A node that starts waits for its etcd, as long as it would wait for the others."""
+"""A starting node waits for its etcd as long as it would wait for other nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def settings(endpoint: str, below_minimum: float = 600.0) -> Settings:
 
 
 def test_an_etcd_that_answers_late_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """Longer than a call's budget, as when a thousand nodes start at once; it says that it is waiting."""
+    """Longer than the budget of a call, as when a thousand nodes start at once; it says that it is waiting."""
     with EtcdServer() as server:
         server.pause()
         late = threading.Timer(7.0, server.resume)
@@ -46,8 +46,8 @@ def test_an_etcd_that_answers_late_is_waited_for(capsys: pytest.CaptureFixture[s
     assert "trying for 30 s more" in capsys.readouterr().err
 
 
-def test_an_etcd_that_never_comes_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """After as long as the job waits for other nodes, or at once where that was asked for."""
+def test_an_etcd_that_never_answers_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """After as long as the job waits for other nodes, or at once on request."""
     told = settings(f"127.0.0.1:{free_port()}", below_minimum=2.0)
     began = time.monotonic()
     with pytest.raises(EtcdUnavailable, match="see that etcd runs"):
@@ -59,8 +59,8 @@ def test_an_etcd_that_never_comes_is_an_error(capsys: pytest.CaptureFixture[str]
     assert "more" not in capsys.readouterr().err
 
 
-def test_errors_of_a_handler_are_of_the_kind_that_torch_names() -> None:
-    """Who catches torch's errors of rendezvous, or ours, catches them; the words are the same."""
+def test_errors_of_a_handler_are_torchs_rendezvous_errors() -> None:
+    """Whether a caller catches torch's classes or ours; the text is the same."""
     told = settings(f"127.0.0.1:{free_port()}", below_minimum=1.0)
     for kind in (RendezvousConnectionError, EtcdUnavailable):
         with pytest.raises(kind, match="see that etcd runs"):

@@ -1,4 +1,4 @@
-"""Where labels come from, and which source wins."""
+"""Where labels come from, and which source takes precedence."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def labels(
     return labels_of(conf, environment or {}, "me.example", read)
 
 
-def test_without_any_word_the_host_is_this_host() -> None:
+def test_the_default_host_label_is_this_host() -> None:
     """Two keepers on one machine are known to share it."""
     assert labels() == {"host": "me.example"}
 
 
-def test_the_command_line() -> None:
-    """All levels, in one value that torchrun does not cut."""
+def test_labels_are_read_from_the_command_line() -> None:
+    """All levels, in one value that torchrun does not split."""
     expected = {"zone": "eu1", "rack": "r7", "switch": "s2", "host": "h3"}
     assert labels("zone:eu1/rack:r7/switch:s2/host:h3") == expected
     assert list(labels("host:h3/zone:eu1")) == ["zone", "host"]
 
 
-def test_the_environment() -> None:
+def test_labels_are_read_from_the_environment() -> None:
     """As a person writes them in a script."""
     assert labels(environment={"ELASTIC3D_LABELS": "zone=eu1,rack=r7"}) == {
         "zone": "eu1",
@@ -69,14 +69,14 @@ def test_the_environment() -> None:
         ("", "", {"host": "me.example"}),
     ],
 )
-def test_slurm(address: str, pattern: str, expected: dict[str, str]) -> None:
-    """The switch next to the node, the one above as its rack; what does not fit the pattern says nothing."""
+def test_labels_are_read_from_slurms_topology(address: str, pattern: str, expected: dict[str, str]) -> None:
+    """The switch next to the node, the one above as its rack; values that do not fit the pattern are ignored."""
     environment = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
     assert labels(environment=environment) == expected
 
 
-def test_slurm_knows_the_node_without_a_topology() -> None:
-    """slurmd names its node always, and better than the address does."""
+def test_the_host_label_is_slurms_node_name() -> None:
+    """slurmd always sets it, and it is better than the address."""
     environment = {
         "SLURMD_NODENAME": "tux1",
         "SLURM_TOPOLOGY_ADDR": "s4.x",
@@ -85,8 +85,8 @@ def test_slurm_knows_the_node_without_a_topology() -> None:
     assert labels(environment=environment) == {"switch": "s4", "host": "tux1"}
 
 
-def test_kubernetes() -> None:
-    """The downward API's file at its usual place; lines that are no labels are none."""
+def test_labels_are_read_from_kubernetes() -> None:
+    """The downward API's file at its usual place; lines that are no labels are ignored."""
     assert labels(files={"/etc/podinfo/labels": POD}) == {"zone": "eu-1", "rack": "r7", "host": "worker-7"}
     assert labels(environment={"NODE_NAME": "worker-9"})["host"] == "worker-9"
     files = {"/x": 'topology.kubernetes.io/zone="a"\ntopology.kubernetes.io/region="eu"'}
@@ -95,8 +95,8 @@ def test_kubernetes() -> None:
     assert labels(environment={"ELASTIC3D_PODINFO": "/x"}, files=files)["zone"] == "eu"
 
 
-def test_the_nearer_source_wins_label_by_label() -> None:
-    """Command line, then environment, then scheduler; what one does not say the next does."""
+def test_the_nearer_source_wins_for_each_label() -> None:
+    """Command line, then environment, then scheduler."""
     environment = {
         "ELASTIC3D_LABELS": "rack=environment,switch=environment",
         "SLURMD_NODENAME": "slurm",
@@ -112,7 +112,7 @@ def test_the_nearer_source_wins_label_by_label() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "environment", "told"),
+    ("conf", "environment", "message"),
     [
         ("rak:r7", {}, "'rak:r7' is not a label; write them as zone:eu1/rack:r7: names are zone, rack, switch, host"),
         ("rack", {}, "'rack' is not a label"),
@@ -129,14 +129,14 @@ def test_the_nearer_source_wins_label_by_label() -> None:
         ("", {"ELASTIC3D_PODINFO": "/no/such"}, "ELASTIC3D_PODINFO=/no/such cannot be read (No such file"),
     ],
 )
-def test_what_a_person_wrote_wrongly_is_refused(conf: str, environment: dict[str, str], told: str) -> None:
-    """One line that repeats it and shows one that is right."""
+def test_a_malformed_label_is_refused(conf: str, environment: dict[str, str], message: str) -> None:
+    """One line that quotes it and shows a right one."""
     with pytest.raises(ConfigurationError) as caught:
         labels(conf, environment)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_the_reader_of_a_real_machine_raises_what_is_expected_of_it() -> None:
+def test_reading_a_machines_files_raises_the_expected_errors() -> None:
     """A folder is no file, a missing file is missing."""
     with pytest.raises(ConfigurationError, match="Is a directory"):
         labels_of("", {"ELASTIC3D_PODINFO": "/"}, "h", read_file)

@@ -34,16 +34,16 @@ def ask(backend: str, **conf: str) -> Any:
     )
 
 
-def test_installed_entry_point_has_taken_over(registry: dict[str, Any]) -> None:
-    """Importing torch's rendezvous package is enough: both names are ours, before anybody calls us."""
+def test_the_installed_entry_point_takes_over(registry: dict[str, Any]) -> None:
+    """Importing torch's rendezvous package is enough: both names are ours before anybody calls us."""
     assert registry["etcd"] is registration.create
     assert registry["etcd-v3"] is registration.create
 
 
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v3"])
 @pytest.mark.parametrize(("mode", "kind"), [("restart", RestartHandler), ("resident", ResidentHandler)])
-def test_handler_of_the_mode(backend: str, mode: str, kind: type) -> None:
-    """torchrun gets the mode's handler, under the very name it asked for; making one starts nothing."""
+def test_the_mode_selects_the_handler(backend: str, mode: str, kind: type) -> None:
+    """torchrun gets it under the name it asked for; making one starts nothing."""
     handler = ask(backend, mode=mode)
     assert isinstance(handler, kind)
     assert handler.get_backend() == backend
@@ -54,14 +54,14 @@ def test_handler_of_the_mode(backend: str, mode: str, kind: type) -> None:
     assert handler.shutdown() is True
 
 
-def test_wrong_settings_surface_through_torch() -> None:
-    """What is wrong on the command line reaches the user as our error."""
+def test_wrong_settings_are_reported_through_torch() -> None:
+    """A mistake on the command line reaches the user as our error."""
     with pytest.raises(ConfigurationError, match="mode=fast"):
         ask("etcd", mode="fast")
 
 
-def test_switch_leaves_torchs_own_alone(monkeypatch: pytest.MonkeyPatch, registry: dict[str, Any]) -> None:
-    """With the switch at 0 the name `etcd` keeps whatever stood there."""
+def test_the_takeover_can_be_turned_off(monkeypatch: pytest.MonkeyPatch, registry: dict[str, Any]) -> None:
+    """With the switch at 0 the name `etcd` keeps its former handler."""
     monkeypatch.setenv(registration.SWITCH, "0")
     registry["etcd"] = "torch's own"
     assert registration.register() is registration.create
@@ -77,10 +77,10 @@ def test_switch_leaves_torchs_own_alone(monkeypatch: pytest.MonkeyPatch, registr
         ["--rdzv_backend", "etcd", "train.py"],
     ],
 )
-def test_failed_takeover_is_loud(
+def test_a_failed_takeover_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    """Where torch's registry has changed, a torchrun that asks for etcd ends and says what to do."""
+    """If torch's registry has changed, a torchrun that asks for etcd ends and says what to do."""
     import torch.distributed.elastic.rendezvous.api as api
 
     monkeypatch.setattr(api, "rendezvous_handler_registry", object())
@@ -91,10 +91,10 @@ def test_failed_takeover_is_loud(
     assert "--rdzv-backend=etcd-v3" in capsys.readouterr().err
 
 
-def test_failed_takeover_does_not_harm_others(
+def test_a_failed_takeover_leaves_other_backends_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A torchrun that asks for another backend goes on, with a word on stderr, and `etcd-v3` still works."""
+    """A torchrun with another backend goes on, with a message on stderr, and `etcd-v3` still works."""
     import torch.distributed.elastic.rendezvous.api as api
 
     monkeypatch.setattr(api, "rendezvous_handler_registry", object())
@@ -103,8 +103,8 @@ def test_failed_takeover_does_not_harm_others(
     assert "could not take over" in capsys.readouterr().err
 
 
-def test_one_line_says_who_speaks_for_etcd(capsys: pytest.CaptureFixture[str]) -> None:
-    """And how to turn that off; whoever asks for `etcd-v3` knows."""
+def test_the_takeover_is_announced_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """With how to turn it off, except to users who ask for `etcd-v3`."""
     ask("etcd", mode="resident")
     said = capsys.readouterr().err
     assert said.count("\n") == 1

@@ -1,4 +1,4 @@
-"""mode=restart with real torchrun agents, a real etcd and a script that knows nothing of elastic3d."""
+"""mode=restart with real torchrun agents, a real etcd and a script that does not know elastic3d."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def world(agents: list[Agent]) -> list[tuple[int, int]]:
     return sorted((newest["rank"], newest["world"]) for agent in agents for newest in agent.begun()[-1:])
 
 
-def test_foreign_script_survives_what_happens(agents: Agents, tmp_path: Path) -> None:
+def test_a_foreign_script_survives_deaths_and_joins(agents: Agents, tmp_path: Path) -> None:
     """A plain DDP script goes on after the first agent is killed and after two join, one of them as a spare.
 
     Agents may ask for either backend name. No worker of the killed agent survives it, steps never fall back behind the
@@ -81,7 +81,7 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 os.write(1, f"worker: begin rank={rank} world={world} step=0 pid={os.getpid()}\\n".encode())
 while not Path(sys.argv[1], f"stop-{rank}-{world}").exists(): time.sleep(0.05)
 """
-"""A worker without torch: ends well when the file for its rank and world is there."""
+"""A worker without torch: ends cleanly once the file for its rank and world exists."""
 
 
 @pytest.fixture
@@ -95,13 +95,13 @@ def plain(tmp_path: Path) -> tuple[str, str]:
 def test_an_agent_that_hangs_does_not_hold_up_the_others(
     agents: Agents, plain: tuple[str, str], tmp_path: Path
 ) -> None:
-    """One agent stops, another is killed: the third waits for the stopped one only as long as its lease, then goes on.
+    """One agent stops, another is killed: the third waits for the stopped one only until its lease ends.
 
-    Once it runs again, the stopped one takes part again.
+    Once it resumes, the stopped one takes part again.
     """
     three = [agents.start(name, *plain, nodes="1:3", conf="lease=2,grace=1") for name in "abc"]
     agents.wait_for("three run", lambda: world(three) == [(0, 3), (1, 3), (2, 3)], 90)
-    # The stopped one is the next generation's first: the others would meet in the store it serves.
+    # The stopped one would be first in the next generation: the others would meet in its store.
     b, c, a = sorted(three, key=lambda agent: agent.begun()[-1]["rank"])
     os.kill(c.process.pid, signal.SIGSTOP)
     try:
@@ -116,8 +116,8 @@ def test_an_agent_that_hangs_does_not_hold_up_the_others(
 
 
 @pytest.mark.long
-def test_an_agent_dies_when_another_has_finished(agents: Agents, plain: tuple[str, str], tmp_path: Path) -> None:
-    """Whoever has finished is not kept by torchrun's exit barrier, and the one still at work starts again without it.
+def test_an_agent_may_die_after_another_has_finished(agents: Agents, plain: tuple[str, str], tmp_path: Path) -> None:
+    """torchrun's exit barrier does not hold the finished one, and the one still at work starts again without it.
 
     An agent that gets SIGTERM leaves at once, and the job goes on.
     """
@@ -138,7 +138,7 @@ def test_an_agent_dies_when_another_has_finished(agents: Agents, plain: tuple[st
 
 
 def test_a_script_that_always_raises_ends_the_job_everywhere(agents: Agents, tmp_path: Path) -> None:
-    """Tries are torchrun's to count; when one agent gives up, all end with torchrun's exit code 1."""
+    """torchrun counts the tries; when one agent gives up, all end with torchrun's exit code 1."""
     script = tmp_path / "raises.py"
     script.write_text("raise ValueError('this script is wrong')\n")
     both = [agents.start(name, str(script), nodes="2", restarts=1) for name in ("a", "b")]
@@ -148,7 +148,7 @@ def test_a_script_that_always_raises_ends_the_job_everywhere(agents: Agents, tmp
 
 @pytest.mark.long
 def test_one_worker_that_raises_ends_the_other_agent_too(agents: Agents, tmp_path: Path) -> None:
-    """An agent whose own worker is well ends with the reason when another agent has given up."""
+    """An agent whose own worker is fine ends with the reason when another agent has given up."""
     script = tmp_path / "raises.py"
     script.write_text(
         "import os, time\nif os.environ['RANK'] == '1': raise ValueError('only here')\nwhile True: time.sleep(1)\n"
@@ -159,8 +159,8 @@ def test_one_worker_that_raises_ends_the_other_agent_too(agents: Agents, tmp_pat
 
 
 @pytest.mark.long
-def test_below_the_minimum_and_without_etcd(agents: Agents, tmp_path: Path) -> None:
-    """Too few nodes for longer than timeout=, an etcd that is not there, and a wrong setting each end with an error."""
+def test_startup_failures_end_with_an_error(agents: Agents, tmp_path: Path) -> None:
+    """Too few nodes for longer than timeout=, a missing etcd, and a wrong setting."""
     script = tmp_path / "fine.py"
     script.write_text("raise SystemExit('must not run')\n")
     alone = agents.start("alone", str(script), nodes="2", conf="timeout=2")
@@ -176,8 +176,8 @@ def test_below_the_minimum_and_without_etcd(agents: Agents, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_an_etcd_that_came_back_empty_is_given_the_secret_again(tmp_path: Path, plain: tuple[str, str]) -> None:
-    """All of it encrypted: etcd is back on the same port without data, nobody restarts, and a newcomer can join."""
+def test_an_etcd_that_comes_back_empty_gets_the_secret_again(tmp_path: Path, plain: tuple[str, str]) -> None:
+    """Fully encrypted: etcd is back on the same port without data, nobody restarts, and a newcomer can join."""
     with EtcdServer(tls=True, client_certificates=True) as etcd, Agents(tmp_path, etcd.endpoint, "wiped") as agents:
         files = etcd.certificates
         assert files is not None

@@ -1,4 +1,4 @@
-"""--rdzv-endpoint, --rdzv-id, --nnodes and --rdzv-conf: what is taken, and what every wrong value is told."""
+"""--rdzv-endpoint, --rdzv-id, --nnodes and --rdzv-conf: accepted values, and the error of every wrong one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from elastic3d.rendezvous.settings import Settings, from_environment, from_param
 
 
 def parameters(run_id: str = "job", endpoint: str = "127.0.0.1:2379", nodes: str = "1:4", **conf: Any) -> Any:
-    """Return what torchrun hands to a handler."""
+    """Return the parameters that torchrun passes to a handler."""
     least, most = map(int, nodes.split(":"))
     return RendezvousParameters(
         backend="etcd", endpoint=endpoint, run_id=run_id, min_nodes=least, max_nodes=most, **conf
     )
 
 
-def test_defaults() -> None:
+def test_default_settings() -> None:
     """Without --rdzv-conf: restart mode, default times, this host's address on the way to etcd."""
     settings = from_parameters(parameters(nodes="2:5", timeout=900))
     assert (settings.mode, settings.prefix, settings.address) == ("restart", "/elastic3d", "127.0.0.1")
@@ -32,8 +32,8 @@ def test_defaults() -> None:
     assert settings.node
 
 
-def test_a_machine_is_known_by_what_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A given name, else the host that a label or a scheduler names; a made-up name dies with its process."""
+def test_a_machine_is_identified_by_a_stable_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A given name, else the host of a label or a scheduler; a generated name ends with its process."""
     assert from_parameters(parameters()).home == ""
     assert from_parameters(parameters(labels="host:h3")).home == "h3"
     assert from_parameters(parameters(labels="host:h3", node="n1")).home == ""
@@ -41,8 +41,8 @@ def test_a_machine_is_known_by_what_stays_the_same(monkeypatch: pytest.MonkeyPat
     assert from_parameters(parameters()).home == "tux7"
 
 
-def test_every_setting_arrives() -> None:
-    """Each known key reaches its place, with ms, s, m or plain seconds."""
+def test_every_setting_is_parsed() -> None:
+    """In ms, s, m or plain seconds."""
     settings = from_parameters(
         parameters(
             mode="resident",
@@ -75,7 +75,7 @@ def test_every_setting_arrives() -> None:
             flap_memory="30m",
         )
     )
-    assert settings.home == "", "a name that was given stays the same at each start"
+    assert settings.home == "", "a given name is the same at each start"
     assert (settings.labels, settings.admission) == ({"zone": "z", "host": "h"}, False)
     policy = settings.policy
     assert (settings.mode, settings.node, settings.root) == ("resident", "n1", "/team/a/job/")
@@ -89,7 +89,7 @@ def test_every_setting_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "told"),
+    ("conf", "message"),
     [
         ({"speed": "9"}, "unknown key(s) speed"),
         ({"leese": "3", "greace": "1"}, "unknown key(s) greace, leese; known are mode"),
@@ -136,15 +136,15 @@ def test_every_setting_arrives() -> None:
         ({"notices_rebalance": "yes"}, "notices_rebalance=yes: choose log"),
     ],
 )
-def test_wrong_values(conf: dict[str, str], told: str) -> None:
-    """A wrong value is refused, and the error repeats it."""
+def test_wrong_values_are_refused(conf: dict[str, str], message: str) -> None:
+    """The error quotes them."""
     with pytest.raises(ConfigurationError) as caught:
         from_parameters(parameters(**conf))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_drain_fits_into_the_time_torchrun_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """25 s by default, less where torchrun kills its workers sooner, more where it is told to wait longer."""
+    """25 s by default, less if torchrun kills its workers sooner, more if it is told to wait longer."""
     assert from_parameters(parameters()).drain == 25.0
     assert from_parameters(parameters(drain="10s")).drain == 10.0
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
@@ -154,8 +154,8 @@ def test_a_drain_fits_into_the_time_torchrun_allows(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("run_id", ["a/b", "with space", "", "x" * 129, "ä", "a\n"])
-def test_wrong_run_ids(run_id: str) -> None:
-    """A run id that would not be one part of an etcd key is refused."""
+def test_wrong_run_ids_are_refused(run_id: str) -> None:
+    """A run id has to be one part of an etcd key."""
     given = parameters()
     given.run_id = run_id
     with pytest.raises(ConfigurationError, match="--rdzv-id"):
@@ -163,22 +163,22 @@ def test_wrong_run_ids(run_id: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["", "  "])
-def test_missing_endpoint(endpoint: str) -> None:
+def test_a_missing_endpoint_is_refused_with_an_example(endpoint: str) -> None:
     """Without an endpoint the error shows one."""
     with pytest.raises(ConfigurationError, match=r"--rdzv-endpoint is missing.*host:2379"):
         from_parameters(parameters(endpoint=endpoint))
 
 
-def test_minimum_above_maximum() -> None:
-    """--nnodes=3:2, which torch's own check would let through under -O, is refused."""
+def test_a_minimum_above_the_maximum_is_refused() -> None:
+    """--nnodes=3:2, which torch's own check accepts under -O."""
     given = parameters()
     given.min_nodes, given.max_nodes = 3, 2
     with pytest.raises(ConfigurationError, match="--nnodes=3:2"):
         from_parameters(given)
 
 
-def test_unknown_host() -> None:
-    """A host that cannot be resolved is named, with what to do."""
+def test_an_unknown_host_is_named() -> None:
+    """With what to do."""
     with pytest.raises(ConfigurationError, match=r"host\.invalid cannot be resolved.*--local-addr"):
         own_address("http://host.invalid:2379")
 
@@ -186,21 +186,21 @@ def test_unknown_host() -> None:
 @pytest.mark.parametrize(
     "endpoint", ["127.0.0.1:2379", "http://127.0.0.1:2379", "127.0.0.1", "localhost:1,other.invalid:2"]
 )
-def test_own_address(endpoint: str) -> None:
-    """Scheme, port and further endpoints may be there or not."""
+def test_the_own_address_is_that_on_the_way_to_etcd(endpoint: str) -> None:
+    """With or without a scheme, a port and further endpoints."""
     assert own_address(endpoint) == "127.0.0.1"
 
 
 @pytest.mark.parametrize("endpoint", ["[::1]:2379", "https://[::1]:2379"])
-def test_own_address_of_ipv6(endpoint: str) -> None:
-    """Bracketed IPv6 addresses are understood."""
+def test_ipv6_endpoints_are_understood(endpoint: str) -> None:
+    """Bracketed IPv6 addresses."""
     try:
         assert own_address(endpoint) == "::1"
     except ConfigurationError as error:
         pytest.skip(f"no IPv6 here: {error}")
 
 
-def test_environment_round_trip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keepers get exactly the agent's settings; the password itself stays in its file."""
     secret = tmp_path / "password"
     secret.write_text("correct horse\n")
@@ -216,15 +216,15 @@ def test_environment_round_trip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert from_environment() is None
 
 
-def test_unreadable_password_file() -> None:
-    """A password file that is not there is an error of its own, naming the file."""
+def test_an_unreadable_password_file_is_named() -> None:
+    """A missing file has an error of its own."""
     settings: Settings = from_parameters(parameters(user="u", password_file="/no/such/file"))
     with pytest.raises(ConfigurationError, match="/no/such/file"):
         settings.password()
 
 
-def test_what_torchs_own_backends_take_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    """In our words where there is a counterpart; else a line says that it has no effect, and why."""
+def test_settings_of_torchs_own_backends_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Translated where we have a counterpart; else a line says that it has no effect, and why."""
     settings = from_parameters(
         parameters(
             endpoint="127.0.0.1:2379",
@@ -249,8 +249,8 @@ def test_what_torchs_own_backends_take_is_taken(capsys: pytest.CaptureFixture[st
     assert "etcd_prefix" not in said
 
 
-def test_torchs_keys_contradict_nobody() -> None:
-    """One setting under two names with two values is an error, as is a protocol that is none."""
+def test_contradictory_settings_are_refused() -> None:
+    """One setting under two names with two values is an error, as is an unknown protocol."""
     with pytest.raises(ConfigurationError, match="prefix and etcd_prefix"):
         from_parameters(parameters(prefix="a", etcd_prefix="b"))
     with pytest.raises(ConfigurationError, match="choose http or https"):
@@ -258,6 +258,6 @@ def test_torchs_keys_contradict_nobody() -> None:
 
 
 @pytest.mark.parametrize(("mode", "seconds"), [("restart", 30.0), ("resident", 3.0)])
-def test_the_last_call_is_torchs_where_torchrun_restarts(mode: str, seconds: float) -> None:
-    """30 s for whoever is late, which costs everybody a restart; a keeper lets it in beside those that train."""
+def test_last_call_applies_only_in_restart_mode(mode: str, seconds: float) -> None:
+    """30 s for late nodes, which cost everybody a restart; a keeper admits them beside those that train."""
     assert from_parameters(parameters(mode=mode)).policy.first_gather == seconds

@@ -1,4 +1,4 @@
-"""The store of one generation: waits last as long as the generation, whatever becomes of its server."""
+"""The store of one generation: waits last as long as the generation, whatever happens to its server."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def meeting() -> Iterator[Meeting]:
     meeting.close()
 
 
-def test_values_travel(meeting: Meeting) -> None:
-    """What one sets another gets, as text or bytes, alone or several; a get waits for it."""
+def test_a_value_set_by_one_node_is_read_by_another(meeting: Meeting) -> None:
+    """As text or bytes, alone or several; a get waits for it."""
     a, b = meeting.agent(0), meeting.agent(1)
     a.multi_set(["x", "y"], ["1", "2"])
     threading.Timer(0.3, lambda: a.set("z", b"3")).start()
@@ -108,8 +108,8 @@ def test_a_signal_in_a_wait_does_not_spoil_the_next_answer(meeting: Meeting) -> 
     assert a.get("other") == b"right"
 
 
-def test_a_broken_connection_is_made_again(meeting: Meeting) -> None:
-    """A connection that the network forgot is none of torchrun's business, and no amount is added twice."""
+def test_a_broken_connection_is_replaced(meeting: Meeting) -> None:
+    """torchrun does not notice one that the network dropped, and no amount is added twice."""
     a = meeting.agent(0)
     assert a.add("n", 1) == 1
     connection = meeting.seats[0]._socket
@@ -119,14 +119,14 @@ def test_a_broken_connection_is_made_again(meeting: Meeting) -> None:
 
 
 def test_an_amount_is_added_once(meeting: Meeting) -> None:
-    """The same request, sent again because its answer was lost, gets the same answer."""
+    """The same request, repeated because its answer was lost, gets the same answer."""
     seat = meeting.agent(0) and meeting.seats[0]
     assert [seat._ask(["add", "n", 2, "token"]) for _ in range(2)] == [2, 2]
     assert seat._ask(["add", "n", 2, "another"]) == 4
 
 
-def test_strangers_are_shown_out(meeting: Meeting) -> None:
-    """Who does not speak the table's language loses the connection; the others do not notice."""
+def test_connections_of_strangers_are_closed(meeting: Meeting) -> None:
+    """One that does not speak the table's protocol; the others do not notice."""
     for nonsense in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\2{}", b"\0\0\0\1\xff"):
         with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as stranger:
             stranger.sendall(nonsense)
@@ -142,8 +142,8 @@ def test_a_long_answer_arrives_whole(meeting: Meeting) -> None:
     assert a.multi_get(["long", "long"]) == [value, value]
 
 
-def test_torchs_exit_barrier(meeting: Meeting) -> None:
-    """torchrun's own barrier works on it, and each agent's arrival is told as its end of work."""
+def test_torchruns_exit_barrier_works(meeting: Meeting) -> None:
+    """Each agent's arrival is reported as its end of work."""
     stores = [meeting.agent(0), meeting.agent(1)]
     threads = [
         threading.Thread(target=barrier, args=(store, 2, "torchelastic/agent/terminal_state", 300)) for store in stores
@@ -156,14 +156,14 @@ def test_torchs_exit_barrier(meeting: Meeting) -> None:
     assert sorted(meeting.finished) == [0, 1]
 
 
-def test_the_barrier_ends_with_the_generation(meeting: Meeting) -> None:
-    """An agent that waits for one that died gets out, without an exception."""
+def test_the_exit_barrier_ends_with_the_generation(meeting: Meeting) -> None:
+    """An agent that waits for a dead one gets out, without an exception."""
     meeting.end_in(0.3)
     barrier(meeting.agent(0), 2, "torchelastic/agent/terminal_state", 300)
 
 
 def test_numbering_workers_ends_with_the_generation(meeting: Meeting) -> None:
-    """Both sides of torchrun's numbering get something it can read: as many workers elsewhere as here."""
+    """Both sides of torchrun's numbering get a readable answer: as many workers elsewhere as here."""
     meeting.end_in(0.3)
     first, second = meeting.agent(0), meeting.agent(1)
     first.set("torchelastic/role_info/0", b'{"mine": 1}')
@@ -171,7 +171,7 @@ def test_numbering_workers_ends_with_the_generation(meeting: Meeting) -> None:
     assert json.loads(second.get("torchelastic/assigned_ranks/1")) == [1, 2, 1, 2]
 
 
-def test_before_torchrun_is_in_charge_the_end_is_an_exception(meeting: Meeting) -> None:
+def test_before_torchrun_takes_over_the_end_of_a_generation_is_an_exception(meeting: Meeting) -> None:
     """The handler itself then waits for the next generation."""
     store = meeting.agent(1, admitted=False)
     meeting.end_in(0.3)
@@ -180,7 +180,7 @@ def test_before_torchrun_is_in_charge_the_end_is_an_exception(meeting: Meeting) 
 
 
 def test_a_dead_server_is_waited_out(meeting: Meeting) -> None:
-    """When the server dies, nothing fails before the generation ends; it is the membership's to say."""
+    """When the server dies nothing fails before the generation ends, which is up to the membership."""
     store = meeting.agent(1)
     meeting.server.kill()
     meeting.end_in(0.5)
@@ -189,7 +189,7 @@ def test_a_dead_server_is_waited_out(meeting: Meeting) -> None:
 
 
 def test_a_stopped_server_is_waited_out(meeting: Meeting) -> None:
-    """A server whose host hangs holds nobody, neither who sits there already nor who comes now."""
+    """A server on a hanging host blocks neither connected nor new clients."""
     store = meeting.agent(1)
     meeting.server.send_signal(signal.SIGSTOP)
     meeting.end_in(0.5)
@@ -200,8 +200,8 @@ def test_a_stopped_server_is_waited_out(meeting: Meeting) -> None:
     assert time.monotonic() - began < 2
 
 
-def test_what_generations_left_goes_when_a_later_one_begins() -> None:
-    """The table of a job that re-forms for months does not grow; what is to come, and others' keys, stay."""
+def test_keys_of_earlier_generations_are_removed() -> None:
+    """The table of a job that re-forms for months does not grow; later keys, and those of others, stay."""
     table = KeyTableServer("127.0.0.1", CREDENTIALS)
     seats = {
         root + key: Seat("127.0.0.1", table.port, f"{root}{key}/", lambda: False, lambda: CREDENTIALS)
@@ -226,7 +226,7 @@ def test_what_generations_left_goes_when_a_later_one_begins() -> None:
 
 
 def test_nested_json_ends_a_connection_and_not_the_table(meeting: Meeting) -> None:
-    """From one of the run; who is not gets no message through, and is told of."""
+    """Sent by a member of the run; a stranger gets no message through, and is reported."""
     with socket.create_connection(("127.0.0.1", meeting.port), timeout=20) as one:
         channel = dial(one, CREDENTIALS, PortRole.TABLE)
         channel.send_sealed(b"[" * 200_000)
@@ -240,8 +240,8 @@ def test_nested_json_ends_a_connection_and_not_the_table(meeting: Meeting) -> No
     assert "port=table peer=127.0.0.1" in meeting.server.stdout.readline()
 
 
-def test_who_proves_nothing_is_shown_out(meeting: Meeting) -> None:
-    """A crowd that is silent loses its connections, and keeps nobody out."""
+def test_unauthenticated_connections_are_closed(meeting: Meeting) -> None:
+    """A silent crowd loses its connections, and keeps nobody out."""
     crowd = [socket.create_connection(("127.0.0.1", meeting.port), timeout=30) for _ in range(100)]
     assert meeting.agent(0).add("n", 1) == 1
     for one in crowd:
@@ -266,8 +266,8 @@ while True:
 """
 
 
-def test_a_flood_that_does_not_end_holds_up_nobody_who_is_known(meeting: Meeting) -> None:
-    """Whoever connects faster than the table accepts does not keep it from answering, nor from letting members in."""
+def test_a_lasting_flood_of_strangers_holds_up_no_member(meeting: Meeting) -> None:
+    """Connecting faster than the table accepts neither stops its answers nor keeps members out."""
     known = meeting.agent(0)
     assert known.add("n", 1) == 1
     flood = [
@@ -293,8 +293,8 @@ def encrypted(certificates: Certificates) -> Credentials:
     return replace(CREDENTIALS, certificate=str(certificates.client), key=str(certificates.client_key))
 
 
-def test_an_encrypted_table_does_what_a_plain_one_does(encrypted: Credentials) -> None:
-    """A get that waits, counters, what no buffer takes at once, and a connection that is made again."""
+def test_an_encrypted_table_works_like_a_plain_one(encrypted: Credentials) -> None:
+    """A get that waits, counters, data that fills the buffers, and a replaced connection."""
     table = KeyTableServer("127.0.0.1", encrypted)
     seats = [Seat("127.0.0.1", table.port, "1.1/", lambda: False, lambda: encrypted) for _ in range(2)]
     try:
@@ -315,8 +315,8 @@ def test_an_encrypted_table_does_what_a_plain_one_does(encrypted: Credentials) -
 
 
 @pytest.mark.parametrize("at_table", [True, False])
-def test_a_table_and_a_seat_of_which_one_encrypts_say_so(encrypted: Credentials, at_table: bool) -> None:
-    """A mistake in one node's settings is told by both, and ends neither."""
+def test_different_encryption_of_table_and_seat_is_reported(encrypted: Credentials, at_table: bool) -> None:
+    """A mistake in one node's settings is reported by both, and ends neither."""
     theirs: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
     ours: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
     table = KeyTableServer("127.0.0.1", encrypted if at_table else CREDENTIALS, refused=theirs.put)
@@ -349,8 +349,8 @@ def outcome(call: Callable[[], object]) -> object:
         return type(error)
 
 
-def told(store: Store) -> list[object]:
-    """Return what a store answers to every call there is."""
+def results(store: Store) -> list[object]:
+    """Return a store's answers to every possible call."""
     store.set("a", "1")
     store.multi_set(["b", "c"], ["2", "\0x"])
     store.append("a", "+")
@@ -378,15 +378,17 @@ def told(store: Store) -> list[object]:
 
 
 @pytest.mark.parametrize("prefixed", [False, True])
-def test_it_answers_as_torchs_own_store_does(meeting: Meeting, prefixed: bool) -> None:
-    """Whatever is asked of it, by Python or, through a PrefixStore, by torch's C++ code."""
+def test_the_store_answers_like_torchs_own(meeting: Meeting, prefixed: bool) -> None:
+    """To Python and, through a PrefixStore, to torch's C++ code."""
     ours: Store = meeting.agent(0)
     theirs: Store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert told(PrefixStore("p", ours) if prefixed else ours) == told(PrefixStore("p", theirs) if prefixed else theirs)
+    assert results(PrefixStore("p", ours) if prefixed else ours) == results(
+        PrefixStore("p", theirs) if prefixed else theirs
+    )
 
 
-def test_process_groups_meet_in_it(meeting: Meeting) -> None:
-    """As the store that `init_process_group` is given."""
+def test_process_groups_meet_in_the_store(meeting: Meeting) -> None:
+    """It is given to `init_process_group`."""
     sums = {}
 
     def take_part(rank: int, store: Store) -> None:
@@ -403,8 +405,8 @@ def test_process_groups_meet_in_it(meeting: Meeting) -> None:
     assert sums == {0: 3.0, 1: 3.0}
 
 
-def test_who_uses_it_beyond_its_generation_is_told(meeting: Meeting) -> None:
-    """Stand-ins are for torchrun's agents alone. What makes no sense is an error, not a wait."""
+def test_using_the_store_beyond_its_generation_is_an_error(meeting: Meeting) -> None:
+    """Stand-in answers are for torchrun's agents alone. Nonsense is an error, not a wait."""
     store = meeting.agent(0)
     store.set("word", "x")
     with pytest.raises(UsageError, match="not a number"):

@@ -33,8 +33,8 @@ def begun() -> Holdings:
     return holdings
 
 
-def test_the_safe_step_and_what_may_become_safe_is_kept() -> None:
-    """A vote frees only what is older than the safe step."""
+def test_the_safe_step_and_later_snapshots_are_kept() -> None:
+    """A vote frees only those older than the safe step."""
     holdings = begun()
     for step in (1, 2, 3):
         take(holdings, Mark(1, step))
@@ -68,8 +68,8 @@ def test_a_refused_snapshot_is_not_sent_again_until_the_buddy_changes() -> None:
     assert holdings.next_to_replicate() == Mark(1, 1)
 
 
-def test_a_new_buddy_gets_what_the_former_one_had() -> None:
-    """What is safe must again be in two places, and is told anew when it is: a node that leaves waits for that."""
+def test_a_new_buddy_gets_the_snapshots_of_the_former_one() -> None:
+    """A safe snapshot must be in two places again and is reported when it is: a leaving node waits for that."""
     holdings = begun()
     take(holdings, Mark(1, 1))
     hold(holdings, Mark(1, 1))
@@ -81,8 +81,8 @@ def test_a_new_buddy_gets_what_the_former_one_had() -> None:
     assert holdings.held == 1
 
 
-def test_a_dead_trainers_half_written_buffer_is_nothing() -> None:
-    """What was granted is free again, what was written stays."""
+def test_a_dead_trainers_unfinished_buffer_is_freed() -> None:
+    """Written ones stay."""
     holdings = begun()
     take(holdings, Mark(1, 1))
     holdings.trainer_gone()
@@ -91,7 +91,7 @@ def test_a_dead_trainers_half_written_buffer_is_nothing() -> None:
 
 
 def test_a_generation_keeps_its_predecessors_safe_step_until_it_has_its_own() -> None:
-    """What was restored from stays through votes without a safe step, and goes with the first that has one."""
+    """The restored snapshot stays through votes without a safe step, and goes with the first that has one."""
     holdings = begun()
     for step in (1, 2, 3):
         take(holdings, Mark(1, step))
@@ -114,7 +114,7 @@ def test_nothing_is_dropped_before_the_new_generation_has_restored() -> None:
     assert len(holdings.marks()) == 3
 
 
-def test_a_final_snapshot_takes_the_place_of_one_not_yet_safe() -> None:
+def test_a_final_snapshot_replaces_one_that_is_not_yet_safe() -> None:
     """At a planned change there is no more vote to wait for; the safe step stays."""
     holdings = begun()
     for step in (1, 2, 3, 4):
@@ -142,8 +142,8 @@ def test_a_final_snapshot_waits_while_all_are_being_sent() -> None:
     assert len(holdings.grant()) == 1
 
 
-def test_a_pinned_snapshot_outlives_its_time() -> None:
-    """An upload's snapshot stays through votes and generations, and one more buffer makes room for it."""
+def test_a_pinned_snapshot_is_kept_until_it_is_released() -> None:
+    """An upload's snapshot stays through votes and generations, and one more buffer makes up for it."""
     holdings = begun()
     take(holdings, Mark(1, 1), checkpoint=True)
     holdings.pin(1)
@@ -158,7 +158,7 @@ def test_a_pinned_snapshot_outlives_its_time() -> None:
 
 
 def test_one_pin_at_a_time() -> None:
-    """A second upload has to wait for the first; a checkpoint that nobody writes gives way to the next."""
+    """A second upload waits for the first; a checkpoint that nobody writes gives way to the next."""
     holdings = begun()
     take(holdings, Mark(1, 1), checkpoint=True)
     take(holdings, Mark(1, 2), checkpoint=True)
@@ -176,7 +176,7 @@ def test_one_pin_at_a_time() -> None:
 
 
 def test_replicas_of_an_older_generation_are_refused() -> None:
-    """A cut-off rank of the past cannot place anything, nor finish what it had begun."""
+    """A cut-off rank of the past can neither place a snapshot nor finish one."""
     replicas = Replicas()
     late = replicas.begin(Origin(generation=4, rank=0), 9, [9])
     assert late is not None
@@ -187,7 +187,7 @@ def test_replicas_of_an_older_generation_are_refused() -> None:
 
 
 def test_a_buddy_drops_only_what_its_origin_has_dropped() -> None:
-    """And needs no more buffers than the origin, however long it goes on."""
+    """It needs no more buffers than the origin, however long it goes on."""
     replicas = Replicas()
     origin = Origin(generation=1, rank=3)
     buffers = set()
@@ -200,7 +200,7 @@ def test_a_buddy_drops_only_what_its_origin_has_dropped() -> None:
     assert len(buffers) <= 4
 
 
-# The whole, as a model: nodes with one rank each, the buddy of a rank on the next node.
+# A model of the whole: nodes with one rank each, the buddy of a rank on the next node.
 
 
 @dataclass
@@ -232,7 +232,7 @@ class Cluster:
         self.seal()
 
     def seal(self) -> None:
-        """Begin a generation with the nodes there are; its ranks restore one by one."""
+        """Begin a generation with the present nodes; its ranks restore one by one."""
         self.generation += 1
         self.votes = []
         self.base = self.restorable()
@@ -261,14 +261,14 @@ class Cluster:
         return max(whole, default=None)
 
     def restore(self, node: Node) -> None:
-        """A trainer has loaded its state."""
+        """Let a trainer finish loading its state."""
         if not node.restored:
             node.restored = True
             node.holdings.restored(self.generation, self.base)
             node.replicas.restored(self.generation, self.base)
 
     def step(self) -> None:
-        """All ranks vote, step, and decide alike whether to take a snapshot."""
+        """Let all ranks vote, step, and decide alike whether to take a snapshot."""
         if not all(node.restored and node.copying < 0 for node in self.nodes):
             return
         safe = min(node.told_held for node in self.nodes)
@@ -287,7 +287,7 @@ class Cluster:
         assert len({node.steps for node in self.nodes}) == 1
 
     def hear_vote(self, node: Node) -> bool:
-        """A keeper is told of a vote."""
+        """Report a vote to a keeper."""
         if node.votes_heard == len(self.votes):
             return False
         safe = self.votes[node.votes_heard]
@@ -298,17 +298,17 @@ class Cluster:
         return True
 
     def finish_copy(self, node: Node, pin: bool) -> None:
-        """A trainer's copy is complete: messages arrive in order, so the keeper has heard the votes before it."""
+        """Complete a trainer's copy: messages arrive in order, so the keeper has received earlier votes."""
         if node.copying >= 0:
             while self.hear_vote(node):
                 pass
             node.holdings.grant()
-            assert BufferState.GRANTED in node.holdings.places(), "a snapshot all ranks take has no buffer here"
+            assert BufferState.GRANTED in node.holdings.places(), "no buffer for a snapshot that all ranks take"
             take(node.holdings, Mark(self.generation, node.copying), checkpoint=pin)
             node.copying = -1
 
     def replicate(self, node: Node, arrives: bool) -> None:
-        """A snapshot goes to the buddy, or is lost on the way."""
+        """Send a snapshot to the buddy, or lose it on the way."""
         mark = node.holdings.next_to_replicate()
         if mark is None or mark.generation != self.generation:
             return
@@ -327,14 +327,14 @@ class Cluster:
         node.holdings.end(mark, held=held)
 
     def tell_held(self, node: Node) -> None:
-        """A trainer is told what is held; the message may be late."""
+        """Report held snapshots to a trainer; the message may be late."""
         if node.restored:
             node.told_held = max(node.told_held, node.holdings.held)
 
     def die(self, node: Node) -> None:
-        """A node dies; a fresh one comes, for one keeps the number of nodes.
+        """Kill a node and add a new one, so that the number of nodes stays the same.
 
-        Not while the last death is still to be recovered from: then node and buddy may be gone together.
+        Not before the last death is recovered from: otherwise node and buddy may be gone together.
         """
         if self.safe is not None and self.safe.generation != self.generation:
             return
@@ -344,11 +344,11 @@ class Cluster:
         self.seal()
 
     def trainers_die(self) -> None:
-        """All trainers are killed, the keepers stay: a fault without a death."""
+        """Kill all trainers but no keeper: a fault without a death."""
         self.seal()
 
     def check(self) -> None:
-        """At every moment, not only when it is needed."""
+        """Check the invariants at every moment, not only when they are needed."""
         if self.safe is not None:
             found = self.restorable()
             assert found is not None, self.safe
@@ -357,7 +357,7 @@ class Cluster:
 
 @settings(max_examples=400, deadline=None, phases=(Phase.generate,))  # a shorter history says no more
 @given(nodes=st.integers(2, 4), seed=st.integers(0, 2**32), haste=st.sampled_from((0.2, 0.5, 0.8)))
-def test_what_was_safe_stays_restorable(nodes: int, seed: int, haste: float) -> None:
+def test_a_safe_step_stays_restorable(nodes: int, seed: int, haste: float) -> None:
     """Under random interleavings of copies, replicas, acknowledgements, votes and deaths.
 
     haste: how often replication gets a turn, against all else; below one half it is slower than the steps.

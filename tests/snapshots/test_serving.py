@@ -55,7 +55,7 @@ class Place:
         self.credits: list[int] = []
 
     def begin(self, generation: int, base: Mark | None = None) -> None:
-        """Be in a generation."""
+        """Enter a generation."""
         self.server.sealed(generation, ("0@1", "1@1"))
         self.memory.set_generation(generation)
         self.memory.restored(generation, base)
@@ -101,7 +101,7 @@ def place() -> Iterator[Callable[[int], Place]]:
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
-    """Whether the condition comes true in time."""
+    """Return whether the condition comes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -148,7 +148,7 @@ def test_a_snapshot_is_fetched_from_home_and_from_the_buddy(place: Callable[[int
     }
 
 
-def test_without_a_buddy_home_alone_counts(place: Callable[[int], Place]) -> None:
+def test_without_a_buddy_the_home_copy_is_enough(place: Callable[[int], Place]) -> None:
     """A single node makes progress too."""
     home = place(0)
     home.begin(1)
@@ -156,8 +156,8 @@ def test_without_a_buddy_home_alone_counts(place: Callable[[int], Place]) -> Non
     assert eventually(lambda: home.held == [Mark(1, 1)])
 
 
-def test_a_buddy_that_is_gone_delays_what_is_held_until_another_comes(place: Callable[[int], Place]) -> None:
-    """Nothing hangs, digests are computed all the same, and the next buddy gets everything."""
+def test_snapshots_wait_for_another_buddy_when_one_is_gone(place: Callable[[int], Place]) -> None:
+    """Nothing hangs, digests are still computed, and the next buddy gets everything."""
     home, dead, other = place(0), place(1), place(1)
     for one in (home, dead, other):
         one.begin(1)
@@ -174,7 +174,7 @@ def test_a_buddy_that_is_gone_delays_what_is_held_until_another_comes(place: Cal
 
 
 def test_replicas_of_a_stale_generation_are_refused(place: Callable[[int], Place]) -> None:
-    """A rank cut off in the past cannot place a snapshot, and does not try for ever."""
+    """A rank cut off in the past cannot place a snapshot, and does not retry for ever."""
     home, buddy = place(0), place(1)
     home.begin(1)
     buddy.begin(2)
@@ -186,7 +186,7 @@ def test_replicas_of_a_stale_generation_are_refused(place: Callable[[int], Place
     assert inventories([buddy.address], READER) == []
 
 
-def test_a_byte_that_changed_at_home_shows_at_the_receiver(place: Callable[[int], Place]) -> None:
+def test_a_byte_changed_at_home_is_detected_by_the_receiver(place: Callable[[int], Place]) -> None:
     """Corruption between hashing and sending is caught by the buddy, between hashing and fetching by the fetcher."""
     home, buddy = place(0), place(1)
     home.begin(1)
@@ -203,8 +203,8 @@ def test_a_byte_that_changed_at_home_shows_at_the_receiver(place: Callable[[int]
     assert inventories([buddy.address], READER) == []
 
 
-def test_what_is_dropped_at_home_is_dropped_at_the_buddy(place: Callable[[int], Place]) -> None:
-    """Memory does not grow: the buddy follows the votes the origin has heard."""
+def test_the_buddy_drops_what_its_origin_drops(place: Callable[[int], Place]) -> None:
+    """Memory does not grow: the buddy follows the votes that the origin received."""
     home, buddy = place(0), place(1)
     home.begin(1)
     buddy.begin(1)
@@ -218,7 +218,7 @@ def test_what_is_dropped_at_home_is_dropped_at_the_buddy(place: Callable[[int], 
     assert len(buddy.memory._other_arenas) <= 3
 
 
-def test_a_new_generation_keeps_what_it_restored_from(place: Callable[[int], Place]) -> None:
+def test_a_new_generation_keeps_the_snapshot_it_restored(place: Callable[[int], Place]) -> None:
     """At home and at the buddy, until it has a safe step of its own."""
     home, buddy = place(0), place(1)
     home.begin(1)
@@ -235,7 +235,7 @@ def test_a_new_generation_keeps_what_it_restored_from(place: Callable[[int], Pla
 
 
 def test_an_inventory_waits_for_digests(place: Callable[[int], Place]) -> None:
-    """The final snapshot of a planned change is offered however soon after it somebody asks."""
+    """The final snapshot of a planned change is offered however soon afterwards it is requested."""
     home = place(0)
     home.begin(1)
     for step in range(1, 4):
@@ -244,7 +244,7 @@ def test_an_inventory_waits_for_digests(place: Callable[[int], Place]) -> None:
 
 
 def test_servers_of_another_run_do_not_answer(place: Callable[[int], Place]) -> None:
-    """A port that was given to another job holds nothing for this one."""
+    """A port that another job now has holds nothing for this one."""
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
@@ -252,10 +252,10 @@ def test_servers_of_another_run_do_not_answer(place: Callable[[int], Place]) -> 
     assert len(inventories([home.address], READER)) == 1
 
 
-def test_dead_and_silent_servers_hold_nothing_and_hang_nobody(
+def test_dead_and_silent_servers_do_not_block_an_inventory(
     place: Callable[[int], Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One refuses, one accepts and says nothing, one lives: the answer of the one that lives comes in time."""
+    """One refuses, one accepts and stays silent, one is alive: the answer of the live one comes in time."""
     monkeypatch.setattr(wire, "ANSWER_SECONDS", 0.5)
     home = place(0)
     home.begin(1)
@@ -269,8 +269,8 @@ def test_dead_and_silent_servers_hold_nothing_and_hang_nobody(
         assert time.monotonic() - begun < 3.0
 
 
-def test_a_source_that_failed_is_not_asked_again(place: Callable[[int], Place]) -> None:
-    """A thousand tiles of a dead server fail at once, not one timeout after the other."""
+def test_a_failed_source_is_not_asked_again(place: Callable[[int], Place]) -> None:
+    """A thousand tiles of a dead server fail at once, not one timeout after another."""
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
@@ -285,7 +285,7 @@ def test_a_source_that_failed_is_not_asked_again(place: Callable[[int], Place]) 
     assert time.monotonic() - begun < 1.0
 
 
-def test_a_tile_that_was_let_go_is_an_error_of_that_tile(place: Callable[[int], Place]) -> None:
+def test_a_released_tile_is_an_error_of_that_tile_alone(place: Callable[[int], Place]) -> None:
     """Others of the same server are still fetched."""
     home = place(0)
     home.begin(1)
@@ -301,8 +301,8 @@ def test_a_tile_that_was_let_go_is_an_error_of_that_tile(place: Callable[[int], 
     source.close()
 
 
-def test_nonsense_does_not_hurt_the_server(place: Callable[[int], Place]) -> None:
-    """Whoever connects: the server says no and serves the next."""
+def test_garbage_does_not_harm_the_server(place: Callable[[int], Place]) -> None:
+    """It refuses any such connection and serves the next."""
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
@@ -321,7 +321,7 @@ def test_nonsense_does_not_hurt_the_server(place: Callable[[int], Place]) -> Non
     assert len(inventories([home.address], READER)) == 1
 
 
-def test_many_fetch_at_once(place: Callable[[int], Place]) -> None:
+def test_many_ranks_fetch_at_once(place: Callable[[int], Place]) -> None:
     """A new world restores from one server together."""
     home = place(0)
     home.begin(1)
@@ -336,8 +336,8 @@ def test_many_fetch_at_once(place: Callable[[int], Place]) -> None:
     assert all(one["model/w"] == data[: len(one["model/w"])] for one in found)
 
 
-def test_an_address_is_read_strictly() -> None:
-    """IPv6 in brackets; what is no address is refused when it is given, not when it is used."""
+def test_addresses_are_parsed_strictly() -> None:
+    """IPv6 in brackets; a malformed address is refused when it is given, not when it is used."""
     assert wire.parse_address("[::1]:80") == ("::1", 80)
     with pytest.raises(ValueError, match="host:port"):
         wire.parse_address("nowhere")
@@ -393,7 +393,7 @@ def request(mark: Mark, origin: int, layout: tables.SnapshotTable, **changes: ob
 
 
 def test_nobody_reads_or_writes_without_the_secret(place: Callable[[int], Place]) -> None:
-    """Neither an inventory nor a tile nor a forged snapshot of a high step; and it is told, once for a flood."""
+    """Neither an inventory nor a tile nor a forged snapshot of a high step. It is reported, once for a flood."""
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
@@ -411,8 +411,8 @@ def test_nobody_reads_or_writes_without_the_secret(place: Callable[[int], Place]
     assert [i.step for i in inventories([home.address], READER)] == [1]
 
 
-def test_before_it_has_joined_a_node_serves_nobody() -> None:
-    """Without a secret there is nothing by which to tell who is of the run."""
+def test_a_node_serves_nobody_before_it_has_joined() -> None:
+    """Without a secret it cannot tell who belongs to the run."""
     refused: list[Refusal] = []
     memory = SnapshotMemory()
     server = TileServer(memory, host="127.0.0.1", refused=refused.append)
@@ -426,7 +426,7 @@ def test_before_it_has_joined_a_node_serves_nobody() -> None:
 
 
 def test_a_member_cannot_forge_or_drop_the_replica_of_another(place: Callable[[int], Place]) -> None:
-    """A rank's snapshots come from the node that the sealed record names, and from nobody else of the run."""
+    """A rank's snapshots come from the node that the sealed record names, and from no other member."""
     home, buddy = place(0), place(1)
     home.begin(3)
     buddy.begin(3)
@@ -442,8 +442,8 @@ def test_a_member_cannot_forge_or_drop_the_replica_of_another(place: Callable[[i
     assert eventually(lambda: any("rank 0 of generation 3 is 0@1, not 9@1" in one.reason for one in buddy.refused))
 
 
-def test_replicas_are_bounded_by_the_memory_for_them(place: Callable[[int], Place]) -> None:
-    """What is announced takes no memory, and what would take too much is refused before it is sent."""
+def test_replicas_are_bounded_by_their_memory(place: Callable[[int], Place]) -> None:
+    """Announcements take no memory, and a replica that would take too much is refused before it is sent."""
     buddy = place(1)
     buddy.begin(1)
     rows = REPLICA_BYTES // 4 + 1
@@ -457,7 +457,7 @@ def test_replicas_are_bounded_by_the_memory_for_them(place: Callable[[int], Plac
 
 
 def test_a_table_under_another_identity_is_refused(place: Callable[[int], Place]) -> None:
-    """Others' snapshots that name this identity would be read with the wrong tensors."""
+    """Otherwise snapshots of others that name this identity would be read with the wrong tensors."""
     buddy = place(1)
     buddy.begin(1)
     spec = TensorSpec(key="model/w", dtype="float32", shape=(4,))
@@ -469,8 +469,8 @@ def test_a_table_under_another_identity_is_refused(place: Callable[[int], Place]
         assert "another identity" in home.receive()["error"]
 
 
-def test_who_says_nothing_loses_the_connection(place: Callable[[int], Place]) -> None:
-    """A hundred connections that prove nothing do not keep a member out, and each is ended by its deadline."""
+def test_silent_connections_are_closed(place: Callable[[int], Place]) -> None:
+    """A hundred unauthenticated connections do not keep a member out, and each is closed at its deadline."""
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
@@ -485,8 +485,8 @@ def test_who_says_nothing_loses_the_connection(place: Callable[[int], Place]) ->
             one.close()
 
 
-def test_an_announced_gigabyte_takes_no_memory_and_nested_json_no_thread(place: Callable[[int], Place]) -> None:
-    """Of those who are of the run, too: memory grows with what arrives, and deep JSON is an error like any other."""
+def test_oversized_announcements_and_nested_json_do_no_harm(place: Callable[[int], Place]) -> None:
+    """Even from members: memory grows with received bytes, and deep JSON is an error like any other."""
     home = place(0)
     home.begin(1)
     home.write(Mark(1, 1))
@@ -505,13 +505,13 @@ def test_an_announced_gigabyte_takes_no_memory_and_nested_json_no_thread(place: 
 
 
 def resident() -> int:
-    """Return the bytes of memory this process has."""
+    """Return the resident memory of this process, in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_frame_that_was_changed_ends_the_connection(place: Callable[[int], Place]) -> None:
-    """Somebody in between who lets the handshake pass can do nothing with what follows."""
+def test_a_changed_frame_ends_the_connection(place: Callable[[int], Place]) -> None:
+    """A man in the middle who lets the handshake pass cannot alter what follows."""
     home = place(0)
     home.begin(1)
     with wire.connect(home.address, READER) as one:
@@ -521,8 +521,8 @@ def test_a_frame_that_was_changed_ends_the_connection(place: Callable[[int], Pla
             one.receive()
 
 
-def test_with_a_certificate_the_state_of_a_run_travels_encrypted(place: Callable[[int], Place], tmp_path: Path) -> None:
-    """Replicas and what is fetched; one who has the secret and does not encrypt is shown out."""
+def test_with_a_certificate_snapshots_are_sent_encrypted(place: Callable[[int], Place], tmp_path: Path) -> None:
+    """Replicas and fetched tiles. A peer that has the secret but does not encrypt is disconnected."""
     made = Certificates.make(tmp_path)
     home, buddy = place(0), place(1)
     for one in (home, buddy):

@@ -1,4 +1,4 @@
-"""Where tiles lie in a snapshot."""
+"""The layout of tiles in a snapshot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spec(*shape: int, key: str = "model/w", dtype: str = "float32") -> TensorSpe
 
 
 @given(rows=st.integers(0, 40), columns=st.integers(1, 8), low=st.integers(0, 40), limit=st.integers(4, 400))
-def test_cutting_keeps_every_byte_in_its_place(rows: int, columns: int, low: int, limit: int) -> None:
+def test_cutting_covers_the_shard_in_place(rows: int, columns: int, low: int, limit: int) -> None:
     """Tiles cover the shard without a gap, each at the offset its first element has in the shard."""
     whole = spec(low + rows, columns)
     table = tables.lay_out([(whole, Box(start=(low, 0), stop=(low + rows, columns)))], limit)
@@ -105,8 +105,8 @@ def test_the_same_tiles_are_on_offer_as_were_digested() -> None:
         tables.split_digests(table, "".join(digests[1:]))
 
 
-def test_scalars_empty_shards_and_odd_sizes_lie_aligned() -> None:
-    """Every box begins at a multiple of the alignment, and none overlaps the next."""
+def test_boxes_of_all_sizes_are_aligned() -> None:
+    """Scalars, empty shards and odd sizes: each begins at a multiple of the alignment, and none overlaps the next."""
     boxes = [
         (spec(key="optimizer/w/step"), Box(start=(), stop=())),
         (spec(4, 3), Box(start=(2, 0), stop=(2, 3))),
@@ -119,8 +119,8 @@ def test_scalars_empty_shards_and_odd_sizes_lie_aligned() -> None:
     assert uncovered(boxes[3][0], [table.entries[3].box]) is None
 
 
-def test_a_table_survives_the_wire() -> None:
-    """What is read is what was written, by the same identity, and is cut alike."""
+def test_a_table_reads_back_unchanged() -> None:
+    """With the same identity, and cut alike."""
     table = tables.lay_out([(spec(9, 9), Box(start=(3, 0), stop=(9, 9)))], 100)
     read = tables.from_wire(tables.to_wire(table))
     assert (read, read.tiles) == (table, table.tiles)
@@ -141,7 +141,7 @@ def test_a_table_survives_the_wire() -> None:
     ],
 )
 def test_a_table_that_cannot_be_is_refused(changed: dict[str, Any], why: str) -> None:
-    """Nobody makes a server read beyond a snapshot, or list more tiles than there is memory for."""
+    """Nobody can make a server read beyond the snapshot, or list more tiles than there is memory for."""
     wire = tables.to_wire(tables.lay_out([(spec(4), Box(start=(0,), stop=(4,)))]))
     with pytest.raises(ValueError, match=why):
         tables.from_wire({**wire, **changed})

@@ -1,1 +1,1 @@
-"""What a run goes on from, and what it leaves."""
+"""The state that a run resumes from, and the state that it leaves."""

@@ -1,4 +1,4 @@
-"""Damage to a checkpoint that lies in a folder."""
+"""Damage to a checkpoint in a directory."""
 
 from __future__ import annotations
 

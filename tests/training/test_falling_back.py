@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from where no state is in memory, and what it makes of damaged ones."""
+"""Which checkpoint a run resumes from if no state is in memory, and how it treats damaged ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Keeping(StandalonePort):
         self.assignment = replace(
             self.assignment, generation=generation, store=StoreAt(url=str(folder)), snapshot_every=1, restore=restore
         )
-        self.told: dict[str, Any] = {}
+        self.outcome: dict[str, Any] = {}
 
     def await_go(self) -> Go:
         return Go(servers=())
@@ -73,7 +73,7 @@ class Keeping(StandalonePort):
     def restored(
         self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
     ) -> None:
-        self.told = {"source": source, "step": step, "detail": detail, "damaged": damaged}
+        self.outcome = {"source": source, "step": step, "detail": detail, "damaged": damaged}
         if self.writer is not None and damaged:
             self.writer.distrust(damaged)
 
@@ -93,27 +93,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_damaged_tiles_cost_the_steps_since_the_checkpoint_before(folder: Path) -> None:
-    """The run goes on from the newest that is whole, says so, and ends with the bits it would have had."""
+def test_damaged_tiles_cost_the_steps_since_the_previous_checkpoint(folder: Path) -> None:
+    """The run resumes from the newest whole one, says so, and ends with the bits it would have had."""
     undisturbed = go_through(Keeping(folder.parent / "other", 1), steps=6)
     store = open_store(str(folder))
     newest = resolve_name(store, "4")
     spoil_tiles(store, 4, older=(1, 2, 3))
     port = Keeping(folder, 2, writer=CheckpointWriter(store, Saving(), 1))
     assert go_through(port, steps=6) == undisturbed
-    assert (port.told["source"], port.told["step"], port.told["damaged"]) == ("store", 3, (newest,))
-    assert "passed over" in port.told["detail"]
-    # Step 4 was made again, with the same bits and so the same packs: they were written anew.
+    assert (port.outcome["source"], port.outcome["step"], port.outcome["damaged"]) == ("store", 3, (newest,))
+    assert "passed over" in port.outcome["detail"]
+    # Step 4 was repeated with the same bits, and so the same packs, which were written again.
     again = Keeping(folder, 3, restore="4")
     go_through(again, steps=4)
-    assert (again.told["step"], again.told["damaged"]) == (4, ())
+    assert (again.outcome["step"], again.outcome["damaged"]) == (4, ())
     last = Keeping(folder, 4)
     go_through(last, steps=6)
-    assert (last.told["step"], last.told["damaged"]) == (4, ())
+    assert (last.outcome["step"], last.outcome["damaged"]) == (4, ())
 
 
-def test_a_damaged_record_is_passed_over_too(folder: Path) -> None:
-    """The checkpoint cannot even be opened; the one before can."""
+def test_a_checkpoint_with_a_damaged_record_is_skipped(folder: Path) -> None:
+    """It cannot even be opened; the one before can."""
     store = open_store(str(folder))
     newest = resolve_name(store, "latest")
     path = folder / names.record(newest)
@@ -121,11 +121,11 @@ def test_a_damaged_record_is_passed_over_too(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     port = Keeping(folder, 2)
     go_through(port)
-    assert (port.told["step"], port.told["damaged"]) == (3, (newest,))
+    assert (port.outcome["step"], port.outcome["damaged"]) == (3, (newest,))
 
 
-def test_where_no_checkpoint_is_whole_the_run_does_not_begin_anew(folder: Path) -> None:
-    """All that was made is there and damaged: a person decides."""
+def test_without_a_whole_checkpoint_the_run_does_not_start_over(folder: Path) -> None:
+    """All of its work is there and damaged: a person decides."""
     for record in folder.glob("checkpoints/*.record"):
         record.chmod(0o644)
         record.write_bytes(b"")
@@ -133,33 +133,33 @@ def test_where_no_checkpoint_is_whole_the_run_does_not_begin_anew(folder: Path) 
         go_through(Keeping(folder, 2))
 
 
-def test_verified_goes_on_from_what_was_read_back(folder: Path) -> None:
-    """Newer checkpoints that nobody has verified are left aside; without any verified one there is nothing to begin."""
+def test_verified_resumes_from_the_last_verified_checkpoint(folder: Path) -> None:
+    """Newer unverified checkpoints are left aside; without a verified one there is nothing to start from."""
     with pytest.raises(StateError, match=r"no checkpoint .* was verified yet"):
         go_through(Keeping(folder, 2, restore="verified"))
     store = open_store(str(folder))
     mark_verified(store, resolve_name(store, "2"))
     port = Keeping(folder, 2, restore="verified")
     go_through(port)
-    assert (port.told["source"], port.told["step"]) == ("store", 2)
+    assert (port.outcome["source"], port.outcome["step"]) == ("store", 2)
 
 
-def test_a_checkpoint_that_is_named_is_where_the_run_begins_and_not_where_it_goes_back_to(folder: Path) -> None:
-    """Started once more, the run goes on from its own newest checkpoint, though the script still names the first."""
+def test_a_named_checkpoint_is_only_the_start_of_a_run(folder: Path) -> None:
+    """Restarted, the run resumes from its own newest checkpoint, though the script still names the first."""
     first = Keeping(folder, 2, restore="2")
     go_through(first, steps=3)
-    assert first.told["step"] == 2
+    assert first.outcome["step"] == 2
     ref = read_latest(open_store(str(folder)))
     assert ref is not None
     assert (ref.step, ref.made_in) == (3, 2)
     second = Keeping(folder, 3, restore="2")
     go_through(second, steps=5)
-    assert second.told["step"] == 3
+    assert second.outcome["step"] == 3
     with pytest.raises(StateError, match=r"'nonsense' is no tag, step or committed checkpoint"):
         go_through(Keeping(folder, 4, restore="nonsense"))
 
 
-def test_a_named_checkpoint_that_is_damaged_has_no_substitute(folder: Path) -> None:
+def test_a_damaged_named_checkpoint_is_not_replaced_by_another(folder: Path) -> None:
     """Whoever names one means that one."""
     spoil_tiles(open_store(str(folder)), 4, older=(1, 2, 3))
     with pytest.raises(StateError, match=r"asks for this one and no other"):

@@ -1,4 +1,4 @@
-"""A run whose store holds what another tool has saved: it starts at step 0 with those weights, or says why not."""
+"""A run whose store holds another tool's checkpoint starts at step 0 with those weights, or says why not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.parallel.models import Model, Sentences, loss_fn
 
 
 class Host(StandalonePort):
-    """A port with a store, which keeps what it is told."""
+    """A port with a store, which records its reports."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Host(StandalonePort):
 
 
 def begin(url: Path) -> tuple[Host, Any]:
-    """Go through one step of a run; return what its host saw, and the weights it began with."""
+    """Make one step of a run; return the observations of its host, and the initial weights."""
     host = Host(str(url))
     run = Run(host, tiers=KeepersAndStore("run"))
     model = run.shard(Model)
@@ -60,8 +60,8 @@ def trained() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("nested", "dtype"), [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)], ids=str
 )
-def test_it_starts_at_step_0_with_the_weights(nested: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Whatever step they were imported as, under the model's names or those of a nested state, widened if narrow."""
+def test_a_run_starts_at_step_0_with_imported_weights(nested: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Imported as any step, under the model's names or those of a nested state, widened if narrow."""
     saved = {name: value.to(dtype) for name, value in trained().items()}
     torch.save({"model": saved, "epoch": 3} if nested else saved, tmp_path / "in.pt")
     import_checkpoint("torch", tmp_path / "in.pt", open_store(str(tmp_path / "store")), step=1200)
@@ -73,7 +73,7 @@ def test_it_starts_at_step_0_with_the_weights(nested: bool, dtype: torch.dtype, 
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    """The error says what is missing, of another shape, or would be rounded; and what to do."""
+    """The error says what is missing, of another shape, or would be rounded, and what to do."""
     saved = trained()
     del saved["norm.bias"]
     saved |= {"head.bias": torch.zeros(3), "scale": torch.ones(2).double(), "other": torch.ones(1)}

@@ -1,4 +1,4 @@
-"""Where a trainer's state comes from when no keeper holds it."""
+"""Where a trainer's state comes from if no keeper holds it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def save(at: StoreAt) -> None:
 
 
 def restore(at: StoreAt) -> bytes:
-    """Return the bytes of the tensor, as a trainer would get them."""
+    """Return the bytes of the tensor as a trainer would get them."""
     tiers = KeepersAndStore("run")
     decision = restoring.load(restoring.dump(restoring.decide(tiers, (), at, [SPEC], KNOWN)))
     assert (decision.source, decision.step, decision.facts) == ("store", 5, {"step": 5})
@@ -48,8 +48,8 @@ def remove_packs(store: Path) -> None:
         pack.unlink()
 
 
-def test_tiles_come_from_the_store_once_and_then_from_the_disk(tmp_path: Path) -> None:
-    """A second trainer of the node asks the store for none."""
+def test_tiles_are_read_from_the_store_once_and_then_from_the_disk(tmp_path: Path) -> None:
+    """A second trainer of the node reads none from the store."""
     at = StoreAt(url=str(tmp_path / "store"), cache=str(tmp_path / "cache"), cache_bytes=1 << 20)
     save(at)
     assert restore(at) == TENSOR.numpy().tobytes()
@@ -60,7 +60,7 @@ def test_tiles_come_from_the_store_once_and_then_from_the_disk(tmp_path: Path) -
 
 
 def test_a_damaged_file_on_the_disk_is_replaced(tmp_path: Path) -> None:
-    """The store has the tile, and the next one reads good bytes from the disk."""
+    """The store has the tile, and the next trainer reads good bytes from the disk."""
     at = StoreAt(url=str(tmp_path / "store"), cache=str(tmp_path / "cache"), cache_bytes=1 << 20)
     save(at)
     restore(at)
@@ -71,15 +71,15 @@ def test_a_damaged_file_on_the_disk_is_replaced(tmp_path: Path) -> None:
     assert restore(at) == TENSOR.numpy().tobytes()
 
 
-def test_a_disk_that_cannot_be_used_is_done_without(tmp_path: Path) -> None:
-    """A restore is slower then, and right."""
+def test_an_unusable_disk_is_bypassed(tmp_path: Path) -> None:
+    """A restore is then slower, and right."""
     (tmp_path / "cache").write_text("a file")
     at = StoreAt(url=str(tmp_path / "store"), cache=str(tmp_path / "cache"), cache_bytes=1 << 20)
     save(at)
     assert restore(at) == TENSOR.numpy().tobytes()
 
 
-def test_a_key_is_needed_to_read_what_was_written_with_it(tmp_path: Path) -> None:
+def test_an_encrypted_checkpoint_needs_its_key(tmp_path: Path) -> None:
     """Nothing of the tensor is in the store; without the key, or with another, the error says so."""
     key = tmp_path / "key"
     key.write_text(Key.generate().text())
@@ -98,15 +98,15 @@ def test_a_key_is_needed_to_read_what_was_written_with_it(tmp_path: Path) -> Non
         open_checked(StoreAt(url=at.url, key=str(tmp_path / "missing")), None)
 
 
-def test_nothing_committed_is_nothing(tmp_path: Path) -> None:
-    """A store that was opened and never committed to."""
+def test_a_store_without_commits_has_no_state(tmp_path: Path) -> None:
+    """It was opened and never committed to."""
     at = StoreAt(url=str(tmp_path / "store"))
     open_store(at.url)
     assert restoring.decide(KeepersAndStore("run"), (), at, [SPEC], KNOWN).source == restoring.NONE
 
 
 def test_each_rank_begins_with_another_keeper() -> None:
-    """What all keepers hold is not asked of the first one alone; what only one holds is found all the same."""
+    """The first keeper is not asked for everything that all of them hold; what only one holds is still found."""
     offers = tuple(
         Offered(spec=SPEC, box=WHOLE, digest="0" * 64, source=server, where=[1, 5, 0, 0, 4096])
         for server in ("a:1", "b:1", "c:1")
@@ -118,7 +118,7 @@ def test_each_rank_begins_with_another_keeper() -> None:
 
 
 def test_no_secret_of_a_store_url_is_repeated(tmp_path: Path) -> None:
-    """What cannot be opened is named without the user's name, the password and what follows a question mark."""
+    """An error names the store without user name, password and query."""
     at = StoreAt(url="nothing://me:hidden@host/run?token=hidden", key="")
     for fails, error in ((lambda: open_checked(at, None), ConfigurationError), (lambda: restore(at), StateError)):
         with pytest.raises(error) as raised:

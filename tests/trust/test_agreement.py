@@ -1,4 +1,4 @@
-"""Which secret the members of a run use: however it is lost, deleted, spoiled or written anew, all end up with one."""
+"""Which secret the members of a run use: whether it is lost, deleted, garbled or replaced, all end up with one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GARBAGE = (b"", b"hunter2", b"Z" * 64, b"5E" * 32)
 
 @dataclass
 class Etcd:
-    """The key, as etcd keeps it: each write has a revision, and everybody hears of it in order, sooner or later."""
+    """The key as etcd keeps it: each write has a revision, and everybody sees them in order, sooner or later."""
 
     value: bytes | None = None
     revision: int = 0
@@ -32,7 +32,7 @@ class Etcd:
 
     def put_if(self, value: bytes, revision: int) -> None:
         if self.revision == revision:
-            assert self.value is None or not readable(self.value), "a secret that stands was written over"
+            assert self.value is None or not readable(self.value), "a valid secret was overwritten"
             self.put(value)
 
 
@@ -42,7 +42,7 @@ class World:
     def __init__(self) -> None:
         self.etcd = Etcd()
         self.members: list[Agreement] = []
-        self.told: list[SecretNews] = []
+        self.heard: list[SecretNews] = []
         self.leader = 0
         self.drawn = 0
 
@@ -61,7 +61,7 @@ class World:
             if self.etcd.watches[at]:
                 news = self.members[at].saw(*self.etcd.watches[at].popleft())
                 if news is not None:
-                    self.told.append(news)
+                    self.heard.append(news)
             due = self.members[at].restore(leads=at == self.leader % len(self.members))
             if due is not None:
                 self.etcd.put_if(due.secret.encode(), due.revision)
@@ -86,8 +86,8 @@ STEP = st.one_of(
 
 
 @given(st.lists(STEP, max_size=60))
-def test_nobody_is_split_for_ever(steps: list[tuple[str, int]]) -> None:
-    """Whatever is done to the key, and in whatever order it is heard of: one secret at the end, and it stands."""
+def test_all_members_end_up_with_one_secret(steps: list[tuple[str, int]]) -> None:
+    """Whatever is done to the key, and in whatever order it is noticed, one secret stands at the end."""
     world = World()
     world.join()
     for what, number in steps:
@@ -108,8 +108,8 @@ def test_nobody_is_split_for_ever(steps: list[tuple[str, int]]) -> None:
     assert {member.secret.encode() for member in world.members} == {world.etcd.value}
 
 
-def test_a_lost_secret_is_the_leaders_to_write_and_everybodys_to_keep() -> None:
-    """Deleted: the one that all use stands again, and nobody has to change anything."""
+def test_the_leader_writes_a_deleted_secret_again() -> None:
+    """The secret that all use stands again, and nobody has to change anything."""
     world = World()
     for _ in range(3):
         world.join()
@@ -117,11 +117,11 @@ def test_a_lost_secret_is_the_leaders_to_write_and_everybodys_to_keep() -> None:
     world.etcd.put(None)
     world.settle()
     assert world.etcd.value == before
-    assert world.told == []
+    assert world.heard == []
 
 
-def test_who_was_faster_decides() -> None:
-    """A newcomer wrote its own into an etcd that was emptied: the others take that, and are told."""
+def test_the_first_secret_in_an_emptied_etcd_wins() -> None:
+    """A newcomer wrote its own: the others adopt it, and report it."""
     world = World()
     for _ in range(3):
         world.join()
@@ -130,6 +130,6 @@ def test_who_was_faster_decides() -> None:
     theirs = world.etcd.value
     world.settle()
     assert world.etcd.value == theirs
-    assert [news.what for news in world.told] == [What.ADOPTED] * 3
+    assert [news.what for news in world.heard] == [What.ADOPTED] * 3
     assert theirs is not None
-    assert theirs.decode() not in repr(world.told)
+    assert theirs.decode() not in repr(world.heard)

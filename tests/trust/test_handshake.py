@@ -1,4 +1,4 @@
-"""Proofs between two processes of a run: who holds the secret gets in, nobody else, whatever was recorded before."""
+"""Proofs between two processes of a run: only holders of the secret get in, whatever was recorded before."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ STRANGER = Credentials(secret=OTHER, id="a@1")
 
 
 def meet(dials: Dialling, answers: Answering) -> tuple[Peer, Peer]:
-    """Return what each side learns of the other."""
+    """Return what each side learns about the other."""
     answers.feed(dials.feed(answers.feed(dials.hello)))
     assert dials.peer is not None
     assert answers.peer is not None
     return dials.peer, answers.peer
 
 
-def test_both_sides_know_each_other_and_have_the_same_keys() -> None:
-    """Who it is, whom it meant, of which generation; a key for each direction, new each time."""
+def test_a_handshake_identifies_both_sides_and_agrees_on_keys() -> None:
+    """Who it is, whom it meant, and of which generation; a key for each direction, new each time."""
     there, here = meet(Dialling(A, PortRole.LINK, meant="b@2", generation=7), Answering(B, PortRole.LINK))
     assert (there.id, here.id, here.meant, here.generation) == ("b@2", "a@1", "b@2", 7)
     assert there.keys == Keys(send=here.keys.receive, receive=here.keys.send)
@@ -34,8 +34,8 @@ def test_both_sides_know_each_other_and_have_the_same_keys() -> None:
     assert again.keys != there.keys
 
 
-def test_it_does_not_matter_how_it_arrives() -> None:
-    """Byte by byte, and with what follows already behind it."""
+def test_a_handshake_survives_any_fragmentation() -> None:
+    """Byte by byte, and together with what follows."""
     dials, answers = Dialling(A, PortRole.TILES), Answering(B, PortRole.TILES)
     said = b"".join(answers.feed(bytes([byte])) for byte in dials.hello)
     proof = b"".join(dials.feed(bytes([byte])) for byte in said)
@@ -45,7 +45,7 @@ def test_it_does_not_matter_how_it_arrives() -> None:
 
 
 def test_a_stranger_is_rejected_by_both_sides() -> None:
-    """Who answers without the secret, and who dials without it."""
+    """One who answers without the secret, and one who dials without it."""
     dials, answers = Dialling(A, PortRole.TILES), Answering(STRANGER, PortRole.TILES)
     with pytest.raises(HandshakeRejected, match="does not hold this run's secret") as told:
         dials.feed(answers.feed(dials.hello))
@@ -59,8 +59,8 @@ def test_a_stranger_is_rejected_by_both_sides() -> None:
     assert answers.peer is None
 
 
-def test_a_recording_proves_nothing() -> None:
-    """All that was said in a handshake that went well, said again."""
+def test_a_replayed_handshake_is_rejected() -> None:
+    """All messages of a successful handshake, sent again."""
     dials, answers = Dialling(A, PortRole.LINK), Answering(B, PortRole.LINK)
     proof = dials.feed(answers.feed(dials.hello))
     again = Answering(B, PortRole.LINK)
@@ -69,8 +69,8 @@ def test_a_recording_proves_nothing() -> None:
         again.feed(proof)
 
 
-def test_an_answer_sent_back_is_no_proof() -> None:
-    """Who has no secret dials, and has the one it dialled prove it to itself."""
+def test_a_reflected_proof_is_rejected() -> None:
+    """A dialler without the secret lets the peer prove it to itself."""
     answers, mirror = Answering(B, PortRole.LINK), Answering(B, PortRole.LINK)
     hello = Dialling(STRANGER, PortRole.LINK).hello
     answers.feed(hello)
@@ -78,8 +78,8 @@ def test_an_answer_sent_back_is_no_proof() -> None:
         answers.feed(mirror.feed(hello))
 
 
-def test_a_proof_for_another_port_or_another_certificate_is_none() -> None:
-    """Roles are not mixed up, and somebody in between who shows a certificate of his own is found out."""
+def test_a_proof_for_another_port_or_certificate_is_rejected() -> None:
+    """Roles are not mixed up, and a man in the middle with a certificate of his own is detected."""
     with pytest.raises(HandshakeRejected, match="wants a port for 'link'"):
         Answering(B, PortRole.TILES).feed(Dialling(A, PortRole.LINK).hello)
     dials = Dialling(A, PortRole.TILES, binding=b"mallory's certificate")
@@ -89,14 +89,14 @@ def test_a_proof_for_another_port_or_another_certificate_is_none() -> None:
 
 @given(st.binary(min_size=LIMIT + 2, max_size=2 * LIMIT) | st.binary(max_size=200).map(lambda data: data + bytes(1100)))
 def test_garbage_is_rejected_within_the_limit(data: bytes) -> None:
-    """Whatever it is, no side takes more than that before it is done with it, and nothing else is raised."""
+    """No side reads more than that before it rejects, and nothing else is raised."""
     for side in (Answering(B, PortRole.TILES), Dialling(A, PortRole.TILES)):
         with pytest.raises(HandshakeRejected):
             side.feed(data)
 
 
-def test_frames_that_were_changed_repeated_or_left_out_are_forged() -> None:
-    """A seal is of one direction and of one place in the sequence."""
+def test_changed_repeated_or_missing_frames_are_rejected() -> None:
+    """A seal is for one direction and one place in the sequence."""
     key = bytes(range(32))
     ours, theirs = Seals(key), Seals(key)
     first, second = ours.next(b"one"), ours.next(b"two")
@@ -111,7 +111,7 @@ def test_frames_that_were_changed_repeated_or_left_out_are_forged() -> None:
 
 
 def test_the_secret_is_never_shown() -> None:
-    """Not by a repr, nor by the error about it; and it travels where it must."""
+    """Neither by a repr nor by the error about it, but it is serialised where it must be."""
     assert SECRET not in repr(A)
     assert SECRET not in repr(Dialling(A, PortRole.LINK))
     assert from_json(Credentials, to_json(A)) == A

@@ -45,8 +45,8 @@ print(told[0])
 """
 
 
-def test_a_process_without_descriptors_hangs_up_and_goes_on() -> None:
-    """Neither does the port end, nor does it spin over a caller that it cannot accept; and it is told."""
+def test_a_process_without_free_descriptors_rejects_callers_and_goes_on() -> None:
+    """The port neither ends nor spins on a connection that it cannot accept, and it is reported."""
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "port=tiles" in done.stdout
@@ -54,7 +54,7 @@ def test_a_process_without_descriptors_hangs_up_and_goes_on() -> None:
 
 
 def test_a_closed_port_accepts_nobody() -> None:
-    """The thread that accepts gets to know, and ends."""
+    """The accepting thread is informed, and ends."""
     listener = Listener(socket.create_server(("127.0.0.1", 0)), Refusals("tiles", lambda refusal: None))
     listener.socket.shutdown(socket.SHUT_RDWR)
     assert listener.accept() is None
@@ -62,8 +62,8 @@ def test_a_closed_port_accepts_nobody() -> None:
     assert listener.accept() is None
 
 
-def test_a_flood_pushes_itself_out() -> None:
-    """Of those that wait the oldest of the most crowded address goes; who comes from elsewhere stays."""
+def test_a_flood_displaces_only_itself() -> None:
+    """The oldest pending connection of the most crowded address is closed; those from elsewhere stay."""
     waiting: Waiting[str] = Waiting(4)
     assert waiting.add("friend", "10.0.0.2") is None
     gone = [waiting.add(f"flood-{number}", "10.6.6.6") for number in range(10)]
@@ -73,7 +73,7 @@ def test_a_flood_pushes_itself_out() -> None:
     assert len(waiting) == 3
 
 
-def test_refusals_are_counted_where_there_are_many() -> None:
+def test_many_refusals_are_reported_as_a_count() -> None:
     """One line in ten seconds, and a number."""
     told: list[Refusal] = []
     clock = HandClock()
@@ -88,14 +88,14 @@ def test_refusals_are_counted_where_there_are_many() -> None:
 
 @pytest.fixture
 def limits() -> Iterator[None]:
-    """Put the limit of descriptors back."""
+    """Restore the limit of descriptors."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_limit_of_descriptors_is_raised(limits: None) -> None:
-    """To what the process may have, never lowered."""
+    """To the maximum for the process, and never lowered."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 200, hard))
     raised = raise_file_limit()

@@ -1,4 +1,4 @@
-"""The run's secret in etcd: written once, whoever comes first."""
+"""The run's secret in etcd: written once, by whoever comes first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def client() -> Iterator[EtcdClient]:
         yield client
 
 
-def test_all_of_a_run_have_one_secret_and_another_run_has_another(client: EtcdClient) -> None:
-    """However many ask for it first; `status` neither shows nor stumbles over it; nonsense in its place is an error."""
+def test_each_run_has_one_secret_of_its_own(client: EtcdClient) -> None:
+    """However many request it first. `status` neither shows it nor fails on it; garbage in its place is an error."""
     found: list[str] = []
     threads = [threading.Thread(target=lambda: found.append(obtain(client, "/e/one/"))) for _ in range(6)]
     for thread in threads:
@@ -39,8 +39,8 @@ def test_all_of_a_run_have_one_secret_and_another_run_has_another(client: EtcdCl
     assert "hunter2" not in str(told.value)
 
 
-def test_what_a_living_job_will_put_right_is_waited_for(client: EtcdClient) -> None:
-    """Garbage is no reason to give up where somebody leads: its leader writes the secret again."""
+def test_a_garbled_secret_of_a_live_job_is_waited_for(client: EtcdClient) -> None:
+    """Its leader will write the secret again."""
     client.put("/e/one/board/secret", b"hunter2")
     client.put("/e/one/board/leader", b"somebody")
     mended = threading.Timer(0.5, lambda: client.put("/e/one/board/secret", b"5e" * 32))

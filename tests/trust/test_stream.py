@@ -1,4 +1,4 @@
-"""Connections that never block, encrypted: cut anywhere, spoken to in the clear, or fed with garbage."""
+"""Encrypted connections that never block: fragmented, spoken to in plaintext, or fed with garbage."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ A, B = (Credentials(secret="5e" * 32, id=id) for id in ("a@1", "b@2"))
 
 @pytest.fixture
 def encryption(certificates: Certificates) -> Encryption:
-    """What a node with a client's certificate has."""
+    """The TLS context of a node with a client's certificate."""
     found = load(str(certificates.client), str(certificates.client_key))
     assert found is not None
     return found
 
 
 class Wire:
-    """A connection whose two ends are held by the test, which lets through as much as it wants."""
+    """A connection whose two ends the test holds; it passes as much as the test wants."""
 
     def __init__(self, encryption: Encryption | None, *, answers: bool) -> None:
         ours, self.far = socket.socketpair()
@@ -36,14 +36,14 @@ class Wire:
         self.stream = Stream(ours, encryption, answers=answers)
 
     def out(self) -> bytes:
-        """Take what was sent."""
+        """Take the sent bytes."""
         try:
             return self.far.recv(1 << 20)
         except BlockingIOError:
             return b""
 
     def put(self, data: bytes) -> bytes | None:
-        """Have this arrive, and return what it says."""
+        """Deliver these bytes, and return what they decode to."""
         told = b""
         for start in range(0, len(data), 1024):
             self.far.send(data[start : start + 1024])
@@ -71,7 +71,7 @@ def wires() -> Iterator[Callable[..., Wire]]:
 
 
 def pump(one: Wire, other: Wire, cut: int = 1 << 20) -> tuple[bytes, bytes]:
-    """Let everything through, `cut` bytes at a time; return what each end was told."""
+    """Pass everything, `cut` bytes at a time; return the data that each end received."""
     told = [b"", b""]
     moved = True
     while moved:
@@ -86,8 +86,8 @@ def pump(one: Wire, other: Wire, cut: int = 1 << 20) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("cut", [1, 100, 1 << 20])
-def test_what_is_said_arrives_however_it_is_cut(encryption: Encryption, wires: Callable[..., Wire], cut: int) -> None:
-    """Agreeing too; both ends know the certificate that was shown, and nothing is readable on the way."""
+def test_data_survives_any_fragmentation(encryption: Encryption, wires: Callable[..., Wire], cut: int) -> None:
+    """So does the handshake; both ends know the certificate shown, and nothing is readable on the wire."""
     dials, answers = wires(encryption, answers=False), wires(encryption, answers=True)
     assert dials.stream.begin()
     assert not dials.stream.agreed
@@ -104,8 +104,8 @@ def test_what_is_said_arrives_however_it_is_cut(encryption: Encryption, wires: C
         assert b"".join(other.put(said[at : at + cut]) or b"" for at in range(0, len(said), cut)) == b"a beat"
 
 
-def test_what_the_system_does_not_take_waits(encryption: Encryption, wires: Callable[..., Wire]) -> None:
-    """And arrives in its order, encrypted or not, once somebody reads."""
+def test_data_beyond_the_socket_buffer_waits(encryption: Encryption, wires: Callable[..., Wire]) -> None:
+    """It arrives in order, encrypted or not, once somebody reads."""
     for how in (None, encryption):
         dials, answers = wires(how, answers=False), wires(how, answers=True)
         dials.stream.begin()
@@ -121,8 +121,8 @@ def test_what_the_system_does_not_take_waits(encryption: Encryption, wires: Call
         assert not dials.stream.unsent
 
 
-def test_who_does_not_encrypt_is_named_and_told(encryption: Encryption, wires: Callable[..., Wire]) -> None:
-    """A node without a certificate dials one that has one: both sides say what is wrong."""
+def test_a_plaintext_dialler_is_refused_and_told_why(encryption: Encryption, wires: Callable[..., Wire]) -> None:
+    """A node without a certificate dials one that has one: both sides report what is wrong."""
     answers = wires(encryption, answers=True)
     dials = Dialling(A, PortRole.LINK)
     with pytest.raises(
@@ -136,8 +136,10 @@ def test_who_does_not_encrypt_is_named_and_told(encryption: Encryption, wires: C
     assert not told.value.foreign
 
 
-def test_who_encrypts_where_nobody_does_is_told(encryption: Encryption, wires: Callable[..., Wire]) -> None:
-    """A node with a certificate dials one that has none: the same the other way round."""
+def test_an_encrypting_dialler_is_refused_by_a_plaintext_node(
+    encryption: Encryption, wires: Callable[..., Wire]
+) -> None:
+    """And told why: the reverse case."""
     dials = wires(encryption, answers=False)
     dials.stream.begin()
     with pytest.raises(HandshakeRejected, match="encrypts its connections, and this node does not") as refused:
@@ -149,7 +151,7 @@ def test_who_encrypts_where_nobody_does_is_told(encryption: Encryption, wires: C
 
 
 def test_another_program_is_foreign(encryption: Encryption, wires: Callable[..., Wire]) -> None:
-    """As it is where nothing is encrypted: whoever we mean does not have that port any more."""
+    """As without encryption: the intended peer no longer has that port."""
     dials, answers = wires(encryption, answers=False), wires(encryption, answers=True)
     dials.stream.begin()
     for one in (dials, answers):
@@ -158,8 +160,8 @@ def test_another_program_is_foreign(encryption: Encryption, wires: Callable[...,
         assert told.value.foreign
 
 
-def test_little_is_taken_before_the_proof(encryption: Encryption, wires: Callable[..., Wire]) -> None:
-    """Who has agreed on encryption has proved nothing yet."""
+def test_little_is_read_before_the_proof(encryption: Encryption, wires: Callable[..., Wire]) -> None:
+    """A peer that has agreed on encryption has proved nothing yet."""
     dials, answers = wires(encryption, answers=False), wires(encryption, answers=True)
     dials.stream.begin()
     pump(dials, answers)
@@ -169,7 +171,7 @@ def test_little_is_taken_before_the_proof(encryption: Encryption, wires: Callabl
 
 
 def test_a_damaged_record_ends_the_connection(encryption: Encryption, wires: Callable[..., Wire]) -> None:
-    """Whatever it was that was changed, left out or said twice."""
+    """Whether it was changed, left out or repeated."""
     dials, answers = wires(encryption, answers=False), wires(encryption, answers=True)
     dials.stream.begin()
     pump(dials, answers)
@@ -185,7 +187,7 @@ def test_a_damaged_record_ends_the_connection(encryption: Encryption, wires: Cal
 def test_garbage_is_rejected_or_waited_for(
     encryption: Encryption, wires: Callable[..., Wire], data: bytes, begun: bool, answers: bool
 ) -> None:
-    """Nothing else is raised, whoever says it, and nothing of it is handed on."""
+    """Nothing else is raised, whoever sends it, and nothing of it is passed on."""
     one = wires(encryption, answers=answers)
     if not answers:
         one.stream.begin()

@@ -52,12 +52,12 @@ def assignment(**changes: Any) -> Assignment:
 
 
 def gone(pid: int) -> bool:
-    """Whether no process has this pid, not even a zombie."""
+    """Return whether no process has this pid, not even a zombie."""
     return not Path(f"/proc/{pid}").exists()
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether the condition comes true in time."""
+    """Return whether the condition comes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -81,7 +81,7 @@ def children(pid: int) -> list[int]:
 
 
 def _started(pid: int) -> int:
-    """When a process was started, in clock ticks; of two in the same tick the pid decides."""
+    """Return when a process was started, in clock ticks; the pid decides between equal ticks."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000 + pid
 
 
@@ -98,21 +98,21 @@ class Keeper:
 
     @property
     def server(self) -> str:
-        """Address of its tile server."""
+        """The address of its tile server."""
         return f"127.0.0.1:{self.slot.tile_port}"
 
     @property
     def templates(self) -> list[int]:
-        """Pids of its templates: its children, the one that forks trainers first, and then the one in reserve."""
+        """The pids of its templates, which are its children: first the one that forks trainers, then the reserve."""
         return sorted((child for child in children(self.pid) if os.getsid(child) == child), key=_started)
 
     @property
     def template(self) -> int:
-        """Pid of the template that forks trainers: the older one."""
+        """The pid of the template that forks trainers: the older one."""
         return self.templates[0]
 
     def wait(self, kind: type[E], seconds: float = 20.0, where: Callable[[E], bool] = lambda _: True) -> E:
-        """Return the next event of a kind, keeping those passed over in `seen`."""
+        """Return the next event of a kind; skipped events are kept in `seen`."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -186,7 +186,7 @@ class Nursery:
         return keeper
 
     def clear(self) -> None:
-        """End all keepers; nothing of them is left."""
+        """End all keepers, leaving nothing behind."""
         for keeper in self._keepers:
             keeper.slot.close()
         for keeper in self._keepers:

@@ -1,6 +1,6 @@
 """A process that has imported torch once and forks keepers for the tests, each driven over a Unix socket.
 
-It is the template of a template: a keeper here is what torchrun would have started, forked instead of imported anew.
+It is the template of a template: keepers are as torchrun would start them, but forked instead of importing everything.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 
 def record(port: Port, step: int) -> StepRecord:
-    """A step of a world of one: what this rank holds is what all hold."""
+    """Record a step of a world of one: this rank's snapshots are all there are."""
     return StepRecord(
         generation=port.assignment.generation,
         step=step,
@@ -59,7 +59,7 @@ def record(port: Port, step: int) -> StepRecord:
 
 
 def idle(port: Port) -> None:
-    """Be prepared, start, and do nothing until asked to leave."""
+    """Prepare, start, and do nothing until asked to leave."""
     port.await_go()
     port.restored("none", 0, 0)
     while not port.flags().leave:
@@ -68,12 +68,12 @@ def idle(port: Port) -> None:
 
 
 def value(step: int, key: str, row: int) -> float:
-    """What the stepping trainer's tensors hold after a step."""
+    """Return the contents of the stepping trainer's tensors after a step."""
     return float(step * 1000 + row + (0.5 if key.startswith("optimizer") else 0.0))
 
 
 def tiles(tensors: dict[str, torch.Tensor]) -> list[tuple[TensorSpec, Box, torch.Tensor]]:
-    """Name tensors as whole global ones."""
+    """Return the tensors under global names, each whole."""
     return [
         (
             TensorSpec(key=key, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape)),
@@ -85,7 +85,7 @@ def tiles(tensors: dict[str, torch.Tensor]) -> list[tuple[TensorSpec, Box, torch
 
 
 def steps(port: Port) -> None:
-    """Step until asked to leave, a snapshot each step; the state's bytes say which step it is of."""
+    """Step until asked to leave, with a snapshot each step, whose bytes identify it."""
     rows = torch.arange(ROWS, dtype=torch.float32)[:, None].expand(ROWS, COLUMNS)
     tensors = {
         "model/w": torch.empty(ROWS, COLUMNS),
@@ -129,7 +129,7 @@ def continuous(port: Port) -> None:
 
 
 def big(port: Port) -> None:
-    """Take 100 MB snapshots, one each time the last is held; say how long copies and replication took."""
+    """Take 100 MB snapshots, each once the last is held; report the times of copies and replication."""
     state = {f"model/{index}": torch.ones(1 << 20) for index in range(25)}
     port.await_go()
     port.restored("none", 0, 0)
@@ -165,7 +165,7 @@ def user_error(port: Port) -> None:
 
 
 def peer_lost(port: Port) -> None:
-    """End as a trainer does whose peer has gone."""
+    """End like a trainer that lost a peer."""
     port.peer_lost(RuntimeError("Connection closed by peer"))
 
 
@@ -175,7 +175,7 @@ def system_exit(port: Port) -> None:
 
 
 def exits_behind_our_back(port: Port) -> None:
-    """End without a word, with a code that means something else."""
+    """End without a message, with a code that means something else."""
     os._exit(process.ExitCode.LEFT)
 
 
@@ -198,7 +198,7 @@ def escapes(port: Port) -> None:
 
 
 def floods(port: Port) -> None:
-    """Say much in little time, then end."""
+    """Send many messages in little time, then end."""
     port.await_go()
     port.restored("none", 0, 0)
     for step in range(2000):
@@ -233,7 +233,7 @@ def entry(port: Port) -> str | None:
 
 
 def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
-    """Be a keeper: a slot, exposed under the name in `spec`."""
+    """Run a keeper: a slot, exposed under the name in `spec`."""
     told = json.loads(spec)
     os.environ["NURSERY_ENTRY"] = told["entry"]
     output = os.open(told["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

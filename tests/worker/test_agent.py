@@ -50,7 +50,7 @@ time.sleep(600)
 @pytest.mark.parametrize("how", ["direct", "wrapped"])
 @pytest.mark.parametrize("importing", [True, False])
 def test_a_keeper_does_not_outlive_its_agent(how: str, importing: bool) -> None:
-    """Killed while the worker imports, and so has not said yet that it dies with its parent; or afterwards."""
+    """Killed while the worker still imports, before it has asked to die with its parent, or afterwards."""
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", AGENT, WORKER.format(importing=importing), how, str(reading)],
@@ -71,12 +71,12 @@ def test_a_keeper_does_not_outlive_its_agent(how: str, importing: bool) -> None:
             os.write(writing, b"go on\n")
         os.close(writing)
         assert eventually(lambda: gone(worker), 60)
-        # It never got to train, but for the one that did before.
+        # None of them got as far as training, except the one that already did.
         assert said.read() == ""
 
 
-def test_an_agent_is_known_by_more_than_its_pid() -> None:
-    """Another process under its pid is not the agent; one that is dead and not reaped is none either."""
+def test_an_agent_is_identified_by_more_than_its_pid() -> None:
+    """Another process under its pid is not the agent, nor is one that is dead and not reaped."""
     me = agent.identity(os.getpid())
     assert agent.lives(me)
     assert agent.pid_of(me) == os.getpid()

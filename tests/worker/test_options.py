@@ -1,4 +1,4 @@
-"""What a script may say of its checkpoints, and what it is told when it makes no sense."""
+"""A script's checkpoint options, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from elastic3d.worker import options
 from elastic3d.worker.options import Checkpointing, RunOptions, saving, store_at
 
 
-def test_how_often_is_steps_a_time_or_continuous() -> None:
-    """Continuous is each step for which all ranks are ready."""
+def test_an_interval_is_steps_a_duration_or_continuous() -> None:
+    """Continuous means each step for which all ranks are ready."""
     assert every(10, "every") == Every(steps=10)
     assert every(0, "every") == Every()
     assert every("continuous", "every") == Every(steps=1)
@@ -29,8 +29,8 @@ def test_how_often_is_steps_a_time_or_continuous() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, "", "30", "0s", "often", "30 seconds", None, "-3s", "1e9s", "٣s"])
-def test_what_is_no_interval_is_refused(value: Any) -> None:
-    """With all that it may be."""
+def test_a_malformed_interval_is_refused(value: Any) -> None:
+    """The error lists the possible forms."""
     with pytest.raises(UsageError, match=r"every=.*steps.*'30s'.*'continuous'"):
         every(value, "every")
 
@@ -45,15 +45,15 @@ def test_sizes_and_rates_have_units() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "many", "0GB", "-1GB", "1XB", 0, -5, True, 1.5, None, "1 GB/s", "0.0001B"])
-def test_what_is_no_size_is_refused(value: Any) -> None:
+def test_a_malformed_size_is_refused(value: Any) -> None:
     """A rate is no size."""
     with pytest.raises(UsageError, match="bytes"):
         size(value, "x")
 
 
 @pytest.mark.parametrize("value", ["200MB", "fast", "/s", 0, True, "1GB/s/s"])
-def test_what_is_no_rate_is_refused(value: Any) -> None:
-    """Nor is a size a rate."""
+def test_a_malformed_rate_is_refused(value: Any) -> None:
+    """A size is no rate."""
     with pytest.raises(UsageError, match="'200MB/s'"):
         rate(value, "x")
 
@@ -79,22 +79,22 @@ def test_what_is_no_rate_is_refused(value: Any) -> None:
         ({"tile_bytes": 1000}, "256KiB to 64MiB"),
     ],
 )
-def test_what_makes_no_sense_is_said_before_anything_starts(wrong: dict[str, Any], word: str) -> None:
-    """In the words of the call."""
+def test_invalid_options_are_refused_before_anything_starts(wrong: dict[str, Any], word: str) -> None:
+    """By the names in the call."""
     with pytest.raises(UsageError, match=rf"elastic3d\.Checkpointing.*{word}"):
         Checkpointing(**wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"key": "k"}, {"register": "etcd"}, {"cache": "/tmp"}])
-def test_what_belongs_to_a_store_needs_one(wrong: dict[str, Any]) -> None:
-    """Nobody believes that something is encrypted, or cached, which is not there."""
+def test_store_options_need_a_store(wrong: dict[str, Any]) -> None:
+    """Otherwise a user might believe that something is encrypted or cached."""
     with pytest.raises(UsageError, match="store="):
         store_at(None, Checkpointing(**wrong))
     assert store_at(None) is None
 
 
 def test_a_store_is_a_url_or_any_path() -> None:
-    """A path is made absolute where it is said; a bare name may be a bucket, and is refused."""
+    """A path is made absolute at once; a bare name may be a bucket, and is refused."""
     for there in ("stores/x", Path("stores/x"), Path("stores") / "x", f"{os.getcwd()}/stores/x"):
         assert store_at(there) == StoreAt(url=f"{os.getcwd()}/stores/x")
     assert store_at(Path("here")) == StoreAt(url=f"{os.getcwd()}/here")
@@ -109,21 +109,21 @@ def test_a_store_is_a_url_or_any_path() -> None:
 
 
 @pytest.mark.parametrize(("given", "meant"), [(0, 0.0), (1.5, 1.5), ("30s", 30.0), ("2m", 120.0), ("2", 2.0)])
-def test_patience_is_a_time(given: float | str, meant: float) -> None:
-    """In seconds or in words; it goes with the store to every process that opens it."""
+def test_patience_is_a_duration(given: float | str, meant: float) -> None:
+    """In seconds or as text; it goes with the store to every process that opens it."""
     at = store_at("/tmp/x", Checkpointing(patience=given))
     assert at is not None
     assert at.patience == meant
 
 
 @pytest.mark.parametrize("given", [-1, True, "2d", "long", float("inf"), float("nan")])
-def test_what_is_no_time_is_refused(given: Any) -> None:
+def test_a_malformed_patience_is_refused(given: Any) -> None:
     """And nothing waits for ever."""
     with pytest.raises(UsageError, match=r"patience.*30s"):
         Checkpointing(patience=given)
 
 
-def test_the_call_itself_refuses() -> None:
+def test_the_call_refuses_invalid_options() -> None:
     """Before any process is started."""
     with pytest.raises(UsageError, match="snapshot_every"):
         RunOptions(snapshot_every=-1)
@@ -140,8 +140,8 @@ def test_the_call_itself_refuses() -> None:
         elastic3d.run(lambda run: None, calibration="/nowhere.json")
 
 
-def test_options_of_checkpoints_are_told_where_they_went() -> None:
-    """Every one of them that `run` took before; what it never took is Python's own error."""
+def test_moved_checkpoint_options_are_refused_with_their_new_place() -> None:
+    """All that `run` once took; one that it never took is Python's own error."""
     given: dict[str, Any] = {"keep": 3, "grace": "10m"}
     with pytest.raises(UsageError, match=r"checkpointing=elastic3d\.Checkpointing\(keep=\.\.\., grace=\.\.\.\)"):
         elastic3d.run(lambda run: None, **given)
@@ -153,7 +153,7 @@ def test_options_of_checkpoints_are_told_where_they_went() -> None:
         elastic3d.run(lambda run: None, checkpointing=wrong)
 
 
-def test_each_option_of_checkpoints_is_documented() -> None:
+def test_each_checkpoint_option_is_documented() -> None:
     """In a docstring of its own, below the field."""
     [body] = [
         node.body
@@ -166,8 +166,8 @@ def test_each_option_of_checkpoints_is_documented() -> None:
             assert isinstance(after.value, ast.Constant), ast.unparse(field)
 
 
-def test_what_is_given_arrives() -> None:
-    """In the units that are counted in."""
+def test_options_are_converted_to_internal_units() -> None:
+    """Those in which they are counted."""
     given = Checkpointing(
         keep=3, keep_every=100, keep_bytes="1GB", max_bandwidth="2MB/s", verify="all", tile_bytes="16MiB"
     )
@@ -179,10 +179,10 @@ def test_what_is_given_arrives() -> None:
     assert at == StoreAt(url="/tmp/x", key="/k", register="etcd", cache="/c", cache_bytes=10**9)
 
 
-def test_a_script_started_by_hand_says_what_it_does_without(
+def test_a_script_started_without_torchrun_says_what_it_lacks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It trains alone, and its store is named: nobody finds it empty after a night."""
+    """It trains alone and names its store, so that nobody finds it empty after a night."""
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     elastic3d.run(lambda run: None, store=tmp_path / "store")
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a node tells people of its work."""
+"""What a node reports to people about its work."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def record(step: int, safe: int) -> StepRecord:
     )
 
 
-def test_a_node_that_never_trained_tells_of_nothing() -> None:
-    """No step, no snapshot, no checkpoint; and that is well."""
+def test_a_node_that_never_trained_reports_nothing() -> None:
+    """No step, no snapshot, no checkpoint, and no trouble."""
     pulse = Figures().pulse("spare", 0, 9.0)
     assert (pulse.step, pulse.snapshot_step, pulse.snapshot_age, pulse.checkpoint_step) == (-1, -1, -1.0, -1)
     assert pulse.health == "ok"
 
 
-def test_what_failed_last_is_known_at_the_end() -> None:
-    """With the newest checkpoint there is; not once it was mended."""
+def test_the_last_failure_is_known_at_the_end() -> None:
+    """With the newest checkpoint there is, unless it was overcome."""
     figures = Figures()
     assert figures.behind() == (None, "")
     figures.committed(10, 1.0)
@@ -39,7 +39,7 @@ def test_what_failed_last_is_known_at_the_end() -> None:
 
 
 def test_a_snapshot_is_as_old_as_its_step() -> None:
-    """The vote of step 3 says that step 2 is safe: that is the age of step 2, not of the vote."""
+    """The vote of step 3 makes step 2 safe: the age is that of step 2, not of the vote."""
     figures = Figures()
     for step, safe, at in ((1, -1, 10.0), (2, 1, 11.0), (3, 2, 12.0)):
         figures.stepped(record(step, safe), at)
@@ -48,8 +48,8 @@ def test_a_snapshot_is_as_old_as_its_step() -> None:
     assert (pulse.snapshot_step, pulse.snapshot_age) == (2, 1.5)
 
 
-def test_steps_that_are_made_again_are_told_as_they_come() -> None:
-    """After a death the step goes back to the safe one; a node that joined counts from when it heard of it."""
+def test_repeated_steps_are_reported_as_they_come() -> None:
+    """After a death the step goes back to the safe one; a node that joined counts from its first report."""
     figures = Figures()
     figures.stepped(record(8, 7), 20.0)
     assert figures.pulse("active", 2, 21.0).snapshot_age == 1.0
@@ -58,8 +58,8 @@ def test_steps_that_are_made_again_are_told_as_they_come() -> None:
     assert (pulse.step, pulse.snapshot_step, pulse.snapshot_age) == (6, 5, 1.0)
 
 
-def test_a_checkpoint_that_fails_is_trouble_until_one_is_written() -> None:
-    """Training goes on without; people hear of it."""
+def test_a_failed_checkpoint_is_trouble_until_one_is_written() -> None:
+    """Training goes on without it, and people are told."""
     figures = Figures()
     figures.failed(10, "no space")
     assert figures.pulse("active", 1, 1.0).health == "checkpoint of step 10 failed: no space"
@@ -68,8 +68,8 @@ def test_a_checkpoint_that_fails_is_trouble_until_one_is_written() -> None:
     assert (pulse.health, pulse.checkpoint_step, pulse.checkpoint_age) == ("ok", 20, 3.0)
 
 
-def test_a_part_that_is_written_later_ends_the_trouble() -> None:
-    """A leader that was deposed while it committed hears of no commit of its own again."""
+def test_a_later_write_ends_the_trouble() -> None:
+    """A leader deposed while it committed never learns of its commit."""
     figures = Figures()
     figures.failed(10, "generation 2 owns refs/latest")
     figures.wrote(10)

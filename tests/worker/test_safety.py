@@ -1,4 +1,4 @@
-"""Snapshots that nobody takes: told of, and given to somebody else."""
+"""Snapshots that no buddy takes: reported, and given to another one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.snapshots.test_serving import Place as Memory
 from tests.snapshots.test_serving import eventually
 from tests.worker.keepers import Nursery, assignment, gone
 
-# When the safe step is too old.
+# Stale safe steps.
 
 
 def run(safe: SafeStep, steps: range, held: Callable[[int], int], seconds: float) -> list[int]:
@@ -45,23 +45,23 @@ def run(safe: SafeStep, steps: range, held: Callable[[int], int], seconds: float
     return found
 
 
-def test_a_safe_step_that_follows_is_well() -> None:
-    """Two steps behind is as near as it comes, however long a step takes and however seldom snapshots are."""
+def test_a_safe_step_two_behind_is_current() -> None:
+    """It cannot be nearer, however long a step takes and however rare snapshots are."""
     assert run(SafeStep(every=1, start=0, now=0.0), range(1, 100), lambda step: step - 2, 0.1) == []
     assert run(SafeStep(every=1, start=0, now=0.0), range(1, 100), lambda step: step - 2, 300.0) == []
     assert run(SafeStep(every=50, start=0, now=0.0), range(1, 500), lambda step: step // 50 * 50 - 50, 1.0) == []
 
 
-def test_a_safe_step_that_stands_still_is_told_by_steps_or_by_seconds() -> None:
-    """The first of twenty steps and thirty seconds; after a restore it counts from what was restored."""
+def test_a_stale_safe_step_is_reported_after_steps_or_seconds() -> None:
+    """Whichever comes first of twenty steps and thirty seconds; after a restore it counts from the restored one."""
     assert run(SafeStep(every=1, start=0, now=0.0), range(1, 40), lambda step: min(step, 3), 0.1)[0] == 24
     assert run(SafeStep(every=1, start=0, now=0.0), range(1, 40), lambda step: min(step, 3), 5.0)[0] == 10
     assert run(SafeStep(every=1, start=100, now=0.0), range(101, 140), lambda step: -1, 0.1)[0] == 121
     assert run(SafeStep(every=0, start=0, now=0.0), range(1, 400), lambda step: -1, 9.0) == []
 
 
-def test_it_is_not_told_twice_of_one_that_stumbles() -> None:
-    """It is well again only when it is well within the bounds."""
+def test_an_unsteady_safe_step_is_reported_once() -> None:
+    """It counts as recovered only when it is well within the limits."""
     safe = SafeStep(every=1, start=0, now=0.0)
     safe.stepped(21, -1, 1.0)
     assert str(safe.stale(1.0)) == "no step is safe, 21 steps and 1 s behind step 21"
@@ -76,7 +76,7 @@ def test_it_is_not_told_twice_of_one_that_stumbles() -> None:
 
 
 class Bench:
-    """A slot that notes whom its snapshots go to."""
+    """A slot that records the buddies its snapshots go to."""
 
     index = 0
 
@@ -124,14 +124,14 @@ class Scene:
         self.begin(1)
 
     def begin(self, number: int) -> None:
-        """Be in another generation of the same nodes."""
+        """Enter another generation of the same nodes."""
         generation = Generation(number=number, cause=Cause.START, nodes=self.nodes)
         self.generations.prepare(generation, self.nodes[0])
         self.generations.go(generation, self.nodes[0])
         self.generations.heard(w.Restored(slot=0, trainer=1, source="none", step=0, generation=0))
 
     def fail(self) -> str | None:
-        """The present buddy takes nothing; return whom the snapshots go to now."""
+        """Let the present buddy take nothing; return the node to which the snapshots go now."""
         address = self.slot.buddies[-1]
         assert address is not None
         told = w.BuddyUnreachable(slot=0, address=address, seconds=5.0, error="refused")
@@ -174,13 +174,13 @@ def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
         one.journal.close()
 
 
-def test_a_buddy_out_of_reach_is_left_for_another(scene: Callable[..., Scene]) -> None:
-    """And stays so in the next generation; after a while the best one is tried again."""
+def test_an_unreachable_buddy_is_replaced(scene: Callable[..., Scene]) -> None:
+    """In the next generation too; after a while the best one is tried again."""
     one = scene(4)
     assert one.slot.buddies == ["host:1"]
     assert one.fail() == "host:2"
     assert one.fail() == "host:3"
-    # A word about one that is no buddy any more is late.
+    # A report about a former buddy is too late.
     late = w.BuddyUnreachable(slot=0, address="host:1", seconds=5.0, error="refused")
     one.generations.unreachable(late, one.nodes[0])
     assert one.slot.buddies[-1] == "host:3"
@@ -192,15 +192,15 @@ def test_a_buddy_out_of_reach_is_left_for_another(scene: Callable[..., Scene]) -
     assert [(e["buddy"], e["former"]) for e in one.events("buddy.changed")] == [("n2", "n1"), ("n3", "n2")]
 
 
-def test_without_a_store_the_only_buddy_is_asked_for_ever(scene: Callable[..., Scene]) -> None:
-    """What it has of an older step is all that a death would leave."""
+def test_without_a_store_the_only_buddy_is_retried_for_ever(scene: Callable[..., Scene]) -> None:
+    """Its copy of an older step is all that would survive a death."""
     one = scene(2)
     assert one.fail() == "host:1"
     assert one.events("buddy.changed") == []
 
 
 def test_with_a_store_checkpoints_go_on_without_a_buddy(scene: Callable[..., Scene]) -> None:
-    """They are made of snapshots, which would end with the safe step; the others are tried again later."""
+    """They are made of snapshots, which would stop with the safe step; other buddies are tried again later."""
     one = scene(3, StoreAt(url="/store"))
     assert one.fail() == "host:2"
     assert one.fail() is None
@@ -213,7 +213,9 @@ def test_with_a_store_checkpoints_go_on_without_a_buddy(scene: Callable[..., Sce
 
 
 @pytest.mark.parametrize(("options", "step"), [({"stale_snapshots": 8}, 9), ({"stale_after": 6.0}, 7), ({}, 21)])
-def test_how_old_is_too_old_can_be_said(scene: Callable[..., Scene], options: dict[str, Any], step: int) -> None:
+def test_the_limits_of_a_stale_safe_step_can_be_set(
+    scene: Callable[..., Scene], options: dict[str, Any], step: int
+) -> None:
     """In snapshots, or in seconds; a step takes one here."""
     one = scene(2, **options)
     for number in range(1, 23):
@@ -221,8 +223,8 @@ def test_how_old_is_too_old_can_be_said(scene: Callable[..., Scene], options: di
     assert [e["step"] for e in one.events("snapshot.stale")] == [step]
 
 
-def test_a_safe_step_that_stands_still_is_told_and_acted_upon(scene: Callable[..., Scene]) -> None:
-    """Once, in the event file and in the node's health, with another buddy; and once more when it is well again."""
+def test_a_stale_safe_step_is_reported_and_gets_another_buddy(scene: Callable[..., Scene]) -> None:
+    """Once, in the event file and in the node's health; and once more when it has recovered."""
     one = scene(3)
     for step in range(1, 61):
         one.step(step, min(step, 3))
@@ -231,7 +233,7 @@ def test_a_safe_step_that_stands_still_is_told_and_acted_upon(scene: Callable[..
     health = one.figures.pulse("active", 1, one.clock.now).health
     assert health == "the safe step is 3, 57 steps and 57 s behind step 60"
     assert one.slot.buddies == ["host:1"]
-    # What is large takes its time: the next one has twice as long.
+    # Large snapshots take time: the next one has twice as long.
     for step in range(61, 160):
         one.step(step, 3)
     assert one.slot.buddies == ["host:1", "host:2"]
@@ -243,8 +245,8 @@ def test_a_safe_step_that_stands_still_is_told_and_acted_upon(scene: Callable[..
     assert one.figures.pulse("active", 1, one.clock.now).health == "ok"
 
 
-def test_a_replicator_tells_of_a_buddy_that_takes_nothing() -> None:
-    """Again and again, until it is given another; the snapshot it could not send goes there."""
+def test_a_replicator_reports_a_buddy_that_takes_nothing() -> None:
+    """Repeatedly, until it is given another; the pending snapshot goes there."""
     home, buddy = Memory(0), Memory(1)
     told: queue.SimpleQueue[tuple[str, float, str]] = queue.SimpleQueue()
     home.replicator.close()
@@ -281,7 +283,7 @@ def test_a_replicator_tells_of_a_buddy_that_takes_nothing() -> None:
 
 
 def test_a_stopped_companion_is_killed_and_lost(nursery: Nursery) -> None:
-    """It would hold up the safe step of everybody: as a neighbour that is silent it is put out, with its trainers."""
+    """It would hold up everybody's safe step: like a silent neighbour it is removed, with its trainers."""
     keeper = nursery.keeper("idle")
     keeper.slot.prepare(assignment())
     pid = keeper.wait(w.Started).pid
@@ -294,7 +296,7 @@ def test_a_stopped_companion_is_killed_and_lost(nursery: Nursery) -> None:
 
 
 def test_a_companion_that_answers_is_left_alone(nursery: Nursery) -> None:
-    """Its answers are no events: nobody is woken by them."""
+    """Its answers are no events: they wake nobody."""
     keeper = nursery.keeper("idle")
     keeper.slot.prepare(assignment())
     keeper.wait(w.TrainerReady)

@@ -1,4 +1,4 @@
-"""The benchmark of reductions: real crews in turns, and ratios of turns that followed one another."""
+"""The benchmark of reductions: real crews in turns, and ratios of consecutive turns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from elastic3d.values import Layout
 pytestmark = pytest.mark.long
 
 
-def test_costs_are_of_turns_that_followed_one_another() -> None:
-    """A machine that grows slow under both is no difference between them."""
+def test_costs_compare_consecutive_turns() -> None:
+    """A machine that becomes slow under both is no difference between them."""
     comparison = Comparison(title="", base="a", seconds={"a": [1.0, 10.0], "b": [1.1, 11.0]})
     assert comparison.costs("b") == pytest.approx([10.0, 10.0])
 
@@ -21,7 +21,7 @@ def test_costs_are_of_turns_that_followed_one_another() -> None:
 @pytest.mark.gloo
 @pytest.mark.parametrize("layout", [Layout(pp=2, dp=1), Layout(pp=1, dp=2, zero=1)], ids=Layout.request)
 def test_crews_take_turns(layout: Layout) -> None:
-    """Ours and torch by hand make their steps, clipped, and every turn has a time."""
+    """Ours and plain torch make their clipped steps, and every turn has a time."""
     tasks = {
         name: Task(layout=layout, reduction=name, rounds=2, width=32, depth=2, clip=True) for name in ("", "ordered")
     }

@@ -1,4 +1,4 @@
-"""A nursery and an S3 server that several tests share: each costs a second to start."""
+"""A nursery and an S3 server shared by several tests: each takes a second to start."""
 
 from __future__ import annotations
 

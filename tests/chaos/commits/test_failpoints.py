@@ -20,8 +20,11 @@ TRIALS = [
 
 
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
-def test_a_kill_on_a_local_disk(trial: Trial, crew: Nursery, tmp_path: Path) -> None:
-    """Latest is whole, the next leader commits or the ranks save again, and the bits are those of a run without it."""
+def test_a_checkpoint_survives_a_kill_on_a_local_disk(trial: Trial, crew: Nursery, tmp_path: Path) -> None:
+    """The latest checkpoint is whole, the next leader commits or ranks save again.
+
+    The bits equal an undisturbed run's.
+    """
     result = play(trial, crew, str(tmp_path / "store"))
     assert result.problems == ()
     assert result.killed == 1
@@ -30,7 +33,7 @@ def test_a_kill_on_a_local_disk(trial: Trial, crew: Nursery, tmp_path: Path) -> 
 @pytest.mark.long
 @pytest.mark.s3
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
-def test_a_kill_on_s3(trial: Trial, crew: Nursery, server: S3Server) -> None:
+def test_a_checkpoint_survives_a_kill_on_s3(trial: Trial, crew: Nursery, server: S3Server) -> None:
     """The same against a real S3 server."""
     trial = dataclasses.replace(trial, world=2)
     name = str(trial).replace("@", "-").replace(":", "-")
@@ -41,8 +44,8 @@ def test_a_kill_on_s3(trial: Trial, crew: Nursery, server: S3Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_many_kills_on_a_local_disk(crew: Nursery, tmp_path: Path) -> None:
-    """200 random trials, of up to three kills each at any operation."""
+def test_checkpoints_survive_many_kills_on_a_local_disk(crew: Nursery, tmp_path: Path) -> None:
+    """200 random trials with up to three kills each, at any operation."""
     killed = 0
     for seed in range(1, 201):
         result = play(draw(seed), crew, str(tmp_path / str(seed)))
@@ -54,7 +57,7 @@ def test_many_kills_on_a_local_disk(crew: Nursery, tmp_path: Path) -> None:
 @pytest.mark.s3
 @pytest.mark.slow
 @pytest.mark.timeout(2 * 3600)
-def test_many_kills_on_s3(crew: Nursery, server: S3Server) -> None:
+def test_checkpoints_survive_many_kills_on_s3(crew: Nursery, server: S3Server) -> None:
     """The same against a real S3 server."""
     killed = 0
     for seed in range(1, 201):
@@ -64,8 +67,8 @@ def test_many_kills_on_s3(crew: Nursery, server: S3Server) -> None:
     assert killed > 100
 
 
-def test_a_failpoint_is_reached_at_its_count() -> None:
-    """Operations are counted by name; DURING hands over half of the bytes before."""
+def test_a_failpoint_fires_at_its_count() -> None:
+    """Operations are counted by name; DURING passes on half of the bytes first."""
     plain = open_store("memory://failpoints", write=False)
     reached: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Each classical mistake, planted by hand into a small seam of the protocol, is found by random schedules."""
+"""Random schedules find each classical mistake that is planted into a small seam of the protocol."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from checkpointing.stores.register import RegisteredStore
 pytestmark = pytest.mark.long
 
 MOST = 600
-"""Schedules in which a planted bug has to show itself."""
+"""Schedules within which a planted bug has to show."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def keep_the_fence_outside_the_store(patch: pytest.MonkeyPatch) -> None:
-    """Leaders look whether they are fenced off before they begin, and no more when they swap."""
+    """Leaders check before they begin whether they are fenced off, but not when they swap."""
 
     def decide(ref: Ref | None, *arguments: Any) -> Verdict:
         return decide_commit(ref and dataclasses.replace(ref, generation=0), *arguments)
@@ -47,7 +47,7 @@ def keep_the_fence_outside_the_store(patch: pytest.MonkeyPatch) -> None:
 
 
 def repeat_conditional_writes_blindly(patch: pytest.MonkeyPatch) -> None:
-    """A swap that failed is sent again, and when that is refused, somebody else must have won."""
+    """A failed swap is sent again, and if that is refused it is reported as lost to somebody else."""
 
     def move(store: Store, decide: Callable[..., Verdict], build: Callable[..., Ref], **_: bool) -> object:
         for _ in range(8):
@@ -71,7 +71,7 @@ def repeat_conditional_writes_blindly(patch: pytest.MonkeyPatch) -> None:
 
 
 class Overwriting:
-    """A store whose writer does not look at the manifests that are there, and puts its own."""
+    """A store whose writer ignores existing manifests and puts its own."""
 
     def __init__(self, store: Seat) -> None:
         self._store = store
@@ -90,7 +90,7 @@ class Overwriting:
 
 
 def overwrite_manifests(patch: pytest.MonkeyPatch) -> None:
-    """Manifests are put, not created: a rank that comes back writes over what it had said."""
+    """Manifests are put, not created: a restarted rank overwrites its own."""
 
     honest = actors.save_rank
 
@@ -101,7 +101,7 @@ def overwrite_manifests(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_the_order_of_saves(patch: pytest.MonkeyPatch) -> None:
-    """Whoever holds the newest generation may commit anything, older steps too."""
+    """A leader with the newest generation may commit anything, older steps too."""
     patch.setattr(committing, "is_superseded", lambda ref, save: False)
 
     def decide(*arguments: Any) -> Verdict:
@@ -113,7 +113,7 @@ def ignore_the_order_of_saves(patch: pytest.MonkeyPatch) -> None:
 
 @dataclasses.dataclass(slots=True)
 class Careless(ModelStore):
-    """A store that says yes to every swap, whatever the token."""
+    """A store that accepts every swap, whatever the token."""
 
     def swap(self, name: str, expected: str | None, data: bytes) -> bool:
         self.put(name, data)
@@ -121,28 +121,28 @@ class Careless(ModelStore):
 
 
 def commit_what_is_not_complete(patch: pytest.MonkeyPatch) -> None:
-    """Nobody looks whether all ranks have saved."""
+    """Nobody checks whether all ranks have saved."""
     patch.setattr(committing, "check_complete", lambda manifests, save, world: None)
 
 
 def commit_without_looking_for_packs(patch: pytest.MonkeyPatch) -> None:
-    """What a manifest names will be there: nobody looks for it, nor whether it is condemned."""
+    """Nobody checks whether the packs of a manifest exist, nor whether they are condemned."""
     patch.setattr(committing, "_check_packs", lambda store, manifests: None)
     patch.setattr(committing, "_check_condemned", lambda *arguments: None)
 
 
 def collect_without_looking_again(patch: pytest.MonkeyPatch) -> None:
-    """What was marked is deleted, whatever was committed before the sweep began and whatever needs it by now."""
+    """Marked objects are deleted although a commit before the sweep may need them by now."""
     patch.setattr(collection, "_same", lambda ref, marked: True)
     patch.setattr(Marker, "deletable", lambda self, tombstone, ref: tombstone.objects)
 
 
 def collect_without_hearing_announcements(patch: pytest.MonkeyPatch) -> None:
-    """Whoever reads or writes for longer than the grace is not asked after."""
+    """Announcements of long reads and writes are ignored."""
     patch.setattr(plan, "announced_in", lambda store, now: AtWork())
 
 
-def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, MOST + 1)) -> Outcome | None:
+def first_failure(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, MOST + 1)) -> Outcome | None:
     """Return the first schedule that shows a violation."""
     return next((o for o in (play(draw(seed), store=store()) for seed in seeds) if o.violations), None)
 
@@ -162,11 +162,11 @@ def found(store: Callable[[], ModelStore] = ModelStore, seeds: range = range(1, 
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a few hundred schedules, in the words of the invariant it breaks; the honest code passes the same one."""
+    """Within a few hundred schedules, by the invariant it breaks; the unmodified code passes the same schedule."""
     plant(monkeypatch)
-    # It takes three to meet at the wrong moment: four schedules in 2,400 show it.
+    # Three actors have to coincide: four schedules in 2,400 show it.
     first = 1701 if plant is collect_without_looking_again else 1
-    outcome = found(seeds=range(first, first + MOST))
+    outcome = first_failure(seeds=range(first, first + MOST))
     assert outcome is not None, f"{MOST} schedules did not show it"
     assert any(word in "\n".join(outcome.violations) for word in words.split("|")), outcome.report()
     monkeypatch.undo()
@@ -174,15 +174,15 @@ def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.Mo
 
 
 def test_a_store_that_ignores_tokens_is_found() -> None:
-    """Compare-and-swap that only swaps loses a commit or a fence."""
-    outcome = found(Careless)
+    """A compare-and-swap that does not compare loses a commit or a fence."""
+    outcome = first_failure(Careless)
     assert outcome is not None
     assert any("back from" in violation or "lost" in violation for violation in outcome.violations), outcome.report()
     assert play(outcome.schedule).violations == []
 
 
 def lock_that_does_not_hold(patch: pytest.MonkeyPatch) -> None:
-    """Swaps as a shared directory had them: compare under a lock, then rename; where the lock does not hold."""
+    """Swaps as shared directories once had them: compare under a lock, then rename; the lock does not hold."""
 
     def swap(versions: Any, expected: str, data: bytes, where: str) -> bool:
         found = newest(versions, where)
@@ -196,30 +196,30 @@ def lock_that_does_not_hold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(numbered, "swap", swap)
 
 
-def test_a_directory_whose_lock_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two swaps that both succeed; numbered links pass the same schedule."""
+def test_a_directory_with_a_broken_lock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two swaps both succeed; numbered links pass the same schedule."""
     lock_that_does_not_hold(monkeypatch)
-    outcome = found(NumberedStore)
+    outcome = first_failure(NumberedStore)
     assert outcome is not None, f"{MOST} schedules did not show it"
     monkeypatch.undo()
     assert play(outcome.schedule, store=NumberedStore()).violations == []
 
 
-def test_a_directory_passes() -> None:
-    """Whatever comes between the steps of a swap."""
-    outcome = found(NumberedStore, range(1, 41))
+def test_a_directory_without_a_bug_passes() -> None:
+    """Whatever happens between the steps of a swap."""
+    outcome = first_failure(NumberedStore, range(1, 41))
     assert outcome is None, outcome.report()
 
 
 def name_manifests_by_rank_alone(patch: pytest.MonkeyPatch) -> None:
-    """A register is not asked about them, and yet a rank that comes back writes to the same name."""
+    """The register does not decide manifests, and yet a restarted rank writes to the same name."""
     overwrite_manifests(patch)
     patch.setattr(saving, "decides_creations", lambda store: True)
     patch.setattr(committing, "decides_creations", lambda store: True)
 
 
 def forget_what_was_decided(patch: pytest.MonkeyPatch) -> None:
-    """Who finds a record that another, or it itself, has had decided takes it for there, where readers look for it."""
+    """A decided record, its own or another's, is taken to be where readers look for it."""
 
     def claimed(store: RegisteredStore, name: str, digest: str) -> bytes:
         for place in (name, register._aside(name, digest)):
@@ -238,18 +238,18 @@ def forget_what_was_decided(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_bug_with_a_register_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a place that decides nothing itself."""
+def test_a_planted_bug_is_found_with_a_register(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store then decides nothing itself."""
     plant(monkeypatch)
-    outcome = found(RegisteredModel)
+    outcome = first_failure(RegisteredModel)
     assert outcome is not None, f"{MOST} schedules did not show it"
     assert words in "\n".join(outcome.violations), outcome.report()
     monkeypatch.undo()
     assert play(outcome.schedule, store=RegisteredModel()).violations == []
 
 
-def test_a_register_passes_and_holds_refs_and_records_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where ranks never find what they have written, and write another manifest."""
+def test_a_register_passes_and_holds_only_refs_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where ranks never find what they have written, and write another manifest."""
     overwrite_manifests(monkeypatch)
     most = 0
     for seed in range(1, 41):
@@ -261,13 +261,13 @@ def test_a_register_passes_and_holds_refs_and_records_alone(monkeypatch: pytest.
         assert all(name.startswith((names.REFS, names.CHECKPOINTS)) for name in store.values)
         ranks = [names.parse_manifest(name) for name in asked if names.parse_manifest(name)]
         most = max(most, max(map(ranks.count, ranks), default=0))
-    assert most > 1, "no rank has written two"
+    assert most > 1, "no rank wrote two"
 
 
-def test_a_failing_schedule_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is printed has the seed, a handful of lines that still show it, and the operations that led to it."""
+def test_a_failing_schedule_is_minimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report has the seed, a few lines that still fail, and the operations that led to the failure."""
     keep_the_fence_outside_the_store(monkeypatch)
-    outcome = found()
+    outcome = first_failure()
     assert outcome is not None
     small = smallest(outcome)
     assert small.violations

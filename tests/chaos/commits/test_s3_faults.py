@@ -1,4 +1,4 @@
-"""Saving, committing and restoring through a proxy that harms what passes between client and S3 server."""
+"""Saving, committing and restoring through a proxy that disturbs the traffic between client and S3 server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 def again(call: Callable[[], T], tries: int = 5) -> T:
-    """Call as a patient caller does: again after StoreError."""
+    """Call like a patient caller: again after StoreError."""
     for number in range(tries):
         try:
             return call()
@@ -55,7 +55,7 @@ def save_and_commit(store: Store, step: int) -> None:
 
 
 def opened(server: S3Server, proxy: S3Proxy) -> tuple[Store, Store]:
-    """Return a place of its own: through the proxy, which from now on does no harm, and past it."""
+    """Return a place of its own, opened twice: through the proxy, with its harms removed, and directly."""
     proxy.harms.clear()
     proxy.done.clear()
     url = server.url(f"faults-{next(_numbers)}")
@@ -74,8 +74,8 @@ WRITES = ["/packs/", "/saves/", "/checkpoints/", "/refs/latest"]
 
 @pytest.mark.parametrize("path", WRITES)
 @pytest.mark.parametrize("do", [Do.UNANSWERED, Do.REPEAT, Do.ERROR_AFTER, Do.BUSY, Do.REFUSE])
-def test_a_harmed_write_ends_in_one_commit(do: Do, path: str, server: S3Server, proxy: S3Proxy) -> None:
-    """Lost answers, repeated requests and 5xx, on each kind of object: the checkpoint is committed once, and whole."""
+def test_a_disturbed_write_ends_in_one_commit(do: Do, path: str, server: S3Server, proxy: S3Proxy) -> None:
+    """Lost answers, repeated requests and 5xx on each kind of object: the checkpoint is committed once, and whole."""
     store, direct = opened(server, proxy)
     fence(store, 1)
     proxy.harms.append(Harm(do=do, method="PUT", path=path))
@@ -87,8 +87,8 @@ def test_a_harmed_write_ends_in_one_commit(do: Do, path: str, server: S3Server, 
 
 
 @pytest.mark.parametrize("do", [Do.TRUNCATE, Do.UNANSWERED, Do.BUSY, Do.ERROR, Do.DELAY])
-def test_a_harmed_read_restores_the_same_bits_or_says_so(do: Do, server: S3Server, proxy: S3Proxy) -> None:
-    """Cut answers, 5xx and delays while restoring: the bits are right, or an error says that they could not be had."""
+def test_a_disturbed_read_restores_the_same_bits_or_fails(do: Do, server: S3Server, proxy: S3Proxy) -> None:
+    """Truncated answers, 5xx and delays while restoring: the bits are right, or an error says why there are none."""
     store, direct = opened(server, proxy)
     fence(direct, 1)
     save_and_commit(direct, 1)
@@ -98,8 +98,8 @@ def test_a_harmed_read_restores_the_same_bits_or_says_so(do: Do, server: S3Serve
 
 
 @pytest.mark.parametrize("path", WRITES)
-def test_a_bit_that_flips_on_the_way_back_is_never_restored(path: str, server: S3Server, proxy: S3Proxy) -> None:
-    """Any digest on the way from the ref to the tile shows it; read again, the bits are right."""
+def test_a_bit_flipped_in_a_download_is_never_restored(path: str, server: S3Server, proxy: S3Proxy) -> None:
+    """One of the digests between the ref and the tile shows it; read again, the bits are right."""
     store, direct = opened(server, proxy)
     fence(direct, 1)
     save_and_commit(direct, 1)
@@ -111,19 +111,19 @@ def test_a_bit_that_flips_on_the_way_back_is_never_restored(path: str, server: S
 
 
 @pytest.mark.parametrize("path", WRITES)
-def test_a_bit_that_flips_on_the_way_there_is_found(path: str, server: S3Server, proxy: S3Proxy) -> None:
-    """Moto checks no checksum: a damaged write is refused, or found by the digests, and never restored as good."""
+def test_a_bit_flipped_in_an_upload_is_detected(path: str, server: S3Server, proxy: S3Proxy) -> None:
+    """Moto checks no checksum. A damaged write is refused or found by the digests, and never restored as good."""
     store, direct = opened(server, proxy)
     fence(direct, 1)
     proxy.harms.append(Harm(do=Do.FLIP_REQUEST, method="PUT", path=path))
     with contextlib.suppress(CheckpointError):
         save_and_commit(store, 1)
         found = list(verify(direct))
-        assert found or misread(open_checkpoint(direct)) == "", "damaged, and nobody says so"
+        assert found or misread(open_checkpoint(direct)) == "", "the damage was not reported"
 
 
-def test_a_server_that_is_busy_for_seconds_is_waited_for(server: S3Server, proxy: S3Proxy) -> None:
-    """What is under way goes on behind it: a save, its commit and a restore, none of them called again by anybody."""
+def test_a_busy_server_is_waited_for(server: S3Server, proxy: S3Proxy) -> None:
+    """A save, its commit and a restore complete once the server recovers, and nobody has to call them again."""
     store, direct = opened(server, proxy)
     fence(store, 1)
     for rank in range(WORLD):
@@ -148,7 +148,7 @@ def test_a_server_that_is_busy_for_seconds_is_waited_for(server: S3Server, proxy
 
 @contextlib.contextmanager
 def busy(proxy: S3Proxy, seconds: float) -> Iterator[None]:
-    """Answer 503 to everything for so long, beside the block."""
+    """Answer 503 to everything for so long during the block."""
     proxy.harms.append(Harm(do=Do.BUSY, times=ALWAYS))
     timer = threading.Timer(seconds, proxy.harms.clear)
     timer.start()
@@ -158,8 +158,8 @@ def busy(proxy: S3Proxy, seconds: float) -> Iterator[None]:
         timer.join()
 
 
-def test_a_bad_day(server: S3Server, proxy: S3Proxy) -> None:
-    """One harm after the other, of every kind, on whatever comes: three steps are committed, and whole."""
+def test_faults_of_every_kind_in_a_row_lose_nothing(server: S3Server, proxy: S3Proxy) -> None:
+    """With one fault after another, of every kind, three steps are committed whole."""
     kinds = [Do.UNANSWERED, Do.REPEAT, Do.ERROR, Do.BUSY, Do.ERROR_AFTER, Do.TRUNCATE, Do.REFUSE, Do.DELAY]
     store, direct = opened(server, proxy)
     proxy.harms += [Harm(do=do, skip=skip) for skip, do in enumerate(kinds, 3)]

@@ -1,4 +1,4 @@
-"""Random schedules of the commit protocol: nothing torn, nothing lost, nothing false."""
+"""Random schedules of the commit protocol: nothing is torn, lost or wrong."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from elastic3d.errors import UsageError
 
 
 @pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(251, 2_001, 250))])
-def test_random_schedules(first: int) -> None:
-    """No invariant breaks in 2,000 random schedules, in most of which something is committed and something refused."""
+def test_random_schedules_break_no_invariant(first: int) -> None:
+    """In 2,000 random schedules, most of which commit something and refuse something."""
     tally = play_many(first, 250)
     assert not tally.failures, tally.failures[0].report()
     assert tally.counts["commits"] > 250
@@ -21,15 +21,15 @@ def test_random_schedules(first: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-def test_very_many_random_schedules() -> None:
-    """The same of 100,000."""
+def test_very_many_random_schedules_break_no_invariant() -> None:
+    """The same for 100,000."""
     tally = play_many(10_001, 100_000)
     assert not tally.failures, tally.failures[0].report()
 
 
 @pytest.mark.parametrize("seed", [3, 14, 159])
-def test_a_schedule_is_one_history(seed: int) -> None:
-    """The same schedule gives the same operations and the same objects, to the byte; so does its text."""
+def test_a_schedule_is_deterministic(seed: int) -> None:
+    """It always gives the same operations and the same objects, to the byte, and so does its text."""
     stores = [ModelStore() for _ in range(3)]
     schedule = draw(seed)
     for store, one in zip(stores, (schedule, schedule, parse(str(schedule))), strict=True):
@@ -38,8 +38,8 @@ def test_a_schedule_is_one_history(seed: int) -> None:
     assert stores[0].objects == stores[1].objects == stores[2].objects
 
 
-def test_every_fault_happens() -> None:
-    """The schedules drawn have every kind of fault on operations that change something."""
+def test_drawn_schedules_contain_every_fault() -> None:
+    """On operations that change something."""
     happened: set[str] = set()
     for seed in range(1, 120):
         store = ModelStore()
@@ -52,8 +52,8 @@ def test_every_fault_happens() -> None:
     assert "arrives" in happened
 
 
-def test_a_late_swap_of_a_dead_leader_is_fenced_off() -> None:
-    """Its request arrives after the next leader's fence, and changes nothing."""
+def test_a_late_swap_by_a_dead_leader_is_fenced_off() -> None:
+    """Its request arrives after the next leader's fence and changes nothing."""
     job = Job(seed=1, ranks=1, generations=2, steps=1)
     lines = (
         Turns(actor="leader1", turns=100),
@@ -70,6 +70,6 @@ def test_a_late_swap_of_a_dead_leader_is_fenced_off() -> None:
 
 @pytest.mark.parametrize("text", ["leader1 3", "run seed=1\nleader1 x", "run seed=1\nleader1 3 explodes", "run six=1"])
 def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
-    """The message has the line."""
+    """The message quotes the line."""
     with pytest.raises(UsageError, match="schedule: "):
         parse(text)

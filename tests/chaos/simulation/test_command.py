@@ -1,4 +1,4 @@
-"""`elastic3d simulate membership`: what it prints, and what it refuses."""
+"""`elastic3d simulate membership`: what it prints and what it refuses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=250, check=False)
 
 
-def test_the_document_holds_every_formation() -> None:
-    """--json prints one document of exactly the fields promised, and nothing else; nothing was violated."""
+def test_the_json_document_has_every_formation() -> None:
+    """--json prints one document with exactly the documented fields and nothing else; nothing was violated."""
     result = simulate("--nodes", "60", "--seed", "3", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
@@ -33,7 +33,7 @@ def test_the_document_holds_every_formation() -> None:
 
 
 def test_a_trace_is_followed(tmp_path: Path) -> None:
-    """Nodes come and go as its rows say; hours between them cost nothing."""
+    """Nodes come and go as its rows say; the hours between them cost nothing."""
     trace = tmp_path / "spot.csv"
     trace.write_text("0,0\n100,0\n100,6\n7200,6\n7200,4\n80000,4\n80000,9\n")
     result = simulate("--trace", str(trace), "--json")
@@ -46,7 +46,7 @@ def test_a_trace_is_followed(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_schedules_are_counted() -> None:
-    """--schedules says how many a minute, and that none showed anything."""
+    """--schedules reports how many were played a minute, and that none failed."""
     result = simulate("--schedules", "20", "--seed", "5")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "20 schedules" in result.stdout
@@ -69,8 +69,8 @@ def test_schedules_are_counted() -> None:
         ("5,0\n", "never holds a node"),
     ],
 )
-def test_a_trace_that_is_none_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    """One line that names the file and the place, exit code 2, nothing on standard output."""
+def test_a_file_that_is_no_trace_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    """With one line that names the file and the place, exit code 2, and nothing on standard output."""
     trace = tmp_path / "bad.csv"
     trace.write_text(text)
     result = simulate("--trace", str(trace))
@@ -92,7 +92,7 @@ def test_a_trace_that_is_none_is_refused(text: str, message: str, tmp_path: Path
     ],
 )
 def test_bad_arguments_are_refused(arguments: list[str], message: str) -> None:
-    """One line, exit code 2."""
+    """With one line and exit code 2."""
     result = simulate(*arguments)
     assert result.returncode == 2, result.stderr
     assert message in result.stderr
@@ -100,7 +100,7 @@ def test_bad_arguments_are_refused(arguments: list[str], message: str) -> None:
 
 
 def test_a_trace_is_scaled_to_a_peak(tmp_path: Path) -> None:
-    """The largest count becomes the peak, the others keep their proportion; a pair of rows is one change."""
+    """The largest count becomes the peak and the others keep their proportion; a pair of rows is one change."""
     trace = tmp_path / "spot.csv"
     trace.write_text("0,0\n10,0\n10,4\n20,4\n20,2\n")
     changes = read_trace(trace)
@@ -109,14 +109,14 @@ def test_a_trace_is_scaled_to_a_peak(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_thousand_nodes_form() -> None:
-    """Within five virtual seconds of the last one's coming, by a record that etcd takes."""
+def test_a_thousand_nodes_form_a_generation() -> None:
+    """Within five virtual seconds of the last one's arrival, with a record small enough for etcd."""
     result = simulate("--nodes", "1000", "--seed", "3", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["formations"][0]["nodes"] == 1000
     assert document["formations"][0]["seconds"] < 5.0
     assert document["largest_record_bytes"] < 1024 * 1024
-    # A change is told everybody as what changed: the whole record alone, to all, would be more than twice as much.
+    # Everybody receives only the changes: the whole record alone would be more than twice as much.
     for formation in document["formations"][1:]:
         assert formation["etcd_bytes"] < document["largest_record_bytes"] * formation["nodes"] / 2, formation

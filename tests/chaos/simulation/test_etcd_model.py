@@ -1,4 +1,4 @@
-"""The model of etcd does what the real one does, where members' safety hangs on it."""
+"""The model of etcd does what the real one does, wherever the safety of members depends on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = ROOT + "roll/members/a@1"
 
 
 class Bench:
-    """An etcd, a client, and what it was answered."""
+    """An etcd, a client, and the answers it got."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -54,8 +54,8 @@ class Bench:
                 self.etcd.resume(watch)
 
 
-def test_all_operations_run_or_none() -> None:
-    """A transaction whose condition fails changes nothing; all changes of one have one revision."""
+def test_a_transaction_runs_all_operations_or_none() -> None:
+    """If its condition fails nothing changes; all its changes have one revision."""
     bench = Bench()
     other = ROOT + "roll/members/b@1"
     assert bench.write(Put(KEY, b"1"), Put(other, b"1"), given=(Compare.absent(KEY),)) == (True, 2)
@@ -67,15 +67,15 @@ def test_all_operations_run_or_none() -> None:
     assert bench.etcd.store.get(other) is None
 
 
-def test_a_lost_answer_was_a_write() -> None:
+def test_a_write_whose_answer_is_lost_is_applied() -> None:
     """No answer comes, and the key is there."""
     bench = Bench()
     assert bench.write(Put(KEY, b"1"), lost=True) is None
     assert bench.etcd.store.get(KEY) is not None
 
 
-def test_a_lease_that_is_not_kept_ends_with_its_keys_on_the_grid() -> None:
-    """It lives as long as its owner reaches etcd, and a time to live more; etcd looks each half second."""
+def test_a_lease_that_is_not_renewed_expires_with_its_keys() -> None:
+    """It lives as long as its owner reaches etcd plus a time to live; etcd looks every half second."""
     bench = Bench()
     lease = bench.lease(3.0)
     bench.write(Put(KEY, b"1", lease.id))
@@ -91,8 +91,8 @@ def test_a_lease_that_is_not_kept_ends_with_its_keys_on_the_grid() -> None:
     assert bench.write(Put(KEY, b"1", lease.id)) == (False, -1)
 
 
-def test_a_new_leader_of_etcd_extends_every_lease() -> None:
-    """Its time to live begins anew."""
+def test_an_etcd_election_extends_every_lease() -> None:
+    """Their time to live begins anew."""
     bench = Bench()
     lease = bench.lease(3.0)
     bench.write(Put(KEY, b"1", lease.id))
@@ -106,7 +106,7 @@ def test_a_new_leader_of_etcd_extends_every_lease() -> None:
 
 
 def test_a_watch_resumes_where_it_was() -> None:
-    """What happened while its client was cut off comes after, in order, and once."""
+    """What happened while its client was cut off arrives afterwards, in order, and once."""
     bench = Bench()
     bench.watch()
     bench.write(Put(KEY, b"1"))
@@ -123,7 +123,7 @@ def test_a_watch_resumes_where_it_was() -> None:
 
 
 def test_a_watch_behind_a_compaction_must_list_again() -> None:
-    """It is told so, and delivers nothing more."""
+    """It is informed, and delivers nothing more."""
     bench = Bench()
     bench.watch()
     bench.reach(False)
@@ -137,8 +137,8 @@ def test_a_watch_behind_a_compaction_must_list_again() -> None:
     assert bench.gaps == 1
 
 
-def test_watchers_share_their_members_link() -> None:
-    """A large value reaches three hundred watchers no sooner than their members can send it."""
+def test_watchers_share_the_links_of_their_etcd_members() -> None:
+    """A large value reaches three hundred watchers no sooner than the etcd members can send it."""
     bench = Bench()
     value = b"x" * 1_000_000
     arrived: list[float] = []
@@ -157,8 +157,8 @@ def test_watchers_share_their_members_link() -> None:
     assert arrived[-1] - began > 100 * len(value) / Speeds().bandwidth
 
 
-def test_a_rolled_back_etcd_has_keys_leases_and_revisions_of_then() -> None:
-    """Keys written since are gone, what was deleted is there again, and a watch is told that it must list anew."""
+def test_a_rolled_back_etcd_has_its_former_keys_leases_and_revisions() -> None:
+    """Newer keys are gone, deleted ones are back, and a watch is informed that it must list again."""
     bench = Bench()
     kept = bench.lease(5.0)
     bench.write(Put(KEY, b"1"), Put(KEY + "2", b"1", kept.id))

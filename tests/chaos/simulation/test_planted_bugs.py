@@ -1,4 +1,4 @@
-"""Each classical mistake, planted by hand into a small seam of the production code, is found by random schedules."""
+"""Random schedules find each classical mistake that is planted into a small seam of the production code."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from elastic3d.values import Generation
 from elastic3d.worker.keeper import departure
 
 MOST = 400
-"""Schedules in which a planted bug has to show itself."""
+"""Schedules within which a planted bug has to show."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def found(seeds: range = range(1, MOST + 1)) -> Outcome | None:
+def first_failure(seeds: range = range(1, MOST + 1)) -> Outcome | None:
     """Return the first schedule that shows a violation."""
     return next((outcome for outcome in map(play, map(draw, seeds)) if outcome.violations), None)
 
 
 def drop_the_fence(patch: pytest.MonkeyPatch) -> None:
-    """A leader's writes do not compare its token any more."""
+    """A leader's writes no longer compare its token."""
     honest = transactions.transaction
 
     def unfenced(*given: Any, **named: Any) -> transactions.Transaction:
@@ -51,7 +51,7 @@ def drop_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def compare_wall_clocks(patch: pytest.MonkeyPatch) -> None:
-    """A report carries its writer's own time, and who wrote none for long, by the leader's clock, is dead."""
+    """Reports carry their writer's wall clock, and a writer that is late by the leader's clock is dead."""
     hear, judge = Reports.hear, leader.judge
 
     def stamped(self: Reports, id: str, report: Report, now: float) -> bool:
@@ -71,7 +71,7 @@ def compare_wall_clocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_relist(patch: pytest.MonkeyPatch) -> None:
-    """After a compaction the watch goes on from now, and nobody looks what was missed."""
+    """After a compaction the watch resumes from the present, and nobody checks what was missed."""
     honest = Core.handle
 
     def forgetful(self: Core, events: Sequence[e.Event], now: float) -> list[acts.Action]:
@@ -81,7 +81,7 @@ def forget_the_relist(patch: pytest.MonkeyPatch) -> None:
 
 
 def accept_stale_acknowledgements(patch: pytest.MonkeyPatch) -> None:
-    """What a member said of an earlier attempt at the same number counts for the present one."""
+    """A member's answer to an earlier attempt at the same number counts for the present one."""
 
     def lenient(self: Reports, field: str, key: str) -> dict[str, None]:
         number = key.partition(".")[0]
@@ -96,7 +96,7 @@ def accept_stale_acknowledgements(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_a_lost_lease_for_death(patch: pytest.MonkeyPatch) -> None:
-    """A member key that vanishes is a death: no grace, and no veto of those who hear the node."""
+    """A member key that vanishes is a death: no grace, and no veto by neighbours that hear the node."""
 
     def hasty(situation: Situation) -> dict[str, str]:
         return dict.fromkeys(situation.roster.missing, "its lease ran out")
@@ -105,7 +105,7 @@ def take_a_lost_lease_for_death(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
-    """Whoever judges takes its own side for the main one, however few they are."""
+    """A judging member takes its own side for the main one, however small it is."""
     honest = suspicions.suspects
 
     def partial(
@@ -117,7 +117,7 @@ def let_the_cut_off_confirm_each_other(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_what_was_reached(patch: pytest.MonkeyPatch) -> None:
-    """A generation's record says only what its own leader has seen, not what the record before it said."""
+    """A generation's record holds only what its own leader has seen, not what the previous record held."""
     honest = leader.forming.seal
 
     def forgetful(view: View, generation: Generation) -> acts.Seal:
@@ -132,17 +132,17 @@ def leave_without_refuge(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_one_node_end_the_job(patch: pytest.MonkeyPatch) -> None:
-    """Whose code raised is not asked: so many tries without progress, and the job is over for everybody."""
+    """Enough tries without progress end the job for everybody, whichever node's code raised."""
     patch.setattr(leader, "raising", lambda *_: Raising())
 
 
 def resume_in_whatever_history(patch: pytest.MonkeyPatch) -> None:
-    """A watch goes on from the revision that it knows, at an etcd that came back empty or from a backup too."""
+    """A watch resumes from its known revision even at an etcd that came back empty or from a backup."""
     patch.setattr(Etcd, "rolled_back", lambda self, watch: False)
 
 
 def leave_the_old_whole(patch: pytest.MonkeyPatch) -> None:
-    """What changed is written, and the whole generation beside it stays as it was: newcomers have nothing to read."""
+    """The change is written, but the whole generation beside it stays old: newcomers cannot read it."""
     honest = transactions._formed
 
     def partial(*given: object) -> tuple[object, ...]:
@@ -152,7 +152,7 @@ def leave_the_old_whole(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_old_revisions(patch: pytest.MonkeyPatch) -> None:
-    """A listing of a rolled back etcd is taken in, and all that its members write there is older than what is known."""
+    """A listing of a rolled back etcd is accepted, and members' writes there count as older than known ones."""
     honest = Core.handle
 
     def stubborn(self: Core, events: Sequence[e.Event], now: float) -> list[acts.Action]:
@@ -163,12 +163,12 @@ def believe_old_revisions(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_a_dead_link_hold_all_up(patch: pytest.MonkeyPatch) -> None:
-    """Who cannot reach whom is known, and nobody has to stand aside for it."""
+    """Unreachable pairs are known, but nobody has to stand aside for them."""
     patch.setattr(triggers, "_apart", lambda *_: "")
 
 
 def believe_one_refusal(patch: pytest.MonkeyPatch) -> None:
-    """Whoever is refused holds the other for dead, whatever its other neighbours find there."""
+    """A refused member holds the other for dead, whatever the other's neighbours find."""
     patch.setattr(witness, "conclude", lambda *_, **__: witness.Conclusion.DEAD)
 
 
@@ -193,9 +193,9 @@ def believe_one_refusal(patch: pytest.MonkeyPatch) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a few hundred schedules, in the words of the invariant it breaks; the honest code passes the same one."""
+    """Within a few hundred schedules, by the invariant it breaks; the unmodified code passes the same schedule."""
     plant(monkeypatch)
-    outcome = found()
+    outcome = first_failure()
     assert outcome is not None, f"{MOST} schedules did not show it"
     said = "\n".join(outcome.violations)
     assert any(word in said for word in words.split("|")), outcome.report()

@@ -1,4 +1,4 @@
-"""Random schedules against the production core: nothing that must not happen does, whatever is done to a job."""
+"""Random schedules against the production core break no invariant, whatever is done to a job."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ EACH = 250
 
 
 @pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(1 + EACH, 2001, EACH))])
-def test_two_thousand_schedules(first: int) -> None:
-    """Every invariant holds at every event of 2,000 schedules; a failure is printed small, to be pasted below."""
+def test_two_thousand_schedules_break_no_invariant(first: int) -> None:
+    """Every invariant holds at every event; a failure is printed minimised, to be pasted below."""
     tally = play_many(first, EACH, most=1)
     assert not tally.failures, "\n\n".join(outcome.report() for outcome in tally.failures)
     assert tally.counts["generations"] > EACH
@@ -22,14 +22,14 @@ def test_two_thousand_schedules(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(10_000, 110_000, 5_000))
-def test_a_hundred_thousand_schedules(first: int) -> None:
+def test_a_hundred_thousand_schedules_break_no_invariant(first: int) -> None:
     """The same for 100,000."""
     tally = play_many(first, 5_000, most=1)
     assert not tally.failures, "\n\n".join(outcome.report() for outcome in tally.failures)
 
 
 FOUND = {
-    # The record says by then that a step was safe, which is no other generation.
+    # The record says by then that a step was safe, which makes it no other generation.
     "a member that begins to train after the others have": """
         job seed=11892 members=5 minimum=2 maximum=8 multiple_of=1 beside=1
         2.058 isolate n3,n4 for 2.6
@@ -40,7 +40,7 @@ FOUND = {
         6.160 etcd-away for 0.2
         6.702 revoke n3
     """,
-    # What was written again did not know yet which step was safe, and was held for another generation.
+    # The record was written again without the safe step, and was taken for another generation.
     "an etcd that came back empty to one that slept": """
         job seed=1519 members=6 minimum=2 maximum=6 multiple_of=2 beside=1
         2.000 mute n4 for 0.5
@@ -51,14 +51,14 @@ FOUND = {
         8.000 pause leader for 4.04
         12.200 etcd-empty for 0.63
     """,
-    # Who buried them held them for buried, and waited for them for ever.
+    # The member that buried them considered them buried, and waited for them for ever.
     "an etcd that forgot the tombs of all others": """
         job seed=1813 members=3 minimum=2 maximum=4 multiple_of=1 beside=1
         2.700 kill n2,n3
         3.300 etcd-restore for 0.5
         3.400 broken n4
     """,
-    # Its tomb was lost with the rest, its member's key came back, and both it and who replaced it were taken in.
+    # Its tomb was lost with the rest, its member key came back, and both it and its successor were admitted.
     "an etcd that forgot a tomb": """
         job seed=23 members=7 minimum=2 maximum=8 multiple_of=1 beside=0
         2.350 notice n6 for 3.85
@@ -72,33 +72,33 @@ FOUND = {
         7.762 etcd-restore for 1.31
         8.230 notice n6 for 7.68
     """,
-    # Nodes that came while etcd was away led when it was back without data, and began the job anew.
+    # Nodes that came during an etcd outage led when etcd came back without data, and restarted the job.
     "newcomers in an emptied etcd": """
         job seed=108 members=7 minimum=1 maximum=7 multiple_of=1 beside=1
         4.842 etcd-empty for 3.51
         7.367 start n4,n7
         7.456 start n8
     """,
-    # A death between a lost lease and its renewal sealed out whoever was not registered at that moment.
+    # A death between a lost lease and its renewal evicted every node not registered at that moment.
     "a death while a lease is lost": """
         job seed=91 members=3 minimum=1 maximum=4 multiple_of=1 beside=1
         8.100 revoke n2
         8.600 kill n3
     """,
-    # The one that was cut off called the others silent, and that counted against those without a lease.
+    # The isolated node called the others silent, and that counted against those without a lease.
     "the word of one who is lost": """
         job seed=3672 members=5 minimum=2 maximum=5 multiple_of=1 beside=1
         9.300 etcd-stop for 5.8
         13.100 pause n3 for 6.7
         13.200 cut n2 for 6.3
     """,
-    # Its neighbours died, and that it did not hear them was taken for their word against it.
+    # Its neighbours died, and that it did not hear them counted as their report against it.
     "the word of one whose neighbours died": """
         job seed=101817 members=7 minimum=1 maximum=6 multiple_of=1 beside=1
         2.100 vanish n3,n4,n6,n7
         4.700 drain n1 for 10.3
     """,
-    # The time in which etcd was away counted against those whose lease it had lost before.
+    # The time of an etcd outage counted against members that had lost their lease before.
     "a lease lost before etcd went away": """
         job seed=19396 members=7 minimum=2 maximum=8 multiple_of=2 beside=1
         4.700 etcd-stop for 7.2
@@ -114,13 +114,13 @@ FOUND = {
         12.500 pause n2 for 0.2
         12.800 revoke n3
     """,
-    # All others were told to leave and went on for want of better; it had lost its lease just then.
+    # All others were told to leave and went on for lack of anybody else; it had just lost its lease.
     "a lease lost while the others must leave": """
         job seed=26589 members=4 minimum=1 maximum=4 multiple_of=1 beside=1
         2.900 drain n1,n2,n3 for 7.6
         3.400 revoke n1,n3,n4
     """,
-    # Etcd was away while it was waited for to register, and for the only one left of the generation.
+    # etcd was away while the job waited for it, the only node left of the generation, to register.
     "waiting for an orphan while etcd is away": """
         job seed=40471 members=7 minimum=3 maximum=6 multiple_of=2 beside=0
         2.200 drain n6 for 5
@@ -131,7 +131,7 @@ FOUND = {
         8.200 start n1,n4,n5,n7
         8.400 etcd-away for 5
     """,
-    # A member came of whose name no incarnation was left that is not out.
+    # A member joined under a name of which all earlier incarnations were out.
     "no incarnation is left": """
         job seed=3339 members=3 minimum=3 maximum=4 multiple_of=1 beside=1
         9.900 pause n3 for 0.3
@@ -149,7 +149,7 @@ FOUND = {
         8.800 revoke n6
         12.200 lag leader for 3
     """,
-    # Three that heard nobody became neighbours, had not missed each other yet, and held themselves for the majority.
+    # Three isolated nodes became neighbours, had not missed each other yet, and took themselves for the majority.
     "those cut off stand side by side": """
         job seed=95205 members=7 minimum=1 maximum=8 multiple_of=1 beside=1
         2.600 cut n2 for 6.7
@@ -164,13 +164,13 @@ FOUND = {
         11.600 cut n1,n2,n7 for 5.2
         12.700 start n4,n8
     """,
-    # It woke to the end of its lease, and only then to the answer that it was registered: nobody took it in any more.
+    # It resumed to the end of its lease, and only then to the answer that it was registered: nobody admitted it.
     "stopped while it registers": """
         job seed=95753 members=3 minimum=2 maximum=4 multiple_of=1 beside=1
         6.206 start n4
         6.211 pause n4 for 5.2
     """,
-    # The same, by a lease that etcd took long to write under.
+    # The same, with a lease under which etcd took long to write.
     "stopped while it registers, and etcd is slow": """
         job seed=98726 members=3 minimum=1 maximum=8 multiple_of=1 beside=1
         2.800 kill n3
@@ -178,13 +178,13 @@ FOUND = {
         11.300 etcd-slow for 4.5
         15.200 pause n2 for 5.5
     """,
-    # The question took nearly two seconds to be written, and the answer was given only one.
+    # The question took nearly two seconds to write, and the answer had only one.
     "an answer as slow as the question": """
         job seed=99037 members=2 minimum=1 maximum=4 multiple_of=1 beside=1
         2.700 pause leader for 2
         2.700 etcd-slow for 4.2
     """,
-    # Its lease ended after its successor had registered, and then nobody knew any more that it was replaced.
+    # Its lease ended after its successor had registered, and then nobody knew that it had been replaced.
     "replaced, and then without a lease": """
         job seed=70159 members=5 minimum=2 maximum=8 multiple_of=1 beside=1
         2.400 leave n3
@@ -196,13 +196,13 @@ FOUND = {
         15.200 kill leader
         17.626 unanswered n1,n5
     """,
-    # It was heard all the time, and asked all the same; its answer waited behind another slow write.
+    # It was heard all the time, but still asked; its answer waited behind another slow write.
     "asked, though it is heard": """
         job seed=28732 members=2 minimum=1 maximum=4 multiple_of=1 beside=1
         2.100 etcd-slow for 4.4
         2.800 pause leader for 2
     """,
-    # All had lost their leases; the first to come back was cut off, led, and its word alone counted against the others.
+    # All had lost their leases; the first to return was isolated, led, and its report alone counted against the others.
     "the only one that is registered": """
         job seed=99906 members=6 minimum=1 maximum=6 multiple_of=1 beside=1
         2.400 isolate leader for 0.3
@@ -213,7 +213,7 @@ FOUND = {
         12.700 kill n6
         13.200 cut n2 for 2.8
     """,
-    # The same, with leases that somebody revoked.
+    # The same, with revoked leases.
     "leases revoked, and a leader that is deaf": """
         job seed=113300 members=4 minimum=2 maximum=5 multiple_of=1 beside=1
         3.500 etcd-elect for 1.4
@@ -222,7 +222,7 @@ FOUND = {
         3.600 deafen n3 for 1.8
         4.100 revoke n4
     """,
-    # It had no buddy to leave its snapshots with, and was gone before the newcomer could have fetched them.
+    # It had no buddy to leave its snapshots with, and was gone before the newcomer could fetch them.
     "the only node leaves": """
         job seed=1 members=1 minimum=1 maximum=4 multiple_of=1 beside=1
         3.000 start n2
@@ -232,16 +232,16 @@ FOUND = {
 
 
 @pytest.mark.parametrize("text", FOUND.values(), ids=FOUND)
-def test_a_schedule_that_showed_a_fault(text: str) -> None:
-    """What random schedules found once stays found."""
+def test_a_schedule_that_once_failed_passes(text: str) -> None:
+    """What random schedules once found stays found."""
     outcome = play(parse(text))
     assert not outcome.violations, outcome.report()
 
 
-def test_who_lost_etcd_alone_holds_nobody_up() -> None:
+def test_a_node_cut_off_from_etcd_alone_holds_nobody_up() -> None:
     """Its neighbours hear it, but the generation that waits for it goes on without it after lease and grace.
 
-    It is sealed into one more generation, for to have lost a lease is not to be dead; there all others are prepared.
+    It is sealed into one more generation, since a lost lease is not a death; all others are prepared there.
     """
     schedule = parse("""
         job seed=2 members=4 minimum=1 maximum=4 multiple_of=1 beside=1
@@ -250,7 +250,7 @@ def test_who_lost_etcd_alone_holds_nobody_up() -> None:
     """)
     outcome = play(schedule, lines=True)
     assert not outcome.violations, outcome.report()
-    # A record that is written again says that a step is safe.
+    # The record is written again with the safe step.
     puts = {line.split()[6]: line for line in reversed(outcome.lines) if "GenerationPut" in line}
     seals = [puts[key] for key in sorted(puts)]
     assert ["n3" in line.partition("[")[2].partition("]")[0] for line in seals] == [True, True, False, True]
@@ -259,14 +259,14 @@ def test_who_lost_etcd_alone_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 77])
-def test_the_same_seed_is_the_same_story(seed: int) -> None:
-    """Every action of every member, at the same virtual time, is the same again."""
+def test_a_seed_gives_the_same_history(seed: int) -> None:
+    """Every action of every member happens at the same virtual time again."""
     one, two = play(draw(seed), traced=True), play(draw(seed), traced=True)
     assert one.digest == two.digest
     assert one.digest != play(draw(seed + 1), traced=True).digest
 
 
-def test_a_schedule_is_text_that_reads_back() -> None:
+def test_a_schedule_reads_back_from_its_text() -> None:
     """What a failure prints can be pasted into a test."""
     for seed in range(50):
         schedule = draw(seed)
@@ -276,13 +276,13 @@ def test_a_schedule_is_text_that_reads_back() -> None:
 
 
 @pytest.mark.parametrize("line", ["kill n1", "3.0", "3.0 explode n1", "3.0 kill who", "job members=3"])
-def test_a_line_that_is_none_is_refused(line: str) -> None:
-    """By its text."""
+def test_a_line_that_is_no_fault_is_refused(line: str) -> None:
+    """The message quotes it."""
     with pytest.raises(UsageError, match=line):
         parse(line)
 
 
-def test_a_failing_schedule_is_made_small() -> None:
+def test_a_failing_schedule_is_minimised() -> None:
     """Only what the failure needs is left, at round times."""
     schedule = draw(5)
     needed = Command(at=4.0004, do=Do.KILL, nodes=(1, 2))

@@ -1,4 +1,4 @@
-"""A codec gives back what went in, and refuses what cannot be that."""
+"""A codec reproduces its input, and refuses frames that cannot be right."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from checkpointing.format.codecs import Codec, decode, encode
 
 
 @given(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 300), st.integers(0, 2**32 - 1))
-def test_every_codec_gives_back_the_bytes(itemsize: int, elements: int, seed: int) -> None:
-    """Whatever they are, and whatever the base is."""
+def test_every_codec_reproduces_the_bytes(itemsize: int, elements: int, seed: int) -> None:
+    """Any bytes with any base."""
     random = np.random.default_rng(seed)
     data, base = random.bytes(itemsize * elements), random.bytes(itemsize * elements)
     for codec in Codec:
@@ -21,8 +21,8 @@ def test_every_codec_gives_back_the_bytes(itemsize: int, elements: int, seed: in
         assert bytes(decode(codec, stored, len(data), itemsize, base)) == data
 
 
-def test_weights_become_smaller() -> None:
-    """Exponents repeat; a small step changes few bits of a bf16 weight."""
+def test_codecs_make_weights_smaller() -> None:
+    """Exponents repeat, and a small step changes few bits of a bf16 weight."""
     weights = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
     assert len(encode(Codec.PLANES, weights.tobytes(), 4)) < 0.9 * weights.nbytes
     bf16 = (weights.view(np.uint32) >> 16).astype(np.uint16)
@@ -31,8 +31,8 @@ def test_weights_become_smaller() -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.PLANES, Codec.XOR_PLANES])
-def test_other_lengths_are_refused(codec: Codec) -> None:
-    """Before anything is allocated: a frame that declares more than the tile has is no tile."""
+def test_frames_of_another_length_are_refused(codec: Codec) -> None:
+    """Before anything is allocated, if a frame declares more bytes than the tile has."""
     stored = encode(codec, bytes(4000), 4, bytes(4000))
     for nbytes in (3996, 4004):
         with pytest.raises(Corrupt):

@@ -37,8 +37,8 @@ def fresh() -> Store:
     return open_store(f"memory://encoded-{next(_numbers)}")
 
 
-def test_planes_and_differences_are_restored() -> None:
-    """Each codec, bases of either kind included, and both steps of them; locators are JSON."""
+def test_byte_planes_and_differences_are_restored() -> None:
+    """Each codec with bases of either kind, both of its steps; locators are JSON."""
     store = fresh()
     first, second = two_steps(store)
     newest = open_checkpoint(store)
@@ -51,7 +51,7 @@ def test_planes_and_differences_are_restored() -> None:
 
 
 def test_every_flipped_byte_of_an_encoded_pack_is_found_and_never_restored() -> None:
-    """Whether it is in a tile, in the base of one, or in the index."""
+    """In a tile, in the base of one, or in the index."""
     store = fresh()
     _, second = two_steps(store)
     bases = [tile.base for tile in open_checkpoint(store).tiles if tile.base]
@@ -67,7 +67,7 @@ def test_every_flipped_byte_of_an_encoded_pack_is_found_and_never_restored() -> 
                 assert (finding.fault, finding.pack, finding.rank) == (Fault.CORRUPT, names.parse_pack(name), 0)
                 assert finding.tensor in SHAPES
                 if any(b.pack == finding.pack and b.offset <= place < b.offset + b.length for b in bases):
-                    assert len(finding.checkpoints) == 2, "what differs from it is lost with it"
+                    assert len(finding.checkpoints) == 2, "its differences are lost with it"
             try:
                 assert load(open_checkpoint(store))[0] == second
             except MissingTile:
@@ -76,7 +76,7 @@ def test_every_flipped_byte_of_an_encoded_pack_is_found_and_never_restored() -> 
 
 
 def test_a_missing_base_is_named() -> None:
-    """A difference without its base is as good as lost, and both the reader and verify say so."""
+    """A difference without its base is lost, and both the reader and verify say so."""
     store = fresh()
     two_steps(store)
     (pack, *_) = {tile.base.pack for tile in open_checkpoint(store).tiles if tile.base}

@@ -144,8 +144,8 @@ def pack_index(data: bytes) -> tuple[str, list[dict[str, Any]]]:
     return h(index), tiles
 
 
-def test_a_reader_written_from_the_document_restores(tmp_path: Path) -> None:
-    """The document says enough to restore every byte and check every digest."""
+def test_a_reader_written_from_the_document_restores_a_checkpoint(tmp_path: Path) -> None:
+    """The document is enough to restore every byte and check every digest."""
     store, state = open_store(str(tmp_path)), make_state(SMALL)
     save_and_commit(store, state)
     tensors, facts = read(tmp_path)
@@ -154,7 +154,7 @@ def test_a_reader_written_from_the_document_restores(tmp_path: Path) -> None:
 
 
 def test_the_same_reader_restores_an_incremental_checkpoint(tmp_path: Path) -> None:
-    """Tiles in an older pack need nothing that the document does not say."""
+    """Tiles in an older pack need nothing that the document leaves out."""
     store, state = open_store(str(tmp_path)), make_state(SMALL)
     save_and_commit(store, state)
     changed = {**state, **make_state({"model/w": SMALL["model/w"]}, seed=3)}
@@ -164,7 +164,7 @@ def test_the_same_reader_restores_an_incremental_checkpoint(tmp_path: Path) -> N
 
 
 def test_the_same_reader_decodes_every_codec(tmp_path: Path) -> None:
-    """Byte planes and differences, to raw bases and to encoded ones, are read by what the document says of them."""
+    """Byte planes, and differences to raw and encoded bases, decode as the document describes."""
     store = open_store(str(tmp_path))
     shapes = {"a": ("float32", (40, 8)), "b": ("bfloat16", (300,)), "c": ("int64", (6, 40)), "d": ("uint8", (64,))}
     first, second = smooth(shapes), smooth(shapes, seed=1)
@@ -179,7 +179,7 @@ def test_the_same_reader_decodes_every_codec(tmp_path: Path) -> None:
             assert (tile["codec"] == "xor-planes") == ("base" in tile)
 
 
-def test_packs_check_themselves_as_documented(tmp_path: Path) -> None:
+def test_packs_are_self_checking_as_documented(tmp_path: Path) -> None:
     """A pack's id, index and tile order follow from its own bytes."""
     save_and_commit(open_store(str(tmp_path)), make_state(SMALL))
     packs = list(tmp_path.glob("packs/*/*.pack"))
@@ -191,7 +191,7 @@ def test_packs_check_themselves_as_documented(tmp_path: Path) -> None:
 
 
 def test_the_same_reader_restores_what_savers_encode(tmp_path: Path) -> None:
-    """A saver's own planes and differences, several packs, and a parent."""
+    """With the planes and differences a saver chose, several packs, and a parent."""
     store = open_store(str(tmp_path))
     shapes = {"a": ("float32", (40, 8)), "b": ("bfloat16", (300,)), "c": ("int64", (6, 40))}
     codecs = set()

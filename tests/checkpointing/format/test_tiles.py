@@ -34,8 +34,8 @@ def points(box: Box) -> set[tuple[int, ...]]:
 
 
 @given(dims.flatmap(lambda n: st.tuples(boxes(n), boxes(n))))
-def test_box_algebra_is_that_of_sets(pair: tuple[Box, Box]) -> None:
-    """Intersection, containment and subtraction agree with sets of points."""
+def test_box_algebra_agrees_with_sets(pair: tuple[Box, Box]) -> None:
+    """Intersection, containment and subtraction give the same as sets of points."""
     one, two = pair
     common = one.intersect(two)
     assert (points(common) if common else set()) == points(one) & points(two)
@@ -46,8 +46,8 @@ def test_box_algebra_is_that_of_sets(pair: tuple[Box, Box]) -> None:
 
 
 @given(many)
-def test_coverage_and_overlap_are_those_of_sets(case: tuple[int, list[Box]]) -> None:
-    """`uncovered` and `overlapping` find a region exactly when one exists, and it is one."""
+def test_coverage_and_overlap_agree_with_sets(case: tuple[int, list[Box]]) -> None:
+    """`uncovered` and `overlapping` return a region exactly when one exists, and a correct one."""
     n, listed = case
     spec = TensorSpec(key="x", dtype="int8", shape=(6,) * n)
     held = set().union(*map(points, listed))
@@ -61,8 +61,8 @@ def test_coverage_and_overlap_are_those_of_sets(case: tuple[int, list[Box]]) -> 
 
 
 @given(st.integers(1, 3), st.sets(st.integers(1, 5)), st.data())
-def test_a_line_of_boxes_is_told_from_one_that_is_broken(n: int, cuts: set[int], data: st.DataObject) -> None:
-    """What a grid cuts covers its tensor; with one box moved, dropped or stretched the same holds as for any boxes."""
+def test_a_broken_line_of_boxes_is_detected(n: int, cuts: set[int], data: st.DataObject) -> None:
+    """A grid covers its tensor; with one box moved, dropped or stretched it is checked like any boxes."""
     dim = data.draw(st.integers(0, n - 1))
     edges = [0, *sorted(cuts), 6]
     line = [
@@ -80,7 +80,7 @@ def test_a_line_of_boxes_is_told_from_one_that_is_broken(n: int, cuts: set[int],
 
 @given(dims.flatmap(lambda n: st.tuples(boxes(n), boxes(n))), st.sampled_from([1, 2, 4, 8, 16]))
 def test_copy_box_equals_numpy_slicing(pair: tuple[Box, Box], size: int) -> None:
-    """The intersection is copied, and nothing else is touched."""
+    """It copies the intersection and touches nothing else."""
     src, dst = pair
     whole = np.arange(7 ** len(src.start) * size, dtype="u4").astype("u1").reshape(*(7,) * len(src.start), size)
     ours = whole[slices(src)].tobytes()
@@ -94,7 +94,7 @@ def test_copy_box_equals_numpy_slicing(pair: tuple[Box, Box], size: int) -> None
 
 
 def test_wrong_lengths_and_boxes_are_refused() -> None:
-    """Buffers that are not their box's, and boxes that are none, raise ValueError."""
+    """Buffers that do not match their box, and invalid boxes, raise ValueError."""
     box = Box(start=(0,), stop=(4,))
     with pytest.raises(ValueError, match="takes 16 bytes"):
         copy_box(b"x" * 15, box, bytearray(16), box, 4)
@@ -104,8 +104,8 @@ def test_wrong_lengths_and_boxes_are_refused() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=0, max_size=3), st.integers(4, 200), st.data())
-def test_the_grid_is_global_and_small(shape: list[int], limit: int, data: st.DataObject) -> None:
-    """Tiles of any box partition it, hold their own bytes, fit the limit, and cut where the whole tensor's do."""
+def test_the_tile_grid_is_global_and_bounded(shape: list[int], limit: int, data: st.DataObject) -> None:
+    """Tiles of any box partition it, hold their own bytes, fit the limit, and are cut where those of the tensor are."""
     spec = TensorSpec(key="x", dtype="int32", shape=tuple(shape))
     box = Box(
         start=tuple(data.draw(st.integers(0, n - 1)) for n in shape),
@@ -136,7 +136,7 @@ def test_the_grid_is_global_and_small(shape: list[int], limit: int, data: st.Dat
     ],
 )
 def test_a_tensor_is_cut_into_at_most_about_64_tiles(shape: tuple[int, ...], largest: int) -> None:
-    """Of 256 KiB to 4 MiB. Rows are gathered up to the limit; a row above it is cut itself."""
+    """Of 256 KiB to 4 MiB. Rows are grouped up to the limit; a row above it is cut itself."""
     spec = TensorSpec(key="x", dtype="float32", shape=shape)
     grid = steps(spec)
     stop = tuple(min(size, 2 * step + 1) for size, step in zip(shape, grid, strict=False)) + shape[len(grid) :]
@@ -146,8 +146,8 @@ def test_a_tensor_is_cut_into_at_most_about_64_tiles(shape: tuple[int, ...], lar
     assert sum(tile.box.numel for tile in tiles) == part.numel
 
 
-def test_readers_of_another_layout_read_little_in_vain() -> None:
-    """Tensors of 16 MiB to 1 GiB that were cut for 1 to 8 ranks and are read by 1 to 3: a tenth more at most."""
+def test_readers_of_another_layout_read_little_extra() -> None:
+    """Tensors of 16 MiB to 1 GiB, cut for 1 to 8 ranks and read by 1 to 3: at most a tenth more."""
     for rows in (4096, 1 << 15, 1 << 18):
         spec = TensorSpec(key="x", dtype="float32", shape=(rows, 1024))
         grid, *_ = steps(spec)
@@ -159,8 +159,8 @@ def test_readers_of_another_layout_read_little_in_vain() -> None:
                 assert read <= 1.1 * (high - low)
 
 
-def test_a_digest_is_over_dtype_shape_and_bytes() -> None:
-    """Each of the three changes it; key, place and the tensor's own shape do not."""
+def test_a_digest_covers_dtype_shape_and_bytes() -> None:
+    """Each of the three changes it; key, place and the shape of the whole tensor do not."""
 
     def of(dtype: str, shape: tuple[int, ...], data: bytes, key: str = "a", lead: int = 0) -> str:
         spec = TensorSpec(key=key, dtype=dtype, shape=tuple(n + 9 for n in shape))
@@ -173,7 +173,7 @@ def test_a_digest_is_over_dtype_shape_and_bytes() -> None:
     assert digest(TensorSpec(key="s", dtype="int64", shape=()), Box(start=(), stop=()), bytes(8))
 
 
-def test_statistics_leave_nan_out_and_say_infinity() -> None:
+def test_statistics_exclude_nan_and_include_infinity() -> None:
     """Min, max, mean square and NaN count, for float dtypes only."""
     values = np.array([1, -2, 3, np.nan], "<f4")
     assert statistics("float32", memoryview(values.tobytes())) == [-2.0, 3.0, 4.66667, 1]
@@ -190,8 +190,8 @@ def test_statistics_leave_nan_out_and_say_infinity() -> None:
     st.lists(st.floats(width=32, allow_nan=True, allow_infinity=False), min_size=1, max_size=40),
     st.sampled_from(["float64", "float32", "float16", "bfloat16"]),
 )
-def test_statistics_do_not_depend_on_blocks(numbers: list[float], dtype: str) -> None:
-    """However a tile is gone through, they are those of its values in double precision, NaN anywhere or everywhere."""
+def test_statistics_do_not_depend_on_block_size(numbers: list[float], dtype: str) -> None:
+    """They are those of the values in double precision, with NaN anywhere or everywhere."""
     with np.errstate(over="ignore"):
         wide = np.array(numbers, "<f4")
         if dtype == "bfloat16":

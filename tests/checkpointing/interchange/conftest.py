@@ -1,4 +1,4 @@
-"""The server that forks the ranks of worlds, started before any test so that none is taken to have left it behind."""
+"""The server that forks the ranks of worlds, started before any test so that no test seems to leave it behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.checkpointing.interchange.worlds import PRELOAD
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[None]:
-    """A process that has torch imported and no thread."""
+    """A process that has imported torch and has no thread."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     forkserver.ensure_running()
     yield

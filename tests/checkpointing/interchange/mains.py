@@ -1,4 +1,4 @@
-"""What the ranks of the tests' worlds do: train a little under some layout, save with DCP, load with DCP."""
+"""The ranks of the tests' worlds: train a little under some layout, save with DCP, load with DCP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from checkpointing.interchange import Reader, Writer
 
 
 def build(seed: int) -> nn.Module:
-    """Return a model whose sizes no number of ranks divides."""
+    """Return a model whose sizes are divisible by no number of ranks."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 7), nn.LayerNorm(7))
 
@@ -57,7 +57,7 @@ def sharded(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, flat: bool, extra: Any) -> dict[str, Any]:
-    """Return model, optimizer and something beside them, as people save it."""
+    """Return model, optimizer and a few other values, as people save them."""
     parameters, moments = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
     return {"model": parameters, "optimizer": moments, "extra": extra}
 
@@ -78,7 +78,7 @@ def save_fsdp(url: str) -> list[Any]:
 
 
 def load_fsdp(url: str, names: list[str]) -> list[Any]:
-    """Load both into a model that was trained from another seed."""
+    """Load both into a model trained from another seed."""
     loaded = []
     reader = Reader(url)
     for name, flat in zip(names, (False, True), strict=True):
@@ -129,7 +129,7 @@ def save_async(url: str) -> Any:
 
 
 def save_twice_as_rivals(url: str) -> list[str]:
-    """Save with an old Writer after a new one has begun; return what the old one's save raised."""
+    """Save with an old Writer after a new one has begun; return the error of the old one's save."""
     state = {"w": torch.ones(4)}
     old, new = Writer(url), Writer(url)
     dcp.save(state, storage_writer=old, checkpoint_id="1")
@@ -142,7 +142,7 @@ def save_twice_as_rivals(url: str) -> list[str]:
 
 
 def save_overlapping(url: str) -> None:
-    """Ask for three saves at once; one rank is late to begin each of them."""
+    """Request three saves at once; one rank begins each of them late."""
     writer, saves = Writer(url), []
     for step in (1, 2, 3):
         saves.append(
@@ -159,7 +159,7 @@ def save_overlapping(url: str) -> None:
 
 
 class Late(DefaultSavePlanner):
-    """A planner that takes a while."""
+    """A slow planner."""
 
     def __init__(self, tenths: int) -> None:
         super().__init__()

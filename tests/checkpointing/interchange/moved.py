@@ -1,4 +1,4 @@
-"""Run by itself: one import or export, and how much memory it took beyond what was there before."""
+"""Run by itself: one import or export, and the memory it took beyond what was there before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def peak() -> int:
 def main() -> None:
     what, kind, url, path = sys.argv[1:]
     store = open_store(url)
-    # The amounts held at once are scaled down, so that a small state is many times as large.
+    # The amounts held at once are scaled down, so that a small state is many times larger.
     transfer.PART_BYTES = contents.BATCH_BYTES = 16 << 20
     contents.SLAB_TILES = 2
     if what == "export":

@@ -1,4 +1,4 @@
-"""Run by itself: saves with one Writer in the process that `async_save` starts for them, three of them at once."""
+"""Run by itself: three overlapping saves with one Writer in the process that `async_save` starts."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def nested() -> dict[str, Any]:
 
 
 def as_dcp_has_it(state: Any) -> Any:
-    """Return nested state with numbers as keys turned into text, and without empty dicts, as DCP keeps it."""
+    """Return nested state as DCP keeps it: integer keys as text, without empty dicts."""
     if isinstance(state, dict):
         return {str(key): as_dcp_has_it(value) for key, value in state.items() if value != {}}
     return [as_dcp_has_it(value) for value in state] if isinstance(state, list) else state

@@ -48,12 +48,12 @@ def alone() -> Iterator[None]:
 
 
 def cause(raised: pytest.ExceptionInfo[dcp.CheckpointException]) -> BaseException:
-    """Return what one rank raised inside DCP."""
+    """Return the error of one rank inside DCP."""
     (failure,) = raised.value.failures.values()
     return failure[0]
 
 
-def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
+def test_every_dtype_and_shape_is_restored(tmp_path: Path) -> None:
     """All dtypes, a scalar, an empty tensor, a transposed target: the bytes are those that were saved."""
     state = {**every_dtype(), "scalar": torch.tensor(2.5), "empty": torch.empty(0, 4), "turned": torch.rand(5, 3).t()}
     dcp.save(state, storage_writer=Writer(str(tmp_path), step=1))
@@ -64,8 +64,8 @@ def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
     same(_load_state_dict_from_keys(storage_reader=Reader(str(tmp_path))), state)
 
 
-def test_objects_are_json_where_json_has_them(tmp_path: Path) -> None:
-    """Plain values are stored as JSON, what JSON would change as torch's pickle; both come back as they were."""
+def test_objects_are_stored_as_json_where_possible(tmp_path: Path) -> None:
+    """Values that JSON would change are torch pickles; both are restored unchanged."""
     state = {
         "epoch": 3,
         "lr": 0.1,
@@ -82,8 +82,8 @@ def test_objects_are_json_where_json_has_them(tmp_path: Path) -> None:
     assert loaded == state
 
 
-def test_a_class_of_ones_own_is_refused_when_it_is_saved(tmp_path: Path) -> None:
-    """By its name, with what to do, before anything is written; allowed, it is saved, and loaded where allowed."""
+def test_a_user_class_is_refused_at_save_unless_allowed(tmp_path: Path) -> None:
+    """By name, with what to do, before anything is written; if allowed it is saved, and loaded where allowed."""
     state = {"mine": Own(), "w": torch.ones(2)}
     with pytest.raises(dcp.CheckpointException) as raised:
         dcp.save(state, storage_writer=Writer(str(tmp_path), step=1))
@@ -122,7 +122,7 @@ class Parts(enum.Flag):
 
 
 def beside_tensors() -> dict[str, Any]:
-    """Return what training states hold that is neither a tensor nor JSON."""
+    """Return values that training states hold and that are neither tensors nor JSON."""
     return {
         "array": np.arange(6, dtype="i2").reshape(2, 3).T,
         "record": np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]),
@@ -144,8 +144,8 @@ def beside_tensors() -> dict[str, Any]:
     }
 
 
-def test_what_training_states_hold_beside_tensors(tmp_path: Path) -> None:
-    """numpy, dates, paths, enums and files in memory come back as they were, and no pickle is stored for them."""
+def test_common_non_tensor_values_are_restored_without_pickle(tmp_path: Path) -> None:
+    """numpy values, dates, paths, enums and in-memory files are restored unchanged."""
     file = io.BytesIO(b"losses")
     file.seek(2)
     state = {**beside_tensors(), "file": file, "w": torch.ones(2)}
@@ -157,7 +157,7 @@ def test_what_training_states_hold_beside_tensors(tmp_path: Path) -> None:
     for key, value in beside_tensors().items():
         equal(loaded[key], value, key)
     keys = open_checkpoint(open_store(str(tmp_path), write=False)).specs.keys()
-    # Ints in tuples are what torch's unpickler of data has always taken.
+    # torch's restricted unpickler has always accepted ints in tuples.
     assert {key for key in keys if key.startswith("object/torch/")} <= {"object/torch/python"}
 
 
@@ -179,8 +179,8 @@ def equal(left: Any, right: Any, where: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch", "dcp"])
-def test_such_states_are_exported(kind: str, tmp_path: Path) -> None:
-    """torch's own tools read them, where the person lets them load what is more than tensors."""
+def test_states_with_such_values_are_exported(kind: str, tmp_path: Path) -> None:
+    """torch's own tools read them, if the person allows loading more than tensors."""
     state = {"array": np.arange(3), "path": Path("a"), "w": torch.ones(2)}
     dcp.save(dict(state), storage_writer=Writer(str(tmp_path / "store"), step=1))
     out = tmp_path / "out"
@@ -205,14 +205,14 @@ def test_such_states_are_exported(kind: str, tmp_path: Path) -> None:
         ("[" * 5000 + "]" * 5000, "is not what elastic3d writes"),
     ],
 )
-def test_plain_forms_that_lie(tree: str, said: str) -> None:
-    """Nothing is imported or called for them but what makes values."""
+def test_forged_plain_values_run_nothing(tree: str, said: str) -> None:
+    """Nothing is imported or called for them except what makes values."""
     with pytest.raises(Unloadable, match=said):
         objects.unwrap("object/data/x", tree.encode())
 
 
-def test_values_that_contain_themselves_or_are_of_no_plain_class() -> None:
-    """The class is named, however deep it lies."""
+def test_cyclic_and_unsupported_values_are_refused() -> None:
+    """The class is named, however deeply it is nested."""
     loop: list[Any] = []
     loop.append(loop)
     for value, said in (
@@ -225,8 +225,8 @@ def test_values_that_contain_themselves_or_are_of_no_plain_class() -> None:
             objects.wrap_plain("x", value)
 
 
-def test_values_are_cast_where_that_is_asked_for(tmp_path: Path) -> None:
-    """As torch's own reader does it; the error names the way."""
+def test_values_are_cast_on_request(tmp_path: Path) -> None:
+    """As torch's own reader does; the error names the option."""
     dcp.save({"w": torch.rand(300), "n": torch.arange(3)}, storage_writer=Writer(tmp_path, step=1))
     wanted = {"w": torch.zeros(300).bfloat16(), "n": torch.zeros(3).double()}
     with pytest.raises(dcp.CheckpointException) as raised:
@@ -238,14 +238,14 @@ def test_values_are_cast_where_that_is_asked_for(tmp_path: Path) -> None:
     same(wanted, {"w": saved["w"].bfloat16(), "n": saved["n"].double()})
 
 
-def test_a_store_that_is_not_there(tmp_path: Path) -> None:
-    """It is an error of the load, like any other of DCP's."""
+def test_a_missing_store_is_a_load_error(tmp_path: Path) -> None:
+    """Like any other of DCP's."""
     with pytest.raises(dcp.CheckpointException):
         dcp.load({"w": torch.ones(1)}, storage_reader=Reader(tmp_path / "absent"))
 
 
-def test_saves_and_loads_have_identities(tmp_path: Path) -> None:
-    """As torch's own storage gives them: another one each time."""
+def test_each_save_and_load_has_an_identity(tmp_path: Path) -> None:
+    """A new one each time, as torch's own storage gives them."""
     writer, reader = Writer(tmp_path), Reader(tmp_path)
     ids = {dcp.save({"w": torch.ones(1)}, storage_writer=writer, checkpoint_id=n).storage_meta.save_id for n in "123"}
     ids |= {(reader.reset(n), reader.read_metadata().storage_meta.load_id)[1] for n in "123"}
@@ -286,15 +286,15 @@ def test_a_damaged_tile_is_not_loaded(tmp_path: Path) -> None:
         ({"object/json/x": torch.ones(1)}, "object/json/x: a key kept for objects"),
     ],
 )
-def test_what_cannot_be_stored_is_named(state: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_values_that_cannot_be_stored_are_named(state: dict[str, Any], said: str, tmp_path: Path) -> None:
     """Nothing is dropped or cast to make a save succeed."""
     with pytest.raises(dcp.CheckpointException) as raised:
         dcp.save(state, storage_writer=Writer(str(tmp_path), step=1))
     assert said in str(cause(raised))
 
 
-def test_steps_are_asked_for(tmp_path: Path) -> None:
-    """Without a step there is no save, and a path is no step."""
+def test_a_save_needs_a_step(tmp_path: Path) -> None:
+    """Without one it is refused, and a path is no step."""
     with pytest.raises(dcp.CheckpointException) as raised:
         dcp.save({"w": torch.ones(1)}, storage_writer=Writer(str(tmp_path)))
     assert "no step was given" in str(cause(raised))
@@ -302,8 +302,8 @@ def test_steps_are_asked_for(tmp_path: Path) -> None:
         dcp.save({"w": torch.ones(1)}, storage_writer=Writer(str(tmp_path)), checkpoint_id="/some/where")
 
 
-def test_one_writer_saves_many_steps_and_a_later_one_may_go_back(tmp_path: Path) -> None:
-    """A Writer keeps its generation; the next one, of a job that was started again, owns a later history."""
+def test_one_writer_saves_many_steps_and_a_later_writer_may_go_back(tmp_path: Path) -> None:
+    """A Writer keeps its generation; the next one, of a restarted job, owns a later history."""
     first = Writer(str(tmp_path))
     for step in (1, 2, 3):
         dcp.save({"w": torch.full((2,), float(step))}, storage_writer=first, checkpoint_id=str(step))
@@ -324,7 +324,7 @@ def test_one_writer_saves_many_steps_and_a_later_one_may_go_back(tmp_path: Path)
 
 
 def test_unchanged_tensors_are_written_once(tmp_path: Path) -> None:
-    """A save refers to the tiles of the one before, unless it is told not to."""
+    """A save refers to the tiles of the previous one, unless told not to."""
     frozen, writer = torch.rand(4096), Writer(str(tmp_path))
     sizes = []
     for step in (1, 2):
@@ -334,8 +334,8 @@ def test_unchanged_tensors_are_written_once(tmp_path: Path) -> None:
     dcp.save({"frozen": frozen + 1}, storage_writer=Writer(str(tmp_path), step=3, incremental=False))
 
 
-def test_a_planner_that_caches_its_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan that does not change is not planned again, and each save is whole."""
+def test_a_planner_may_cache_its_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unchanged plan is not made again, and each save is whole."""
     for name in [name for name in vars(SavePlanner) if name.startswith("_cached_")]:
         monkeypatch.setattr(SavePlanner, name, {})
     writer = Writer(str(tmp_path))
@@ -347,8 +347,8 @@ def test_a_planner_that_caches_its_plans(tmp_path: Path, monkeypatch: pytest.Mon
         same(loaded, state)
 
 
-def test_a_writer_travels_to_another_process(tmp_path: Path) -> None:
-    """As `async_save` in a process sends it; the store is opened anew there."""
+def test_a_writer_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    """As `async_save` does with a process; the store is opened again there."""
     writer = Writer(str(tmp_path), facts={"run": "a"})
     dcp.save({"w": torch.ones(2)}, storage_writer=writer, checkpoint_id="1")
     other = pickle.loads(pickle.dumps(writer))
@@ -359,7 +359,7 @@ def test_a_writer_travels_to_another_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["planes", "xor"])
 def test_encoded_tiles_are_loaded_like_any_other(codec: str, tmp_path: Path) -> None:
-    """What a save may compress, against its parent too, comes back bit for bit."""
+    """Tiles that a save compressed, also against its parent, are restored bit for bit."""
     weights = torch.randn(50_000, generator=torch.Generator().manual_seed(1)).bfloat16()
     writer = Writer(str(tmp_path), options=SaveOptions(codec=codec))
     for step in (1, 2):
@@ -374,8 +374,8 @@ def test_encoded_tiles_are_loaded_like_any_other(codec: str, tmp_path: Path) -> 
 AWKWARD = ("line\nbreak", "\0", "half a pair \ud800", "x" * 100_000, "named/" + "0" * 64, "tab\tin.a.path", "")
 
 
-def test_names_of_any_text_come_back(tmp_path: Path) -> None:
-    """As torch keeps them: unprintable, endless, no Unicode at all; of tensors, tied ones too, and of objects."""
+def test_names_of_any_text_are_restored(tmp_path: Path) -> None:
+    """Unprintable, very long or not even Unicode, for tensors, tied ones too, and objects."""
     tied = torch.rand(3)
     state: dict[str, Any] = {"plain": {name: torch.full((2,), float(i)) for i, name in enumerate(AWKWARD)}}
     state |= {"again\n": tied, "tied": tied, "count\r": 3, "date\v": datetime.date(2026, 1, 2)}
@@ -394,7 +394,7 @@ def test_names_of_any_text_come_back(tmp_path: Path) -> None:
 
 
 class Wrapped(torch.Tensor):
-    """A tensor that is made of others, as quantised ones are."""
+    """A tensor made of others, like quantised ones."""
 
     inner: torch.Tensor
 
@@ -414,8 +414,8 @@ class Wrapped(torch.Tensor):
         raise NotImplementedError(f"{func} of what is not there")
 
 
-def test_a_tensor_without_bytes_of_its_own_is_refused_by_its_class(tmp_path: Path) -> None:
-    """When it is saved, with what to do."""
+def test_a_tensor_without_bytes_of_its_own_is_refused(tmp_path: Path) -> None:
+    """At the save, naming its class and what to do."""
     with pytest.raises(dcp.CheckpointException) as raised:
         dcp.save({"w": Wrapped(torch.ones(2))}, storage_writer=Writer(str(tmp_path), step=1))
     assert "w: a tests.checkpointing.interchange.test_dcp.Wrapped has no bytes of its own" in str(cause(raised))

@@ -1,4 +1,4 @@
-"""Saves with one Writer that overlap: each is of its own step and tensors, and the newest step is `latest`."""
+"""Overlapping saves with one Writer: each has its own step and tensors, and the newest step is `latest`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def alone() -> Iterator[None]:
 
 
 class Held(DefaultSavePlanner):
-    """A planner whose save stands still after it has begun, until it is let go."""
+    """A planner whose save, once begun, waits until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 def check(url: Path, steps: list[int]) -> None:
-    """The steps are committed, each with its own tensors and objects; the last of them is `latest`."""
+    """Check that the steps are committed, each with its own tensors and objects, and that the last is `latest`."""
     for step in steps:
         loaded = {"w": torch.zeros(3), "note": ""}
         dcp.load(loaded, storage_reader=Reader(str(url), str(step)))
@@ -75,8 +75,8 @@ def asked(writer: Writer, step: int, planner: DefaultSavePlanner | None = None) 
     return found
 
 
-def test_a_save_that_is_asked_for_while_another_is_under_way(tmp_path: Path) -> None:
-    """It waits for its turn; neither is lost, and neither has the other's tensors."""
+def test_overlapping_saves_wait_for_their_turn(tmp_path: Path) -> None:
+    """Neither is lost, and neither has the other's tensors."""
     writer, held = Writer(tmp_path), Held()
     first = asked(writer, 1, held)
     assert held.begun.wait(WAIT)
@@ -87,8 +87,8 @@ def test_a_save_that_is_asked_for_while_another_is_under_way(tmp_path: Path) -> 
     check(tmp_path, [1, 2, 3])
 
 
-def test_a_planner_that_saves_share(tmp_path: Path) -> None:
-    """It is given the second state when the first one is saved."""
+def test_saves_may_share_a_planner(tmp_path: Path) -> None:
+    """It is given the second state while the first is being saved."""
     writer, held = Writer(tmp_path), Held()
     saves = [asked(writer, step, held) for step in (1, 2)]
     assert held.begun.wait(WAIT)
@@ -98,8 +98,8 @@ def test_a_planner_that_saves_share(tmp_path: Path) -> None:
     check(tmp_path, [1, 2])
 
 
-def test_threads_that_begin_in_another_order(tmp_path: Path) -> None:
-    """The order is that in which copies were made, not that in which threads were scheduled."""
+def test_saves_keep_the_order_of_their_copies(tmp_path: Path) -> None:
+    """Not that in which their threads were scheduled."""
     writer = Writer(tmp_path)
     copies = {step: writer.stage(state(step)) for step in (1, 2, 3)}
     begun = threading.Event()
@@ -118,7 +118,7 @@ def test_threads_that_begin_in_another_order(tmp_path: Path) -> None:
     check(tmp_path, [1, 2, 3])
 
 
-def test_a_save_in_the_foreground_waits_for_those_in_the_background(tmp_path: Path) -> None:
+def test_a_foreground_save_waits_for_background_saves(tmp_path: Path) -> None:
     """So `dcp.save` at the end of a run is the newest, whatever was under way."""
     writer, held = Writer(tmp_path), Held()
     first = asked(writer, 1, held)
@@ -129,8 +129,8 @@ def test_a_save_in_the_foreground_waits_for_those_in_the_background(tmp_path: Pa
     check(tmp_path, [1, 2])
 
 
-def test_an_older_step_that_comes_behind_a_newer_one_is_superseded(tmp_path: Path) -> None:
-    """Asked for in any order while they overlap, the newest is `latest`, and the other one's future says so."""
+def test_an_older_step_saved_after_a_newer_one_is_superseded(tmp_path: Path) -> None:
+    """Whatever the order of overlapping saves, the newest is `latest`, and the other one's future says so."""
     writer, held = Writer(tmp_path), Held()
     newer = asked(writer, 2, held)
     assert held.begun.wait(WAIT)
@@ -148,7 +148,7 @@ def test_an_older_step_that_comes_behind_a_newer_one_is_superseded(tmp_path: Pat
     check(tmp_path, [2, 1])
 
 
-def test_a_failed_save_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_failed_save_does_not_block_the_next(tmp_path: Path) -> None:
     """Nor does a copy that was never saved."""
 
     class Failing(Held):
@@ -166,8 +166,8 @@ def test_a_failed_save_holds_up_nobody(tmp_path: Path) -> None:
     check(tmp_path, [2])
 
 
-def test_threads_of_ones_own_without_turns(tmp_path: Path) -> None:
-    """Saves of plain threads run beside one another: each has its own state, and `latest` never goes back."""
+def test_saves_in_user_threads_run_concurrently(tmp_path: Path) -> None:
+    """Each has its own state, and `latest` never goes back."""
     writer, held = Writer(tmp_path), Held()
     writer_held = {"storage_writer": writer, "planner": held}
     with ThreadPoolExecutor(2) as pool:
@@ -181,8 +181,8 @@ def test_threads_of_ones_own_without_turns(tmp_path: Path) -> None:
 
 @pytest.mark.gloo
 @pytest.mark.usefixtures("server")
-def test_ranks_whose_saves_overlap(tmp_path: Path) -> None:
-    """The collectives of two saves do not mix, whichever thread begins first on which rank."""
+def test_overlapping_saves_of_several_ranks_do_not_mix(tmp_path: Path) -> None:
+    """Nor do their collectives, whichever thread begins first on which rank."""
     run_ranks(mains.save_overlapping, 2, str(tmp_path))
     for step in (1, 2, 3):
         loaded = {"w": torch.zeros(4)}
@@ -192,8 +192,8 @@ def test_ranks_whose_saves_overlap(tmp_path: Path) -> None:
 
 
 @pytest.mark.gloo
-def test_saves_in_a_process_of_their_own(tmp_path: Path) -> None:
-    """They come one after the other there, too: the last to be asked for is `latest`."""
+def test_saves_in_a_separate_process_keep_their_order(tmp_path: Path) -> None:
+    """The last one requested is `latest`."""
     script = [sys.executable, "-m", "tests.checkpointing.interchange.process_saves", str(tmp_path)]
     done = subprocess.run(script, timeout=280, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -201,7 +201,7 @@ def test_saves_in_a_process_of_their_own(tmp_path: Path) -> None:
 
 
 def test_copies_are_sent_to_a_process_in_order(tmp_path: Path) -> None:
-    """A thread that would send a later one waits for the thread that sends the earlier one to end."""
+    """A thread with a later one waits until the thread that sends the earlier one has ended."""
     writer, sent = Writer(tmp_path), []
     copies = {step: writer.stage(state(step)) for step in (1, 2)}
     begun, answered = threading.Event(), threading.Event()
@@ -225,14 +225,14 @@ def test_copies_are_sent_to_a_process_in_order(tmp_path: Path) -> None:
     assert sent == [1, "answer", 2]
 
 
-def test_a_copy_travels_as_what_it_holds() -> None:
+def test_a_copy_is_sent_as_its_contents() -> None:
     """The process that saves it has no turns."""
     writer = Writer("/nowhere")
     assert type(pickle.loads(pickle.dumps(writer.stage({"a": 1})))) is dict
 
 
-def test_nothing_is_overwritten_where_that_is_asked_for(tmp_path: Path) -> None:
-    """As torch's own writer does it, by a step and not by a path."""
+def test_overwriting_can_be_forbidden(tmp_path: Path) -> None:
+    """As in torch's own writer, but by step instead of path."""
     writer = Writer(tmp_path, overwrite=False)
     for step in ("1", "2"):
         dcp.save(state(int(step)), storage_writer=writer, checkpoint_id=step)

@@ -21,21 +21,21 @@ pytestmark = [pytest.mark.gloo, pytest.mark.usefixtures("server"), pytest.mark.l
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """Loading in the test's own process is meant."""
+    """Load in the test's own process on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
-def test_fsdp_states_come_back_under_another_number_of_ranks(tmp_path: Path) -> None:
-    """Parameters, optimizer (as a tree and flat) and objects saved by four ranks come back on two, bit for bit."""
+def test_fsdp_states_are_restored_on_another_number_of_ranks(tmp_path: Path) -> None:
+    """Parameters, optimizer (as a tree and flat) and objects of four ranks are restored on two, bit for bit."""
     url = str(tmp_path)
     tree, first, flat, second = run_ranks(mains.save_fsdp, 4, url)[0]
     for loaded in run_ranks(mains.load_fsdp, 2, url, [first, second]):
         same(loaded, [tree, flat])
     store = open_store(url, write=False)
     assert not list(verify(store))
-    # What did not change between the two saves is there once.
+    # Tensors that did not change between the two saves are stored once.
     one, two = open_checkpoint(store, first), open_checkpoint(store, second)
     kept = {tile.pack for tile in one.tiles}
     assert all(tile.pack in kept for tile in two.tiles if tile.spec.key.startswith("model."))
@@ -49,7 +49,7 @@ def test_a_tensor_parallel_and_sharded_model_loads_in_one_process(tmp_path: Path
     same({"model": dict(state["model"])}, saved)
 
 
-def test_stages_of_a_pipeline_are_one_checkpoint(tmp_path: Path) -> None:
+def test_pipeline_stages_save_one_checkpoint(tmp_path: Path) -> None:
     """Ranks with different tensors and objects save together; neither rank nor stage is part of a name."""
     run_ranks(mains.save_stages, 2, str(tmp_path))
     state = {f"blocks.{n}.weight": torch.zeros(3, 2) for n in range(2)} | {f"blocks.{n}.note": "" for n in range(2)}
@@ -61,8 +61,8 @@ def test_stages_of_a_pipeline_are_one_checkpoint(tmp_path: Path) -> None:
     assert state["step"] == 7
 
 
-def test_an_asynchronous_save_holds_what_was_there_when_it_began(tmp_path: Path) -> None:
-    """Parameters that change while the save is under way do not change in it."""
+def test_an_asynchronous_save_holds_the_state_at_its_start(tmp_path: Path) -> None:
+    """Parameters that change meanwhile do not change in it."""
     before = run_ranks(mains.save_async, 2, str(tmp_path))[0]
     model = mains.build(seed=9)
     state = mains.state_of(model, mains.train(model), True, {**mains.EXTRA})
@@ -71,6 +71,6 @@ def test_an_asynchronous_save_holds_what_was_there_when_it_began(tmp_path: Path)
 
 
 def test_an_older_writer_is_fenced_out(tmp_path: Path) -> None:
-    """A job that was thought dead cannot move `latest` once another has saved; every rank hears of it."""
+    """A job presumed dead cannot move `latest` once another has saved, and every rank is told."""
     assert run_ranks(mains.save_twice_as_rivals, 2, str(tmp_path)) == [["Fenced"], ["Fenced"]]
     assert open_checkpoint(open_store(str(tmp_path), write=False)).step == 2

@@ -1,4 +1,4 @@
-"""Files that are damaged, cut short, or made to harm: refused with their name, and nothing is run or imported."""
+"""Damaged, truncated and malicious files are refused by name, and nothing in them is run or imported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def change(folder: Path, how: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch", "dcp", "safetensors"])
-def test_what_is_not_there_or_nothing(kind: str, tmp_path: Path, store: Store) -> None:
+def test_missing_and_empty_inputs_are_refused(kind: str, tmp_path: Path, store: Store) -> None:
     """No file, an empty one, an empty folder, one of random bytes."""
     refuses(kind, tmp_path / "absent", store, "there is no such file")
     (tmp_path / "folder").mkdir()
@@ -76,8 +76,8 @@ def test_what_is_not_there_or_nothing(kind: str, tmp_path: Path, store: Store) -
         refuses(kind, tmp_path / "noise", store, "noise: is no|noise: is damaged")
 
 
-def test_a_pickle_that_would_run_something(tmp_path: Path, store: Store) -> None:
-    """Neither a file of torch.save nor DCP's metadata nor an object in it is executed."""
+def test_a_pickle_that_runs_code_is_refused(tmp_path: Path, store: Store) -> None:
+    """Neither a torch.save file nor DCP's metadata nor an object in it is executed."""
     harm = Runs(tmp_path / "harmed")
     torch.save({"w": torch.ones(2), "x": harm}, tmp_path / "in.pt")
     refuses("torch", tmp_path / "in.pt", store, "holds more than tensors and plain data")
@@ -95,7 +95,7 @@ def test_a_pickle_that_would_run_something(tmp_path: Path, store: Store) -> None
     assert not (tmp_path / "harmed").exists()
 
 
-def test_what_dcp_writes_is_allowed_and_its_classes_are_out_of_reach() -> None:
+def test_dcp_metadata_is_read_without_touching_its_classes() -> None:
     """Paths and all fields are read; a pickle that sets attributes of a class sets them on a copy."""
     known = Metadata({}, storage_meta=StorageMeta(checkpoint_id=Path("/a/b")), planner_data={"a": ("b", 0)})
     known.storage_data = {MetadataIndex("a", [0, 1]): TensorProperties(dtype=torch.bfloat16)}
@@ -130,8 +130,8 @@ def test_what_dcp_writes_is_allowed_and_its_classes_are_out_of_reach() -> None:
         (lambda m: m.state_dict_metadata.update({7: m.state_dict_metadata["w"]}), "7 is no name"),
     ],
 )  # fmt: skip
-def test_metadata_of_dcp_that_lies(how: Callable[[Any], None], said: str, tmp_path: Path, store: Store) -> None:
-    """Each lie is named; nothing is committed."""
+def test_false_dcp_metadata_is_refused(how: Callable[[Any], None], said: str, tmp_path: Path, store: Store) -> None:
+    """Each false statement is named; nothing is committed."""
     source = folder(tmp_path, {"w": torch.ones(4)})
     change(source, how)
     with pytest.raises(Exception, match=said):
@@ -168,7 +168,7 @@ def entry(begin: int = 0, end: int = 16, shape: Any = (4,), dtype: str = "F32") 
         (header({"w": entry()}).replace(b'{"w"', b'{"w":{},"w"').replace(b"E\0", b"M\0"), "damaged|twice"),
     ],
 )  # fmt: skip
-def test_headers_of_safetensors_that_lie(data: bytes, said: str, tmp_path: Path, store: Store) -> None:
+def test_false_safetensors_headers_are_refused(data: bytes, said: str, tmp_path: Path, store: Store) -> None:
     """Sizes, places and types must agree with one another and with the file."""
     (tmp_path / "in.safetensors").write_bytes(data)
     refuses("safetensors", tmp_path / "in.safetensors", store, said)
@@ -184,16 +184,16 @@ def test_headers_of_safetensors_that_lie(data: bytes, said: str, tmp_path: Path,
         ('{"weight_map": {"w": 3}}', "no index of shards"),
     ],
 )
-def test_an_index_of_shards_that_lies(index: str, said: str, tmp_path: Path, store: Store) -> None:
-    """Shards lie beside their index, all of them, and hold what it says."""
+def test_a_false_index_of_shards_is_refused(index: str, said: str, tmp_path: Path, store: Store) -> None:
+    """All shards must lie beside their index and hold what it says."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.safetensors").write_bytes(header({"w": entry()}))
     (tmp_path / "in" / "model.safetensors.index.json").write_text(index)
     refuses("safetensors", tmp_path / "in", store, said)
 
 
-def test_a_file_cut_short_after_it_was_looked_at(tmp_path: Path, store: Store) -> None:
-    """Ranges that a file no longer has are an error, not a signal; so are those that a pickle invents."""
+def test_a_file_truncated_during_an_import_is_an_error(tmp_path: Path, store: Store) -> None:
+    """Missing ranges raise an error, not a signal; so do ranges that a pickle invents."""
     torch.save({"w": torch.ones(64, 64).t(), "v": torch.ones(9000)}, tmp_path / "in.pt")
     data = (tmp_path / "in.pt").read_bytes()
 
@@ -221,14 +221,16 @@ def test_a_file_cut_short_after_it_was_looked_at(tmp_path: Path, store: Store) -
         ({}, "holds nothing"),
     ],
 )
-def test_states_that_cannot_be_kept_as_they_are(state: Any, said: str, tmp_path: Path, store: Store) -> None:
+def test_states_that_cannot_be_exported_unchanged_are_refused(
+    state: Any, said: str, tmp_path: Path, store: Store
+) -> None:
     """Nothing is left out, cast or renamed silently."""
     torch.save(state, tmp_path / "in.pt")
     refuses("torch", tmp_path / "in.pt", store, said)
 
 
-def test_fake_tensors_tell_the_same_places(tmp_path: Path) -> None:
-    """A torch whose meta tensors do not know where their bytes lie finds them another way."""
+def test_fake_tensors_give_the_same_offsets(tmp_path: Path) -> None:
+    """A torch whose meta tensors do not know the offsets of their bytes gets them another way."""
     torch.save({"a": torch.ones(5), "b": torch.ones(3, 4)[1:].t()}, tmp_path / "in.pt")
     found = []
     for fake in (False, True):

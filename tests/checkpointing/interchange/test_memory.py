@@ -1,4 +1,4 @@
-"""No model has to fit in memory to be moved."""
+"""A model need not fit in memory to be imported or exported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 190 << 20
 
 
 def moved(what: str, kind: str, store: Path, path: Path) -> int:
-    """Move a checkpoint in a process of its own; return the memory that took, in bytes."""
+    """Import or export in a process of its own; return the memory that took, in bytes."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.checkpointing.interchange.moved", what, kind, str(store), str(path)],
         cwd=ROOT,
@@ -36,7 +36,7 @@ def moved(what: str, kind: str, store: Path, path: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_whole_model_is_never_in_memory(tmp_path: Path) -> None:
-    """400 MB go out to every kind and come in again, in less than half that memory; files that are mapped count."""
+    """400 MB are exported to every format and imported again in less than half that memory, mapped files included."""
     large = {f"w{n}": torch.full((40, 1024, 256), float(n)) for n in range(9)}
     torch.save(
         {"large": {**large, "turned": torch.ones(4096, 2048).t()}, "small": {"w": torch.ones(3)}}, tmp_path / "in.pt"
@@ -51,7 +51,7 @@ def test_the_whole_model_is_never_in_memory(tmp_path: Path) -> None:
         assert moved("import", kind, tmp_path / f"again-{kind}", out) < LIMIT, kind
 
 
-def test_memory_follows_the_batch_and_not_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_depends_on_the_batch_and_not_on_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each slab is read when its part is written, and parts are small."""
     from checkpointing.interchange import contents, foreign, transfer
 

@@ -1,4 +1,4 @@
-"""Checkpoints of other tools in and out: the original tools read what we export, and write what we import."""
+"""Import and export of other tools' checkpoints: the original tools read our exports and write our imports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAFE = {name: value for name, value in every_dtype().items() if name not in ("co
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """DCP without ranks is meant, and torch's prototypes are known to be that."""
+    """Use DCP without ranks on purpose, and silence torch's warnings about prototypes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         warnings.filterwarnings("ignore", message="ComplexHalf support is experimental")
@@ -54,8 +54,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     return 48
 
 
-def test_torch_save_in_and_out_is_the_same_state(tmp_path: Path, store: Store) -> None:
-    """Nesting, views, ties, numbers as keys, tuples and objects: torch.load gives back what torch.save was given."""
+def test_a_torch_save_file_survives_import_and_export(tmp_path: Path, store: Store) -> None:
+    """Nesting, views, ties, integer keys, tuples and objects: torch.load returns what torch.save was given."""
     torch.save(nested(), tmp_path / "in.pt")
     checkpoint = imported(store, "torch", tmp_path / "in.pt", step=7)
     assert (checkpoint.step, checkpoint.facts) == (7, {"imported": {"kind": "torch"}})
@@ -67,8 +67,8 @@ def test_torch_save_in_and_out_is_the_same_state(tmp_path: Path, store: Store) -
     assert zipfile.ZipFile(tmp_path / "out.pt").testzip() is None
 
 
-def test_dcp_in_and_out_is_the_same_state(tmp_path: Path, store: Store) -> None:
-    """A folder that DCP wrote is imported; DCP loads what is exported, also into a file of its own making."""
+def test_a_dcp_folder_survives_import_and_export(tmp_path: Path, store: Store) -> None:
+    """A folder that DCP wrote is imported; DCP loads the export, also as a file in its single-file format."""
     dcp.save(nested(), checkpoint_id=tmp_path / "in")
     export_checkpoint("dcp", imported(store, "dcp", tmp_path / "in"), tmp_path / "out")
     dcp_to_torch_save(tmp_path / "out", tmp_path / "out.pt")
@@ -78,8 +78,8 @@ def test_dcp_in_and_out_is_the_same_state(tmp_path: Path, store: Store) -> None:
     same(state, {"model": {"table": nested()["model"]["table"]}, "epoch": 3})
 
 
-def test_what_dcp_saved_through_us_is_exported_as_dcp(tmp_path: Path) -> None:
-    """Writer, export, DCP's own reader; and back through Reader."""
+def test_a_checkpoint_saved_by_our_writer_is_exported_as_dcp(tmp_path: Path) -> None:
+    """DCP's own reader loads it, and so does Reader."""
     dcp.save(nested(), storage_writer=Writer(str(tmp_path / "store"), step=1))
     checkpoint = open_checkpoint(open_store(str(tmp_path / "store"), write=False))
     export_checkpoint("dcp", checkpoint, tmp_path / "out")
@@ -93,8 +93,8 @@ def test_what_dcp_saved_through_us_is_exported_as_dcp(tmp_path: Path) -> None:
         same(state, nested())
 
 
-def test_one_file_of_safetensors_in_and_out(tmp_path: Path, store: Store) -> None:
-    """Every dtype the package has goes in and out with the same bytes, fp8 and bf16 among them."""
+def test_a_safetensors_file_survives_import_and_export(tmp_path: Path, store: Store) -> None:
+    """Every dtype of the package keeps its bytes, fp8 and bf16 among them."""
     (tmp_path / "in.safetensors").write_bytes(safetensors.torch.save(SAFE, metadata={"format": "pt"}))
     checkpoint = imported(store, "safetensors", tmp_path / "in.safetensors")
     export_checkpoint("safetensors", checkpoint, tmp_path / "out.safetensors")
@@ -103,10 +103,10 @@ def test_one_file_of_safetensors_in_and_out(tmp_path: Path, store: Store) -> Non
         assert file.metadata()["format"] == "pt"
 
 
-def test_shards_of_hugging_face_in_and_out(
+def test_hugging_face_shards_survive_import_and_export(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, small_parts: int
 ) -> None:
-    """Shards and their index, as Hugging Face lays them out; DCP's reader of that layout loads them."""
+    """With their index as Hugging Face lays it out; DCP's reader of that layout loads them."""
     monkeypatch.setattr(layout, "SHARD_BYTES", 120)
     source = tmp_path / "in"
     source.mkdir()
@@ -135,8 +135,8 @@ def test_shards_of_hugging_face_in_and_out(
     same(state, weights)
 
 
-def test_a_small_folder_has_one_file_and_no_index(tmp_path: Path, store: Store) -> None:
-    """As Hugging Face does it; and a folder without an index is imported as it is."""
+def test_a_small_export_is_one_file_without_an_index(tmp_path: Path, store: Store) -> None:
+    """As Hugging Face does it; a folder without an index is imported too."""
     torch.save({"w": torch.ones(3)}, tmp_path / "in.pt")
     export_checkpoint("safetensors", imported(store, "torch", tmp_path / "in.pt"), tmp_path / "out", prefix="")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.safetensors"]
@@ -145,10 +145,10 @@ def test_a_small_folder_has_one_file_and_no_index(tmp_path: Path, store: Store) 
 
 @pytest.mark.parametrize("kind", list(Kind))
 @pytest.mark.parametrize("state", [{"all": SAFE}, nested()], ids=["dtypes", "nested"])
-def test_import_export_import_is_the_same_checkpoint(
+def test_an_exported_import_imports_as_the_same_checkpoint(
     kind: Kind, state: dict[str, object], tmp_path: Path, small_parts: int
 ) -> None:
-    """The root, which names every tensor, object and fact, is the same again, though slabs and parts are tiny."""
+    """The root, which names every tensor, object and fact, is the same, even with tiny slabs and parts."""
     state = as_dcp_has_it(state)
     torch.save(state, tmp_path / "in.pt")
     first, second = open_store(str(tmp_path / "first")), open_store(str(tmp_path / "second"))
@@ -162,8 +162,8 @@ def test_import_export_import_is_the_same_checkpoint(
     assert one.totals.tiles > 20
 
 
-def test_every_dtype_of_the_format_goes_through_torch_and_dcp(tmp_path: Path, store: Store) -> None:
-    """What torch has, the format has, and both files of torch have it too; safetensors names what it lacks."""
+def test_every_dtype_survives_torch_and_dcp(tmp_path: Path, store: Store) -> None:
+    """The format has all dtypes of torch, and so do both of its files; safetensors names those it lacks."""
     torch.save(every_dtype(), tmp_path / "in.pt")
     checkpoint = imported(store, "torch", tmp_path / "in.pt")
     export_checkpoint("torch", checkpoint, tmp_path / "out.pt")
@@ -177,16 +177,16 @@ def test_every_dtype_of_the_format_goes_through_torch_and_dcp(tmp_path: Path, st
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_a_prefix_takes_the_model_alone(kind: Kind, tmp_path: Path, store: Store) -> None:
-    """Tensors under the prefix lose it; nothing else is exported, no objects either."""
+def test_a_prefix_exports_only_the_model(kind: Kind, tmp_path: Path, store: Store) -> None:
+    """Tensors under the prefix lose it; nothing else is exported, objects included."""
     torch.save({"model": {"w": torch.ones(3), "v": torch.zeros(2)}, "epoch": 1, "w": torch.ones(1)}, tmp_path / "in.pt")
     export_checkpoint(kind, imported(store, "torch", tmp_path / "in.pt"), tmp_path / "out", prefix="model.")
     other = open_store(str(tmp_path / "other"))
     assert set(imported(other, kind, tmp_path / "out").specs) - {"object/paths"} == {"w", "v"}
 
 
-def test_an_import_tells_how_far_it_is_and_goes_on_after_a_failure(tmp_path: Path, small_parts: int) -> None:
-    """Progress ends at the whole; a repeat writes the parts that are missing, and no other."""
+def test_an_import_reports_progress_and_resumes_after_a_failure(tmp_path: Path, small_parts: int) -> None:
+    """Progress ends at the total; a retry writes only the missing parts."""
     torch.save({"w": torch.arange(400.0)}, tmp_path / "in.pt")
     store = open_store(str(tmp_path / "store"))
     seen: list[tuple[int, int]] = []
@@ -214,7 +214,7 @@ def test_an_import_tells_how_far_it_is_and_goes_on_after_a_failure(tmp_path: Pat
 
 
 def test_an_import_fences_nobody_out(tmp_path: Path, store: Store) -> None:
-    """It is made in the store's own generation, and refused, before anything is read, where the store is further."""
+    """It uses the store's own generation, and is refused before anything is read if the store is ahead."""
     torch.save({"w": torch.ones(3)}, tmp_path / "in.pt")
     dcp.save({"w": torch.zeros(3)}, storage_writer=Writer(store, step=9, generation=4))
     with pytest.raises(Superseded, match="latest is at step 9"):
@@ -222,7 +222,7 @@ def test_an_import_fences_nobody_out(tmp_path: Path, store: Store) -> None:
     assert import_checkpoint("torch", tmp_path / "in.pt", store, step=10).ref.generation == 4
 
 
-def test_an_export_appears_whole_or_not_at_all(tmp_path: Path, store: Store) -> None:
+def test_an_export_is_atomic(tmp_path: Path, store: Store) -> None:
     """Nothing is overwritten; a damaged tile leaves no file behind."""
     torch.save({"w": torch.ones(3)}, tmp_path / "in.pt")
     checkpoint = imported(store, "torch", tmp_path / "in.pt")
@@ -243,7 +243,7 @@ def test_an_export_appears_whole_or_not_at_all(tmp_path: Path, store: Store) -> 
 
 @pytest.mark.parametrize("kind", [Kind.TORCH, Kind.DCP])
 def test_tied_tensors_stay_tied(kind: Kind, tmp_path: Path, store: Store) -> None:
-    """Tensors that are one in memory lie in the exported file once, whether they were imported or saved through DCP."""
+    """Tensors that share memory are in the exported file once, whether imported or saved through DCP."""
     weight = torch.rand(300, 40)
     state = {"embed": weight, "head": weight, "like": weight.clone(), "part": weight[:10], "norm": torch.ones(3)}
     torch.save(state, tmp_path / "in.pt")
@@ -261,8 +261,8 @@ def test_tied_tensors_stay_tied(kind: Kind, tmp_path: Path, store: Store) -> Non
         assert written < 2.5 * weight.nbytes
 
 
-def test_ties_that_have_come_apart_are_none(tmp_path: Path, store: Store) -> None:
-    """What says so is from a save whose tensors were equal; a prefix keeps the ties of what it takes."""
+def test_ties_between_different_tensors_are_dropped(tmp_path: Path, store: Store) -> None:
+    """They were recorded when the tensors were equal; a prefix keeps the ties among its tensors."""
     weight = torch.rand(4, 3)
     torch.save({"model": {"a": weight, "b": weight}}, tmp_path / "in.pt")
     checkpoint = imported(store, "torch", tmp_path / "in.pt")
@@ -275,8 +275,8 @@ def test_ties_that_have_come_apart_are_none(tmp_path: Path, store: Store) -> Non
     assert contents.ties() == {}
 
 
-def test_a_folder_of_hugging_face_holds_tensors_alone(tmp_path: Path) -> None:
-    """Objects stay out of it, and are counted; a file of our own making keeps them."""
+def test_a_hugging_face_export_holds_only_tensors(tmp_path: Path) -> None:
+    """Objects are left out and counted; a single file of ours keeps them."""
     store = open_store(str(tmp_path / "store"))
     dcp.save({"model": {"w": torch.ones(3)}, "epoch": 3}, storage_writer=Writer(store, step=1))
     done = export_checkpoint("safetensors", open_checkpoint(store), tmp_path / "out")
@@ -287,8 +287,8 @@ def test_a_folder_of_hugging_face_holds_tensors_alone(tmp_path: Path) -> None:
     assert "epoch" in reading.Contents(imported(open_store(str(tmp_path / "b")), "safetensors", done.target)).objects
 
 
-def test_files_that_nobody_joins_are_not_merged(tmp_path: Path, store: Store) -> None:
-    """An adapter beside a model is no part of it; shards without an index are one model if none is missing."""
+def test_unrelated_files_are_not_merged(tmp_path: Path, store: Store) -> None:
+    """An adapter beside a model is not part of it; shards without an index are one model if none is missing."""
     source = tmp_path / "in"
     source.mkdir()
     for name in ("model-00001-of-00002", "model-00002-of-00002", "adapter_model"):
@@ -304,8 +304,8 @@ def test_files_that_nobody_joins_are_not_merged(tmp_path: Path, store: Store) ->
         import_checkpoint("safetensors", source, store, step=2)
 
 
-def test_parts_that_torch_saves_as_safetensors(tmp_path: Path, store: Store) -> None:
-    """DCP's folder with the format SAFETENSORS, and a rank's own file of Hugging Face's layout with offsets in it."""
+def test_safetensors_written_by_torch_are_imported(tmp_path: Path, store: Store) -> None:
+    """DCP's folder with the format SAFETENSORS, and a rank's own Hugging Face file with offsets in it."""
     state = {"w": torch.rand(4, 3), "v": torch.ones(2, dtype=torch.bfloat16), "epoch": 3}
     form = SerializationFormat.SAFETENSORS
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "dcp", serialization_format=form))

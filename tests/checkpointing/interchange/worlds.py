@@ -1,4 +1,4 @@
-"""Worlds of plain ranks over gloo: a function each, as somebody's training script would be."""
+"""Worlds of plain ranks over gloo, each running one function, as a user's training script would."""
 
 from __future__ import annotations
 

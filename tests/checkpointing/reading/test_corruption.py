@@ -1,4 +1,4 @@
-"""A campaign of random damage: all of it found, all of it healed where another copy exists, none of it restored."""
+"""A campaign of random damage: all of it is found, healed where another copy exists, and never restored."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def damage(data: bytes, random: random.Random) -> tuple[bytes, int]:
 
 
 def first_tile(store: Store, pack: str, place: int) -> tuple[set[str], set[int]]:
-    """Return the tensors that have a pack's byte, and the ranks that say so; nothing for a byte of no tile."""
+    """Return the tensors that contain a pack's byte and the ranks that saved it; nothing for a byte of no tile."""
     tensors, ranks = set(), set()
     for name in store.list("saves/"):
         manifest = decode_manifest(store.get(name), name)
@@ -86,7 +86,7 @@ def encoded() -> Store:
 
 
 def campaign(store: Store, tmp_path: Path, seed: int, count: int) -> dict[str, int]:
-    """Damage one object after another; return how often what was the outcome. Each time everything is put back."""
+    """Damage one object after another, restoring it each time; return how often each outcome occurred."""
     chance = random.Random(seed)
     objects = sorted(store.list(""))
     newest = open_checkpoint(store)
@@ -123,7 +123,7 @@ def campaign(store: Store, tmp_path: Path, seed: int, count: int) -> dict[str, i
 
 
 def attempt(checkpoint: Checkpoint, *more: TileSource) -> tuple[State, Resolved] | str:
-    """Return what is restored, or what the refusal says."""
+    """Return the restored state, or the error."""
     try:
         return restore(checkpoint, *more)
     except MissingTile as error:
@@ -144,7 +144,7 @@ def _document(store: Store, name: str, findings: list[Finding], newest: Checkpoi
 
 
 def _pack(store: Store, state: State, warm: Path, *, needed: bool) -> str:
-    """Restore with no other source, then with others; return what was hit."""
+    """Restore with no other source, then with others; return what was damaged."""
     opened = open_checkpoint(store)
     alone = attempt(opened)
     if isinstance(alone, str):
@@ -165,7 +165,7 @@ def _pack(store: Store, state: State, warm: Path, *, needed: bool) -> str:
 
 
 def _mended(store: Store, name: str, data: bytes, newest: Checkpoint, state: State, warm: Path) -> None:
-    """With leave to mend, what is healed is mended in the store, or nothing is written."""
+    """With permission to repair, healed tiles are repaired in the store or nothing is written."""
     before = store.get(name)
     found, resolved = restore(newest, DiskTier(warm, 1 << 20), repair=True)
     assert found == state
@@ -185,7 +185,7 @@ def run(store: Store, encoded: Store, tmp_path: Path, count: int) -> dict[str, i
 
 
 def test_random_damage_is_found_and_healed(store: Store, encoded: Store, tmp_path: Path) -> None:
-    """Each of 60: found with tensor, rank and pack named, healed from another tier, never restored as it is."""
+    """60 times: tensor, rank and pack are named, another tier heals it, and it is never restored."""
     outcomes = run(store, encoded, tmp_path, 60)
     assert outcomes["tile"] + outcomes["spares"] > 5
     assert outcomes["document"] > 5
@@ -193,7 +193,7 @@ def test_random_damage_is_found_and_healed(store: Store, encoded: Store, tmp_pat
 
 @pytest.mark.slow
 def test_random_damage_is_found_and_healed_a_thousand_times(store: Store, encoded: Store, tmp_path: Path) -> None:
-    """The same of 1,000, with every outcome among them."""
+    """The same 1,000 times, with every outcome among them."""
     outcomes = run(store, encoded, tmp_path, 1000)
     assert sum(outcomes.values()) == 1000
     assert all(outcomes[kind] for kind in ("document", "elsewhere in a pack", "tile", "spares"))

@@ -1,4 +1,4 @@
-"""Bad copies are mended where that is asked for, and only when all is right again."""
+"""Damaged packs are repaired on request, and only once all of a pack is right again."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def restore(checkpoint: Checkpoint, held: Held | None, *, repair: bool, boxes: l
     return resolve(wanted, offers, sources, lambda s, box: memoryview(kept[s, box]))
 
 
-def test_a_read_writes_nothing_unless_it_may() -> None:
-    """A damaged pack is mended by a restore that has leave, and left alone by one that has not."""
+def test_a_restore_repairs_only_with_permission() -> None:
+    """A damaged pack is repaired by a restore that may, and left alone by one that may not."""
     store = fresh()
     save_and_commit(store, make_state(SMALL))
     checkpoint = open_checkpoint(store)
@@ -69,7 +69,10 @@ def test_a_read_writes_nothing_unless_it_may() -> None:
 
 
 def test_a_pack_is_written_once_all_of_it_is_whole() -> None:
-    """Several bad tiles of one pack are put back together; what the restore cannot know of stays, and is told."""
+    """Several bad tiles of one pack are replaced together.
+
+    A tile that the restore cannot know stays, and is reported.
+    """
     store = fresh()
     save_and_commit(store, make_state(SMALL))
     checkpoint = open_checkpoint(store)
@@ -88,8 +91,8 @@ def test_a_pack_is_written_once_all_of_it_is_whole() -> None:
 
 
 @pytest.mark.parametrize("which", ["tile", "base"])
-def test_encoded_tiles_and_bases_are_mended(which: str) -> None:
-    """The good bytes of a difference give its base back, when that is what was damaged."""
+def test_encoded_tiles_and_bases_are_repaired(which: str) -> None:
+    """If the base is damaged, the good bytes of a difference restore it."""
     store = fresh()
     first, second = smooth(SHAPES), smooth(SHAPES, 1)
     bases = save_encoded(store, first, lambda spec: Codec.RAW if spec.key == "b" else Codec.PLANES)
@@ -107,7 +110,7 @@ def test_encoded_tiles_and_bases_are_mended(which: str) -> None:
         assert list(verify(store)) == []
 
 
-def test_an_equal_tile_of_another_checkpoint_is_a_last_copy() -> None:
+def test_an_equal_tile_of_another_checkpoint_is_a_spare_copy() -> None:
     """Two full saves of one state are two copies, which the source of spares finds by digest."""
     store = fresh()
     save_and_commit(store, make_state(SMALL), step=1)
@@ -124,8 +127,8 @@ def test_an_equal_tile_of_another_checkpoint_is_a_last_copy() -> None:
     assert resolved.sources["spares"].tiles > 0
 
 
-def test_copies_that_other_ranks_wrote_are_offered() -> None:
-    """A scalar that every rank saved is there as often; one damaged copy of it costs nothing."""
+def test_copies_by_other_ranks_are_offered() -> None:
+    """A scalar is there once per rank that saved it; one damaged copy costs nothing."""
     store = fresh()
     save_and_commit(store, make_state(SMALL), world=3)
     checkpoint = open_checkpoint(store)

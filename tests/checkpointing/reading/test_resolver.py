@@ -1,4 +1,4 @@
-"""The resolver: many sources, each of which may fail or lie."""
+"""The resolver: many sources, each of which may fail or return wrong bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATA = bytes(range(144))
 
 
 class Memory:
-    """A real source: tiles held in this process. It counts, and fails or damages what it is told to."""
+    """A real source with tiles in this process. It counts, and fails or damages tiles on request."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Memory:
 
 
 class Ahead(Memory):
-    """A source that is told in advance."""
+    """A source that is asked to prefetch."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -73,7 +73,7 @@ def restore(
 
 
 def test_a_tile_is_fetched_once_for_all_regions_that_need_it() -> None:
-    """Regions are intersections; a source's tile goes to each of them, and only needed ones are fetched."""
+    """Regions are intersections: a tile goes to each of them, and only needed tiles are fetched."""
     source = Memory("peer")
     offers = [source.offer(SPEC, box, DATA) for box in split(SPEC, (3, 6, 9))]
     wanted = [Box(start=(1, 0), stop=(5, 2)), Box(start=(2, 1), stop=(5, 3))]
@@ -84,7 +84,7 @@ def test_a_tile_is_fetched_once_for_all_regions_that_need_it() -> None:
 
 
 def test_the_first_source_is_preferred_and_replicas_are_not_fetched() -> None:
-    """What nearer sources have is not asked of farther ones, though they cut it in another way."""
+    """Farther sources are not asked for what nearer ones have, even if they cut it differently."""
     near, far = Memory("near"), Memory("far")
     offers = [far.offer(SPEC, box, DATA) for box in split(SPEC, (2, 7))]
     offers += [near.offer(SPEC, box, DATA) for box in split(SPEC, (4, 8))[:2]]
@@ -95,7 +95,7 @@ def test_the_first_source_is_preferred_and_replicas_are_not_fetched() -> None:
 
 
 def test_a_corrupt_tile_falls_through_to_the_next_source() -> None:
-    """A wrong digest, an error and a dead source all end with the right bytes from elsewhere, and are reported."""
+    """After a wrong digest, an error or a dead source, the right bytes come from elsewhere, and it is reported."""
     near, far = Memory("near"), Memory("far")
     offers = [source.offer(SPEC, box, DATA) for source in (near, far) for box in split(SPEC, (4, 8))]
     near.wrong = {"w[0:4, 0:3]"}
@@ -107,7 +107,7 @@ def test_a_corrupt_tile_falls_through_to_the_next_source() -> None:
     assert any("digest" in f.reason for f in resolved.failures)
 
 
-def test_damage_falls_through_to_tiles_cut_another_way() -> None:
+def test_a_corrupt_tile_is_replaced_from_tiles_cut_differently() -> None:
     """The replacement need not have the same boxes."""
     near, far = Memory("near"), Memory("far")
     offers = [near.offer(SPEC, SPEC.box, DATA)] + [far.offer(SPEC, box, DATA) for box in split(SPEC, (5,))]
@@ -115,8 +115,8 @@ def test_damage_falls_through_to_tiles_cut_another_way() -> None:
     assert restore(offers, [near, far])[0][SPEC.box] == DATA
 
 
-def test_what_is_nowhere_is_named() -> None:
-    """MissingTile names tensor and box, before anything is fetched if it was not even offered."""
+def test_a_missing_tile_is_named() -> None:
+    """MissingTile names tensor and box, before anything is fetched if no source offered it."""
     source = Memory("peer")
     offers = [source.offer(SPEC, box, DATA) for box in split(SPEC, (4, 8))]
     with pytest.raises(MissingTile, match=r"w \[8:12, 0:3\].*none was offered"):
@@ -137,7 +137,7 @@ def test_another_shape_or_dtype_is_refused_by_name() -> None:
 
 
 def test_a_source_that_keeps_failing_is_given_up() -> None:
-    """After a few errors in a row a dead peer is asked no more."""
+    """After a few errors in a row a dead peer is not asked again."""
     near, far = Memory("near"), Memory("far")
     offers = [s.offer(SPEC, box, DATA) for s in (near, far) for box in split(SPEC, range(1, 12))]
     near.dead = True
@@ -147,8 +147,8 @@ def test_a_source_that_keeps_failing_is_given_up() -> None:
     assert resolved.sources["far"].tiles == 12
 
 
-def test_a_source_is_told_what_comes_next() -> None:
-    """`prefetch` hears of every tile once; an error in it is not the end."""
+def test_a_source_is_asked_to_prefetch() -> None:
+    """`prefetch` gets every tile once; an error in it does not end the restore."""
     source = Ahead("peer")
     offers = [source.offer(SPEC, box, DATA) for box in split(SPEC, (4, 8))]
     restore(offers, [source])
@@ -167,8 +167,8 @@ def test_scalars_and_empty_tensors_resolve() -> None:
     assert restore([], [source], spec=empty)[0][empty.box] == b""
 
 
-def test_many_small_tiles_of_a_pack_come_in_few_requests(tmp_path: Path) -> None:
-    """Neighbours in a pack are read together: a thousand scalars do not cost a thousand round trips."""
+def test_many_small_tiles_of_a_pack_need_few_requests(tmp_path: Path) -> None:
+    """Neighbours are read together: a thousand scalars do not cost a thousand round trips."""
 
     class Counting(LocalStore):
         reads = 0

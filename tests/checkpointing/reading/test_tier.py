@@ -22,7 +22,7 @@ LARGE = {f"w{number}": ("float32", (64, 16)) for number in range(12)}
 
 
 class Counted(LocalStore):
-    """A store that notes what is read of packs, in a file, so that processes can share it."""
+    """A store that notes reads of packs in a file, so that processes can share it."""
 
     def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> int:
         got = super().read_into(name, start, buffers)
@@ -37,7 +37,7 @@ class Counted(LocalStore):
 
 
 def restore(checkpoint: Checkpoint, tier: DiskTier, *, fall_through: bool = True) -> tuple[dict[str, bytes], Resolved]:
-    """Restore every tensor through the tier, and what it cannot give from the store."""
+    """Restore every tensor through the tier, and the tiles that it lacks from the store."""
     buffers = {spec: bytearray(spec.box.numel * spec.itemsize) for spec in checkpoint.specs.values()}
     sources = {"disk": tier, **({"store": checkpoint.source()} if fall_through else {})}
     offers = [*tier.offers(checkpoint.offers()), *(checkpoint.offers() if fall_through else ())]
@@ -60,7 +60,7 @@ def through(store: Counted, path: Path, limit: int = 1 << 20) -> tuple[Checkpoin
 def test_the_second_restore_reads_nothing_from_the_store(
     place: tuple[Counted, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    """Tiles stay on disk between processes, and come back with the right bytes."""
+    """Tiles stay on disk between processes, with the right bytes."""
     store, state = place
     assert restore(*through(store, tmp_path / "disk"))[0] == state
     before = store.read_bytes
@@ -109,7 +109,7 @@ def _stuck(path: Path, tile: Offered, started: object) -> None:
 
 
 def test_a_claim_dies_with_its_process(place: tuple[Counted, dict[str, bytes]], tmp_path: Path) -> None:
-    """Whoever waits for a tile that a killed process was fetching fetches it."""
+    """A process that waits for a tile fetches it when the process that claimed it is killed."""
     store, state = place
     context = multiprocessing.get_context("fork")
     started = context.Event()
@@ -136,7 +136,7 @@ def tiles(path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("damage", ["flip", "short", "empty", "long"])
 def test_a_damaged_file_is_replaced(place: tuple[Counted, dict[str, bytes]], tmp_path: Path, damage: str) -> None:
-    """Whatever a crash or the disk has left of a tile, the right bytes are given, and lie there afterwards."""
+    """Whatever a crash or the disk left of a tile, the right bytes are returned, and are there afterwards."""
     store, state = place
     restore(*through(store, tmp_path / "disk"))
     files = tiles(tmp_path / "disk")
@@ -152,8 +152,8 @@ def test_a_damaged_file_is_replaced(place: tuple[Counted, dict[str, bytes]], tmp
     assert (resolved.repaired > 0) == (damage == "flip")
 
 
-def test_the_limit_holds_and_the_oldest_go_first(place: tuple[Counted, dict[str, bytes]], tmp_path: Path) -> None:
-    """However little the disk may hold, everything is restored, and no more than the limit lies there."""
+def test_the_disk_limit_holds_and_the_oldest_go_first(place: tuple[Counted, dict[str, bytes]], tmp_path: Path) -> None:
+    """Everything is restored within any limit, and never more than that is on disk."""
     store, state = place
     limit = 5000
     assert restore(*through(store, tmp_path / "disk", limit))[0] == state
@@ -174,8 +174,8 @@ def test_the_limit_holds_and_the_oldest_go_first(place: tuple[Counted, dict[str,
     assert offers[1].digest not in names
 
 
-def test_a_disk_that_fails_is_as_good_as_none(place: tuple[Counted, dict[str, bytes]], tmp_path: Path) -> None:
-    """A directory that vanished costs another read, not the restore; one that cannot be is refused."""
+def test_a_failing_disk_is_bypassed(place: tuple[Counted, dict[str, bytes]], tmp_path: Path) -> None:
+    """A directory that vanished costs another read, not the restore; an impossible one is refused."""
     import shutil
 
     store, state = place
@@ -189,8 +189,8 @@ def test_a_disk_that_fails_is_as_good_as_none(place: tuple[Counted, dict[str, by
         DiskTier(tmp_path / "disk", 0)
 
 
-def test_nothing_bad_gets_onto_the_disk(place: tuple[Counted, dict[str, bytes]], tmp_path: Path) -> None:
-    """What comes from behind is verified before it is kept, and its errors are told apart."""
+def test_only_verified_tiles_are_kept_on_disk(place: tuple[Counted, dict[str, bytes]], tmp_path: Path) -> None:
+    """Tiles are verified before they are kept, and the errors of the source are distinct."""
 
     class Liar:
         name = "liar"
@@ -212,10 +212,8 @@ def test_nothing_bad_gets_onto_the_disk(place: tuple[Counted, dict[str, bytes]],
         restore(checkpoint, tier, fall_through=False)
 
 
-def test_a_tier_without_a_source_gives_what_it_was_given(
-    place: tuple[Counted, dict[str, bytes]], tmp_path: Path
-) -> None:
-    """Prefetching warms a disk; another tier on it needs nothing behind."""
+def test_a_tier_without_a_source_returns_its_tiles(place: tuple[Counted, dict[str, bytes]], tmp_path: Path) -> None:
+    """Prefetching warms a disk; another tier on it needs no source."""
     store, state = place
     checkpoint, tier = through(store, tmp_path / "disk")
     tier.prefetch(list(checkpoint.offers()))

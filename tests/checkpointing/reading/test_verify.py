@@ -1,4 +1,4 @@
-"""What `verify` finds, and what readers refuse."""
+"""What `verify` reports, and what readers refuse."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def flip(store: Store, name: str, place: int, bit: int = 0) -> bytes:
 
 @pytest.mark.long
 def test_every_flipped_byte_of_every_object_is_found() -> None:
-    """One flipped bit at any byte of any object is a finding that names the object, or what it points to."""
+    """One flipped bit at any byte of any object is reported with that object, or with the object it points to."""
     store = fresh()
     tiny = {"w": ("float32", (3, 2)), "step": ("int64", ())}
     save_and_commit(store, make_state(tiny), world=1)
@@ -54,7 +54,7 @@ def test_every_flipped_byte_of_every_object_is_found() -> None:
 
 
 def test_a_damaged_tile_is_named_with_tensor_rank_and_pack() -> None:
-    """The finding says what is lost, who wrote it, and which checkpoints it spoils."""
+    """The finding says what is lost, who wrote it, and which checkpoints are affected."""
     store = fresh()
     done = save_and_commit(store, make_state(SMALL))
     tile = next(tile for tile in open_checkpoint(store).tiles if tile.spec.key == "model/w")
@@ -75,8 +75,8 @@ def test_a_damaged_tile_is_named_with_tensor_rank_and_pack() -> None:
     assert finding.checkpoints == (done.checkpoint,)
 
 
-def test_missing_objects_and_strangers_are_named() -> None:
-    """What a committed checkpoint needs and is not there is a finding; so is what does not belong."""
+def test_missing_and_foreign_objects_are_named() -> None:
+    """Both an object that a committed checkpoint lacks and one that does not belong are findings."""
     store = fresh()
     done = save_and_commit(store, make_state(SMALL))
     for name in [*store.list("packs/"), *store.list("saves/"), *store.list("checkpoints/")]:
@@ -89,8 +89,8 @@ def test_missing_objects_and_strangers_are_named() -> None:
     assert [(f.object, f.fault) for f in verify(store)] == [("notes.txt", Fault.UNEXPECTED)]
 
 
-def test_a_sound_object_in_the_wrong_place_is_refused() -> None:
-    """A manifest or record that is whole, but not the one that was committed, is neither read nor passed over."""
+def test_an_intact_object_in_the_wrong_place_is_refused() -> None:
+    """A whole manifest or record that is not the committed one is neither read nor ignored."""
     store, rival = fresh(), fresh()
     save_and_commit(store, make_state(SMALL))
     save_and_commit(rival, make_state(SMALL, seed=8))
@@ -104,7 +104,7 @@ def test_a_sound_object_in_the_wrong_place_is_refused() -> None:
     assert load(open_checkpoint(store))[0] == make_state(SMALL)
 
 
-def test_what_is_not_committed_may_be_incomplete() -> None:
+def test_uncommitted_saves_may_be_incomplete() -> None:
     """A save under way, and a pack that no manifest names yet, are no findings."""
     store = fresh()
     save_and_commit(store, make_state(SMALL))
@@ -125,7 +125,7 @@ def test_progress_ends_at_the_size_of_the_store() -> None:
 
 
 def test_no_flipped_byte_is_ever_restored() -> None:
-    """A reader raises, or returns the right bytes: never others."""
+    """A reader raises or returns the right bytes."""
     store, state = fresh(), make_state(SMALL)
     save_and_commit(store, state)
     for name in list(store.list("")):
@@ -157,8 +157,8 @@ def rank_manifest() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_sound_encoded_tile_is_accepted() -> None:
-    """The manifest that the hostile ones are made from."""
+def test_a_valid_encoded_tile_is_accepted() -> None:
+    """The hostile manifests are made from this one."""
     body = rank_manifest()
     body["tensors"][0]["tiles"][1] = {**encoded(), "codec": "xor-planes", "base": encoded()}
     assert decode_manifest(document("rank", body), NAME).tiles[1].base is not None
@@ -180,13 +180,13 @@ tile = ("tensors", 0, "tiles", 1)
 
 
 def encoded() -> dict[str, Any]:
-    """Return a sound tile of byte planes."""
+    """Return a valid tile of byte planes."""
     where = {"start": [2], "stop": [4], "digest": "b" * 64, "pack": 0, "offset": 16, "length": 7}
     return {**where, "codec": "planes", "check": "c" * 64, "stats": None}
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """Return facts of so many levels."""
+    """Return facts nested to so many levels."""
     return {"x": nested(levels - 1)} if levels else {}
 
 
@@ -196,7 +196,7 @@ def huge() -> dict[str, Any]:
 
 
 def tangled() -> dict[str, Any]:
-    """Return a tensor of boxes that all overlap in all dims but the last, each cut in its own way."""
+    """Return a tensor whose boxes all overlap in all dims but the last, each cut differently."""
     count, dims = 24, 8
     tiles = [
         {**encoded(), "start": [n] * dims + [n], "stop": [2 * count - n] * dims + [n + 1], "length": 1}
@@ -255,7 +255,7 @@ def tangled() -> dict[str, Any]:
     ],
 )
 def test_a_hostile_manifest_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
-    """Escaping names, impossible sizes, boxes outside or over one another, unknown dtypes: FormatError, no more."""
+    """Escaping names, impossible sizes, bad or overlapping boxes, unknown dtypes: FormatError and nothing else."""
     body = rank_manifest()
     assert decode_manifest(document("rank", body), NAME).tiles
     change(body)
@@ -287,14 +287,14 @@ def test_any_json_is_a_manifest_or_a_format_error(value: object) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_document_or_corrupt(data: bytes) -> None:
-    """Random bytes are refused as damaged; those that begin as encrypted ones do ask for the key."""
+def test_any_bytes_are_a_document_or_refused_as_damaged(data: bytes) -> None:
+    """Bytes that begin like an encrypted document ask for the key instead."""
     with pytest.raises((Corrupt, WrongKey), match=r"damaged|key"):
         decode_ref(data, "refs/latest")
 
 
-def test_a_newer_version_and_a_bomb_are_refused() -> None:
-    """A version above ours says to upgrade; content that would unpack to gigabytes is not unpacked."""
+def test_a_newer_version_and_a_decompression_bomb_are_refused() -> None:
+    """The error of a newer version says to upgrade; content that would unpack to gigabytes is not unpacked."""
     import zstandard
 
     import checkpointing.format.encoding as encoding
@@ -315,7 +315,7 @@ def sealed(frame: bytes) -> bytes:
 
 
 def test_history_tombstones_and_shadow_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flipped byte in any of them is found, a missing link is named, and what the history lists is committed."""
+    """A flipped byte in any of them is found, a missing link is named, and history entries count as committed."""
     monkeypatch.setattr(checkpointing.format.refs, "LONGEST", 2)
     monkeypatch.setattr(checkpointing.format.refs, "SPILLED", 1)
     store = fresh()

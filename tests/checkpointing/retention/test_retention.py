@@ -100,7 +100,7 @@ class Hooked:
 
 
 class Hidden(Hooked):
-    """A store whose listings are stale: they do not show some names yet."""
+    """A store with stale listings: they do not show some names yet."""
 
     def __init__(self, store: View, prefix: str) -> None:
         super().__init__(store)
@@ -110,8 +110,8 @@ class Hidden(Hooked):
         return (entry for entry in self._store.entries(prefix) if not entry.name.startswith(self._prefix))
 
 
-def test_retention_is_a_choice_among_names() -> None:
-    """The last n, the first of each window in its latest history, and what is protected stay, in order."""
+def test_retention_keeps_the_newest_the_spaced_and_the_protected() -> None:
+    """The last n, the first of each window in its latest history, and protected ones, in order."""
     all_names = [name(step) for step in range(12, 0, -1)]
     steps = lambda kept: [int(item.partition(".")[0]) for item in kept]  # noqa: E731
     assert retained(all_names, Retention(), ()) == tuple(all_names)
@@ -126,7 +126,7 @@ def test_retention_is_a_choice_among_names() -> None:
 
 
 def test_a_checkpoint_is_found_by_ref_tag_name_step_and_prefix() -> None:
-    """Each kind of name means one checkpoint; what means none, or two, is said so."""
+    """Each kind of name means one checkpoint; an error says if it means none, or two."""
     store, _ = fresh()
     with pytest.raises(NoCheckpoint, match="nothing was ever committed"):
         resolve_name(store, "latest")
@@ -148,8 +148,8 @@ def test_a_checkpoint_is_found_by_ref_tag_name_step_and_prefix() -> None:
         open_checkpoint(store, name(13))
 
 
-def test_tags_and_pins_come_and_go() -> None:
-    """A tag moves only when asked to; `verified` never moves back; bad tags are refused."""
+def test_tags_and_pins_are_set_and_removed() -> None:
+    """A tag moves only on request; `verified` never moves back; bad tags are refused."""
     store, _ = fresh()
     history(store, range(1, 4))
     assert tag(store, "best", "1") == tag(store, "best", "1") == name(1)
@@ -171,8 +171,8 @@ def test_tags_and_pins_come_and_go() -> None:
     assert decode_ref(encode_ref(ref), "refs/latest") == ref
 
 
-def test_what_is_protected_stays_and_the_rest_goes() -> None:
-    """latest, verified, tags and pins survive a collection of all else, whole; the dry run has said what goes."""
+def test_protected_checkpoints_survive_a_collection() -> None:
+    """latest, verified, tags and pins stay whole and all else goes; the dry run announced exactly that."""
     store, actor = fresh()
     history(store, range(1, 8))
     save(store, make_state(SMALL, seed=50), step=5, attempt=1)  # superseded, never committed
@@ -196,8 +196,8 @@ def test_what_is_protected_stays_and_the_rest_goes() -> None:
     assert not [finding for finding in verify(store) if "notes/" not in finding.object]
 
 
-def test_readers_have_the_grace_and_a_dead_collector_is_gone_on_from() -> None:
-    """A dropped checkpoint stays readable for the grace; whoever comes after it deletes."""
+def test_dropped_checkpoints_stay_readable_for_the_grace() -> None:
+    """Another collector continues the work of a dead one."""
     store, actor = fresh()
     history(store, range(1, 4))
     actor.sleep(1000.0)
@@ -217,8 +217,8 @@ def test_readers_have_the_grace_and_a_dead_collector_is_gone_on_from() -> None:
     assert not list(store.list(names.record(name(1))))
 
 
-def test_who_announces_what_it_reads_reads_it_whatever_the_grace() -> None:
-    """It is not dropped, or where it was before, nothing of it is deleted; when it is read, it goes."""
+def test_an_announced_reader_outlasts_the_grace() -> None:
+    """Its checkpoint is not dropped, or none of it deleted if it was dropped before; it goes when it has been read."""
     store, actor = fresh()
     history(store, range(1, 4))
     actor.sleep(1000.0)
@@ -229,7 +229,7 @@ def test_who_announces_what_it_reads_reads_it_whatever_the_grace() -> None:
     assert not list(store.list(names.ANNOUNCEMENTS))
     begun = collect(store, keep, grace=100, wait=False)
     assert begun.dropped == (name(1),)
-    with announced(store, Role.READER, name(1), after=0.0):  # read since before that, and long now
+    with announced(store, Role.READER, name(1), after=0.0):  # read since before that, for a long time
         actor.sleep(100.0)
         done = collect(store, keep, grace=0, wait=False)
         assert (done.objects, done.spared > 2) == ((), True)
@@ -238,8 +238,8 @@ def test_who_announces_what_it_reads_reads_it_whatever_the_grace() -> None:
     assert not list(store.list(names.record(name(1))))
 
 
-def test_a_reader_whose_checkpoint_goes_before_it_is_announced_takes_another() -> None:
-    """The collection between its look at the ref and its announcement has seen nothing of it."""
+def test_a_reader_that_announces_too_late_takes_another_checkpoint() -> None:
+    """A collection between its read of the ref and its announcement did not see it."""
     store, actor = fresh()
     history(store, range(1, 3))
     actor.sleep(1000.0)
@@ -257,7 +257,7 @@ def test_a_reader_whose_checkpoint_goes_before_it_is_announced_takes_another() -
 
 
 def test_a_save_that_takes_longer_than_the_grace_loses_nothing() -> None:
-    """Packs without a manifest are kept from when the first announced writer began; of one that died, no more."""
+    """Packs without a manifest are kept from the start of the first announced writer, unless it died."""
     store, actor = fresh()
     history(store, range(1, 3))
     actor.sleep(1000.0)
@@ -270,7 +270,7 @@ def test_a_save_that_takes_longer_than_the_grace_loses_nothing() -> None:
         actor.sleep(EXPIRES - 1)
         assert own.renew()
         actor.sleep(EXPIRES - 1)
-        # What it builds on stays, too, though nobody else would keep it.
+        # Its parent stays too, although nothing else keeps it.
         assert not collect(store, Retention(keep_last=1), grace=10, wait=False).dropped
         assert packs <= set(actor.world.objects)
         left = dict(actor.world.objects)
@@ -284,7 +284,7 @@ def test_a_save_that_takes_longer_than_the_grace_loses_nothing() -> None:
 
 
 def test_a_save_announces_itself_for_as_long_as_it_writes() -> None:
-    """With what it builds on; from before its first pack until its manifest is there."""
+    """With its parent, from before its first pack until its manifest is there."""
     store, _ = fresh()
     history(store, range(1, 2))
     seen: list[Announcement] = []
@@ -317,8 +317,8 @@ def test_a_save_announces_itself_for_as_long_as_it_writes() -> None:
     assert not list(store.list(names.ANNOUNCEMENTS))
 
 
-def test_what_takes_long_is_announced_and_renewed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a thread; what is over soon leaves nothing in the store."""
+def test_long_work_renews_its_announcement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread; work that is soon over leaves nothing in the store."""
     store = open_store(str(tmp_path))
     written: list[str] = []
     put = store.put
@@ -335,8 +335,8 @@ def test_what_takes_long_is_announced_and_renewed_meanwhile(tmp_path: Path, monk
     assert not list(store.list(names.ANNOUNCEMENTS))
 
 
-def test_who_cannot_write_reads_all_the_same() -> None:
-    """Unannounced, with the grace for all it has."""
+def test_a_reader_without_write_permission_can_read() -> None:
+    """Unannounced, and protected only by the grace."""
     store, _ = fresh()
     history(store, range(1, 2))
 
@@ -348,8 +348,8 @@ def test_who_cannot_write_reads_all_the_same() -> None:
         assert found.step == 1
 
 
-def test_announcements_count_by_durations_alone() -> None:
-    """From when the work began, rather too early, until they expire; one that cannot be read may be any writer's."""
+def test_announcements_are_timed_by_durations_alone() -> None:
+    """From the start of the work, or rather earlier, until they expire; an unreadable one may be any writer's."""
     reader = Announcement(role=Role.READER, checkpoint=name(1), began=500.0)
     writer = Announcement(role=Role.WRITER, checkpoint=name(2), began=90.0)
     both = [(1000.0, reader), (1100.0, writer)]
@@ -364,8 +364,8 @@ def test_announcements_count_by_durations_alone() -> None:
             decode_announcement(data, "x")
 
 
-def test_a_bound_drops_the_oldest_and_counts_shared_packs_once() -> None:
-    """What is protected stays, though it takes more; and that is said."""
+def test_a_size_limit_drops_the_oldest_and_counts_shared_packs_once() -> None:
+    """Protected checkpoints stay even above the limit, and that is reported."""
     needs = {name(4): {"a": 5, "d": 10}, name(3): {"a": 5, "c": 10}, name(2): {"a": 5, "b": 10}, name(1): {"a": 5}}
     kept = tuple(needs)
     assert bounded(kept, 35, (), needs.__getitem__) == (kept, 35)
@@ -374,8 +374,8 @@ def test_a_bound_drops_the_oldest_and_counts_shared_packs_once() -> None:
     assert bounded((), 1, (), needs.__getitem__) == ((), 0)
 
 
-def test_a_collection_keeps_to_the_bytes() -> None:
-    """By what the packs of all kept checkpoints take; `latest` stays, whatever it takes."""
+def test_a_collection_keeps_the_size_limit() -> None:
+    """Counting the packs of all kept checkpoints; `latest` stays, whatever its size."""
     store, actor = fresh()
     history(store, range(1, 6))
     actor.sleep(1000.0)
@@ -395,8 +395,8 @@ def _records(objects: Iterable[Doomed]) -> int:
     return sum(doomed.size for doomed in objects if not doomed.name.startswith((names.PACKS, names.SAVES)))
 
 
-def test_a_commit_refuses_what_a_sweep_has_condemned() -> None:
-    """A pack that was written long before its manifest is condemned; the commit says so, and the next save is whole."""
+def test_a_commit_refuses_condemned_packs() -> None:
+    """A pack written long before its manifest is condemned; the commit says so, and the next save is whole."""
     store, actor = fresh()
     history(store, range(1, 3))
     save(store, make_state(SMALL, seed=3), step=3)
@@ -415,8 +415,8 @@ def test_a_commit_refuses_what_a_sweep_has_condemned() -> None:
     assert load(open_checkpoint(store))[0] == make_state(SMALL, seed=4)
 
 
-def test_a_sweep_that_runs_between_a_commits_check_and_its_swap_is_seen() -> None:
-    """The packs were there when the leader looked, and are not when it swaps: it looks again."""
+def test_a_commit_notices_a_sweep_between_its_check_and_its_swap() -> None:
+    """The packs were there at the check and are gone at the swap: it checks again."""
     store, actor = fresh()
     history(store, range(1, 3))
     save(store, make_state(SMALL, seed=3), step=3)
@@ -437,7 +437,7 @@ def test_a_sweep_that_runs_between_a_commits_check_and_its_swap_is_seen() -> Non
     assert not [finding for finding in verify(store) if finding.checkpoints]
 
 
-def test_a_commit_that_lands_before_the_begin_is_marked() -> None:
+def test_a_commit_before_the_sweep_begins_is_marked() -> None:
     """A commit between mark and begin makes the collector mark again: it drops by the new list."""
     store, actor = fresh()
     history(store, range(1, 4))
@@ -456,7 +456,7 @@ def test_a_commit_that_lands_before_the_begin_is_marked() -> None:
     assert not list(verify(store))
 
 
-def test_a_collection_deletes_nothing_when_a_kept_checkpoint_cannot_be_read() -> None:
+def test_a_collection_deletes_nothing_if_a_kept_checkpoint_is_unreadable() -> None:
     """What a damaged manifest needs is unknown; once that checkpoint may go, all is collected."""
     store, actor = fresh()
     history(store, range(1, 4))
@@ -470,8 +470,8 @@ def test_a_collection_deletes_nothing_when_a_kept_checkpoint_cannot_be_read() ->
     assert not list(verify(store))
 
 
-def test_an_owner_that_died_is_taken_over_and_its_tombstone_kept_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deletions of the dead owner may still come: what it condemned stays refused until they cannot."""
+def test_the_tombstone_of_a_dead_collector_is_kept_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its deletions may still arrive, so what it condemned stays refused until they cannot."""
     store, actor = fresh()
     history(store, range(1, 4))
     actor.sleep(100.0)
@@ -501,7 +501,7 @@ def test_an_owner_that_died_is_taken_over_and_its_tombstone_kept_a_day(monkeypat
 
 
 def test_a_long_history_moves_out_of_the_ref(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ref stays small after any number of commits; every name is found; a collection writes the list anew."""
+    """The ref stays small after any number of commits, every name is found, and a collection rewrites the list."""
     assert spill(Ref(generation=1, earlier=tuple(map(name, range(1024, 0, -1)))))[1] == ()
     ref, old = spill(Ref(generation=1, earlier=tuple(map(name, range(1025, 0, -1)))))
     assert (len(ref.earlier), old) == (513, tuple(map(name, range(512, 0, -1))))
@@ -527,7 +527,7 @@ def test_a_long_history_moves_out_of_the_ref(monkeypatch: pytest.MonkeyPatch) ->
         commit(store, step=2, made_in=1, attempt=0, committed_in=1, world=2)
 
 
-def test_the_ref_of_many_commits_is_small() -> None:
+def test_the_ref_stays_small_over_many_commits() -> None:
     """What each commit writes does not grow with the run."""
     ref = Ref(generation=1)
     sizes = []
@@ -579,8 +579,8 @@ def test_a_damaged_ref_is_refused_and_repaired(how: str) -> None:
     assert repair_latest(store, generation=8).generation == 8
 
 
-def test_repair_takes_whole_checkpoints_only_and_nothing_condemned() -> None:
-    """A record whose pack is gone is passed over, one that a sweep deletes too; the sweep's names stay refused."""
+def test_repair_skips_incomplete_and_condemned_checkpoints() -> None:
+    """Records whose pack is missing or being swept are skipped; the sweep's names stay refused."""
     store, actor = fresh()
     history(store, range(1, 6))
     actor.sleep(100.0)
@@ -595,8 +595,8 @@ def test_repair_takes_whole_checkpoints_only_and_nothing_condemned() -> None:
         repair_latest(fresh()[0])
 
 
-def test_a_collection_on_a_disk_goes_by_the_times_of_files(tmp_path: Path) -> None:
-    """The store's time is its files'; what is young stays, what is old and not needed goes."""
+def test_a_collection_in_a_directory_uses_file_times(tmp_path: Path) -> None:
+    """Young files stay; old ones that are not needed go."""
     store = open_store(str(tmp_path))
     history(store, range(1, 4))  # type: ignore[arg-type]
     assert not collect(store, Retention(), grace=60).objects
@@ -614,15 +614,15 @@ def test_a_collection_on_a_disk_goes_by_the_times_of_files(tmp_path: Path) -> No
     assert not list(store.list(names.SWEEPS))
 
 
-def test_what_is_collected_while_it_is_opened_is_not_taken_for_damaged(tmp_path: Path) -> None:
-    """`latest` moved on meanwhile: it is followed again, and the name that is gone is said to be."""
+def test_a_checkpoint_collected_during_open_is_not_reported_as_damaged(tmp_path: Path) -> None:
+    """If `latest` moved on meanwhile it is followed again; a name that is gone is reported as gone."""
     store = LocalStore(tmp_path)
     states = [make_state({"w": ("float32", (8,))}, seed=seed) for seed in (1, 2)]
     save(store, states[0], step=1)
     first = commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=2).checkpoint
 
     class Late(LocalStore):
-        """Between the record and the manifests everything else happens."""
+        """Everything else happens between the reads of the record and of the manifests."""
 
         def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
             if name == names.manifest(names.Save(step=1, made_in=1, attempt=0), 0) and not self.over:

@@ -72,7 +72,7 @@ class Lossy:
         return result
 
 
-def test_decisions_on_a_ref() -> None:
+def test_decisions_on_a_ref_follow_the_format_document() -> None:
     """The table of format.md, section 9."""
     save = Save(step=5, made_in=2, attempt=0)
     name = "000000000005.00000002.0000.00000003"
@@ -97,7 +97,7 @@ def test_decisions_on_a_ref() -> None:
 
 
 def test_a_fence_keeps_the_target_and_stops_older_leaders() -> None:
-    """After a fence the old leader cannot commit, and the new one can commit what the old generation made."""
+    """After a fence the old leader cannot commit, and the new one can commit saves of the old generation."""
     store, state = fresh(), make_state(SMALL)
     fence(store, 1)
     first = save_and_commit(store, state, step=1)
@@ -115,7 +115,7 @@ def test_a_fence_keeps_the_target_and_stops_older_leaders() -> None:
 
 
 def test_a_fence_that_lands_between_check_and_swap_wins() -> None:
-    """The decision under the swap is the one that counts."""
+    """The decision at the swap is the one that counts."""
     inner = fresh()
     fence(inner, 1)
     save(inner, make_state(SMALL))
@@ -131,7 +131,7 @@ def test_a_fence_that_lands_between_check_and_swap_wins() -> None:
 
 
 def test_an_older_step_does_not_move_latest_back() -> None:
-    """A save that its successor overtook stays uncommitted."""
+    """A save overtaken by its successor stays uncommitted."""
     store, state = fresh(), make_state(SMALL)
     save(store, state, step=1)
     save_and_commit(store, make_state(SMALL, seed=2), step=2)
@@ -142,8 +142,8 @@ def test_an_older_step_does_not_move_latest_back() -> None:
 
 @pytest.mark.parametrize("mode", ["before", "after", "twice"])
 @pytest.mark.parametrize("where", ["packs/", "saves/", "checkpoints/", "refs/"])
-def test_one_lost_write_is_survived(where: str, mode: str) -> None:
-    """A write that fails, or whose response is lost, or that is repeated below us, ends in one commit."""
+def test_a_commit_survives_one_lost_write(where: str, mode: str) -> None:
+    """A write that fails, loses its response, or is repeated below us ends in one commit."""
     inner, state = fresh(), make_state(SMALL)
     lost: list[str] = []
 
@@ -187,8 +187,8 @@ print(" ".join(wins), flush=True)
 """
 
 
-def test_of_two_leaders_racing_one_wins_each_step(tmp_path: Path) -> None:
-    """Two processes that both believe to lead commit rival attempts: each step is committed at most once."""
+def test_of_two_racing_leaders_one_wins_each_step(tmp_path: Path) -> None:
+    """Two processes that both believe they lead commit rival attempts: each step is committed at most once."""
     store = open_store(str(tmp_path))
     for step, attempt in itertools.product(range(1, 9), (0, 1)):
         save(store, make_state(SMALL, seed=attempt), step=step, attempt=attempt, world=1)
@@ -271,7 +271,7 @@ def test_a_writer_killed_anywhere_leaves_latest_restorable(tmp_path: Path) -> No
 
 
 def test_a_living_writers_scratch_file_is_left_alone(tmp_path: Path) -> None:
-    """Opening a store removes what the dead left behind, not what is being written."""
+    """Opening a store removes what dead writers left behind, not what is being written."""
     store = open_store(str(tmp_path))
     code = """
 import sys, time

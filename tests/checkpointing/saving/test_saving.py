@@ -55,7 +55,7 @@ def tiny(**options: Any) -> SaveOptions:
 
 
 class Seam:
-    """A store in front of another one; `before` is asked about each pack that is put, and may change it or raise."""
+    """A store in front of another one; `before` is called for each pack that is put, and may change it or raise."""
 
     def __init__(self, inner: Store, before: Callable[[str, bytes], bytes]) -> None:
         self.inner, self.before = inner, before
@@ -139,7 +139,7 @@ def stored_bytes(store: Store, spec: TensorSpec, where: StoredTile | Base, nbyte
 
 
 def by_hand(checkpoint: Checkpoint) -> State:
-    """Put a checkpoint's tensors together from its tiles alone, every digest checked."""
+    """Build a checkpoint's tensors from its tiles alone, checking every digest."""
     state = {spec: bytearray(spec.box.numel * spec.itemsize) for spec in checkpoint.specs.values()}
     for tile in checkpoint.tiles:
         data = stored_bytes(checkpoint.store, tile.spec, tile, tile.nbytes)
@@ -180,8 +180,8 @@ options = st.builds(
 
 @settings(max_examples=10, deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(0, 4), options), min_size=1, max_size=3), limit=st.integers(500, 5000))
-def test_any_chain_of_saves_gives_back_every_byte(steps: list[tuple[int, SaveOptions]], limit: int) -> None:
-    """Whatever packs, codecs and parents a state was saved with, its tiles alone give it back; `verify` is silent."""
+def test_any_chain_of_saves_restores_every_byte(steps: list[tuple[int, SaveOptions]], limit: int) -> None:
+    """With any packs, codecs and parents, the tiles alone are enough, and `verify` has no findings."""
     store, parent = fresh(), None
     for number, (step, chosen) in enumerate(steps):
         chosen = dataclasses.replace(chosen, tile_bytes=limit)
@@ -194,8 +194,8 @@ def test_any_chain_of_saves_gives_back_every_byte(steps: list[tuple[int, SaveOpt
 
 
 @pytest.mark.parametrize("codec", ["raw", "planes", "xor"])
-def test_threads_do_not_show(codec: str) -> None:
-    """The same pieces, parent, codec and pack size give the same objects, however many threads worked on them."""
+def test_the_number_of_threads_does_not_change_the_objects(codec: str) -> None:
+    """The same pieces, parent, codec and pack size give the same objects."""
     stores = []
     for threads in (1, 2, 4):
         store = fresh()
@@ -208,8 +208,8 @@ def test_threads_do_not_show(codec: str) -> None:
     assert len(stores[0]) > 6
 
 
-def test_packs_are_as_large_as_asked_and_check_themselves() -> None:
-    """No pack holds more tile bytes than asked, and each agrees with its own index, encoded tiles too."""
+def test_packs_keep_their_size_limit_and_are_self_checking() -> None:
+    """Each agrees with its own index, encoded tiles too."""
     store = fresh()
     saved = save_one(store, training(2), tiny(codec="planes", pack_bytes=4096))
     assert len(saved.packs) >= saved.bytes // 4096
@@ -238,21 +238,21 @@ def test_equal_tiles_are_stored_once() -> None:
     assert list(verify(store)) == []
 
 
-def test_ninety_percent_frozen_costs_ten() -> None:
-    """What is written, manifest and indexes included, is at most 1.05 of what changed when tiles are large enough."""
+def test_a_save_with_ninety_percent_frozen_writes_ten_percent() -> None:
+    """Written bytes, manifest and indexes included, are at most 1.05 of the changed ones if tiles are large enough."""
     store, state = fresh(), make_state({f"layer{n}": ("float32", (256, 64)) for n in range(10)})
     first = save_one(store, state, tiny(pack_bytes=32 << 10))
     changed = {**state, **make_state({"layer7": ("float32", (256, 64))}, seed=3)}
     saved = save_one(store, changed, tiny(pack_bytes=32 << 10), step=2, parent=committed(store))
     assert first.written == 10 * (64 << 10)
     assert saved.written == 64 << 10
-    index = 200 * 64  # tiles are 1 KiB here and 4 MiB elsewhere: what is said of each one is set aside
+    index = 200 * 64  # tiles are 1 KiB here and 4 MiB elsewhere: the overhead per tile is not counted
     assert saved.stored - index <= 1.05 * saved.written
     assert by_hand(committed(store, 2)) == changed
 
 
-def test_a_save_killed_at_ninety_percent_is_nearly_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The retry uploads what was missing or under way: at most 15 % of the bytes of a save of sixty tiles."""
+def test_a_retry_of_a_save_killed_at_ninety_percent_uploads_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what was missing or under way: at most 15 % of the bytes of a save of sixty tiles."""
     small, tiles = 1024, 60
     monkeypatch.setattr("checkpointing.saving.options._SMALL", small)
     store, state = fresh(), make_state({"w": ("float32", (4 * tiles, 64))})
@@ -262,7 +262,7 @@ def test_a_save_killed_at_ninety_percent_is_nearly_done(monkeypatch: pytest.Monk
 
     def dies(name: str, data: bytes) -> bytes:
         with lock:
-            # Four packs are under way, on average half of each is there already: 0.9 of all bytes were sent.
+            # Four packs are under way, on average half sent: 0.9 of all bytes were sent.
             if landed[0] >= (0.9 - 4 / tiles / 2) * total:
                 raise StoreError("killed")
             landed[0] += len(data)
@@ -279,16 +279,16 @@ def test_a_save_killed_at_ninety_percent_is_nearly_done(monkeypatch: pytest.Monk
     assert save_one(store, state, chosen).sent == 0
 
 
-def test_packs_become_smaller_towards_the_end() -> None:
-    """Large saves do not make many objects, and at no time is much under way compared to what is left."""
+def test_packs_become_smaller_towards_the_end_of_a_save() -> None:
+    """Large saves make few objects, and the bytes under way are always few compared to those left."""
     assert SaveOptions().limit(100 << 30) == 32 << 20
     assert SaveOptions().limit(160 << 20) == 20 << 20
     assert SaveOptions().limit(1 << 20) == 4 << 20
     assert SaveOptions(pack_bytes=1000).limit(1 << 30) == 1000
 
 
-def test_transfers_go_side_by_side_and_no_more_than_asked() -> None:
-    """All transfers are under way at once; a pack is not even encoded before one is free."""
+def test_transfers_are_parallel_up_to_their_limit() -> None:
+    """All of them are under way at once; a pack is not even encoded before one is free."""
     store, state = fresh(), make_state({"w": ("float32", (128, 64))})
     meeting, lock, now, most = threading.Barrier(4), threading.Lock(), [0], [0]
 
@@ -305,8 +305,8 @@ def test_transfers_go_side_by_side_and_no_more_than_asked() -> None:
     assert (len(saved.packs), most) == (32, [4])
 
 
-def test_what_arrives_damaged_is_sent_again() -> None:
-    """With `check` a pack is read back; one that never arrives whole is an error, and no manifest is written."""
+def test_a_pack_that_arrives_damaged_is_sent_again() -> None:
+    """With `check` a pack is read back. If it never arrives whole that is an error, and no manifest is written."""
     store, state = fresh(), make_state(SMALL)
     seen: dict[str, int] = {}
 
@@ -326,7 +326,7 @@ def test_what_arrives_damaged_is_sent_again() -> None:
 
 
 def test_differences_are_one_deep() -> None:
-    """A difference to a tile that is one itself is made to that one's base; grown old, it stands by itself again."""
+    """A difference to a tile that is a difference itself uses its base; after a while a full tile is stored again."""
     store, parent, seen = fresh(), None, []
     chosen = tiny(codec="xor")
     for step in range(4):
@@ -344,7 +344,7 @@ def test_differences_are_one_deep() -> None:
     assert not any(tile.base for tile in committed(store, 4).tiles if tile.spec.key == "w")
 
 
-def test_a_base_that_is_gone_or_damaged_is_not_used() -> None:
+def test_a_missing_or_damaged_base_is_not_used() -> None:
     """The tile is then stored by itself."""
     store = fresh()
     chosen = tiny(codec="xor", pack_bytes=1 << 20)
@@ -364,8 +364,8 @@ def test_a_base_that_is_gone_or_damaged_is_not_used() -> None:
         assert not any(tile.base for tile in manifest.tiles)
 
 
-def test_an_older_state_in_memory_spares_reading_it() -> None:
-    """What `recall` gives is used when it is the older tile, and not when it is not; the bytes come out right."""
+def test_an_older_state_in_memory_saves_a_read() -> None:
+    """What `recall` returns is used only if it is the older tile; the bytes are right either way."""
     store = fresh()
     chosen = tiny(codec="xor")
     save_one(store, training(0), chosen)
@@ -386,7 +386,7 @@ def test_an_older_state_in_memory_spares_reading_it() -> None:
     assert saved[0].packs == saved[1].packs
 
 
-def test_a_parent_elsewhere_is_refused() -> None:
+def test_a_parent_in_another_store_is_refused() -> None:
     """Its tiles are not in this store."""
     store = fresh()
     save_one(store, training(0), SaveOptions())
@@ -395,8 +395,8 @@ def test_a_parent_elsewhere_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("codec", "most"), [("raw", 4), ("planes", 40)])
-def test_memory_is_bounded(tmp_path: Path, codec: str, most: int) -> None:
-    """Raw tiles are never copied; of encoded ones only those under way are held, however large the state is."""
+def test_the_memory_of_a_save_is_bounded(tmp_path: Path, codec: str, most: int) -> None:
+    """Raw tiles are never copied; only encoded ones under way are held, however large the state is."""
     spec = TensorSpec(key="w", dtype="int16", shape=(24, 1 << 20))
     data = np.random.default_rng(0).integers(0, 255, spec.box.numel, "<i2")
     whole = Piece(spec=spec, box=spec.box, data=memoryview(data).cast("B"))
@@ -413,8 +413,8 @@ def test_memory_is_bounded(tmp_path: Path, codec: str, most: int) -> None:
     assert saved.bytes == 48 << 20
 
 
-def test_what_does_not_shrink_is_stored_as_it_is() -> None:
-    """Below a ratio of 1.05 a tile stays raw, whatever the save was asked for."""
+def test_tiles_that_do_not_compress_are_stored_raw() -> None:
+    """Below a ratio of 1.05, whatever codec the save was given."""
     store, state = fresh(), make_state({"w": ("int8", (64, 64)), "b": ("bfloat16", (600,))})
     for step, codec in enumerate(["planes", "xor"]):
         saved = save_one(store, state, tiny(codec=codec), step=step)
@@ -429,10 +429,10 @@ def test_what_does_not_shrink_is_stored_as_it_is() -> None:
     xor=st.none() | st.builds(Trial, rate=st.floats(1e6, 1e10), ratio=st.floats(1, 40)),
     threads=st.integers(1, 8),
 )
-def test_a_codec_is_chosen_when_it_makes_the_save_faster(
+def test_auto_chooses_a_codec_that_makes_the_save_faster(
     store: float, rate: float, ratio: float, xor: Trial | None, threads: int
 ) -> None:
-    """By a tenth at least, and the faster one of two."""
+    """By at least a tenth, and the faster one of two."""
     speeds = Speeds(store=store, planes=Trial(rate=rate, ratio=ratio), xor=xor)
     ways = {Choice.RAW: store, Choice.PLANES: min(rate * threads, store * ratio)}
     if xor is not None:
@@ -445,7 +445,7 @@ def test_a_codec_is_chosen_when_it_makes_the_save_faster(
 
 
 class Time:
-    """A clock that moves when somebody sleeps, or for whoever asks it, one microsecond."""
+    """A clock that moves when somebody sleeps, and by a microsecond at each reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -462,8 +462,8 @@ class Time:
 
 
 @pytest.mark.parametrize(("most", "codec"), [(99, Codec.PLANES), (1 << 62, Codec.RAW)])
-def test_auto_measures(most: int, codec: Codec) -> None:
-    """On a slow store what follows the first transfers is encoded, if it becomes smaller; a retry does the same."""
+def test_auto_measures_the_first_transfers(most: int, codec: Codec) -> None:
+    """On a slow store the tiles after them are encoded if they become smaller; a retry does the same."""
     time, store = Time(), fresh()
 
     def slow(name: str, data: bytes) -> bytes:
@@ -502,8 +502,8 @@ def save_tiles(store: Store, tiles: list[Piece], *, step: int = 1, parent: Check
     )  # fmt: skip
 
 
-def test_tiles_that_come_with_their_digests_are_saved_as_they_were_cut() -> None:
-    """Whoever has cut and digested them, the checkpoint is the one that a save of whole pieces makes."""
+def test_tiles_that_come_with_digests_are_saved_as_they_were_cut() -> None:
+    """The checkpoint is the same as that of a save of whole pieces."""
     store, other = fresh(), fresh()
     save_one(store, training(0), tiny())
     saved = save_tiles(other, digested(training(0), 1024))
@@ -513,7 +513,7 @@ def test_tiles_that_come_with_their_digests_are_saved_as_they_were_cut() -> None
 
 
 def test_a_tile_that_the_parent_has_is_not_read_again() -> None:
-    """Its digest is all that is looked at: that its bytes are others by now does not matter."""
+    """Only its digest is compared: bytes that have changed since are not noticed."""
     store = fresh()
     save_tiles(store, digested(training(0), 1024))
     before = committed(store)
@@ -533,7 +533,7 @@ def test_a_tile_that_changed_after_it_was_digested_is_not_written() -> None:
     assert not list(store.list("saves/"))
 
 
-def test_a_limited_save_takes_its_time() -> None:
+def test_a_save_keeps_its_bandwidth_limit() -> None:
     """`max_bandwidth` holds for all transfers together."""
     time, state = Time(), make_state({"w": ("float32", (1000, 1000))})
     save_one(fresh(), state, SaveOptions(max_bandwidth=1e6), clock=time.clock, sleep=time.sleep)
@@ -550,14 +550,14 @@ def test_a_limited_save_takes_its_time() -> None:
         ({"tile_bytes": (64 << 20) + 1}, "readers refuse"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(bad: dict[str, Any], message: str) -> None:
+def test_invalid_save_options_are_refused(bad: dict[str, Any], message: str) -> None:
     """When they are made, not in the middle of a save."""
     with pytest.raises(ValueError, match=message):
         SaveOptions(**bad)
 
 
-def test_other_ranks_need_not_know(tmp_path: Path) -> None:
-    """Ranks may save with different options; the checkpoint is the same."""
+def test_ranks_may_save_with_different_options(tmp_path: Path) -> None:
+    """The checkpoint is the same."""
     store, state = open_store(str(tmp_path)), training(0)
     for rank, (pieces, codec) in enumerate(zip(spread(state, 2, (20,)), ["raw", "planes"], strict=True)):
         save_rank(

@@ -1,4 +1,4 @@
-"""A second, foreign S3 server for tests: Ceph's radosgw, over one monitor and one store in memory.
+"""Another S3 server for tests: Ceph's radosgw over one monitor and one store in memory.
 
 Debian has all of it: `apt-get install ceph-mon ceph-osd radosgw`.
 """
@@ -84,7 +84,7 @@ def _make_bucket(options: dict[str, Any]) -> None:
 
 
 def _configuration(at: Path, cluster: str, monitor: int) -> str:
-    # Beside the programs, so that a tree that was only unpacked will do.
+    # Beside the programs, so that an unpacked tree is enough.
     library = next((Path(shutil.which("ceph-osd") or "").parent.parent / "lib").glob("*/ceph")).parent
     lines = {
         "fsid": cluster,

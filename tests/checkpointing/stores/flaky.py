@@ -1,4 +1,4 @@
-"""A store whose requests and answers get lost, by a script."""
+"""A store whose requests and answers get lost as a script says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checkpointing.errors import StoreError
 
 class Flaky:
     """Fails as told: `faults` says of each call of `methods` whether it is done (`ok`), lost (`before`) or its answer
-    is (`after`). `between` is run after a call whose answer is lost: what others do meanwhile.
+    is (`after`). `between` runs after a call whose answer is lost, as other clients might.
     """
 
     def __init__(self, store: Store, faults: Iterable[str], methods: tuple[str, ...], between: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""What every store must do, whatever it is made of. A subclass gives a fixture `store`."""
+"""The contract of every store. A subclass provides a fixture `store`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ODD_NAMES = ["../x", "a/../b", "/etc/passwd", "", "a//b", "a/", ".", "a\0b", "a 
 class StoreContract:
     """The promises of `checkpointing.stores.protocol.Store`."""
 
-    def test_objects_come_back(self, store: Store) -> None:
-        """Whole, by ranges, by size; replaced by a second write; absent after deletion, which may be repeated."""
+    def test_objects_are_read_back(self, store: Store) -> None:
+        """Whole, by ranges, and by size; replaced by a second write; absent after deletion, which may be repeated."""
         store.put("packs/ab/x.pack", [b"hello", memoryview(b" wor"), b"ld"])
         store.put("packs/cd/y.pack", b"")
         assert store.get("packs/ab/x.pack") == b"hello world"
@@ -34,14 +34,14 @@ class StoreContract:
         with pytest.raises(StoreNotFound):
             store.get("packs/ab/x.pack", 1, 2)
 
-    def test_ranges_are_cut_like_slices(self, store: Store) -> None:
-        """A range that passes the end, or lies beyond it, gives what there is."""
+    def test_ranges_are_clipped_like_slices(self, store: Store) -> None:
+        """A range that passes the end, or lies beyond it, returns what there is."""
         store.put("x", b"hello world")
         for start, stop in [(0, 5), (3, 8), (0, 99), (9, 99), (11, 12), (40, 50), (4, 4), (5, 2)]:
             assert store.get("x", start, stop) == b"hello world"[start:stop], (start, stop)
             assert store.get("x", start) == b"hello world"[start:], start
 
-    def test_data_comes_in_any_chunks(self, store: Store) -> None:
+    def test_data_may_come_in_any_chunks(self, store: Store) -> None:
         """A generator, wide memoryviews, empty chunks, none at all."""
         wide = memoryview(bytes(range(16))).cast("I")
         store.put("x", (chunk for chunk in (b"", wide, b"end")))
@@ -51,7 +51,7 @@ class StoreContract:
         store.put("x", wide)
         assert store.get("x") == bytes(range(16))
 
-    def test_data_that_breaks_off_leaves_what_was_there(self, store: Store) -> None:
+    def test_data_that_breaks_off_leaves_the_old_object(self, store: Store) -> None:
         """A write is whole or did not happen."""
 
         def broken() -> Iterator[bytes]:
@@ -66,7 +66,7 @@ class StoreContract:
         assert list(store.list("")) == ["old"]
 
     def test_a_checked_write_is_compared(self, store: Store) -> None:
-        """What arrived whole passes, in one piece and in chunks."""
+        """An intact upload passes, in one piece and in chunks."""
         store.put("x", b"hello", check=True)
         store.put("y", (chunk for chunk in (b"hello", b" world")), check=True)
         store.put("z", b"", check=True)
@@ -85,16 +85,16 @@ class StoreContract:
         assert [(entry.name, entry.size) for entry in entries] == [(name, len(name)) for name in names]
         assert all(entry.modified > 1e9 for entry in entries)
 
-    def test_times_are_of_one_clock(self, store: Store) -> None:
-        """What was written later is not older; a rewrite is a new object."""
+    def test_times_come_from_one_clock(self, store: Store) -> None:
+        """A later write is not older; a rewrite is a new object."""
         store.put("a", b"1")
         store.put("b", b"1")
         store.put("a", b"2")
         modified = {entry.name: entry.modified for entry in store.entries("")}
         assert modified["a"] >= modified["b"]
 
-    def test_conditional_writes(self, store: Store) -> None:
-        """Created once; swapped only by who knows the present token."""
+    def test_conditional_writes_need_absence_or_the_present_token(self, store: Store) -> None:
+        """Created once; swapped only with the present token."""
         assert store.put_if_absent("a", b"1")
         assert not store.put_if_absent("a", b"2")
         first = store.read("a")
@@ -124,16 +124,16 @@ class StoreContract:
         assert store.get("a") == b"3"
 
     def test_of_many_creators_one_succeeds(self, store: Store) -> None:
-        """And it is its object that is there."""
+        """And its object is there."""
         with ThreadPoolExecutor(4) as pool:
             won = list(pool.map(lambda number: store.put_if_absent("a", str(number).encode()), range(8)))
         assert won.count(True) == 1
         assert store.get("a") == str(won.index(True)).encode()
 
-    def test_swaps_from_many_threads_lose_none(self, store: Store) -> None:
-        """A log that is only swapped holds the lines of those who were told that they won, and no others.
+    def test_swaps_from_many_threads_lose_nothing(self, store: Store) -> None:
+        """A log that is only swapped holds exactly the lines whose writers were told that they won.
 
-        Who is told nothing (some servers answer a race with an error) finds out by reading.
+        A writer that is told nothing (some servers answer a race with an error) finds out by reading.
         """
         assert store.compare_and_swap("log", None, b"")
 

@@ -1,4 +1,4 @@
-"""From URLs, options and the environment to clients; nothing is sent."""
+"""Clients are made from URLs, options and the environment; nothing is sent."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def test_fsspec_options_are_understood() -> None:
     assert str(dict(connect("s3://bucket", {"anon": True}).config)["skip_signature"]).lower() == "true"
 
 
-def test_the_other_clouds_are_spoken_to() -> None:
-    """Google's and Azure's clients are made from the same kind of options."""
+def test_google_and_azure_clients_are_made() -> None:
+    """From the same kind of options."""
     assert "GCSStore" in repr(connect("gs://bucket/a", {"token": "anon"}))
     assert "AzureStore" in repr(connect("az://container/a", {"account_name": "me", "account_key": "a2V5"}))
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9000", "http://localhost:9000", "http://[::1]:9000"])
-def test_plain_http_is_for_this_machine(endpoint: str) -> None:
+def test_plain_http_is_allowed_to_this_machine(endpoint: str) -> None:
     """The loopback needs no TLS."""
     connect("s3://bucket", {**KEYS, "endpoint_url": endpoint})
 
 
-def test_plain_http_elsewhere_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the endpoint comes from options or the environment; it then signs what it sends."""
+def test_plain_http_to_another_machine_needs_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the endpoint comes from options or the environment; requests are then signed."""
     with pytest.raises(StoreUnfit, match="plain HTTP"):
         connect("s3://bucket", {**KEYS, "endpoint_url": "http://10.0.0.7:9000"})
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store.example:9000")
@@ -61,28 +61,28 @@ def test_plain_http_elsewhere_must_be_asked_for(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "s3://AKID:hushhush@bucket/x", "s3://bucket/x?secret=hushhush"])
-def test_a_url_that_names_more_or_less_than_a_place_is_refused(url: str) -> None:
-    """And nothing that may be secret is repeated."""
+def test_a_malformed_store_url_is_refused(url: str) -> None:
+    """And no part that may be secret is repeated."""
     with pytest.raises(StoreUnfit, match="name a bucket") as raised:
         connect(url, {})
     assert "hushhush" not in str(raised.value)
 
 
-def test_an_unknown_option_is_named() -> None:
-    """Rather than ignored."""
+def test_an_unknown_option_is_refused() -> None:
+    """It is not ignored."""
     with pytest.raises(StoreUnfit, match="sceret"):
         connect("s3://bucket", {"sceret": "x"})
 
 
 def test_secrets_are_not_shown(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither by the client's repr nor in what is logged while it is made."""
+    """Neither in the client's repr nor in what is logged while it is made."""
     caplog.set_level(logging.DEBUG)
     client = connect("s3://bucket", KEYS)
     assert "hushhush" not in repr(client) + caplog.text
 
 
-def test_shared_files_are_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile gives keys and region, where the library that reads profiles is installed."""
+def test_shared_credential_files_are_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile gives keys and region if the library that reads profiles is installed."""
     pytest.importorskip("botocore")
     (tmp_path / "credentials").write_text("[lab]\naws_access_key_id = AKIDLAB\naws_secret_access_key = hushhush\n")
     (tmp_path / "config").write_text("[profile lab]\nregion = eu-north-1\n")

@@ -1,4 +1,4 @@
-"""A directory as a store where nothing helps: strangers hold locks, locks do not hold, writers sleep."""
+"""A directory as a store under bad conditions: strangers hold locks, locks do not hold, writers sleep."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def save_and_commit(store: Store, step: int) -> None:
 
 
 class Numbers:
-    """Versions in memory. before_link: what others do in the last moment."""
+    """Versions in memory. before_link: what others do at the last moment."""
 
     def __init__(self, **before: Any) -> None:
         self.there: dict[int, bytes] = {0: b"first"}
@@ -84,8 +84,8 @@ def test_one_of_two_swaps_wins() -> None:
 
 
 @pytest.mark.parametrize("others", [1, KEPT - 1, KEPT, KEPT + 1, 3 * KEPT])
-def test_a_writer_that_slept_never_believes_it_won(others: int) -> None:
-    """Its number may be free again: others have come and gone. What counts stays theirs."""
+def test_a_writer_that_slept_never_claims_to_have_won(others: int) -> None:
+    """Its number may be free again after others came and went; their swap counts."""
     versions = Numbers()
 
     def overtake() -> None:
@@ -105,7 +105,7 @@ def test_a_writer_that_slept_never_believes_it_won(others: int) -> None:
 
 
 def test_a_winner_that_is_overtaken_at_once_knows_that_it_won() -> None:
-    """While its number can still be seen to be one of the last."""
+    """As long as its number can still be seen among the last ones."""
 
     class Slow(Numbers):
         def numbers(self) -> Iterable[int]:
@@ -117,8 +117,8 @@ def test_a_winner_that_is_overtaken_at_once_knows_that_it_won() -> None:
     assert swap(versions, token(versions), b"mine", "x")
 
 
-def test_a_stranger_with_the_lock_delays_nobody(tmp_path: Path) -> None:
-    """Whoever can read a file can lock it, for ever: here every file that there is."""
+def test_a_lock_held_by_a_stranger_delays_nobody(tmp_path: Path) -> None:
+    """Anybody who can read a file can lock it for ever: here every file there is."""
     save_and_commit(open_store(str(tmp_path)), 1)
     (tmp_path / "lock").touch()
     code = """
@@ -142,8 +142,10 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("error", [None, OSError(95, "Operation not supported")])
-def test_swaps_hold_where_locks_do_not(error: OSError | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a mount whose locks say yes to everybody, or do not exist, the second of two leaders is refused."""
+def test_swaps_are_safe_without_working_locks(
+    error: OSError | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a mount that grants every lock, or has none, the second of two leaders is refused."""
 
     def flock(descriptor: int, operation: int) -> None:
         if error is not None:
@@ -159,7 +161,7 @@ def test_swaps_hold_where_locks_do_not(error: OSError | None, tmp_path: Path, mo
 
     def link(source: str, target: Any) -> None:
         monkeypatch.setattr(os, "link", honest)
-        fence(new, 2)  # between what the old leader has read and what it writes
+        fence(new, 2)  # between the old leader's read and its write
         honest(source, target)
 
     monkeypatch.setattr(os, "link", link)
@@ -170,8 +172,8 @@ def test_swaps_hold_where_locks_do_not(error: OSError | None, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(("name", "key"), [("plain-v1", None), ("encrypted-v1", KEY)])
-def test_a_store_that_was_written_before_opens_and_is_written(name: str, key: Key | None, tmp_path: Path) -> None:
-    """With all that is in it; afterwards older software is kept out, as it would read an old ref."""
+def test_a_store_of_an_older_version_can_be_read_and_written(name: str, key: Key | None, tmp_path: Path) -> None:
+    """With all its contents; afterwards older software is kept out, since it would read an old ref."""
     shutil.copytree(OLD / name, tmp_path / "store")
     url = str(tmp_path / "store")
     reader = open_store(url, write=False, key=key)
@@ -189,7 +191,7 @@ def test_a_store_that_was_written_before_opens_and_is_written(name: str, key: Ke
     assert open_checkpoint(reader).step == 3
 
 
-def test_a_swapped_object_is_an_object_like_any_other(tmp_path: Path) -> None:
+def test_a_swapped_object_behaves_like_any_other(tmp_path: Path) -> None:
     """It is read, listed, replaced and deleted under its name, and only some of its versions stay."""
     store = open_store(str(tmp_path))
     assert store.put_if_absent("a/b", b"0")
@@ -210,7 +212,7 @@ def test_a_swapped_object_is_an_object_like_any_other(tmp_path: Path) -> None:
 
 
 def test_a_listing_walks_only_its_folder(tmp_path: Path) -> None:
-    """Thousands of packs cost nothing to who asks for refs: a folder that cannot be read shows it."""
+    """Thousands of packs cost a listing of refs nothing, as an unreadable folder shows."""
     store = open_store(str(tmp_path))
     store.put("refs/latest", b"1")
     store.put("packs/ab/x", b"1")
@@ -223,7 +225,7 @@ def test_a_listing_walks_only_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_group_can_share_a_directory(tmp_path: Path) -> None:
-    """What is written has the modes that the user's umask leaves, and no file has to be written by two users."""
+    """Files have the modes that the user's umask leaves, and no file has to be written by two users."""
     before = os.umask(0o002)
     try:
         store = open_store(str(tmp_path / "x"))
@@ -235,8 +237,8 @@ def test_a_group_can_share_a_directory(tmp_path: Path) -> None:
     assert modes == {0o775, 0o664}
 
 
-def test_a_scratch_file_from_elsewhere_is_left_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks of another machine say nothing here; a writer whose file was taken is told to write again."""
+def test_a_scratch_file_of_another_machine_is_left_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of another machine mean nothing here; a writer whose file was removed is told to write again."""
     store = open_store(str(tmp_path))
     foreign = tmp_path / "tmp" / "0123456789ab-00"
     foreign.write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""Encryption at rest: what its holder can do, and what nobody else can."""
+"""Encryption at rest: what the holder of the key can do and others cannot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(inner: Store) -> EncryptedStore:
     return EncryptedStore(inner, KEY)
 
 
-def test_nothing_of_the_contents_is_in_the_store(inner: Store, store: EncryptedStore) -> None:
+def test_an_encrypted_store_reveals_no_contents(inner: Store, store: EncryptedStore) -> None:
     """Neither of documents nor of packs, and equal objects do not look equal."""
     store.put("a", SECRET * 10_000)
     store.put_if_absent("b", SECRET)
@@ -45,8 +45,8 @@ def test_nothing_of_the_contents_is_in_the_store(inner: Store, store: EncryptedS
 
 
 @given(size=st.integers(0, 4 * CHUNK), cuts=st.lists(st.integers(0, 4 * CHUNK), max_size=5), data=st.data())
-def test_every_range_of_every_size_comes_back(size: int, cuts: list[int], data: st.DataObject) -> None:
-    """However the data came in, chunk borders or not."""
+def test_every_range_of_every_size_decrypts(size: int, cuts: list[int], data: st.DataObject) -> None:
+    """However the data came in, at chunk boundaries or not."""
     store = EncryptedStore(open_store("memory://encrypted-ranges/x", write=False), KEY)
     plain = (os.urandom(1009) * (size // 1009 + 1))[:size]
     borders = [0, *sorted(cut for cut in cuts if cut < size), size]
@@ -62,8 +62,8 @@ def test_every_range_of_every_size_comes_back(size: int, cuts: list[int], data: 
     assert store.get("x", start) == plain[start:]
 
 
-def test_a_maker_may_use_its_memory_again(store: EncryptedStore) -> None:
-    """Each chunk is done with before the next is asked for."""
+def test_a_producer_may_reuse_its_memory(store: EncryptedStore) -> None:
+    """Each chunk is processed before the next is asked for."""
     buffer = bytearray(CHUNK + 5)
 
     def made() -> object:
@@ -76,8 +76,8 @@ def test_a_maker_may_use_its_memory_again(store: EncryptedStore) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 9, 16, 20, 16 + STORED - 1, 16 + STORED, 16 + 2 * STORED + 40])
-def test_a_flipped_bit_is_found(inner: Store, store: EncryptedStore, at: int) -> None:
-    """Anywhere: in the head, a nonce, the contents, a tag."""
+def test_a_flipped_bit_is_detected(inner: Store, store: EncryptedStore, at: int) -> None:
+    """Anywhere: in the header, a nonce, the contents, a tag."""
     store.put("x", bytes(2 * CHUNK + 100))
     stored = bytearray(inner.get("x"))
     stored[at] ^= 1
@@ -87,8 +87,8 @@ def test_a_flipped_bit_is_found(inner: Store, store: EncryptedStore, at: int) ->
 
 
 @pytest.mark.parametrize("left", [16, 17, 16 + STORED, 16 + STORED + 5])
-def test_a_cut_is_found(inner: Store, store: EncryptedStore, left: int) -> None:
-    """At the border of a chunk, too, and by a read of a range that passes it."""
+def test_truncation_is_detected(inner: Store, store: EncryptedStore, left: int) -> None:
+    """At a chunk boundary too, and by a range read that passes it."""
     store.put("x", bytes(2 * CHUNK + 100))
     inner.put("x", inner.get("x")[:left])
     with pytest.raises(Tampered):
@@ -98,7 +98,7 @@ def test_a_cut_is_found(inner: Store, store: EncryptedStore, left: int) -> None:
 
 
 def test_chunks_and_objects_cannot_be_exchanged(inner: Store, store: EncryptedStore) -> None:
-    """Neither with each other nor with another object's, though the key is the same."""
+    """Neither within an object nor between objects, although the key is the same."""
     store.put("x", bytes(3 * CHUNK))
     store.put("y", bytes(3 * CHUNK))
     x, y = inner.get("x"), inner.get("y")
@@ -112,8 +112,8 @@ def test_chunks_and_objects_cannot_be_exchanged(inner: Store, store: EncryptedSt
         store.get("x")
 
 
-def test_another_key_is_told_from_damage(inner: Store, store: EncryptedStore) -> None:
-    """The error says which key is needed; a range read says so, too."""
+def test_a_wrong_key_is_distinguished_from_damage(inner: Store, store: EncryptedStore) -> None:
+    """The error says which key is needed; that of a range read does too."""
     store.put("x", b"1" * 100)
     other = EncryptedStore(inner, Key.generate())
     for ask in (lambda: other.get("x"), lambda: other.get("x", 3, 9), lambda: other.read("x")):
@@ -124,8 +124,8 @@ def test_another_key_is_told_from_damage(inner: Store, store: EncryptedStore) ->
         store.get("plain")
 
 
-def test_checkpoints_in_an_encrypted_store(inner: Store, store: EncryptedStore) -> None:
-    """Saved, restored and verified as anywhere; without the key, the reader is told that one is needed."""
+def test_checkpoints_work_in_an_encrypted_store(inner: Store, store: EncryptedStore) -> None:
+    """They are saved, restored and verified as anywhere; without the key, the reader is told that one is needed."""
     state = make_state(SMALL)
     fence(store, 1)
     save_and_commit(store, state)
@@ -135,7 +135,7 @@ def test_checkpoints_in_an_encrypted_store(inner: Store, store: EncryptedStore) 
         read_latest(inner)
 
 
-def test_keys_come_from_files_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_read_from_files_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As raw bytes, hex or base64."""
     secret = bytes(range(32))
     for number, content in enumerate([secret, secret.hex().encode() + b"\n", KEY.text().encode()]):
@@ -147,8 +147,8 @@ def test_keys_come_from_files_and_the_environment(tmp_path: Path, monkeypatch: p
     assert Key.generate().id != KEY.id
 
 
-def test_a_key_that_is_none_is_refused_without_being_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says where it looked and how a key is made."""
+def test_a_malformed_key_is_refused_without_being_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says where it was read and how to make a key."""
     (tmp_path / "short").write_text("c2VjcmV0")
     with pytest.raises(StoreUnfit, match="openssl rand") as raised:
         Key.from_file(tmp_path / "short")
@@ -161,15 +161,15 @@ def test_a_key_that_is_none_is_refused_without_being_shown(tmp_path: Path, monke
 
 
 def test_a_key_does_not_show_its_secret() -> None:
-    """Neither printed nor pickled."""
+    """It is neither printed nor pickled."""
     assert KEY.text() not in repr(KEY)
     assert bytes(range(32)).hex() not in repr(KEY)
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(KEY)
 
 
-def test_names_of_packs_say_nothing_of_what_is_in_them(tmp_path: Path) -> None:
-    """The same contents have the same name under one key, and another one under another; listings show the ids."""
+def test_names_of_packs_reveal_nothing_of_their_contents(tmp_path: Path) -> None:
+    """The same contents have one name under one key, and another under another; listings show the ids."""
     plain = open_store(str(tmp_path / "plain"))
     save_and_commit(plain, make_state(SMALL))
     packs = list(plain.list("packs/"))
@@ -189,7 +189,7 @@ def test_names_of_packs_say_nothing_of_what_is_in_them(tmp_path: Path) -> None:
 
 
 def test_packs_of_older_stores_are_found_beside_new_ones(tmp_path: Path) -> None:
-    """They are not written again, and go when they are deleted."""
+    """They are not written again, and can be deleted."""
     shutil.copytree(DATA / "stores" / "encrypted-v1", tmp_path / "store")
     store = open_store(str(tmp_path / "store"), key=Key(bytes(range(32))))
     packs = list(store.list("packs/"))

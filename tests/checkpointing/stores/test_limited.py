@@ -1,4 +1,4 @@
-"""Uploads that keep to a bandwidth, and requests that are raced when they are slow."""
+"""Uploads limited to a bandwidth, and slow requests that are raced by a second one."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ class TestHedged(StoreContract):
 
 
 @pytest.mark.parametrize("size", [1, 999, 100_000])
-def test_an_upload_takes_its_time(inner: Store, size: int) -> None:
-    """Its bytes over the rate, but for the burst, whether it comes in one chunk or many."""
+def test_an_upload_keeps_its_bandwidth(inner: Store, size: int) -> None:
+    """Its bytes over the rate, except for the burst, in one chunk or many."""
     for data in (bytes(size), [bytes(7)] * (size // 7)):
         time = Time()
         LimitedStore(inner, Bandwidth(1000, burst=100, clock=time.clock, sleep=time.sleep)).put("x", data)
         assert time.now == pytest.approx(max(0, (inner.size("x") - 100) / 1000))
 
 
-def test_a_bandwidth_is_shared() -> None:
-    """Two uploads through it take as long as one of both."""
+def test_a_bandwidth_limit_is_shared() -> None:
+    """Two uploads take as long as one of both sizes together."""
     time = Time()
     bandwidth = Bandwidth(1000, burst=1, clock=time.clock, sleep=time.sleep)
     for _ in range(2):
@@ -78,8 +78,8 @@ def test_a_bandwidth_is_shared() -> None:
     assert time.now == pytest.approx(1.0, abs=0.01)
 
 
-def test_time_without_uploads_is_not_saved_up() -> None:
-    """After a pause no more than the burst goes at once."""
+def test_unused_bandwidth_is_not_saved_up() -> None:
+    """After a pause no more than the burst is sent at once."""
     time = Time()
     bandwidth = Bandwidth(1000, burst=100, clock=time.clock, sleep=time.sleep)
     time.now = 1e6
@@ -88,14 +88,14 @@ def test_time_without_uploads_is_not_saved_up() -> None:
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
-def test_a_bandwidth_is_positive(rate: float) -> None:
+def test_a_bandwidth_must_be_positive(rate: float) -> None:
     """Zero would wait for ever."""
     with pytest.raises(ValueError, match="positive"):
         Bandwidth(rate)
 
 
-def test_a_slow_read_is_overtaken(inner: Store) -> None:
-    """By a second one, once it is known how long reads take; the caller gets the first good answer."""
+def test_a_slow_read_is_raced_by_a_second(inner: Store) -> None:
+    """Once the usual time of reads is known; the caller gets the first good answer."""
     stuck, asked = threading.Event(), itertools.count()
 
     class Stalling:
@@ -119,7 +119,7 @@ def test_a_slow_read_is_overtaken(inner: Store) -> None:
 
 
 def test_an_error_is_not_hidden_by_racing(inner: Store) -> None:
-    """It is raised as it came."""
+    """It is raised unchanged."""
     flaky: Any = Flaky(inner, itertools.repeat("before"), ("put",))
     store = HedgedStore(flaky)
     with pytest.raises(StoreError, match="the request was lost"):

@@ -1,4 +1,4 @@
-"""The contract on a second, foreign S3 server: Ceph's."""
+"""The store contract on another S3 server: Ceph's."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestRadosgw(StoreContract):
         return RegisteredStore(FsspecStore(url, options=options), register)
 
 
-def test_checkpoints_on_radosgw(options: dict[str, Any]) -> None:
+def test_checkpoints_work_on_radosgw(options: dict[str, Any]) -> None:
     """Save, commit, restore and verify."""
     store = open_store("s3://bucket/checkpoints", options=options)
     state = make_state(SMALL)
@@ -59,7 +59,7 @@ def test_checkpoints_on_radosgw(options: dict[str, Any]) -> None:
 
 
 def test_large_objects_pass_the_check(options: dict[str, Any]) -> None:
-    """Its ETags are those of S3, in one request and in parts."""
+    """Its ETags match S3's, for one request and for several parts."""
     store = ObstoreStore("s3://bucket/large", options=options)
     block = os.urandom(20 << 20)
     for data in (block, iter([block, block, block])):
@@ -67,13 +67,13 @@ def test_large_objects_pass_the_check(options: dict[str, Any]) -> None:
     assert store.get("x") == block * 3
 
 
-def test_through_s3fs_it_is_refused_without_a_register(options: dict[str, Any]) -> None:
+def test_radosgw_through_s3fs_needs_a_register(options: dict[str, Any]) -> None:
     """The probe says why."""
     with pytest.raises(StoreUnfit, match="compare-and-swap"):
         probe(FsspecStore("s3://bucket/refused", options=options))
 
 
-def test_wrong_credentials_and_buckets_are_told(options: dict[str, Any]) -> None:
+def test_wrong_credentials_and_buckets_are_reported(options: dict[str, Any]) -> None:
     """This server does check signatures."""
     for client in (ObstoreStore, FsspecStore):
         with pytest.raises(StoreDenied):

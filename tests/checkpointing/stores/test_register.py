@@ -1,4 +1,4 @@
-"""A register decides for a store that cannot: whoever dies, what was decided can be read."""
+"""A register decides for a store that cannot: whoever dies, a decision can be read."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def register() -> StoreRegister:
     return StoreRegister(open_store(f"memory://registered-{next(_numbers)}/register"))
 
 
-def test_checkpoints_through_a_register(inner: Store, register: StoreRegister) -> None:
-    """Fenced and committed by the register's word; a reader without it sees the same."""
+def test_checkpoints_are_decided_by_the_register(inner: Store, register: StoreRegister) -> None:
+    """It fences and commits; a reader without it sees the same."""
     store = RegisteredStore(inner, register)
     state = make_state(SMALL)
     fence(store, 1)
@@ -41,7 +41,7 @@ def test_checkpoints_through_a_register(inner: Store, register: StoreRegister) -
 
 
 class OldStore(RegisteredStore):
-    """As an older version wrote: whatever is created is decided in the register."""
+    """A store as an older version wrote it: every creation is decided in the register."""
 
     decides_creations = True
 
@@ -52,7 +52,7 @@ class OldStore(RegisteredStore):
 
 
 def test_a_register_grows_with_checkpoints_and_not_with_ranks_and_saves(inner: Store) -> None:
-    """It holds refs, and a record for each checkpoint that is kept; manifests have names that nobody else uses."""
+    """It holds refs and a record for each kept checkpoint; manifests have unique names."""
     values = open_store(f"memory://registered-{next(_numbers)}/register", write=False)
     store = RegisteredStore(inner, StoreRegister(values))
     for step in range(1, 5):
@@ -63,8 +63,8 @@ def test_a_register_grows_with_checkpoints_and_not_with_ranks_and_saves(inner: S
     assert len(list(values.list(""))) == 3
 
 
-def test_a_store_whose_manifests_lie_in_the_register_opens_and_is_collected(inner: Store) -> None:
-    """As an older version has left it: its checkpoints are read, and built on, and nothing of them stays in the end."""
+def test_a_store_with_manifests_in_the_register_opens_and_is_collected(inner: Store) -> None:
+    """An older version left it so: its checkpoints can be read and used as parents, and in the end all of it goes."""
     values = open_store(f"memory://registered-{next(_numbers)}/register", write=False)
     old, store = (made(inner, StoreRegister(values)) for made in (OldStore, RegisteredStore))
     state = make_state(SMALL, seed=1)
@@ -82,10 +82,8 @@ def test_a_store_whose_manifests_lie_in_the_register_opens_and_is_collected(inne
     assert list(verify(inner)) == []
 
 
-def test_a_record_that_was_decided_is_where_readers_look_once_it_is_committed(
-    inner: Store, register: StoreRegister
-) -> None:
-    """Its writer was told of an error between the two; the commit goes on, and a trainer has no register."""
+def test_a_decided_record_is_readable_once_it_is_committed(inner: Store, register: StoreRegister) -> None:
+    """Its writer got an error between the two; the commit goes on, and a trainer has no register."""
     store = RegisteredStore(inner, register)
     save(store, make_state(SMALL), step=1)
 
@@ -111,7 +109,7 @@ def test_a_record_that_was_decided_is_where_readers_look_once_it_is_committed(
 
 @pytest.mark.parametrize("done", [0, 1, 2])
 def test_a_creator_that_dies_leaves_all_or_nothing(inner: Store, register: StoreRegister, done: int) -> None:
-    """Before the register was asked the name is free; after that it is taken, and the bytes can be read."""
+    """Until the register is asked the name is free; afterwards it is taken, and the bytes can be read."""
     flaky: Any = Flaky(inner, [*["ok"] * done, "before"], ("put", "delete"))
     with pytest.raises(StoreError):
         RegisteredStore(flaky, register).put_if_absent("refs/x", b"first")
@@ -123,8 +121,8 @@ def test_a_creator_that_dies_leaves_all_or_nothing(inner: Store, register: Store
     assert next_one.size("refs/x") == len(found.data)
 
 
-def test_a_creation_can_be_finished_by_its_repetition(inner: Store, register: StoreRegister) -> None:
-    """The same bytes are put where they belong, and nothing is left aside."""
+def test_a_repeated_creation_completes_the_first(inner: Store, register: StoreRegister) -> None:
+    """The same bytes are put in their place, and nothing is left over."""
     flaky: Any = Flaky(inner, ["ok", "before"], ("put",))
     with pytest.raises(StoreError):
         RegisteredStore(flaky, register).put_if_absent("checkpoints/x", b"first")
@@ -135,7 +133,7 @@ def test_a_creation_can_be_finished_by_its_repetition(inner: Store, register: St
 
 
 def test_a_swap_counts_once_the_register_has_it(inner: Store, register: StoreRegister) -> None:
-    """Though the store did not take it; the next one brings it up to date."""
+    """Even if the store did not take it; the next swap brings the store up to date."""
     store = RegisteredStore(inner, register)
     assert store.compare_and_swap("refs/latest", None, b"1")
     found = store.read("refs/latest")
@@ -150,7 +148,7 @@ def test_a_swap_counts_once_the_register_has_it(inner: Store, register: StoreReg
 
 
 def test_a_late_publisher_does_not_leave_an_old_ref(inner: Store, register: StoreRegister) -> None:
-    """It looks at the register again after it has written, and writes what that says."""
+    """It reads the register again after writing, and writes what that says."""
     store = RegisteredStore(inner, register)
     assert store.compare_and_swap("refs/latest", None, b"1")
 
@@ -178,6 +176,6 @@ def test_a_late_publisher_does_not_leave_an_old_ref(inner: Store, register: Stor
 
 
 def test_a_ref_too_large_for_a_register_is_refused(inner: Store, register: StoreRegister) -> None:
-    """Rather than by etcd, in the middle of a commit, in words nobody understands."""
+    """With a clear message, before etcd would refuse it in the middle of a commit."""
     with pytest.raises(StoreError, match="collect garbage"):
         RegisteredStore(inner, register).compare_and_swap("refs/latest", None, bytes((1 << 20) + 1))

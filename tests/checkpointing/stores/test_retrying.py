@@ -1,4 +1,4 @@
-"""Trying again: what is repeated, and what is read back instead."""
+"""Retries: what is repeated, and what is read back instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def retrying(store: Any, patience: float = 120.0) -> RetryingStore:
 
 
 class Busy:
-    """Answers with `error` until so many seconds have been slept, in `waits`."""
+    """A store that answers with `error` until so many seconds have been slept, which `waits` records."""
 
     def __init__(self, seconds: float, error: StoreError) -> None:
         self.seconds, self.error = seconds, error
@@ -49,13 +49,13 @@ class TestRetrying(StoreContract):
 
     @pytest.fixture
     def store(self, inner: Store) -> Store:
-        # Not `put`: data that comes once is sent once, and what breaks off there is the caller's to repeat. Not swaps:
+        # Not `put`: data from a generator is sent once, and a failure there is the caller's to repeat. Not swaps:
         # one that is overtaken ends in an error.
         return retrying(Flaky(inner, every_other(), ("get", "read", "size", "list", "entries", "delete")))
 
 
 def test_data_in_memory_is_sent_again(inner: Store) -> None:
-    """A generator is not: it cannot be."""
+    """A generator cannot be."""
     flaky = Flaky(inner, ["before", "after", "ok", "before"], ("put",))
     retrying(flaky).put("x", [b"a", b"b"])
     assert inner.get("x") == b"ab"
@@ -64,7 +64,7 @@ def test_data_in_memory_is_sent_again(inner: Store) -> None:
         retrying(flaky).put("x", (chunk for chunk in [b"c"]))
 
 
-def test_what_trying_cannot_mend_is_raised_at_once(inner: Store) -> None:
+def test_permanent_errors_are_raised_at_once(inner: Store) -> None:
     """A missing object, a missing permission."""
     flaky = Flaky(inner, [], ("get",))
     with pytest.raises(StoreNotFound):
@@ -75,14 +75,14 @@ def test_what_trying_cannot_mend_is_raised_at_once(inner: Store) -> None:
 
 @pytest.mark.parametrize("seconds", [2.0, 15.0, 119.0])
 def test_a_busy_store_is_waited_for(seconds: float) -> None:
-    """Not so many tries, but so long."""
+    """Limited by time, not by the number of tries."""
     busy = Busy(seconds, StoreError("503: SlowDown"))
     assert busy.store(120.0).size("x") == 7
 
 
 @pytest.mark.parametrize("patience", [0.0, 1.0, 120.0])
-def test_it_gives_up(patience: float) -> None:
-    """When its patience is over and a last try has failed, with the error itself."""
+def test_retries_end_when_patience_is_over(patience: float) -> None:
+    """After a last try, with the error itself."""
     busy = Busy(1e9, StoreError("503: SlowDown"))
     with pytest.raises(StoreError, match="503: SlowDown"):
         busy.store(patience).size("x")
@@ -90,8 +90,8 @@ def test_it_gives_up(patience: float) -> None:
     assert busy.tries == len(busy.waits) + 1
 
 
-def test_an_address_where_nobody_ever_answered_is_given_up_sooner() -> None:
-    """It is more likely wrong than away; once it has answered, if only to refuse, it is away."""
+def test_an_address_that_never_answered_is_given_up_sooner() -> None:
+    """It is probably wrong; once it has answered, even with a refusal, it is only away."""
     away = Busy(1e9, StoreUnreachable("connection refused"))
     with pytest.raises(StoreUnreachable):
         away.store(120.0).size("x")
@@ -104,7 +104,7 @@ def test_an_address_where_nobody_ever_answered_is_given_up_sooner() -> None:
     assert sum(met.waits) >= 60.0
 
 
-def test_who_waits_long_says_so() -> None:
+def test_a_long_wait_is_reported() -> None:
     """With the error, and how often and how long it was met."""
     told: list[Trouble] = []
     Busy(60.0, StoreError("503: SlowDown")).store(120.0, on_trouble=told.append).size("x")
@@ -115,7 +115,7 @@ def test_who_waits_long_says_so() -> None:
     assert not told
 
 
-def test_bytes_that_always_change_are_not_sent_for_minutes(inner: Store) -> None:
+def test_bytes_that_always_arrive_changed_are_given_up_soon(inner: Store) -> None:
     """A few times are enough."""
     changed = Busy(1e9, Miswritten("not what was sent"))
     with pytest.raises(Miswritten):
@@ -124,22 +124,22 @@ def test_bytes_that_always_change_are_not_sent_for_minutes(inner: Store) -> None
 
 
 @pytest.mark.parametrize("patience", [-1.0, float("inf"), float("nan")])
-def test_a_patience_is_a_number_of_seconds(patience: float) -> None:
-    """And nothing waits for ever."""
+def test_patience_must_be_a_finite_number_of_seconds(patience: float) -> None:
+    """Nothing waits for ever."""
     with pytest.raises(ValueError, match="patience"):
         open_store(f"memory://retrying-{next(_numbers)}/x", patience=patience)
 
 
 @pytest.mark.parametrize("faults", [["before"], ["after"], ["before", "after"], ["after", "after"]])
-def test_a_creation_is_resolved(inner: Store, faults: list[str]) -> None:
-    """Whether the request or its answer was lost, the creator is told so, and it happened once."""
+def test_a_creation_without_an_answer_is_resolved(inner: Store, faults: list[str]) -> None:
+    """Whether the request or its answer was lost, it happened once and the creator is told so."""
     store = retrying(Flaky(inner, faults, ("put_if_absent",)))
     assert store.put_if_absent("a", b"mine")
     assert inner.get("a") == b"mine"
 
 
-def test_a_creation_that_lost_is_told(inner: Store) -> None:
-    """The other's object was first, whatever became of the answers."""
+def test_a_creator_that_lost_is_told_so(inner: Store) -> None:
+    """Another object was first, whatever became of the answers."""
     inner.put("a", b"theirs")
     assert not retrying(Flaky(inner, ["after"], ("put_if_absent",))).put_if_absent("a", b"mine")
     assert not retrying(Flaky(inner, ["before", "after"], ("put_if_absent",))).put_if_absent("a", b"mine")
@@ -148,8 +148,8 @@ def test_a_creation_that_lost_is_told(inner: Store) -> None:
 
 @pytest.mark.parametrize("faults", [["before"], ["after"], ["before", "after"], ["before", "before", "after"]])
 @pytest.mark.parametrize("present", [b"old", None])
-def test_a_swap_is_resolved(inner: Store, faults: list[str], present: bytes | None) -> None:
-    """Done once, and said so."""
+def test_a_swap_without_an_answer_is_resolved(inner: Store, faults: list[str], present: bytes | None) -> None:
+    """It was done once, and is reported as done."""
     token = None
     if present is not None:
         inner.put("a", present)
@@ -161,7 +161,7 @@ def test_a_swap_is_resolved(inner: Store, faults: list[str], present: bytes | No
 
 
 def test_a_swap_that_was_overtaken_is_neither_won_nor_lost(inner: Store) -> None:
-    """Saying False would deny a swap that was done, and that another one was built upon."""
+    """Returning False would deny a swap that was made and that another one was built on."""
     inner.put("a", b"old")
     found = inner.read("a")
     assert found is not None
@@ -170,8 +170,8 @@ def test_a_swap_that_was_overtaken_is_neither_won_nor_lost(inner: Store) -> None
         retrying(flaky).compare_and_swap("a", found.token, b"new")
 
 
-def test_waits_grow_and_are_random() -> None:
-    """Each anywhere between nothing and its bound."""
+def test_waits_between_tries_grow_and_are_random() -> None:
+    """Each is anywhere between nothing and its bound."""
     busy = Busy(1e9, StoreError("503"))
     with pytest.raises(StoreError):
         policy(lambda: 60.0, first=1.0, longest=3.0, sleep=busy.waits.append)(lambda: busy.size("x"))

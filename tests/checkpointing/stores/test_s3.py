@@ -1,4 +1,4 @@
-"""Checkpoints on a real S3 server, spoken to over HTTP."""
+"""Checkpoints on a real S3 server over HTTP."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def store(options: dict[str, Any], request: pytest.FixtureRequest) -> Store:
     return open_store(f"s3://bucket/{request.node.name}", options=options)
 
 
-def test_checkpoints_on_s3(store: Store) -> None:
+def test_checkpoints_work_on_s3(store: Store) -> None:
     """Save, commit, restore, fence and verify, as on a disk."""
     state = make_state(SMALL)
     fence(store, 1)
@@ -87,8 +87,8 @@ def test_a_pack_larger_than_a_part_is_uploaded_in_parts(
     assert store.get("packs/large", (4 << 20) - 3, (4 << 20) + 3) == blocks[0][-3:] + blocks[1][:3]
 
 
-def test_a_bucket_that_is_not_there_is_named(options: dict[str, Any]) -> None:
-    """The message names the store and what is wrong with it, whichever client says so."""
+def test_a_missing_bucket_is_named(options: dict[str, Any]) -> None:
+    """The message names the store and its problem, with every client."""
     with pytest.raises(StoreUnfit, match=r"s3://nowhere.*no such bucket"):
         open_store("s3://nowhere/x", options=options)
     with pytest.raises(StoreUnfit, match=r"s3://nowhere.*no such bucket"):
@@ -97,8 +97,8 @@ def test_a_bucket_that_is_not_there_is_named(options: dict[str, Any]) -> None:
         open_store("s3://nowhere/x", options=options, write=False).read("refs/latest")
 
 
-def test_a_forked_process_is_not_left_waiting(options: dict[str, Any]) -> None:
-    """obstore's threads stay behind in the parent: the child is told so, and its own store goes another way."""
+def test_a_forked_process_does_not_block(options: dict[str, Any]) -> None:
+    """obstore's threads stay in the parent: the child gets an error, and its own store uses another client."""
     store = ObstoreStore("s3://bucket/forked", options=options)
     store.put("x", b"1")
     reading, writing = os.pipe()
@@ -136,7 +136,7 @@ def through(wire: S3Proxy, client: Client = ObstoreStore) -> ObstoreStore | Fssp
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_server_that_ignores_conditions_is_found_out(wire: S3Proxy, client: Client) -> None:
+def test_a_server_that_ignores_conditions_is_detected(wire: S3Proxy, client: Client) -> None:
     """At once, by a probe, before anything of value is there."""
     wire.harms.append(Harm(do=Do.STRIP, method="PUT", times=ALWAYS))
     with pytest.raises(StoreUnfit, match="create-only writes"):
@@ -144,8 +144,8 @@ def test_a_server_that_ignores_conditions_is_found_out(wire: S3Proxy, client: Cl
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_no_permission_is_told(wire: S3Proxy, client: Client) -> None:
-    """It is not tried again, and says where to look."""
+def test_a_missing_permission_is_reported(wire: S3Proxy, client: Client) -> None:
+    """It is not tried again, and the message says where to look."""
     store = through(wire, client)
     wire.harms.append(Harm(do=Do.DENY, times=ALWAYS))
     with pytest.raises(StoreDenied, match="credentials"):
@@ -155,7 +155,7 @@ def test_no_permission_is_told(wire: S3Proxy, client: Client) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_bytes_that_change_on_the_way_are_found_and_sent_again(wire: S3Proxy, client: Client) -> None:
+def test_bytes_changed_in_transit_are_sent_again(wire: S3Proxy, client: Client) -> None:
     """A checked write compares what the server has."""
     store = through(wire, client)
     body = os.urandom(1000)
@@ -168,8 +168,8 @@ def test_bytes_that_change_on_the_way_are_found_and_sent_again(wire: S3Proxy, cl
 
 
 @pytest.mark.parametrize("do", [Do.REFUSE, Do.UNANSWERED, Do.BUSY])
-def test_a_lost_or_refused_request_is_made_good(wire: S3Proxy, do: Do) -> None:
-    """Created once, swapped once, written, read and listed, though each first request fails on the wire."""
+def test_a_lost_or_refused_request_is_retried(wire: S3Proxy, do: Do) -> None:
+    """Create, swap, write, read and list each happen once, although every first request fails on the wire."""
     store = RetryingStore(through(wire), sleep=lambda _: None)
     calls: list[Callable[[], Any]] = [
         lambda: store.put("packs/x", b"1"),
@@ -189,7 +189,7 @@ def test_a_lost_or_refused_request_is_made_good(wire: S3Proxy, do: Do) -> None:
 
 
 def test_a_busy_server_is_waited_for(wire: S3Proxy) -> None:
-    """More often than a handful of times, for writes, conditional ones and reads."""
+    """For more than a handful of tries, with plain and conditional writes and reads."""
     store = RetryingStore(through(wire), sleep=lambda _: None)
     calls: list[Callable[[], Any]] = [
         lambda: store.put("packs/x", b"1"),
@@ -203,8 +203,8 @@ def test_a_busy_server_is_waited_for(wire: S3Proxy) -> None:
     assert (store.get("packs/x"), store.get("a")) == (b"1", b"1")
 
 
-def test_one_refused_part_costs_no_other(wire: S3Proxy) -> None:
-    """It is sent again by itself, though the data comes only once."""
+def test_a_refused_part_is_sent_again_alone(wire: S3Proxy) -> None:
+    """Although the data comes only once."""
     store = open_store(f"s3://bucket/wire-{next(_numbers)}", options=chaos.s3.options(wire.port), write=False)
     block = os.urandom(1 << 20)
     wire.harms += [
@@ -217,8 +217,8 @@ def test_one_refused_part_costs_no_other(wire: S3Proxy) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_numbers_in_a_text_decide_nothing(client: Client) -> None:
-    """A server's error whose text happens to hold 412, 416 or a code's name is an error, and no answer."""
+def test_error_texts_are_not_parsed_for_codes(client: Client) -> None:
+    """A server's error whose text happens to contain 412, 416 or the name of a code stays an error."""
     text = "request 412-416 InvalidRange PreconditionFailed NoSuchBucket AccessDenied"
     body = f"<Error><Code>Odd</Code><Message>{text}</Message></Error>".encode()
     with answering(400, body) as port:
@@ -237,7 +237,7 @@ def test_numbers_in_a_text_decide_nothing(client: Client) -> None:
 
 @contextlib.contextmanager
 def answering(status: int, body: bytes) -> Iterator[int]:
-    """Answer every request of a client alike; yield the port."""
+    """Give every request of a client the same answer; yield the port."""
 
     class Answer(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

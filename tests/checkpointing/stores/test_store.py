@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 class TestStores(StoreContract):
-    """The contract, where no server is needed."""
+    """The contract for stores that need no server."""
 
     @pytest.fixture(params=["local", "file", "memory", "encrypted", "registered"])
     def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
@@ -53,14 +53,14 @@ class TestStores(StoreContract):
         ("/proc/x", "cannot be written"),
     ],
 )
-def test_unfit_places_say_what_to_change(url: str, message: str) -> None:
+def test_unfit_places_are_refused_with_what_to_change(url: str, message: str) -> None:
     """A wrong URL or an unwritable place is refused when it is opened."""
     with pytest.raises(StoreUnfit, match=message) as raised:
         open_store(url)
     assert raised.value.exit_code == 2
 
 
-def test_reading_does_not_make_a_directory(tmp_path: Path) -> None:
+def test_reading_does_not_create_a_directory(tmp_path: Path) -> None:
     """A mistyped path is an error, not an empty store."""
     with pytest.raises(StoreUnfit, match="no such directory"):
         open_store(str(tmp_path / "typo"), write=False)
@@ -68,7 +68,7 @@ def test_reading_does_not_make_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_place_without_conditional_writes_is_refused(tmp_path: Path) -> None:
-    """A protocol that could not fence an old leader is named as such."""
+    """By name: the protocol could not fence an old leader there."""
     with pytest.raises(StoreUnfit, match="no create-only writes"):
         open_store(f"local://{tmp_path}/x")
 
@@ -86,7 +86,7 @@ def limited(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
-    """A user who may not write is told so."""
+    """The message says so to a user who may not write."""
     (tmp_path / "theirs").mkdir(mode=0o555)
     code = """
 import os, sys
@@ -105,7 +105,7 @@ except StoreUnfit as error:
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    """A write that does not fit raises StoreFull; neither the object nor a scratch file is there after it."""
+    """A write that does not fit raises StoreFull, and leaves neither the object nor a scratch file."""
     code = """
 import resource, signal, sys
 from checkpointing import open_store
@@ -129,7 +129,7 @@ except StoreFull as error:
 
 
 class Lying:
-    """A store that says yes, and does something else."""
+    """A store that accepts a request and does something else."""
 
     def __init__(self, inner: Store, **lies: Any) -> None:
         self._inner, self._lies = inner, lies
@@ -162,15 +162,15 @@ def _swap_anyhow(inner: Store, name: str, expected: str | None, data: bytes) -> 
         ({"delete": lambda inner, name: None}, "deletions"),
     ],
 )
-def test_a_store_that_lies_is_found_out(lies: dict[str, Any], promise: str) -> None:
-    """By trying it: what it ignores, serves whole, lists late or keeps."""
+def test_a_misbehaving_store_is_detected(lies: dict[str, Any], promise: str) -> None:
+    """By a probe: conditions it ignores, ranges it serves whole, late listings, failed deletes."""
     lying: Any = Lying(open_store(f"memory://lying-{next(_numbers)}/x"), **lies)
     with pytest.raises(StoreUnfit, match=f"does not honour.*{promise}"):
         probe(lying)
 
 
-def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
-    """A place that was tried out is as it was."""
+def test_a_probe_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The place is as it was before."""
     assert list(open_store(str(tmp_path / "x")).list("")) == []
 
 
@@ -182,8 +182,8 @@ def test_secrets_in_a_url_are_not_repeated() -> None:
         assert "hushhush" not in str(raised.value)
 
 
-def test_a_key_encrypts_all_that_is_in_a_store(tmp_path: Path) -> None:
-    """open_store puts encryption around whatever is at the URL."""
+def test_a_key_encrypts_the_whole_store(tmp_path: Path) -> None:
+    """open_store wraps whatever is at the URL in encryption."""
     store = open_store(str(tmp_path), key=Key.generate())
     store.put("packs/x", b"hello")
     assert store.get("packs/x") == b"hello"

@@ -1,4 +1,4 @@
-"""One history of checkpoints, written once for all tests that only look at it."""
+"""One history of checkpoints, written once for all tests that only read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small transformer's history of checkpoints, written under several meshes, for the tests of what looks at them."""
+"""A small transformer's history of checkpoints, written under several meshes, for the tests of the views."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def state(step: int) -> State:
 
 
 def facts(step: int) -> dict[str, Any]:
-    """What stands beside the tensors."""
+    """The facts beside the tensors."""
     return {"step": step, "order": {"seed": 17, "micro_batch": 2}, "schedule": {"lr": 3e-4 * (1 - step / 1000)}}
 
 
@@ -67,7 +67,7 @@ def piece(spec: TensorSpec, data: bytes, box: Box) -> Piece:
 
 
 def pieces(made: State, rank: int, target: MeshSizes) -> Iterator[Piece]:
-    """Yield what one rank of a mesh holds of a state."""
+    """Yield the part of a state that one rank of a mesh holds."""
     specs = list(made)
     shapes_ = {parameter_of(spec.key): spec.shape for spec in specs if spec.key.startswith("model/")}
     for spec, box in boxes_of(specs, rank, target, find_homes(specs, last=LAST), shapes_):
@@ -105,7 +105,7 @@ def run(path: Path) -> tuple[Store, list[str]]:
     """Write a run's history, and return its checkpoints, oldest first.
 
     Two steps by a mesh of 2 x 2, the second with the first as its parent; after a shrink one by a mesh of 1 x 3; and a
-    last one, damaged by a NaN, made by trainers who died before their successors committed it.
+    last one, damaged by a NaN, made by trainers that died before their successors committed it.
     """
     store = open_store(str(path))
     fence(store, 1)

@@ -1,4 +1,4 @@
-"""The commands: what they read, what they print, how they end."""
+"""The `ckpt` commands: what they read, what they print, and how they exit."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ MANIFESTS_ONLY: dict[str, list[str]] = {
 }
 
 
-def told(*arguments: str, code: int = 0) -> Any:
-    """Return what a command says in JSON."""
+def answer(*arguments: str, code: int = 0) -> Any:
+    """Return the JSON output of a command."""
     result = run.invoke(app, [*arguments, "--json"])
     assert result.exit_code == code, result.output
     document = json.loads(result.stdout)
@@ -47,7 +47,7 @@ def told(*arguments: str, code: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("command", MANIFESTS_ONLY)
-def test_manifests_suffice(command: str, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_commands_read_only_manifests(command: str, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pack is read and nothing is written, for a person or for a program."""
     opened: list[scenes.Counting] = []
     plain = StorePlace.open
@@ -64,21 +64,21 @@ def test_manifests_suffice(command: str, history: History, monkeypatch: pytest.M
         assert opened[-1].packs == []
 
 
-def test_ls_and_log_tell_commits_newest_first(history: History) -> None:
-    """With what points to them, and how many there are beyond those that are shown."""
-    listed = told("ls", history.url)
+def test_ls_and_log_list_commits_newest_first(history: History) -> None:
+    """With the names that point to them, and how many more there are than are shown."""
+    listed = answer("ls", history.url)
     assert listed["generation"] == 3
     assert [row["checkpoint"] for row in listed["checkpoints"]] == history.names[::-1]
     assert [row["latest"] for row in listed["checkpoints"]] == [True, False, False, False]
     assert [row["bytes"] for row in listed["checkpoints"]] == [scenes.BYTES] * 4
-    logged = told("log", history.url, "-n", "2")
+    logged = answer("log", history.url, "-n", "2")
     assert [row["step"] for row in logged["commits"]] == [400, 300]
-    assert logged["commits"][1]["parent"] == history.names[1], "the one before is read too, for its deltas"
+    assert logged["commits"][1]["parent"] == history.names[1], "its parent is read too, for the deltas"
     assert logged["more"] == 2
 
 
-def test_an_empty_store_is_not_an_error_to_list(tmp_path: Path) -> None:
-    """Nothing was committed there yet; what asks for a checkpoint says so, and ends with 1."""
+def test_listing_an_empty_store_is_no_error(tmp_path: Path) -> None:
+    """Nothing was committed yet; a command that needs a checkpoint says so and exits with 1."""
     for command in ("ls", "log", "du", "verify"):
         assert run.invoke(app, [command, str(tmp_path)]).exit_code == 0
     result = run.invoke(app, ["show", str(tmp_path)])
@@ -88,10 +88,10 @@ def test_an_empty_store_is_not_an_error_to_list(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_named_in_several_ways(history: History) -> None:
-    """By latest, by its step, by its name or by the beginning of it."""
+    """By latest, by its step, by its name or by a prefix of it."""
     for text in ("200", history.names[1], history.names[1][:12]):
-        assert told("show", history.url, text)["summary"]["checkpoint"] == history.names[1]
-    assert told("show", history.url)["summary"]["step"] == 400
+        assert answer("show", history.url, text)["summary"]["checkpoint"] == history.names[1]
+    assert answer("show", history.url)["summary"]["step"] == 400
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,11 @@ def test_a_checkpoint_is_named_in_several_ways(history: History) -> None:
         (["ls", "/nowhere/at/all"], "/nowhere"),
     ],
 )
-def test_a_wrong_call_is_told_in_one_line(arguments: list[str], words: str, history: History) -> None:
-    """What is wrong and what would be right, on standard error; exit code 2, or 1 where no such checkpoint is there."""
+def test_wrong_arguments_are_refused_in_one_line(arguments: list[str], words: str, history: History) -> None:
+    """It says what is wrong and what would be right on stderr.
+
+    Exit code 2, or 1 where the checkpoint does not exist.
+    """
     result = run.invoke(app, [argument.replace("{}", history.url) for argument in arguments])
     assert result.exit_code == 2 or (result.exit_code == 1 and arguments[0] in ("show", "diff")), result.output
     assert result.stdout == ""
@@ -131,7 +134,7 @@ def test_a_wrong_call_is_told_in_one_line(arguments: list[str], words: str, hist
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_examples_for_every_command(command: str) -> None:
-    """Each shows how it is called, fits a page, and takes --json."""
+    """Each shows how to call it, fits a page, and lists --json."""
     result = run.invoke(app, [command, "--help"], env={"COLUMNS": "100", "TERM": "dumb"})
     assert result.exit_code == 0
     assert "Examples:" in result.stdout
@@ -142,54 +145,54 @@ def test_help_has_examples_for_every_command(command: str) -> None:
 
 
 def test_diff_says_which_tensors_changed(history: History) -> None:
-    """Against the commit before by default; exactly with --values; --quiet only by the exit code."""
-    found = told("diff", history.url)["difference"]
+    """Against the previous commit by default; exactly with --values; --quiet reports by exit code only."""
+    found = answer("diff", history.url)["difference"]
     assert (found["before"], found["after"]) == (history.names[2], history.names[3])
     changes = {tensor["key"]: tensor["change"] for tensor in found["tensors"]}
     assert changes["model/embed.weight"] == "same"
     assert changes["model/head.weight"] == "changed"
-    exact = {one["key"]: one for one in told("diff", history.url, "100", "200", "--values", "-m", "mlp")["values"]}
+    exact = {one["key"]: one for one in answer("diff", history.url, "100", "200", "--values", "-m", "mlp")["values"]}
     assert set(exact) == {key for key in changes if "mlp" in key}
     assert exact["model/blocks.0.mlp.weight"]["max_abs"] == pytest.approx(0.0328, abs=1e-4)
     assert run.invoke(app, ["diff", history.url, "100", "200", "--quiet"]).exit_code == 1
     assert run.invoke(app, ["diff", history.url, "200", "200", "--quiet"]).exit_code == 0
     frozen = ["diff", history.url, "200", "300", "--match", "embed", "--quiet"]
-    assert run.invoke(app, frozen).exit_code == 1, "recut: it cannot be told to be the same"
+    assert run.invoke(app, frozen).exit_code == 1, "recut: equality is unknown"
     assert run.invoke(app, [*frozen, "--values"]).exit_code == 0
 
 
 def test_diff_compares_two_stores(history: History, tmp_path: Path) -> None:
-    """Checkpoints of the same contents are the same wherever they are, whoever wrote them."""
+    """Checkpoints with the same contents are equal wherever they are and whoever wrote them."""
     other = tmp_path / "other"
     scenes.save(scenes.open_store(str(other)), 200, scenes.MeshSizes(dp=1))
     result = run.invoke(app, ["diff", history.url, "200", "200", "--other", str(other), "--values", "--quiet"])
     assert result.exit_code == 0
 
 
-def test_stats_filter_and_find_what_is_not_sound(history: History) -> None:
-    """--bad finds the NaN, names its tensor and ends with 1; there is none in the checkpoint before."""
-    bad = told("stats", history.url, "--bad", code=1)["tensors"]
+def test_stats_filters_tensors_and_finds_nan(history: History) -> None:
+    """--bad names the tensor with the NaN and exits with 1; the checkpoint before has none."""
+    bad = answer("stats", history.url, "--bad", code=1)["tensors"]
     assert [(row["spec"]["key"], row["nans"], row["max"]) for row in bad] == [("model/head.weight", 1, "inf")]
-    assert told("stats", history.url, "300", "--bad")["tensors"] == []
-    largest = told("stats", history.url, "300", "--sort", "max", "-n", "2", "--dtype", "float32")["tensors"]
+    assert answer("stats", history.url, "300", "--bad")["tensors"] == []
+    largest = answer("stats", history.url, "300", "--sort", "max", "-n", "2", "--dtype", "float32")["tensors"]
     assert [row["max"] for row in largest] == [300.0, 300.0]
 
 
 def test_plan_says_what_each_rank_would_read(history: History) -> None:
-    """One reader a rank, or a node; together they need every byte, and scalars more than once."""
-    ranks = told("plan", history.url, "100", "--to", "pp=2,dp=2")
+    """With one reader per rank or per node. Together they need every byte, and scalars more than once."""
+    ranks = answer("plan", history.url, "100", "--to", "pp=2,dp=2")
     assert [reader["places"][0] for reader in ranks["readers"]] == [
         {"pp": pp, "dp": dp, "tp": 0} for pp in (0, 1) for dp in (0, 1)
     ]
-    assert max(reader["over_read"] for reader in ranks["readers"]) < 1.01, "they read what they wrote"
+    assert max(reader["over_read"] for reader in ranks["readers"]) < 1.01, "each rank reads its own tiles"
     assert sum(reader["needed"] for reader in ranks["readers"]) == scenes.BYTES + 14 * 4
     assert ranks["homes"]["last"] == ["head.weight", "norm.weight"]
-    nodes = told("plan", history.url, "100", "--to", "dp=4", "--slots", "2")["readers"]
+    nodes = answer("plan", history.url, "100", "--to", "dp=4", "--slots", "2")["readers"]
     assert [node["ranks"] for node in nodes] == [[0, 1], [2, 3]]
 
 
-def test_cat_prints_and_saves(history: History, tmp_path: Path) -> None:
-    """As text, npy and raw bytes; whole or in part; what numpy has no type for is widened."""
+def test_cat_prints_and_saves_tensors(history: History, tmp_path: Path) -> None:
+    """As text, npy and raw bytes, whole or in part; dtypes that numpy lacks are widened."""
     state = {spec.key: data for spec, data in scenes.state(200).items()}
     values = np.frombuffer(state["model/head.weight"], "<f4").reshape(64, 16)
     printed = run.invoke(app, ["cat", history.url, "model/head.weight", "--of", "200", "--slice", "-1,:4"])
@@ -204,12 +207,12 @@ def test_cat_prints_and_saves(history: History, tmp_path: Path) -> None:
     assert "float32" in wide.stderr
     bits = np.load(tmp_path / "embed.npy").view("<u4") >> 16
     assert bits.astype("<u2").tobytes() == state["model/embed.weight"]
-    assert told("cat", history.url, "optimizer/norm.weight/step", "--of", "300")["values"] == 300.0
-    assert told("cat", history.url, "model/head.weight", "-s", "0,2:6")["values"][1] == "nan"
+    assert answer("cat", history.url, "optimizer/norm.weight/step", "--of", "300")["values"] == 300.0
+    assert answer("cat", history.url, "model/head.weight", "-s", "0,2:6")["values"][1] == "nan"
 
 
-def test_a_slice_is_pythons(history: History) -> None:
-    """Numbers from the end, open ends and single rows; each dim's rows for itself."""
+def test_cat_takes_slices_as_python_does(history: History) -> None:
+    """Indices from the end, open ends and single rows, on each dim separately."""
     spec = open_checkpoint(history.store).specs["model/head.weight"]
     whole = np.arange(64 * 16).reshape(64, 16)
     for text in ("", ":", "3", "-64", "2:5,:", "-3:,4", ":-60,-1", "70:", "5:2", "0:64,0:16"):
@@ -223,8 +226,8 @@ def test_a_slice_is_pythons(history: History) -> None:
             cut(spec, text)
 
 
-def test_verify_ends_with_1_where_a_byte_is_wrong(history: History, tmp_path: Path) -> None:
-    """A healthy store is ok; a flipped byte is named by tensor and pack, with the checkpoints it spoils."""
+def test_verify_exits_with_1_on_a_wrong_byte(history: History, tmp_path: Path) -> None:
+    """A healthy store is ok; a flipped byte is named by tensor and pack, with the checkpoints it affects."""
     store = tmp_path / "copy"
     shutil.copytree(history.url, store)
     assert run.invoke(app, ["verify", str(store)]).stdout.startswith("ok ")
@@ -232,7 +235,7 @@ def test_verify_ends_with_1_where_a_byte_is_wrong(history: History, tmp_path: Pa
     data = bytearray(path.read_bytes())
     data[9] ^= 4
     path.write_bytes(data)
-    (finding,) = told("verify", str(store), code=1)["findings"]
+    (finding,) = answer("verify", str(store), code=1)["findings"]
     assert finding["pack"] == path.stem
     assert finding["tensor"].split("/")[0] in ("model", "optimizer")
     assert finding["checkpoints"]
@@ -242,22 +245,22 @@ def test_verify_ends_with_1_where_a_byte_is_wrong(history: History, tmp_path: Pa
 
 
 def test_a_damaged_checkpoint_does_not_hide_the_others(history: History, tmp_path: Path) -> None:
-    """Lists name it, go on, and end with 1."""
+    """Lists name it, go on, and exit with 1."""
     store = tmp_path / "copy"
     shutil.copytree(history.url, store)
     record = store / "checkpoints" / f"{history.names[1]}.record"
     record.write_bytes(record.read_bytes()[:-1])
-    listed = told("ls", str(store), code=1)["checkpoints"]
+    listed = answer("ls", str(store), code=1)["checkpoints"]
     assert [bool(row["error"]) for row in listed] == [False, False, True, False]
-    logged = told("log", str(store), code=1)["commits"]
+    logged = answer("log", str(store), code=1)["commits"]
     assert [bool(row["error"]) for row in logged] == [False, False, True, False]
-    assert logged[1]["changed"] is None, "what came before it cannot be read"
-    assert len(told("du", str(store), code=1)["usage"]["checkpoints"]) == 3
+    assert logged[1]["changed"] is None, "its predecessor cannot be read"
+    assert len(answer("du", str(store), code=1)["usage"]["checkpoints"]) == 3
     assert run.invoke(app, ["log", str(store)]).exit_code == 1
 
 
 def test_the_shell_completes_checkpoints_and_tensors(history: History) -> None:
-    """Names and steps of a local store; of any other nothing, at once."""
+    """Names and steps of a local store; for any other store nothing, at once."""
     shell = {"_ROOT_COMPLETE": "complete_bash", "_TYPER_COMPLETE_ARGS": "", "COMP_WORDS": "", "COMP_CWORD": ""}
 
     def completed(*words: str) -> list[str]:
@@ -274,13 +277,13 @@ def test_the_shell_completes_checkpoints_and_tensors(history: History) -> None:
 
 
 def test_completion_can_be_installed() -> None:
-    """For the whole command line, as typer does it."""
+    """For the whole command line, by typer."""
     shown = run.invoke(application(), ["--help"], env={"TERM": "dumb"})
     assert "--install-completion" in shown.stdout
 
 
 def test_an_encrypted_store_needs_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a file, or from where a run has it; without one nothing is shown, and the reason is one line."""
+    """From a file, or from where a run has it. Without one nothing is shown, and the reason is given in one line."""
     pytest.importorskip("cryptography")
     from checkpointing.stores.keys import Key
 
@@ -288,8 +291,8 @@ def test_an_encrypted_store_needs_its_key(tmp_path: Path, monkeypatch: pytest.Mo
     scenes.save(open_store(url, key=key), 100, scenes.MeshSizes())
     (tmp_path / "key").write_text(key.text())
     (tmp_path / "key").chmod(0o600)
-    assert told("show", url, "--key-file", str(tmp_path / "key"))["summary"]["step"] == 100
+    assert answer("show", url, "--key-file", str(tmp_path / "key"))["summary"]["step"] == 100
     without = run.invoke(app, ["show", url])
     assert (without.exit_code in (1, 2), without.stdout, without.stderr.count("\n")) == (True, "", 1)
     monkeypatch.setenv("ELASTIC3D_STORE_KEY", key.text())
-    assert told("log", url)["commits"][0]["step"] == 100
+    assert answer("log", url)["commits"][0]["step"] == 100

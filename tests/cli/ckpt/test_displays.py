@@ -1,6 +1,6 @@
-"""What the commands show a person: tests/testdata/ckpt/*.txt.
+"""What the commands print for a person: tests/testdata/ckpt/*.txt.
 
-`pytest tests/cli/ckpt --rewrite-displays` writes what is shown now; a person reviews the difference.
+`pytest tests/cli/ckpt --rewrite-displays` writes the present output; a person reviews the diff.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def printed(what: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def found(history: History, place: int) -> CheckpointDocuments:
+def saved(history: History, place: int) -> CheckpointDocuments:
     return find(history.store, history.names[place], modified=WHEN + 60 * place)
 
 
 def listed(history: History) -> list[store.Row]:
     rows = []
     for place in reversed(range(4)):
-        record = found(history, place).record
+        record = saved(history, place).record
         labels = ("latest",) if place == 3 else LABELS if place == 1 else ()
         rows.append(
             store.CheckpointRow(
@@ -89,48 +89,48 @@ def log(history: History) -> Picture:
 
 
 def du(history: History) -> Picture:
-    """Documents get one size: those with something random in them are not always as long."""
+    """All documents get one size, because those with random contents vary in length."""
     listing = list(history.store.entries(""))
     entries = [entry for entry in listing if names.parse_pack(entry.name)]
     entries += [dataclasses.replace(entry, size=1000) for entry in listing if names.parse_record(entry.name)]
     entries += [dataclasses.replace(entry, size=2000) for entry in listing if names.parse_manifest(entry.name)]
     entries.append(Entry(name=names.pack("ab" * 32), size=123_456, modified=0.0))
-    told = usage([found(history, place) for place in (3, 2, 1, 0)], entries)
+    told = usage([saved(history, place) for place in (3, 2, 1, 0)], entries)
     return lambda width: store.usage(URL, told, {history.names[3]: ("latest",)}, width)
 
 
 def show(history: History) -> Picture:
-    second = found(history, 1)
+    second = saved(history, 1)
     told = summarise(second, LABELS, lineage(history.store, second, 8))
     return lambda width: one.summary(URL, told, width)
 
 
 def show_shrunk(history: History) -> Picture:
-    last = found(history, 3)
+    last = saved(history, 3)
     told = summarise(last, ("latest",), lineage(history.store, last, 8))
     return lambda width: one.summary(URL, told, width, all_facts=True)
 
 
 def tree_(history: History) -> Picture:
-    last = found(history, 3)
+    last = saved(history, 3)
     nodes = tree(last.specs.values())
     return lambda width: one.names(last.name, nodes, width, depth=3 if width < 80 else 99)
 
 
 def stats(history: History) -> Picture:
-    last = found(history, 3)
+    last = saved(history, 3)
     tiles = by_key(last.tiles)
     rows = [statistics(spec, tiles[key]) for key, spec in last.specs.items() if key.startswith("model/")]
     return lambda width: one.statistics(last.name, rows, width, bad=False, number_of=8, each=False)
 
 
 def diff(history: History) -> Picture:
-    told = difference(found(history, 0), found(history, 1))
+    told = difference(saved(history, 0), saved(history, 1))
     return lambda width: two.difference(told, {}, width)
 
 
 def diff_values(history: History) -> Picture:
-    old, new = found(history, 2), found(history, 3)
+    old, new = saved(history, 2), saved(history, 3)
     told = difference(old, new)
     sides = [(side, open_checkpoint(history.store, side.name)) for side in (old, new)]
     distances = {one.key: one for one in value_differences(sides[0], sides[1], doubtful(told), lambda _: None)}
@@ -138,17 +138,17 @@ def diff_values(history: History) -> Picture:
 
 
 def diff_recut(history: History) -> Picture:
-    told = difference(found(history, 1), found(history, 2))
+    told = difference(saved(history, 1), saved(history, 2))
     return lambda width: two.difference(told, {}, width)
 
 
 def same(history: History) -> Picture:
-    told = difference(found(history, 1), found(history, 1))
+    told = difference(saved(history, 1), saved(history, 1))
     return lambda width: two.difference(told, {}, width)
 
 
 def planned(history: History, to: str, *, slots: int = 1, last: tuple[str, ...] = ()) -> Picture:
-    first, target = found(history, 3), MeshSizes.parse(to)
+    first, target = saved(history, 3), MeshSizes.parse(to)
     homes = homes_of(first, None, list(last))
     readers = []
     for number, reads in enumerate(plan_reads(first, target, homes, slots)):
@@ -207,7 +207,7 @@ SCENES: dict[str, Callable[[History], Picture]] = {
 
 @pytest.mark.parametrize("name", SCENES)
 def test_display(name: str, history: History, request: pytest.FixtureRequest) -> None:
-    """What is shown fits terminals of 120, 80 and 44 columns, and is what was reviewed."""
+    """The output fits terminals of 120, 80 and 44 columns and is the reviewed one."""
     picture = SCENES[name](history)
     told = []
     for width in WIDTHS:

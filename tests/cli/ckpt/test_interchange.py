@@ -18,28 +18,28 @@ from tests.cli.ckpt.conftest import History
 run = CliRunner()
 
 
-def told(*arguments: str, code: int = 0) -> Any:
+def answer(*arguments: str, code: int = 0) -> Any:
     result = run.invoke(app, [*arguments, "--json"])
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("x.pt", "torch"), ("x.safetensors", "safetensors"), ("x", "dcp")])
-def test_what_is_exported_can_be_imported(name: str, kind: str, history: History, tmp_path: Path) -> None:
-    """There and back again, the tensors are the same, whoever's format they went through."""
+def test_an_exported_checkpoint_can_be_imported(name: str, kind: str, history: History, tmp_path: Path) -> None:
+    """After the round trip the tensors are the same, in every format."""
     target, store = tmp_path / name, tmp_path / "store"
-    done = told("export", history.url, str(target), "--as", kind, "--of", "300")
+    done = answer("export", history.url, str(target), "--as", kind, "--of", "300")
     assert (done["kind"], done["tensors"], done["bytes"]) == (kind, 43, 69_304)
-    back = told("import", str(store), str(target), "--step", "7", "--facts", '{"a": 1}')
-    assert back["totals"]["bytes"] >= 69_304, "where state dicts are nested, how they are is kept beside"
-    assert told("show", str(store), "7")["summary"]["facts"] == {"a": 1}
+    back = answer("import", str(store), str(target), "--step", "7", "--facts", '{"a": 1}')
+    assert back["totals"]["bytes"] >= 69_304, "the structure of nested state dicts is kept beside them"
+    assert answer("show", str(store), "7")["summary"]["facts"] == {"a": 1}
     for part in ("model/*", "optimizer/*"):
         same = ["diff", str(store), "300", "7", "--other", history.url, "--values", "--match", part, "--quiet"]
         assert run.invoke(app, same).exit_code == 0
 
 
-def test_export_takes_what_is_asked_for_and_overwrites_nothing(history: History, tmp_path: Path) -> None:
-    """The model alone, under names without a prefix; a file that is there stays as it is."""
+def test_export_selects_tensors_and_overwrites_nothing(history: History, tmp_path: Path) -> None:
+    """The model alone, under names without a prefix; an existing file stays as it is."""
     target = tmp_path / "model.pt"
     assert run.invoke(app, ["export", history.url, str(target), "--prefix", "model/"]).exit_code == 0
     assert set(torch.load(target, weights_only=True)) >= {"head.weight", "blocks.0.mlp.weight"}
@@ -47,8 +47,8 @@ def test_export_takes_what_is_asked_for_and_overwrites_nothing(history: History,
     assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
 
 
-def test_whose_it_is_is_told_by_name_or_contents(tmp_path: Path) -> None:
-    """Or has to be said."""
+def test_the_format_is_recognised_by_name_or_contents(tmp_path: Path) -> None:
+    """Otherwise it has to be given."""
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(UsageError, match="--as"):
@@ -62,8 +62,8 @@ def test_whose_it_is_is_told_by_name_or_contents(tmp_path: Path) -> None:
         guess(tmp_path / "x")
 
 
-def test_what_cannot_be_imported_is_told_in_one_line(history: History, tmp_path: Path) -> None:
-    """Garbage, facts that are no object: nothing is committed."""
+def test_a_failed_import_is_reported_in_one_line(history: History, tmp_path: Path) -> None:
+    """Garbage, or facts that are no object: nothing is committed."""
     wrong = tmp_path / "wrong.pt"
     wrong.write_bytes(b"garbage")
     for arguments, code in ((["--facts", "[1]"], 2), (["--facts", "{"], 2), ([], 1)):

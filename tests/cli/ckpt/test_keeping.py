@@ -25,7 +25,7 @@ def url(history: History, tmp_path: Path) -> str:
     return str(tmp_path / "run")
 
 
-def told(*arguments: str, code: int = 0) -> Any:
+def answer(*arguments: str, code: int = 0) -> Any:
     result = run.invoke(app, [*arguments, "--json"])
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
@@ -38,71 +38,71 @@ def refused(*arguments: str, code: int = 2) -> str:
     return result.stderr
 
 
-def test_a_tag_is_a_name_like_any_other(url: str, history: History) -> None:
-    """It is listed, shown, completed, moved only when asked to, and taken away."""
-    assert told("tag", url, "best", "200")["checkpoint"] == history.names[1]
-    assert told("tag", url)["tags"] == {"best": history.names[1]}
-    assert told("show", url, "best")["summary"]["labels"] == ["tag best"]
+def test_a_tag_names_a_checkpoint(url: str, history: History) -> None:
+    """It is listed, shown, completed, moved only on request, and removed."""
+    assert answer("tag", url, "best", "200")["checkpoint"] == history.names[1]
+    assert answer("tag", url)["tags"] == {"best": history.names[1]}
+    assert answer("show", url, "best")["summary"]["labels"] == ["tag best"]
     assert "best" in refused("tag", url, "best", "300", code=1)
-    assert told("tag", url, "best", "300", "--move")["checkpoint"] == history.names[2]
+    assert answer("tag", url, "best", "300", "--move")["checkpoint"] == history.names[2]
     assert "tag best" in run.invoke(app, ["ls", url]).stdout
-    told("untag", url, "best")
-    assert told("tag", url)["tags"] == {}
+    answer("untag", url, "best")
+    assert answer("tag", url)["tags"] == {}
     assert "no tag" in refused("untag", url, "best")
     assert "123" in refused("tag", url, "123", "200")
     assert "No tags" in run.invoke(app, ["tag", url]).stdout
 
 
 def test_pins_are_listed_with_their_reasons(url: str, history: History) -> None:
-    """Until they are taken away."""
-    told("pin", url, "100", "--reason", "evaluation")
-    assert told("pin", url)["pins"] == {history.names[0]: "evaluation"}
+    """Until they are removed."""
+    answer("pin", url, "100", "--reason", "evaluation")
+    assert answer("pin", url)["pins"] == {history.names[0]: "evaluation"}
     assert "evaluation" in run.invoke(app, ["pin", url]).stdout
-    assert told("show", url, "100")["summary"]["labels"] == ["pinned"]
-    told("unpin", url, "100")
-    assert told("pin", url)["pins"] == {}
+    assert answer("show", url, "100")["summary"]["labels"] == ["pinned"]
+    answer("unpin", url, "100")
+    assert answer("pin", url)["pins"] == {}
     assert "not pinned" in refused("unpin", url, "100")
 
 
-def test_verified_is_shown_and_chosen(url: str, history: History) -> None:
-    """As a name of a checkpoint, once there is one."""
+def test_verified_names_a_checkpoint(url: str, history: History) -> None:
+    """It is shown and can be given, once there is one."""
     refused("show", url, "verified", code=1)
     mark_verified(open_store(url), history.names[2])
-    assert told("show", url, "verified")["summary"]["checkpoint"] == history.names[2]
-    assert told("ls", url)["checkpoints"][1]["labels"] == ["verified"]
+    assert answer("show", url, "verified")["summary"]["checkpoint"] == history.names[2]
+    assert answer("ls", url)["checkpoints"][1]["labels"] == ["verified"]
 
 
-def test_gc_says_what_it_would_free_and_frees_it(url: str, history: History) -> None:
-    """--dry-run changes nothing; a tag keeps its checkpoint; what stays is whole."""
-    told("tag", url, "first", "100")
+def test_gc_reports_what_it_would_free_and_frees_it(url: str, history: History) -> None:
+    """--dry-run changes nothing; a tag keeps its checkpoint; the remaining ones are whole."""
+    answer("tag", url, "first", "100")
     before = sorted(path for path in Path(url).rglob("*") if path.is_file())
-    plan = told("gc", url, "--keep-last", "1", "--grace", "1ms", "--dry-run")
+    plan = answer("gc", url, "--keep-last", "1", "--grace", "1ms", "--dry-run")
     assert plan["dry_run"]
     assert sorted(plan["dropped"]) == history.names[1:3]
     assert plan["bytes"] > 69_304
     assert sorted(path for path in Path(url).rglob("*") if path.is_file()) == before
     assert "would free" in run.invoke(app, ["gc", url, "--keep-last", "1", "--grace", "1ms", "-n"]).stdout
-    done = told("gc", url, "--keep-last", "1", "--grace", "1ms")
+    done = answer("gc", url, "--keep-last", "1", "--grace", "1ms")
     assert (sorted(done["dropped"]), done["objects"] > 0, done["waiting"]) == (history.names[1:3], True, 0)
-    assert [row["step"] for row in told("ls", url)["checkpoints"]] == [400, 100]
-    assert told("verify", url)["findings"] == []
+    assert [row["step"] for row in answer("ls", url)["checkpoints"]] == [400, 100]
+    assert answer("verify", url)["findings"] == []
     assert "collected since" in run.invoke(app, ["show", url], env={"COLUMNS": "120"}).stdout
-    assert told("du", url)["usage"]["unreferenced"] == 0
+    assert answer("du", url)["usage"]["unreferenced"] == 0
 
 
-def test_gc_keeps_to_a_size(url: str, history: History) -> None:
-    """What must stay is kept, though it takes more, and that is said."""
-    plan = told("gc", url, "--keep-bytes", "50GiB", "--grace", "1ms", "-n")
+def test_gc_keeps_a_store_within_a_size(url: str, history: History) -> None:
+    """Protected checkpoints stay although they exceed it, and a message says so."""
+    plan = answer("gc", url, "--keep-bytes", "50GiB", "--grace", "1ms", "-n")
     assert (plan["dropped"], plan["over"]) == ([], 0)
-    done = told("gc", url, "--keep-bytes", "1B", "--grace", "1ms")
+    done = answer("gc", url, "--keep-bytes", "1B", "--grace", "1ms")
     assert sorted(done["dropped"]) == history.names[:3]
     assert done["over"] > 0
     assert "more than --keep-bytes" in run.invoke(app, ["gc", url, "--keep-bytes", "1B", "--grace", "1ms"]).stdout
     assert "--keep-bytes" in refused("gc", url, "--keep-bytes", "50")
 
 
-def test_repair_brings_a_damaged_ref_back(url: str, history: History) -> None:
-    """What cannot be read says what to do; afterwards everything is there again; a good ref is left alone."""
+def test_repair_restores_a_damaged_ref(url: str, history: History) -> None:
+    """The error of a damaged ref says what to do; after the repair all is there again; an intact ref is left alone."""
 
     def newest() -> Path:
         return max((Path(url) / "versions" / "refs" / "latest").iterdir(), key=lambda path: int(path.name))
@@ -110,10 +110,10 @@ def test_repair_brings_a_damaged_ref_back(url: str, history: History) -> None:
     ref = newest()
     ref.write_bytes(ref.read_bytes()[:-1])
     assert "ckpt repair" in refused("ls", url, code=1)
-    assert told("repair", url)["checkpoint"] == history.names[3]
-    assert [row["step"] for row in told("ls", url)["checkpoints"]] == [400, 300, 200, 100]
+    assert answer("repair", url)["checkpoint"] == history.names[3]
+    assert [row["step"] for row in answer("ls", url)["checkpoints"]] == [400, 300, 200, 100]
     assert open_checkpoint(open_store(url, write=False)).step == 400
     ref = newest()
     whole = ref.read_bytes()
-    assert told("repair", url)["committed"] == history.names[::-1]
+    assert answer("repair", url)["committed"] == history.names[::-1]
     assert (newest(), ref.read_bytes()) == (ref, whole)

@@ -1,4 +1,4 @@
-"""What the views compute is what is in the store: against numpy, torch, the resolver and plain counting."""
+"""The views compute what is in the store: checked against numpy, torch, the resolver and plain counting."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tests.cli.ckpt import scenes
 from tests.cli.ckpt.conftest import History
 
 
-def found(history: History, place: int) -> CheckpointDocuments:
+def saved(history: History, place: int) -> CheckpointDocuments:
     return find(history.store, history.names[place])
 
 
 @pytest.mark.parametrize("dtype", sorted(ITEMSIZE))
-def test_bytes_of_any_dtype_are_the_numbers_torch_sees(dtype: str) -> None:
-    """Every byte pattern of the small types, and some of the others; what numpy lacks is widened, exactly."""
+def test_bytes_of_any_dtype_are_read_as_torch_reads_them(dtype: str) -> None:
+    """Every byte pattern of the small types and some of the others; types that numpy lacks are widened exactly."""
     data = bytes(range(256)) if dtype != "bool" else bytes([0, 1] * 8)
     kind = getattr(torch, dtype)
     seen = torch.frombuffer(bytearray(data), dtype=kind)
@@ -52,9 +52,9 @@ def test_bytes_of_any_dtype_are_the_numbers_torch_sees(dtype: str) -> None:
     np.testing.assert_array_equal(array(dtype, data), seen.numpy())
 
 
-def test_statistics_are_those_of_the_values(history: History) -> None:
-    """Put together from tiles, and from several tensors: to the six digits that tiles have."""
-    tiles = by_key(found(history, 1).tiles)
+def test_statistics_match_the_values(history: History) -> None:
+    """Merged from tiles and from several tensors, to the six digits that tiles have."""
+    tiles = by_key(saved(history, 1).tiles)
     state = {spec.key: (spec, data) for spec, data in scenes.state(200).items()}
     several = []
     for key in ("model/blocks.0.mlp.weight", "model/blocks.1.mlp.weight"):
@@ -69,14 +69,14 @@ def test_statistics_are_those_of_the_values(history: History) -> None:
     both = np.concatenate([values for _, values in several])
     whole = together(told for told, _ in several)
     assert whole.rms == pytest.approx(math.sqrt((both * both).mean()), rel=1e-5)
-    last = found(history, 3)
+    last = saved(history, 3)
     head = statistics(last.specs["model/head.weight"], by_key(last.tiles)["model/head.weight"])
     assert (head.nans, head.infinite, head.sound, head.max) == (1, True, False, math.inf)
 
 
-def test_a_difference_names_what_changed(history: History) -> None:
-    """Everything but the frozen embedding, by digests; and by how much, by statistics."""
-    told = difference(found(history, 0), found(history, 1))
+def test_a_difference_names_the_changed_tensors(history: History) -> None:
+    """By digests, everything but the frozen embedding; by how much, from statistics."""
+    told = difference(saved(history, 0), saved(history, 1))
     changes = {one.key: one for one in told.tensors}
     assert [key for key, one in changes.items() if one.change is Change.SAME] == ["model/embed.weight"]
     weight = changes["model/blocks.2.mlp.weight"]
@@ -87,9 +87,9 @@ def test_a_difference_names_what_changed(history: History) -> None:
     assert told.bytes - told.changed == 64 * 16 * 2
 
 
-def test_a_difference_to_another_model(history: History) -> None:
-    """Tensors that came, went, or have another shape are told apart."""
-    one = found(history, 0)
+def test_a_difference_to_another_model_tells_new_lost_and_reshaped_tensors_apart(history: History) -> None:
+    """Tensors may be added, removed or of another shape."""
+    one = saved(history, 0)
     specs = dict(one.specs)
     del specs["model/norm.weight"]
     specs["model/new"] = TensorSpec(key="model/new", dtype="float32", shape=(2, 2))
@@ -103,9 +103,9 @@ def test_a_difference_to_another_model(history: History) -> None:
     }
 
 
-def test_values_tell_what_digests_of_other_cuts_cannot(history: History) -> None:
-    """Two meshes cut at other places: exact distances say that the embedding is the same, and how far the rest is."""
-    old, new = found(history, 1), found(history, 2)
+def test_values_are_compared_exactly_across_different_cuts(history: History) -> None:
+    """Two meshes cut at different places: exact distances show an equal embedding, and how far the rest is apart."""
+    old, new = saved(history, 1), saved(history, 2)
     told = difference(old, new)
     assert {one.change for one in told.tensors} == {Change.CHANGED, Change.RECUT}
     heard: list[int] = []
@@ -122,9 +122,9 @@ def test_values_tell_what_digests_of_other_cuts_cannot(history: History) -> None
             assert exact[spec.key].elements == (one != other).sum()
 
 
-def test_a_nan_is_infinitely_far_and_equal_to_a_nan(history: History) -> None:
-    """A value that became NaN has no distance; NaNs on both sides are no difference."""
-    old, new = found(history, 2), found(history, 3)
+def test_a_nan_equals_only_a_nan(history: History) -> None:
+    """A value that became NaN is infinitely far away; NaNs on both sides are no difference."""
+    old, new = saved(history, 2), saved(history, 3)
     sides = [(side, open_checkpoint(history.store, side.name)) for side in (old, new)]
     key = ["model/head.weight"]
     (head,) = value_differences(sides[0], sides[1], key, lambda _: None)
@@ -133,9 +133,9 @@ def test_a_nan_is_infinitely_far_and_equal_to_a_nan(history: History) -> None:
     assert next(value_differences(sides[1], sides[1], key, lambda _: None)).elements == 0
 
 
-def test_usage_adds_up(history: History) -> None:
-    """What is unique, and once what is shared, is all that is stored; nothing is left over and nothing missing."""
-    everything = [found(history, place) for place in (3, 2, 1, 0)]
+def test_usage_adds_up_to_the_stored_bytes(history: History) -> None:
+    """The unique bytes, plus the shared ones once, are all that is stored."""
+    everything = [saved(history, place) for place in (3, 2, 1, 0)]
     told = usage(everything, list(history.store.entries("")))
     for row in told.checkpoints:
         assert row.stored == row.unique + row.shared
@@ -152,8 +152,8 @@ def test_usage_adds_up(history: History) -> None:
     assert usage(everything, []).missing == len({pack for one in everything for pack in one.packs})
 
 
-def test_history_tells_what_each_commit_wrote(history: History) -> None:
-    """An incremental save writes what changed and keeps the rest; a recut one says that digests cannot tell."""
+def test_history_shows_what_each_commit_wrote(history: History) -> None:
+    """An incremental save writes the changes and keeps the rest; after a recut, it says that digests cannot tell."""
     told = list(commits(history.store, history.names[::-1], {}))
     assert [commit.step for commit in told] == [400, 300, 200, 100]
     assert [commit.kept for commit in told] == [2048, 0, 2048, 0]
@@ -164,23 +164,23 @@ def test_history_tells_what_each_commit_wrote(history: History) -> None:
     assert "no checkpoint" in broken.error
 
 
-def test_lineage_goes_back_through_parents(history: History) -> None:
-    """As far as they are there, and at most as far as asked."""
-    last = found(history, 3)
+def test_lineage_follows_parents(history: History) -> None:
+    """As far as they exist, and at most as far as asked for."""
+    last = saved(history, 3)
     assert [one.checkpoint for one in lineage(history.store, last, 8)] == history.names[2::-1]
     assert len(lineage(history.store, last, 2)) == 2
 
 
-def test_the_mesh_is_read_off_from_who_holds_what(history: History) -> None:
-    """Two stages of two replicas; after the shrink one stage of three. dim 0 is cut."""
-    four, three = (writers(found(history, place).ranks) for place in (0, 2))
+def test_the_mesh_is_derived_from_the_tiles_each_rank_holds(history: History) -> None:
+    """Two stages of two replicas; after the shrink one stage of three. Dim 0 is cut."""
+    four, three = (writers(saved(history, place).ranks) for place in (0, 2))
     assert (four.stages, four.cuts, four.regular) == (((0, 1), (2, 3)), {0: 2}, True)
     assert (three.stages, three.cuts, three.regular) == (((0, 1, 2),), {0: 3}, True)
     assert sum(rank.bytes for rank in three.ranks) >= scenes.BYTES
 
 
-def test_a_tree_folds_what_is_alike() -> None:
-    """Numbered groups of the same contents are one node; those that differ stay apart; sizes add up."""
+def test_a_tree_folds_groups_with_the_same_contents() -> None:
+    """Numbered groups with the same contents are one node, different ones stay separate, and sizes add up."""
     specs = [TensorSpec(key=f"model/h.{n}.w", dtype="float32", shape=(4, n // 9 + 1)) for n in range(11)]
     specs += [TensorSpec(key="model/h.out", dtype="int8", shape=(3,)), TensorSpec(key="x", dtype="int8", shape=(1,))]
     top = tree(specs)
@@ -191,7 +191,7 @@ def test_a_tree_folds_what_is_alike() -> None:
 
 
 def test_names_that_differ_by_a_number_are_gathered() -> None:
-    """Only those that have something in common; the ranges say which numbers there are."""
+    """Only those with something in common; the ranges say which numbers there are."""
     items = [("a.0.w", 1), ("a.1.w", 1), ("a.2.w", 2), ("a.3.w", 1), ("b", 1), ("a.x", 1)]
     assert [name for name, _ in gathered(items)] == ["a.{0..1,3}.w", "a.2.w", "b", "a.x"]
     assert ranges([1, 2, 3, 7, 9, 10]) == "1..3,7,9..10"
@@ -203,7 +203,7 @@ TARGETS = st.builds(MeshSizes, pp=st.integers(1, 4), dp=st.integers(1, 5), tp=st
 @settings(max_examples=30)
 @given(TARGETS, st.booleans())
 def test_the_ranks_of_any_mesh_hold_everything(target: MeshSizes, staged: bool) -> None:
-    """Every element of every tensor is held; what is cut is held once."""
+    """Every element of every tensor is held; cut tensors are held once."""
     specs = list(scenes.state(1))
     homes = find_homes(specs, last=scenes.LAST) if staged else find_homes([specs[0]])
     shapes = {parameter_of(spec.key): spec.shape for spec in specs if spec.key.startswith("model/")}
@@ -218,7 +218,10 @@ def test_the_ranks_of_any_mesh_hold_everything(target: MeshSizes, staged: bool) 
 
 
 def test_blocks_are_found_by_their_bytes() -> None:
-    """The numbered modules with most bytes; what stands outside is placed by patterns or by the mesh that wrote it."""
+    """They are the numbered modules with most bytes.
+
+    Other tensors are placed by patterns or by the mesh that wrote them.
+    """
     specs = list(scenes.state(1))
     homes = find_homes(specs)
     assert (homes.blocks, homes.count) == ("blocks", 4)
@@ -230,9 +233,9 @@ def test_blocks_are_found_by_their_bytes() -> None:
         find_homes(specs, blocks="layers")
 
 
-def test_a_mesh_that_wrote_in_stages_says_what_comes_last(history: History) -> None:
-    """The first checkpoint was written by two stages, so that nothing has to be guessed."""
-    homes = homes_of(found(history, 0), None, [])
+def test_a_checkpoint_written_in_stages_shows_what_comes_last(history: History) -> None:
+    """Two stages wrote the first checkpoint, so nothing has to be guessed."""
+    homes = homes_of(saved(history, 0), None, [])
     assert (homes.last, homes.guessed) == ({"norm.weight", "head.weight"}, frozenset())
 
 
@@ -240,7 +243,7 @@ def test_a_mesh_that_wrote_in_stages_says_what_comes_last(history: History) -> N
 def test_planned_reads_are_those_a_restore_makes(history: History, text: str) -> None:
     """Each rank gets its bytes, and the store is asked for the planned tiles and no others."""
     target = MeshSizes.parse(text)
-    first = found(history, 1)
+    first = saved(history, 1)
     homes = homes_of(first, None, [])
     shapes = {parameter_of(key): spec.shape for key, spec in first.specs.items() if key.startswith("model/")}
     plans = list(plan_reads(first, target, homes))
@@ -264,14 +267,14 @@ def test_planned_reads_are_those_a_restore_makes(history: History, text: str) ->
 
 
 def test_a_region_that_nobody_saved_cannot_be_planned(history: History) -> None:
-    """As a restore would refuse it."""
+    """A restore would refuse it as well."""
     spec = TensorSpec(key="model/none", dtype="float32", shape=(2,))
     with pytest.raises(Exception, match="no such region"):
-        TileIndex(found(history, 0).tiles).reads([(spec, spec.box)])
+        TileIndex(saved(history, 0).tiles).reads([(spec, spec.box)])
 
 
 @pytest.mark.parametrize("text", ["", "pp", "pp=0", "pp=1,pp=2", "xp=2", "dp=-1", "dp=2,", "dp=1048577", "dp=9999999"])
-def test_a_mesh_that_is_none_is_refused(text: str) -> None:
-    """With what one looks like."""
+def test_a_malformed_mesh_is_refused(text: str) -> None:
+    """The message shows an example."""
     with pytest.raises(LayoutError, match="mesh"):
         MeshSizes.parse(text)

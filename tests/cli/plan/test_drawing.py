@@ -1,4 +1,4 @@
-"""Drawings of places and steps: complete where there is room, and never wider than the terminal."""
+"""Drawings of placements and steps: complete where they fit, and never wider than the terminal."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_nodes_are_rows_and_slots_columns() -> None:
     assert drawn(mesh.mesh(Layout(pp=1, dp=1), 1, 2, 60), 60) == ["  node 0  all", "  nodes 1-2  hot spares"]
 
 
-def test_many_nodes_are_drawn_together_by_stage() -> None:
-    """A line for the nodes of each stage, with ranges on every axis."""
+def test_many_nodes_are_grouped_by_stage() -> None:
+    """One line for the nodes of each stage, with ranges on every axis."""
     assert drawn(mesh.mesh(Layout(pp=2, dp=64, tp=8), 8, 3, 80), 80) == [
         "  nodes 0-63    pp 0  dp 0-63  tp 0-7",
         "  nodes 64-127  pp 1  dp 0-63  tp 0-7",
@@ -44,7 +44,7 @@ def test_many_nodes_are_drawn_together_by_stage() -> None:
 
 
 def test_a_step_shows_its_micro_batches_and_where_ranks_wait() -> None:
-    """1F1B of four micro-batches on two ranks, as in every text on it."""
+    """1F1B with four micro-batches on two ranks, as every text on it draws it."""
     assert drawn(steps.picture(timeline(Layout(pp=2, dp=1), 4), 24), 70) == [
         "  pp 0  01··0=21=32=·3=",
         "  pp 1  ·00=11=22=33=",
@@ -65,7 +65,7 @@ def test_a_step_shows_its_micro_batches_and_where_ranks_wait() -> None:
     ids=str,
 )
 def test_a_step_fits_any_terminal(layout: Layout, width: int) -> None:
-    """With all its ranks, or as many as anybody reads, and the share of time in which they wait."""
+    """With all its ranks or as many as are readable, and the share of time in which they wait."""
     for micro_batches in (layout.pp, 8 * layout.pp):
         lines = drawn(steps.picture(timeline(layout, micro_batches), width), width)
         assert sum(line.startswith("  pp ") for line in lines) == min(layout.pp, steps.RANKS)

@@ -29,16 +29,16 @@ def planned(*arguments: str, width: int = 100) -> Result:
     return run.invoke(application(), ["plan", *arguments], env={"COLUMNS": str(width)})
 
 
-def told(*arguments: str, code: int = 0) -> Any:
-    """Return what it says in JSON."""
+def answer(*arguments: str, code: int = 0) -> Any:
+    """Return its JSON output."""
     result = planned(*arguments, "--json")
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
 
 
-def test_json_has_the_ranking_and_what_was_rejected() -> None:
+def test_json_has_the_ranking_and_the_rejected_layouts() -> None:
     """Best first, each a whole layout with its time, memory and spares."""
-    document = told(*LLAMA)
+    document = answer(*LLAMA)
     assert document["schema"] == 1
     seconds = [one["seconds"] for one in document["ranking"]]
     assert seconds
@@ -53,19 +53,19 @@ def test_json_has_the_ranking_and_what_was_rejected() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
-def test_a_person_sees_the_best_its_places_and_its_step(width: int) -> None:
-    """In a terminal of any width, no line longer than it."""
+def test_the_text_shows_the_best_layout_its_placement_and_its_step(width: int) -> None:
+    """In a terminal of any width, with no line longer than that."""
     result = planned(*LLAMA, "--layout", "pp=2", width=width)
     assert result.exit_code == 0, result.output
     for words in ("llama-7b", "7 nodes x 8 slots", "Best:", "Places", "One step", "bubble"):
         assert words in result.stdout, words
-    # What is drawn fits; sentences are folded by the terminal's own width.
+    # Drawings fit; sentences are wrapped by the terminal.
     assert max(map(len, result.stdout.splitlines())) <= width
 
 
-def test_what_a_layout_names_is_fixed_and_nothing_else() -> None:
+def test_only_the_sizes_given_by_layout_are_fixed() -> None:
     """--layout pp=2 leaves dp, tp and ZeRO to the planner."""
-    document = told(*LLAMA, "--layout", "pp=2")
+    document = answer(*LLAMA, "--layout", "pp=2")
     assert {one["pp"] for one in document["ranking"]} == {2}
     assert len({one["dp"] for one in document["ranking"]}) > 1
 
@@ -93,27 +93,27 @@ def test_what_a_layout_names_is_fixed_and_nothing_else() -> None:
         ((SCRIPT, "--micro-batch", "2"), "up to the script"),
     ],
 )
-def test_a_wrong_call_is_told_what_would_be_right(arguments: tuple[str, ...], words: str) -> None:
-    """Exit code 2, and no traceback."""
+def test_wrong_arguments_are_refused_with_what_would_be_right(arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2 and no traceback."""
     result = planned(*arguments)
     assert isinstance(result.exception, UsageError), result.output
     assert result.exception.exit_code == 2
     assert re.search(words, str(result.exception), re.DOTALL), result.exception
 
 
-def test_a_plan_can_rest_on_what_was_measured(tmp_path: Path) -> None:
-    """A device twice as fast needs less time; the display says where it was measured."""
+def test_a_plan_can_use_a_calibration(tmp_path: Path) -> None:
+    """A device twice as fast needs less time; the output says where it was measured."""
     slow, fast = tmp_path / "slow.json", tmp_path / "fast.json"
     save(CALIBRATION, slow)
     save(dataclasses.replace(CALIBRATION, flops=2 * CALIBRATION.flops), fast)
     common = ("--model", "gpt-125m", "--nodes", "2", "--slots", "2", "--global-batch", "8")
-    slow_told, fast_told = (told(*common, "--calibration", str(path)) for path in (slow, fast))
+    slow_told, fast_told = (answer(*common, "--calibration", str(path)) for path in (slow, fast))
     assert fast_told["ranking"][0]["seconds"] < slow_told["ranking"][0]["seconds"]
     assert "measured on somewhere" in planned(*common, "--calibration", str(slow)).stdout
 
 
-def test_a_script_shows_its_model_without_a_cluster() -> None:
-    """Its batches and blocks are the script's own; nothing is trained and nothing is left."""
+def test_a_script_is_profiled_without_a_cluster() -> None:
+    """Its batches and blocks are its own; nothing is trained and nothing is left behind."""
     arguments = [SCRIPT, "--nodes", "2", "--slots", "2", "--device", "cpu", "--layout", "pp=2", "--json", "--"]
     result = planned(*arguments, "--width", "32", "--blocks", "4", "--global-batch", "16")
     assert result.exit_code == 0, result.output
@@ -134,8 +134,8 @@ def test_a_script_shows_its_model_without_a_cluster() -> None:
         ("import elastic3d\nelastic3d.run(lambda run: None)", r"without calling run\.restore"),
     ],
 )
-def test_a_script_that_shows_no_model_is_told_why(text: str, words: str, tmp_path: Path) -> None:
-    """With the last it said; never longer than it may take."""
+def test_a_script_that_cannot_be_profiled_is_reported(text: str, words: str, tmp_path: Path) -> None:
+    """With the last line it printed, and within its time limit."""
     script = tmp_path / "train.py"
     script.write_text(text)
     begun = time.monotonic()
@@ -145,14 +145,14 @@ def test_a_script_that_shows_no_model_is_told_why(text: str, words: str, tmp_pat
     assert time.monotonic() - begun < 60
 
 
-def test_what_does_not_fit_says_what_takes_most_memory() -> None:
-    """For a person, nearest miss first; for a program each layout with its reason; exit code 1."""
+def test_layouts_that_do_not_fit_show_what_takes_most_memory() -> None:
+    """For a person, nearest miss first; for a program, each layout with its reason; exit code 1."""
     arguments = ("--model", "llama-70b", "--device", "a100-40g", "--nodes", "1", "--slots", "2", "--global-batch", "8")
     result = planned(*arguments)
     assert result.exit_code == 1
     assert "No layout works" in result.stdout
     assert re.search(r"needs \d+\.\d GiB of 37\.3\s+GiB", result.stdout), result.stdout
-    document = told(*arguments, code=1)
+    document = answer(*arguments, code=1)
     assert document["ranking"] == []
     fat = [one["reason"] for one in document["rejected"] if "needs" in one["reason"]]
     assert fat
@@ -160,16 +160,16 @@ def test_what_does_not_fit_says_what_takes_most_memory() -> None:
     assert planned(*arguments, "--rejected").stdout.count("needs ") == len(fat)
 
 
-def test_a_layout_that_is_forbidden_says_why() -> None:
+def test_a_forbidden_layout_is_refused_with_its_reason() -> None:
     """ZeRO-3 under a schedule that splits its backward pass would be silently wrong."""
-    document = told(*LLAMA, "--layout", "pp=2,dp=28,zero=3,schedule=zbv", code=1)
+    document = answer(*LLAMA, "--layout", "pp=2,dp=28,zero=3,schedule=zbv", code=1)
     assert any("silently wrong" in one["reason"] for one in document["rejected"])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("nodes", [128, 2048])
 def test_thousands_of_devices_are_planned(nodes: int) -> None:
-    """Of a thousand devices and of sixteen thousand, all that can be used are."""
+    """Of a thousand devices, and of sixteen thousand, all that can be used are."""
     arguments = ("--model", "llama-70b", "--nodes", str(nodes), "--device", "h100", "--global-batch", str(8 * nodes))
-    best = told(*arguments, "--recompute", "full")["ranking"][0]
+    best = answer(*arguments, "--recompute", "full")["ranking"][0]
     assert best["pp"] * best["dp"] * best["tp"] == 8 * nodes

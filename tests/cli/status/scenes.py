@@ -43,14 +43,14 @@ H200 = DeviceFacts(
 
 @dataclass(slots=True)
 class Scene:
-    """Keys by name. leases: the seconds that the lease of a key has left, by an id of the scene's own."""
+    """Keys by name. leases: the remaining seconds of leases, by an id of the scene's own."""
 
     keys: dict[str, bytes] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
     remaining: dict[int, float] = field(default_factory=dict)
 
     def write(self, me: Node, *actions: acts.Write) -> Scene:
-        """Do what member `me` writes, whatever its conditions."""
+        """Apply the writes of member `me`, whatever their conditions."""
         for action in actions:
             ttl = lease_of(action, 3.0)
             lease = 0 if ttl is None else len(self.remaining) + 1
@@ -84,21 +84,21 @@ def _covers(key: str, name: str, prefix: bool) -> bool:
 
 
 def node(name: str, slots: int = 1, incarnation: str = "1", **labels: str) -> Node:
-    """Return a node that says where it stands."""
+    """Return a node with its labels."""
     labels = labels or {"zone": "z1", "rack": f"r{ord(name[-1]) % 2}"}
     places = tuple(Slot(tile_port=7000 + slot) for slot in range(slots))
     return Node(name=name, incarnation=incarnation, address="10.0.0.1", slots=places, labels=labels)
 
 
 def generation(number: int, nodes: tuple[Node, ...], cause: Cause = Cause.START, **more: object) -> Generation:
-    """Return a generation that the first of its nodes leads."""
+    """Return a generation led by the first of its nodes."""
     return Generation(number=number, cause=cause, nodes=nodes, leader=nodes[0].name, **more)  # type: ignore[arg-type]
 
 
 def sealed(
     of: Generation, *, joined: tuple[str, ...] = (), left: tuple[str, ...] = (), ago: float = 200.0
 ) -> acts.Seal:
-    """Return the write that seals a generation, as the leader makes it."""
+    """Return the leader's write that seals a generation."""
     told = GenerationHistory(
         number=of.number,
         attempt=of.attempt,
@@ -198,7 +198,7 @@ def losses() -> Scene:
 
 
 def parted() -> Scene:
-    """Two active nodes do not reach a spare, of whom one does not know; and d does not reach c, both of them active."""
+    """Two active nodes do not reach a spare, one of them unaware of it; and d does not reach c, both active."""
     scene = training()
     scene.write(A, acts.PutReport(report=Report(incarnation="1", silent=(E.id,), unreachable=(E.id,))))
     scene.write(E, acts.PutReport(report=Report(incarnation="1", unreachable=(A.id, B.id))))
@@ -231,13 +231,13 @@ def garbage() -> Scene:
 
 
 def restart() -> Scene:
-    """Under mode=restart a node has no slots that anybody knows of, and a generation no layout."""
+    """In mode=restart the slots of a node are unknown, and a generation has no layout."""
     nodes = tuple(Node(name=f"host{n}-{4000 + n}", incarnation="1", address="10.0.0.1", slots=()) for n in range(2))
     return registered(*nodes).write(nodes[0], sealed(generation(1, nodes), joined=tuple(n.name for n in nodes)))
 
 
 def many() -> Scene:
-    """Sixty nodes of 8 slots; two of them have something to tell."""
+    """Sixty nodes of 8 slots, two of which have something to report."""
     nodes = tuple(node(f"gpu-{n:02d}", slots=8, zone=f"z{n % 3}") for n in range(60))
     scene = registered(*nodes).write(nodes[0], sealed(generation(4, nodes, layout=Layout(pp=20, dp=24))))
     scene.put("roll/drains/gpu-17", encode(Drain(seconds=90)))

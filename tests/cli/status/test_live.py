@@ -1,4 +1,4 @@
-"""Orders and what status tells of them, on a job that lives: real members and a real etcd, imagined trainers."""
+"""Node commands, and what status shows of them, on a live job: real members and a real etcd, simulated trainers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stepping(running: Generation | None) -> Pulse:
 
 
 class Job:
-    """Members of one run id, of which three train and one waits; and the command line turned to it."""
+    """Members of one run id, of which three train and one waits, and a command line for that job."""
 
     def __init__(self, endpoint: str) -> None:
         self.prefix = f"live/{secrets.token_hex(4)}"
@@ -49,7 +49,7 @@ class Job:
         return json.loads(self.run("status", "--json").stdout)
 
     def until(self, number: int, condition: Callable[[dict[str, Any], dict[str, str]], bool]) -> Any:
-        """Wait until the status of generation `number` or a later one, and the nodes' states, are as wanted."""
+        """Wait until `condition` holds of the status and node states, in generation `number` or later."""
         deadline = time.monotonic() + 60
         while True:
             told = self.status()
@@ -75,7 +75,7 @@ def job() -> Iterator[Job]:
 
 
 def test_a_drain_is_carried_out(job: Job) -> None:
-    """The spare takes the place of the node that leaves, which is told to go; status and events say what came to be."""
+    """The spare takes the place of the draining node, which is told to leave; status and events show the outcome."""
     before = job.status()
     active = before["generation"]["nodes"]
     (spare,) = {"a", "b", "c", "d"} - {*active}
@@ -97,7 +97,7 @@ def test_a_drain_is_carried_out(job: Job) -> None:
 
 
 def test_a_quarantine_is_carried_out_and_lifted(job: Job) -> None:
-    """The machine's node is taken out, is shown with its reason, and may come back once it is released."""
+    """The machine's node is evicted, is shown with its reason, and may come back once it is released."""
     before = job.status()
     kept_out = before["generation"]["nodes"][2]
     job.run("quarantine", kept_out, "--for", "10m", "--reason", "ECC errors")
@@ -112,7 +112,7 @@ def test_a_quarantine_is_carried_out_and_lifted(job: Job) -> None:
     job.until(number, lambda told, states: states[kept_out] in ("joining", "spare"))
 
 
-def test_a_pulse_is_shown(job: Job) -> None:
-    """What the members tell people of themselves arrives."""
+def test_a_members_pulse_is_shown(job: Job) -> None:
+    """With the figures that members write for people."""
     told = job.until(1, lambda told, states: told["step"] == 7)
     assert told["step_seconds"] == 0.5

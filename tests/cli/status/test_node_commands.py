@@ -1,4 +1,4 @@
-"""`status`, `events`, `drain`, `quarantine`, `release`, against a real etcd that holds what members write."""
+"""`status`, `events`, `drain`, `quarantine` and `release` against a real etcd that holds what members write."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ COMMAND = [sys.executable, "-c", "from elastic3d.cli import main; main()"]
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EtcdServer]:
-    """A server that nobody breaks."""
+    """A server that no test breaks."""
     with EtcdServer() as server:
         yield server
 
 
 @dataclass(slots=True)
 class Place:
-    """A prefix of a test's own, and the command line turned to it."""
+    """A prefix of the test's own, and a command line for it."""
 
     endpoint: str
     prefix: str
     client: EtcdClient
 
     def put(self, scene: Scene, run_id: str = "gpt-1b", *, long: float = 600.0) -> None:
-        """Write a scene's keys, those with a lease under a real one that nobody keeps alive."""
+        """Write a scene's keys, those with a lease under a real one that nobody renews."""
         leases: dict[int, int] = {}
         for item in scene.items():
             if item.lease and item.lease not in leases:
@@ -81,7 +81,7 @@ class Place:
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
         """Start the command as a process of its own."""
         command = [*COMMAND, *arguments, "--prefix", self.prefix]
-        # A shell's background jobs ignore SIGINT, and so would what they start.
+        # A shell's background jobs ignore SIGINT, and so would their children.
         heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen(command, env=self.environment(), text=True, preexec_fn=heeding, **more)
 
@@ -101,7 +101,7 @@ def place(etcd: EtcdServer) -> Iterator[Place]:
 
 
 def one_line(result: Result) -> str:
-    """Return the one line that an error is told in."""
+    """Return the only line of an error."""
     lines = result.stderr.splitlines()
     assert len(lines) == 1, result.output
     assert result.stdout == ""
@@ -109,8 +109,8 @@ def one_line(result: Result) -> str:
 
 
 @pytest.mark.etcd
-def test_status_of_the_only_job(place: Place) -> None:
-    """With no run id the only job is taken; table and JSON tell the same; nothing is written."""
+def test_status_shows_the_only_job(place: Place) -> None:
+    """It needs no run id; table and JSON agree; nothing is written."""
     place.put(scenes.losses())
     _, before = place.client.range(place.root())
     table = place.run("status")
@@ -123,14 +123,14 @@ def test_status_of_the_only_job(place: Place) -> None:
     )
     nodes = {node["name"]: node for node in told["nodes"]}
     assert nodes["e"]["state"] == "doubted"
-    # etcd's own lease says how long a quarantine lasts still, whatever its record says.
+    # etcd's own lease gives the remaining time of a quarantine, whatever its record says.
     assert 590 <= nodes["f"]["seconds_left"] <= 600
     assert place.client.range(place.root())[1] == before
 
 
 @pytest.mark.etcd
-def test_which_job(place: Place) -> None:
-    """None: exit 3. Several: exit 2, named. One that is not over is taken before those that are."""
+def test_the_job_is_chosen_or_has_to_be_named(place: Place) -> None:
+    """None: exit 3. Several: exit 2 with their names. A running one is chosen before those that are over."""
     assert place.run("status").exit_code == 3
     assert "no job under" in one_line(place.run("status"))
     place.put(scenes.training(), "gpt-1b")
@@ -152,8 +152,8 @@ def test_which_job(place: Place) -> None:
 
 
 @pytest.mark.etcd
-def test_garbage_is_shown(place: Place) -> None:
-    """A key nobody can read, and one that is not even text, are named; the rest is shown."""
+def test_unreadable_keys_are_reported(place: Place) -> None:
+    """A key that cannot be decoded and one that is not even text are named; the rest is shown."""
     place.put(scenes.garbage())
     place.client.put(place.root() + "board/\udcff\udc80", b"\xff", idempotent=True)
     result = place.run("status")
@@ -163,8 +163,8 @@ def test_garbage_is_shown(place: Place) -> None:
 
 
 @pytest.mark.etcd
-def test_drain_and_release(place: Place) -> None:
-    """The order stands in etcd for this incarnation, status shows the time that is left, release takes it back."""
+def test_a_drain_is_ordered_and_released(place: Place) -> None:
+    """The order stands in etcd for this incarnation, status shows the time left, and release takes it back."""
     place.put(scenes.training())
     ordered = place.run("drain", "b", "--deadline", "30s", "--reason", "new kernel")
     assert ordered.exit_code == 0, ordered.output
@@ -185,16 +185,16 @@ def test_drain_and_release(place: Place) -> None:
 
 
 @pytest.mark.etcd
-def test_a_drain_that_leaves_too_few_says_so(place: Place) -> None:
-    """Who drains below the minimum hears that the job will wait."""
+def test_a_drain_below_the_minimum_warns(place: Place) -> None:
+    """The output says that the job will wait."""
     nodes = (A, B)
     place.put(scenes.registered(*nodes, minimum=2).write(A, scenes.sealed(scenes.generation(1, nodes))))
     assert "the job then waits for more nodes: 1 of at least 2 are left" in place.run("drain", "a").stdout
 
 
 @pytest.mark.etcd
-def test_quarantine_and_release(place: Place) -> None:
-    """The entry ends with a lease of its own; release lifts it and forgets the losses, whoever is registered."""
+def test_a_quarantine_is_ordered_and_released(place: Place) -> None:
+    """Its entry ends with a lease of its own; release removes it and forgets the losses, whoever is registered."""
     place.put(scenes.training())
     result = place.run("quarantine", "b", "--for", "10m", "--reason", "ECC errors")
     assert result.exit_code == 0, result.output
@@ -248,7 +248,7 @@ def test_quarantine_and_release(place: Place) -> None:
         (("events", "--id", "\x1b[31m"), "--id"),
     ],
 )
-def test_bad_input(place: Place, arguments: tuple[str, ...], words: str) -> None:
+def test_bad_input_is_refused(place: Place, arguments: tuple[str, ...], words: str) -> None:
     """One clear line, exit 2, and nothing changed in etcd: no key, no lease."""
     place.put(scenes.training())
     items, revision = place.client.range(place.root())
@@ -262,8 +262,8 @@ def test_bad_input(place: Place, arguments: tuple[str, ...], words: str) -> None
 
 
 @pytest.mark.etcd
-def test_orders_to_a_job_that_is_over(place: Place) -> None:
-    """Nobody would carry them out: exit 2."""
+def test_orders_to_a_job_that_is_over_are_refused(place: Place) -> None:
+    """With exit 2: nobody would carry them out."""
     place.put(scenes.ended())
     for arguments in (("drain", "a"), ("quarantine", "a"), ("release", "a")):
         result = place.run(*arguments)
@@ -271,7 +271,7 @@ def test_orders_to_a_job_that_is_over(place: Place) -> None:
         assert "is over" in one_line(result)
 
 
-def test_etcd_is_not_there() -> None:
+def test_a_missing_etcd_is_reported() -> None:
     """Exit 1 and one line: trying again may help."""
     result = CliRunner().invoke(application(), ["status", "--endpoint", "127.0.0.1:1"])
     assert result.exit_code == 1
@@ -279,14 +279,14 @@ def test_etcd_is_not_there() -> None:
 
 
 def leads(place: Place, *writes: acts.Write) -> None:
-    """Write what a leader writes."""
+    """Write the keys of a leader."""
     for write in writes:
         place.client.txn([], transaction(place.root(), A, write).operations, idempotent=True)
 
 
 @pytest.mark.etcd
 def test_drain_waits_until_the_node_has_left(place: Place) -> None:
-    """`--wait` returns 0 when the next generation is sealed without it, 1 when the order is taken back."""
+    """`--wait` returns 0 once a generation is sealed without the node, 1 if the order is taken back."""
     place.put(scenes.training())
     five = scenes.generation(5, tuple(node for node in (A, scenes.E, scenes.C, scenes.D)), scenes.Cause.DRAIN)
 
@@ -323,8 +323,8 @@ def wait_for(place: Place, key: str) -> None:
 
 
 @pytest.mark.etcd
-def test_events(place: Place) -> None:
-    """Why each generation came to be, newest last, at most as many as asked for."""
+def test_events_show_why_each_generation_was_formed(place: Place) -> None:
+    """Newest last, and at most as many as asked for."""
     place.put(scenes.past())
     table = place.run("events")
     assert table.exit_code == 0, table.output
@@ -339,8 +339,8 @@ def test_events(place: Place) -> None:
 
 
 @pytest.mark.etcd
-def test_events_follow(place: Place) -> None:
-    """What is there, then each generation as it is sealed, once; Ctrl-C ends it with 0."""
+def test_events_follow_new_generations(place: Place) -> None:
+    """The existing ones, then each generation once as it is sealed; Ctrl-C ends it with 0."""
     place.put(scenes.past())
     follow = place.start("events", "--follow", "-n", "2", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -357,8 +357,8 @@ def test_events_follow(place: Place) -> None:
 
 
 @pytest.mark.etcd
-def test_watch_prints_a_line_each_time(place: Place) -> None:
-    """`--watch --json`: one object a line, with what changed between; Ctrl-C ends it with 0."""
+def test_watch_prints_one_json_object_per_line(place: Place) -> None:
+    """`--watch --json`, with the changes in between; Ctrl-C ends it with 0."""
     place.put(scenes.training())
     watch = place.start("status", "--watch", "0.2", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -376,8 +376,8 @@ def test_watch_prints_a_line_each_time(place: Place) -> None:
 
 
 @pytest.mark.etcd
-def test_watch_in_a_terminal_leaves_it_as_it_was(place: Place, etcd: EtcdServer) -> None:
-    """The display is drawn again, outlives a silence of etcd, and gives the cursor back at Ctrl-C; exit 0."""
+def test_watch_restores_the_terminal(place: Place, etcd: EtcdServer) -> None:
+    """The display is redrawn, survives an etcd outage, and restores the cursor at Ctrl-C; exit 0."""
     place.put(scenes.training())
     mine, theirs = pty.openpty()
     watch = place.start("status", "--watch", stdin=theirs, stdout=theirs, stderr=theirs)
@@ -403,7 +403,7 @@ def test_watch_in_a_terminal_leaves_it_as_it_was(place: Place, etcd: EtcdServer)
 
 
 def until(terminal: int, seen: bytes, words: bytes) -> bytes:
-    """Read from a terminal until the words come."""
+    """Read from a terminal until the text appears."""
     deadline = time.monotonic() + 30
     start = len(seen)
     while words not in seen[start:]:
@@ -414,8 +414,8 @@ def until(terminal: int, seen: bytes, words: bytes) -> bytes:
 
 
 @pytest.mark.etcd
-def test_with_certificates_and_a_password(tmp_path: Path) -> None:
-    """The options say how to be let in; without them the error says what is missing."""
+def test_status_takes_certificates_and_a_password(tmp_path: Path) -> None:
+    """From its options; without them the error says what is missing."""
     with EtcdServer(tls=True, password="secret") as server:
         assert server.certificates is not None
         ca = server.certificates.ca
@@ -431,8 +431,8 @@ def test_with_certificates_and_a_password(tmp_path: Path) -> None:
 
 
 @pytest.mark.etcd
-def test_a_user_with_rights_on_one_job(tmp_path: Path) -> None:
-    """That job can be looked at by its name; what else there is cannot be listed, and is not promised."""
+def test_a_user_with_rights_on_one_job_can_see_that_job(tmp_path: Path) -> None:
+    """By its name; other jobs cannot be listed, and the output does not claim that there are none."""
     with EtcdServer() as server:
         with EtcdClient(server.endpoint) as client:
             Place(server.endpoint, "jobs", client).put(scenes.training())
@@ -459,15 +459,15 @@ def test_a_user_with_rights_on_one_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["status", "events", "drain", "quarantine", "release"])
 def test_help_has_examples(command: str) -> None:
-    """Each command shows how it is called, and how the job is named."""
+    """Each command shows how to call it, and how to name the job."""
     result = CliRunner().invoke(application(), [command, "--help"], env={"COLUMNS": "100", "NO_COLOR": "1"})
     assert result.exit_code == 0
     assert f"elastic3d {command} " in result.stdout
     assert "ELASTIC3D_ENDPOINT" in result.stdout
 
 
-def test_looking_at_a_job_needs_no_torch() -> None:
-    """torch takes seconds to import; a person at a burning job does not wait for it."""
+def test_status_does_not_import_torch() -> None:
+    """torch takes seconds to import; a person with a failing job should not wait for it."""
     code = (
         "import sys, elastic3d.cli\n"
         "sys.argv = ['elastic3d', 'status', '--help']\n"

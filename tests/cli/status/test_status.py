@@ -1,6 +1,6 @@
-"""How a job stands, computed from the keys that stand in etcd; and how that is shown: tests/testdata/status/*.txt.
+"""The status of a job, computed from its keys in etcd, and how it is printed: tests/testdata/status/*.txt.
 
-`pytest tests/cli/status --rewrite-displays` writes what is shown now; a person reviews the difference.
+`pytest tests/cli/status --rewrite-displays` writes the present output; a person reviews the diff.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def printed(what: RenderableType, width: int) -> str:
 
 @pytest.fixture
 def greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Times of day are shown in the machine's zone; here that is UTC."""
+    """Show times of day in UTC instead of the machine's zone."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()
@@ -60,7 +60,7 @@ def greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", [*SCENES, "events"])
 @pytest.mark.usefixtures("greenwich")
 def test_display(name: str, request: pytest.FixtureRequest) -> None:
-    """What is shown fits terminals of 120, 80 and 44 columns, and is what was reviewed."""
+    """The output fits terminals of 120, 80 and 44 columns and is the reviewed one."""
     told = []
     for width in WIDTHS:
         if name == "events":
@@ -88,14 +88,14 @@ def test_display(name: str, request: pytest.FixtureRequest) -> None:
         ("failed", JobState.FAILED, "the user's code raised on 3 tries"),
     ],
 )
-def test_the_job_is_in_one_state_and_says_why(name: str, state: JobState, words: str) -> None:
-    """Forming, training, waiting below the minimum, over: each is told apart from etcd alone."""
+def test_a_job_is_in_one_state_with_a_reason(name: str, state: JobState, words: str) -> None:
+    """Forming, training, waiting below the minimum and over are told apart from etcd alone."""
     told = stands(SCENES[name]())
     assert (told.state, told.detail[: len(words)]) == (state, words)
 
 
-def test_every_state_of_a_node_is_told() -> None:
-    """Drained by an operator or a notice, prepared, dead, gone without a word, silent, doubted, kept out, refused."""
+def test_every_state_of_a_node_is_shown() -> None:
+    """Drained by an operator or a notice, prepared, dead, gone, silent, doubted, kept out, refused."""
     assert states(scenes.draining()) == {
         "a": NodeState.ACTIVE,
         "b": NodeState.DRAINING,
@@ -123,8 +123,8 @@ def test_every_state_of_a_node_is_told() -> None:
     assert set(states(scenes.ended()).values()) == {NodeState.GONE}
 
 
-def test_times_that_are_left() -> None:
-    """A drain's runs from its stamp, a quarantine's is what etcd's lease has left; neither is ever out of bounds."""
+def test_remaining_times_are_shown() -> None:
+    """A drain's counts from its stamp, a quarantine's is the rest of its lease; neither is ever out of bounds."""
     drained = {node.name: node.seconds_left for node in stands(scenes.draining()).nodes}
     assert (drained["b"], drained["d"], drained["a"]) == (18.0, 117.0, None)
     scene = scenes.losses()
@@ -139,7 +139,7 @@ def test_times_that_are_left() -> None:
 
 
 def test_figures_come_from_the_running_generation() -> None:
-    """The step is the newest told; the snapshot is one that every active node holds; pulses of before do not count."""
+    """The step is the newest reported, the snapshot one that every active node holds; older pulses do not count."""
     told = stands(scenes.training())
     assert (told.step, told.step_seconds) == (1240, 0.49)
     assert told.snapshot is not None
@@ -154,8 +154,8 @@ def test_figures_come_from_the_running_generation() -> None:
     assert stands(Scene(keys=without)).step == -1
 
 
-def test_a_spare_that_leads_tells_of_the_checkpoints() -> None:
-    """It commits them, active or not; its step and snapshot are nobody's."""
+def test_a_leading_spare_reports_the_checkpoints() -> None:
+    """It commits them, active or not; it has no step and no snapshot."""
     scene = scenes.training()
     for name in "abcd":
         scene.put(f"pulses/{name}@1", scenes.pulse(checkpoint_step=-1, verified_step=-1))
@@ -167,8 +167,8 @@ def test_a_spare_that_leads_tells_of_the_checkpoints() -> None:
     assert (told.checkpoint.step, told.verified.step) == (1200, 1190)
 
 
-def test_a_mesh_names_who_stands_where() -> None:
-    """Rows are stages, columns replicas, in rank order; one of several slots stands at several places."""
+def test_a_mesh_shows_the_place_of_each_node() -> None:
+    """Rows are stages, columns replicas, in rank order; a node of several slots has several places."""
     four = stands(scenes.training()).generation
     assert four is not None
     assert four.mesh == (("a", "b"), ("c", "d"))
@@ -177,8 +177,8 @@ def test_a_mesh_names_who_stands_where() -> None:
     assert (len(many.mesh), len(many.mesh[0]), many.mesh[1][7]) == (20, 24, "gpu-03")
 
 
-def test_a_name_that_comes_back_is_two_nodes() -> None:
-    """The generation names the dead incarnation, the roster the new one: both are shown, each with its own state."""
+def test_two_incarnations_of_a_name_are_two_nodes() -> None:
+    """The generation has the dead one, the roster the new one: both are shown, each with its own state."""
     scene = scenes.losses()
     again = scenes.node("b", incarnation="2")
     scene.write(again, scenes.acts.PutMember(record=scenes.MemberRecord(node=again)))
@@ -186,8 +186,8 @@ def test_a_name_that_comes_back_is_two_nodes() -> None:
     assert rows == [("1", NodeState.OUT), ("2", NodeState.JOINING)]
 
 
-def test_what_cannot_be_read_is_named() -> None:
-    """Garbage, a newer schema, another's record, a number that is none and a strange key: each is one problem."""
+def test_unreadable_keys_are_problems() -> None:
+    """Garbage, a newer schema, a foreign record, a malformed number and an unknown key: each is one problem."""
     problems = "\n".join(stands(scenes.garbage()).problems)
     for key in ("roll/members/b@1", "board/leader", "pulses/c@1", "roll/members/z@7", "colour", "pulses/d@1"):
         assert ROOT + key in problems
@@ -206,7 +206,7 @@ VALUES = (*(item.value for item in ALL), *ODD)
     st.sampled_from([20, 44, 80, 200]),
 )
 def test_any_keys_give_a_status(wrong: dict[str, bytes], some: set[KeyValue], wall: float, width: int) -> None:
-    """Whatever subset of keys is there, and whatever stands in them: a status that can be shown, and is plain JSON."""
+    """Any subset of keys with any contents gives a status that can be shown and is plain JSON."""
     scene = Scene(keys={**{item.key: item.value for item in some}, **wrong})
     found = find(ROOT, scene.items())
     told = status("gpt-1b", found, revision=1, remaining={}, wall=wall)
@@ -215,8 +215,8 @@ def test_any_keys_give_a_status(wrong: dict[str, bytes], some: set[KeyValue], wa
     json.dumps(document(told), allow_nan=False)
 
 
-def test_the_form_of_json_is_kept() -> None:
-    """Programs read it: a field that goes, or changes its meaning, needs a new schema number."""
+def test_the_json_schema_is_stable() -> None:
+    """Programs read it: removing a field or changing its meaning needs a new schema number."""
     data = document(stands(scenes.draining()))
     assert data["schema"] == 1
     assert (

@@ -26,7 +26,7 @@ class Chain(nn.Module):
 
 
 class Loop(Chain):
-    """Its head is used before the blocks and after them: no chain."""
+    """Its head is used before and after the blocks: no chain."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(self.head(x))
@@ -52,7 +52,7 @@ def main(run: elastic3d.Run) -> None:
         if kind == "evaluate" and run.steps % 3 == 0:
             raise KeyError("the evaluation's own mistake")
         if kind == "flaky" and run.steps % 4 == 0:
-            # Fails where it is tried for the first time.
+            # Fails when it is first tried.
             tried = Path(os.environ["TRIED"], f"{run.steps}-{run.rank}")
             if not tried.exists():
                 tried.touch()

@@ -1,4 +1,4 @@
-"""Train a GPT whose layers several devices of a node compute together; options as in chaos/scripts/train_gpt.py."""
+"""Train a GPT with tensor-parallel layers on several devices of a node; options as in chaos/scripts/train_gpt.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heartbeat links over real sockets: refused is a death, silence is told by both ends, a pause accuses nobody."""
+"""Heartbeat links over real sockets: a refusal is a death, both ends report silence, and pauses accuse nobody."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ for line in sys.stdin:
     peers = tuple(RingPeer(id=id, address="127.0.0.1", port=int(port)) for id, port in zip(words, words))
     links.watch(WatchPeers(peers=peers, expected=tuple(peer.id for peer in peers), near=peers))
 """
-"""Links of another process, speaking for its argument; each line on stdin is whom to watch and expect."""
+"""Links in another process, for the identity in its argument; each line on stdin says whom to watch and expect."""
 
 
 class Watcher:
-    """Links that keep what they are told."""
+    """Links that keep their events."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Watcher:
         secret: str = SECRET,
         encryption: Encryption | None = None,
     ) -> None:
-        self.told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self.refused: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
-        self.links = Links(address, self.told.put, secret=secret, encryption=encryption, refused=self.refused.put)
+        self.links = Links(address, self.events.put, secret=secret, encryption=encryption, refused=self.refused.put)
         self.links.speak_for(f"{name}@1")
         self.address = address
 
@@ -71,24 +71,24 @@ class Watcher:
         self.links.watch(acts.WatchPeers(peers=peers, expected=expected))
 
     def next(self, seconds: float) -> Told:
-        return self.told.get(timeout=seconds)
+        return self.events.get(timeout=seconds)
 
     def wait_for(self, wanted: Callable[[Told], bool], seconds: float) -> Told:
-        """Return the first news that is wanted; queue.Empty if it does not come in time."""
+        """Return the first event that is wanted; queue.Empty if it does not come in time."""
         end = time.monotonic() + seconds
         while True:
-            news = self.told.get(timeout=max(0.0, end - time.monotonic()))
+            news = self.events.get(timeout=max(0.0, end - time.monotonic()))
             if wanted(news):
                 return news
 
     def nothing_for(self, seconds: float) -> None:
         with pytest.raises(queue.Empty):
-            raise AssertionError(self.told.get(timeout=seconds))
+            raise AssertionError(self.events.get(timeout=seconds))
 
 
 @pytest.fixture
 def watcher() -> Iterator[Watcher]:
-    """One that is closed afterwards."""
+    """Links that are closed afterwards."""
     watcher = Watcher()
     yield watcher
     watcher.links.close()
@@ -116,13 +116,13 @@ class Child:
         )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
-        self.told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.told.put(line.strip())
+            self.events.put(line.strip())
 
     @property
     def peer(self) -> acts.RingPeer:
@@ -152,8 +152,8 @@ def child() -> Iterator[Child]:
     child.close()
 
 
-def test_a_peer_that_closes_is_refused_at_once(watcher: Watcher) -> None:
-    """Its end is told within half a second of it, with the evidence; while it lived only its life was told."""
+def test_a_closed_peer_is_reported_at_once(watcher: Watcher) -> None:
+    """Within half a second of its end, with the evidence; while it lived only its life was reported."""
     other = Watcher("b")
     watcher.watch(other.peer("b@1"))
     assert watcher.next(2) == heard("b@1")
@@ -165,8 +165,8 @@ def test_a_peer_that_closes_is_refused_at_once(watcher: Watcher) -> None:
     assert f"127.0.0.1:{other.links.port} refuses" in news.evidence
 
 
-def test_nobody_there_from_the_start_is_refused(watcher: Watcher) -> None:
-    """A port that nobody holds is a death too: the peer died before it was watched."""
+def test_a_peer_that_never_listened_is_reported_as_dead(watcher: Watcher) -> None:
+    """It died before anybody watched it."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     watcher.watch(at(port))
@@ -174,7 +174,7 @@ def test_nobody_there_from_the_start_is_refused(watcher: Watcher) -> None:
 
 
 def test_end_of_file_alone_is_no_death(watcher: Watcher) -> None:
-    """A connection that is cut while the peer still listens is dialled again, and nothing is told."""
+    """A connection that is cut while the peer still listens is dialled again, and nothing is reported."""
     listener = socket.create_server(("127.0.0.1", 0))
     try:
         watcher.watch(at(listener.getsockname()[1]))
@@ -190,8 +190,8 @@ def test_end_of_file_alone_is_no_death(watcher: Watcher) -> None:
         listener.close()
 
 
-def test_another_identity_at_the_port_is_the_death_of_the_one_meant(watcher: Watcher) -> None:
-    """A port taken over by another member, or by a program that knows nothing of us, refuses as a closed port does."""
+def test_another_identity_at_the_port_is_a_death(watcher: Watcher) -> None:
+    """A port taken over by another member, or by an unrelated program, counts as a closed port."""
     other = Watcher("c")
     foreign = socket.create_server(("127.0.0.1", 0))
     try:
@@ -211,8 +211,8 @@ def test_another_identity_at_the_port_is_the_death_of_the_one_meant(watcher: Wat
         foreign.close()
 
 
-def test_a_new_incarnation_over_the_same_links(watcher: Watcher) -> None:
-    """Who meant the old one is told of its death at once; the new one is heard, and has nobody to watch yet."""
+def test_a_new_incarnation_is_served_over_the_same_links(watcher: Watcher) -> None:
+    """Watchers of the old one are told of its death at once; the new one is heard, and watches nobody yet."""
     other = Watcher("b")
     try:
         watcher.watch(other.peer("b@1"))
@@ -230,8 +230,8 @@ def test_a_new_incarnation_over_the_same_links(watcher: Watcher) -> None:
         other.links.close()
 
 
-def test_who_is_expected_is_heard_and_missed(watcher: Watcher) -> None:
-    """The end that is dialled hears too; a stranger's connection is served, and believed by nobody."""
+def test_an_expected_dialler_is_heard_and_missed(watcher: Watcher) -> None:
+    """The dialled end listens too; a stranger's connection is served but not believed."""
     other, stranger = Watcher("b"), Watcher("x")
     try:
         watcher.watch(expected=("b@1", "c@1"))
@@ -249,9 +249,9 @@ def test_who_is_expected_is_heard_and_missed(watcher: Watcher) -> None:
 
 
 def test_both_ends_notice_a_stopped_process(watcher: Watcher, child: Child) -> None:
-    """SIGSTOP is told as silence by who dialled it and by who is dialled, never as a death; the woken accuses nobody.
+    """Both ends report a SIGSTOP as silence, never as a death; once resumed, the process accuses nobody.
 
-    A stop of more than twice the silence is one in which the woken one had every reason to believe in its own.
+    A stop of more than twice the silence limit gives the resumed process every reason to believe in its own.
     """
     third = Watcher("c")
     try:
@@ -270,7 +270,7 @@ def test_both_ends_notice_a_stopped_process(watcher: Watcher, child: Child) -> N
         assert watcher.next(2.5) == heard("b@1")
         assert third.next(2.5) == heard("b@1")
         watcher.nothing_for(2.0)
-        told = [child.told.get_nowait() for _ in range(child.told.qsize())]
+        told = [child.events.get_nowait() for _ in range(child.events.qsize())]
         assert told == ["PeerHeard(id='c@1', alive=True)"]
         child.signal(signal.SIGKILL)
         assert isinstance(watcher.next(1), e.PeerRefused)
@@ -279,27 +279,27 @@ def test_both_ends_notice_a_stopped_process(watcher: Watcher, child: Child) -> N
         third.links.close()
 
 
-def test_two_that_were_stopped_together_accuse_nobody() -> None:
-    """As when a whole machine is frozen: nothing arrived meanwhile, and nobody had the time to say anything."""
+def test_two_processes_stopped_together_accuse_nobody() -> None:
+    """As when a whole machine is frozen: nothing arrived, and nobody had time to send anything."""
     one, other = Child("a@1"), Child("b@1")
     try:
         one.watch("b@1", other.port)
         other.watch("a@1", one.port)
-        assert one.told.get(timeout=5) == "PeerHeard(id='b@1', alive=True)"
-        assert other.told.get(timeout=5) == "PeerHeard(id='a@1', alive=True)"
+        assert one.events.get(timeout=5) == "PeerHeard(id='b@1', alive=True)"
+        assert other.events.get(timeout=5) == "PeerHeard(id='a@1', alive=True)"
         for both in (signal.SIGSTOP, signal.SIGCONT):
             one.signal(both)
             other.signal(both)
             time.sleep(2.5)
-        assert one.told.empty()
-        assert other.told.empty()
+        assert one.events.empty()
+        assert other.events.empty()
     finally:
         one.close()
         other.close()
 
 
-def test_short_pauses_are_no_silence(watcher: Watcher, child: Child) -> None:
-    """A process that is stopped for 0.7 s, and has a moment between, is heard all the time, at both ends."""
+def test_short_pauses_are_not_silence(watcher: Watcher, child: Child) -> None:
+    """A process stopped for 0.7 s at a time, with a moment between, is heard all the time at both ends."""
     watcher.watch(child.peer, expected=("b@1",))
     child.watch("a@1", watcher.links.port)
     assert watcher.next(5) == heard("b@1")
@@ -308,14 +308,14 @@ def test_short_pauses_are_no_silence(watcher: Watcher, child: Child) -> None:
         time.sleep(0.7)
         child.signal(signal.SIGCONT)
         time.sleep(0.5)
-    assert watcher.told.empty()
+    assert watcher.events.empty()
 
 
-def test_who_is_known_to_be_slow_is_given_time(watcher: Watcher, child: Child) -> None:
-    """On a host that is too busy the beats are late before they are very late: the worst gap so far teaches patience.
+def test_a_slow_peer_is_given_more_time(watcher: Watcher, child: Child) -> None:
+    """On an overloaded host beats are late before they are very late: the worst gap so far sets the patience.
 
-    Pauses of 0.8 s are no silence, and after them none of 1.5 s is, which would be one from somebody who is prompt. One
-    that lasts is told all the same.
+    Pauses of 0.8 s are no silence. After them 1.5 s is none either, although it would be for a prompt peer. A lasting
+    one is still reported.
     """
     watcher.watch(child.peer, expected=("b@1",))
     child.watch("a@1", watcher.links.port)
@@ -326,13 +326,13 @@ def test_who_is_known_to_be_slow_is_given_time(watcher: Watcher, child: Child) -
         time.sleep(pause)
         child.signal(signal.SIGCONT)
         time.sleep(0.6)
-    assert watcher.told.empty()
+    assert watcher.events.empty()
     child.signal(signal.SIGSTOP)
     assert watcher.next(LONGEST + 3) == silent("b@1")
     child.signal(signal.SIGCONT)
 
 
-def test_a_mended_path_is_heard_without_waiting_for_tcp(watcher: Watcher) -> None:
+def test_a_restored_path_is_noticed_without_waiting_for_tcp(watcher: Watcher) -> None:
     """A peer whose old connection stays dead, but who answers a new one, is heard again soon."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(4)
@@ -348,8 +348,11 @@ def test_a_mended_path_is_heard_without_waiting_for_tcp(watcher: Watcher) -> Non
         listener.close()
 
 
-def test_who_is_watched_can_change(watcher: Watcher) -> None:
-    """A peer no longer watched is no news when it ends; one watched again is told again though its link never fell."""
+def test_the_watched_peers_can_change(watcher: Watcher) -> None:
+    """The end of a peer that is no longer watched is not reported.
+
+    One watched again is, although its link never fell.
+    """
     b, c = Watcher("b"), Watcher("c")
     try:
         both = (b.peer("b@1"), c.peer("c@1"))
@@ -369,8 +372,8 @@ def test_who_is_watched_can_change(watcher: Watcher) -> None:
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\n", b" \n", b"x" * 9000, b"[" * 4000 + b"\n", b"\xff \xff\n"]
 )
-def test_garbage_from_strangers_harms_nobody(watcher: Watcher, garbage: bytes) -> None:
-    """What is no hello gets no service, and the loop goes on for the others."""
+def test_garbage_from_strangers_does_no_harm(watcher: Watcher, garbage: bytes) -> None:
+    """A connection without a valid hello gets no service, and the loop goes on for the others."""
     other = Watcher("b")
     try:
         with socket.create_connection(("127.0.0.1", watcher.links.port)) as stranger:
@@ -383,8 +386,8 @@ def test_garbage_from_strangers_harms_nobody(watcher: Watcher, garbage: bytes) -
 
 @pytest.mark.parametrize("address", ["no.such.host.invalid", "", "\x00", "999.1.1.1", "fe80::1%nothing"])
 @pytest.mark.parametrize("port", [1, 99999, -1])
-def test_a_record_that_makes_no_sense_harms_nobody(watcher: Watcher, address: str, port: int) -> None:
-    """One peer's unusable address does not keep the others from being heard."""
+def test_an_unusable_address_does_no_harm(watcher: Watcher, address: str, port: int) -> None:
+    """The other peers are still heard."""
     good = Watcher("b")
     try:
         watcher.watch(at(port, "x@1", address), good.peer("b@1"))
@@ -393,7 +396,7 @@ def test_a_record_that_makes_no_sense_harms_nobody(watcher: Watcher, address: st
         good.links.close()
 
 
-def test_ipv6() -> None:
+def test_links_work_over_ipv6() -> None:
     """Listening and watching work on an IPv6 address."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
@@ -410,7 +413,7 @@ def test_ipv6() -> None:
 
 
 def test_close_leaves_no_thread_and_no_socket() -> None:
-    """Links can be opened and closed for ever."""
+    """Links can be opened and closed any number of times."""
 
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -426,14 +429,14 @@ def test_close_leaves_no_thread_and_no_socket() -> None:
     assert open_files() == before
 
 
-def test_an_order_that_comes_while_another_is_taken_is_obeyed(watcher: Watcher) -> None:
+def test_an_order_given_while_another_is_read_is_obeyed(watcher: Watcher) -> None:
     """Nothing else wakes links that have no connection yet: they would watch nobody for ever."""
     other = Watcher("b")
 
     late = [acts.WatchPeers(peers=(other.peer("b@1"),), expected=())]
 
     class Orders(queue.SimpleQueue[acts.WatchPeers]):
-        """The next order comes when these have just been found empty for the first time."""
+        """The next order comes just after these were read as empty for the first time."""
 
         def get_nowait(self) -> acts.WatchPeers:
             try:
@@ -451,8 +454,8 @@ def test_an_order_that_comes_while_another_is_taken_is_obeyed(watcher: Watcher) 
         other.links.close()
 
 
-def test_who_does_not_hold_the_secret_is_no_heartbeat(watcher: Watcher) -> None:
-    """A forged heartbeat would keep a dead node alive for ever: he is shown out, and it is told who it was."""
+def test_a_heartbeat_needs_the_secret(watcher: Watcher) -> None:
+    """A forged one would keep a dead node alive for ever: its sender is disconnected and reported."""
     forger = Watcher("b", secret="a1" * 32)
     try:
         watcher.watch(expected=("b@1",))
@@ -460,13 +463,13 @@ def test_who_does_not_hold_the_secret_is_no_heartbeat(watcher: Watcher) -> None:
         assert watcher.next(5) == silent("b@1")
         assert watcher.refused.get(timeout=5).peer == "127.0.0.1"
         assert "does not hold this run's secret" in forger.refused.get(timeout=5).reason
-        assert all(isinstance(forger.told.get_nowait(), e.PeerHeard) for _ in range(forger.told.qsize()))
+        assert all(isinstance(forger.events.get_nowait(), e.PeerHeard) for _ in range(forger.events.qsize()))
     finally:
         forger.links.close()
 
 
-def test_who_answers_without_the_secret_is_neither_heard_nor_dead(watcher: Watcher) -> None:
-    """Whoever stands in between can make somebody silent, which others are asked about, but not dead."""
+def test_a_peer_that_answers_without_the_secret_is_neither_alive_nor_dead(watcher: Watcher) -> None:
+    """A man in the middle can make somebody silent, which others are asked about, but not dead."""
     impostor = Watcher("b", secret="a1" * 32)
     try:
         watcher.watch(impostor.peer("b@1"))
@@ -478,7 +481,7 @@ def test_who_answers_without_the_secret_is_neither_heard_nor_dead(watcher: Watch
 
 
 def test_a_forged_beat_ends_the_connection(watcher: Watcher) -> None:
-    """Beats count where their seals are right, and once."""
+    """Beats count once, and only if their seals are right."""
     watcher.watch(expected=("b@1",))
     with socket.create_connection(("127.0.0.1", watcher.links.port), timeout=20) as connection:
         dial(connection, B, PortRole.LINK, meant="a@1")
@@ -491,7 +494,7 @@ def test_a_forged_beat_ends_the_connection(watcher: Watcher) -> None:
 
 
 def test_a_flood_of_strangers_keeps_no_member_out(watcher: Watcher) -> None:
-    """More connections than may wait, that say nothing: a member is heard all the same, and they are closed."""
+    """More silent connections than may be pending: a member is still heard, and they are closed."""
     other = Watcher("b")
     crowd = [socket.create_connection(("127.0.0.1", watcher.links.port), timeout=30) for _ in range(150)]
     try:
@@ -509,14 +512,14 @@ def test_a_flood_of_strangers_keeps_no_member_out(watcher: Watcher) -> None:
 
 @pytest.fixture
 def encryption(certificates: Certificates) -> Encryption:
-    """What a node with a client's certificate has."""
+    """The TLS context of a node with a client's certificate."""
     found = load(str(certificates.client), str(certificates.client_key))
     assert found is not None
     return found
 
 
-def test_encrypted_links_tell_what_plain_ones_tell(encryption: Encryption) -> None:
-    """Life at both ends, beats for longer than the first may take, a cut that is mended, and an end."""
+def test_encrypted_links_report_the_same_as_plain_ones(encryption: Encryption) -> None:
+    """Life at both ends, beats for longer than the first may take, a cut that is restored, and an end."""
     one, other = Watcher("a", encryption=encryption), Watcher("b", encryption=encryption)
     try:
         one.watch(other.peer("b@1"))
@@ -524,7 +527,7 @@ def test_encrypted_links_tell_what_plain_ones_tell(encryption: Encryption) -> No
         assert one.next(30) == heard("b@1")
         assert other.next(30) == heard("a@1")
         one.nothing_for(1.5)
-        assert other.told.empty()
+        assert other.events.empty()
         stranger = Watcher("c", secret="a1" * 32, encryption=encryption)
         stranger.watch(one.peer("a@1"))
         assert "does not hold this run's secret" in stranger.refused.get(timeout=30).reason
@@ -538,10 +541,10 @@ def test_encrypted_links_tell_what_plain_ones_tell(encryption: Encryption) -> No
 
 
 @pytest.mark.parametrize("dials_encrypted", [True, False])
-def test_who_encrypts_and_who_does_not_are_neither_heard_nor_dead(
+def test_peers_with_different_encryption_are_neither_alive_nor_dead(
     encryption: Encryption, dials_encrypted: bool
 ) -> None:
-    """A mistake in one node's settings: both say what it is, once, and nobody is buried for it."""
+    """It is a mistake in one node's settings: both report it once, and nobody is evicted for it."""
     one = Watcher("a", encryption=encryption if dials_encrypted else None)
     other = Watcher("b", encryption=None if dials_encrypted else encryption)
     try:
@@ -559,8 +562,8 @@ def test_who_encrypts_and_who_does_not_are_neither_heard_nor_dead(
         other.links.close()
 
 
-def test_half_a_step_towards_encryption_holds_up_nobody(encryption: Encryption) -> None:
-    """Who stops in the middle of it is shown out in time, and others are heard meanwhile."""
+def test_an_incomplete_tls_handshake_holds_up_nobody(encryption: Encryption) -> None:
+    """Its peer is disconnected in time, and others are heard meanwhile."""
     one, other = Watcher("a", encryption=encryption), Watcher("b", encryption=encryption)
     crowd = [socket.create_connection(("127.0.0.1", one.links.port), timeout=30) for _ in range(20)]
     try:

@@ -1,4 +1,4 @@
-"""Members against a real etcd: several in one process, their trainers imagined, everything else real."""
+"""Members against a real etcd: several in one process, with simulated trainers and everything else real."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Job:
         self.leases = set(self.client.leases())
 
     def start(self, *names: str, profile: ModelProfile = PROFILE, labels: dict[str, str] | None = None) -> None:
-        """Start members; who is named first is there first."""
+        """Start members; the first named is there first."""
         for at, name in enumerate(names):
             self.all[name] = Hand(self._connect, self.root, name, self.policy, profile, labels=labels)
             if at < len(names) - 1:
@@ -55,7 +55,7 @@ class Job:
         self.client.close()
 
     def worlds(self) -> set[tuple[int, str]]:
-        """Return what runs, as (number, names in rank order), over all members."""
+        """Return the running generations as (number, names in rank order), over all members."""
         running = [one.running for one in self.all.values() if one.running is not None]
         return {(g.number, "".join(node.name for node in g.nodes)) for g in running}
 
@@ -69,25 +69,25 @@ class Job:
         wait(there, seconds, lambda: f"{self.worlds()}, wanted {number} {names}")
 
     def registered(self) -> str:
-        """Return the names of those whose member key stands, and "*" if somebody leads."""
+        """Return the names of members whose key stands, and "*" if somebody leads."""
         keys = self.records()
         names = [key.removeprefix("roll/members/").partition("@")[0] for key in keys if key.startswith("roll/members/")]
         return "".join(names) + "*" * ("board/leader" in keys)
 
     def leader(self) -> Hand | None:
-        """Return the one that leads; None if that is nobody of these."""
+        """Return the member that leads; None if it is none of these."""
         found = self.records().get("board/leader")
         return self.all.get(json.loads(found)["name"]) if found is not None else None
 
     def records(self) -> dict[str, bytes]:
-        """Return what stands in etcd."""
+        """Return the records in etcd."""
         items, _revision = self.client.range(self.root)
         return {item.key.removeprefix(self.root): item.value for item in items}
 
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EtcdServer]:
-    """A server for all; who stops it lets it go on."""
+    """A server for all; a test that stops it resumes it."""
     with EtcdServer() as server:
         yield server
 
@@ -100,10 +100,10 @@ def job(etcd: EtcdServer) -> Iterator[Job]:
     job.close()
 
 
-def test_a_life(job: Job) -> None:
+def test_a_job_survives_a_death_a_join_and_a_leave(job: Job) -> None:
     """Form, lose a member, take one in, lose the leader, let one go: each change takes about a second or less.
 
-    A member found dead is out long before its lease ends; whoever left well leaves no key and no lease behind.
+    A dead member is evicted long before its lease ends; one that left cleanly leaves no key and no lease behind.
     """
     job.start("a", "b", "c")
     job.trains("abc", 1, 5)
@@ -129,7 +129,7 @@ def test_a_life(job: Job) -> None:
 
 
 def test_a_clean_leave_leaves_no_lease(job: Job) -> None:
-    """The lease is given back, not left to run out."""
+    """The lease is given back, and does not have to expire."""
     job.start("a", "b")
     job.trains("ab", 1, 5)
     job.all.pop("a").leave()
@@ -137,8 +137,8 @@ def test_a_clean_leave_leaves_no_lease(job: Job) -> None:
     assert set(job.client.leases()) <= job.leases
 
 
-def test_etcd_stopped_for_longer_than_every_lease(job: Job) -> None:
-    """Nobody is sealed out: all register again when it wakes, and one of them leads."""
+def test_members_survive_an_etcd_stopped_beyond_every_lease(job: Job) -> None:
+    """Nobody is evicted: all register again when it resumes, and one of them leads."""
     job.start("a", "b", "c")
     job.trains("abc", 1, 5)
     job.etcd.pause()
@@ -156,8 +156,8 @@ def test_etcd_stopped_for_longer_than_every_lease(job: Job) -> None:
     job.trains("bc", 2, 2)
 
 
-def test_etcd_killed_and_started_again() -> None:
-    """A restart of etcd is not noticed in the generation, and what happens after it is."""
+def test_members_survive_a_restart_of_etcd() -> None:
+    """The generation does not notice it, and later changes work."""
     with EtcdServer() as etcd:
         job = Job(etcd)
         try:
@@ -174,8 +174,8 @@ def test_etcd_killed_and_started_again() -> None:
             job.close()
 
 
-def test_leases_revoked_by_somebody(job: Job) -> None:
-    """All leases gone at once while everybody is well: members and leader come back, the generation stays."""
+def test_members_survive_the_loss_of_all_leases(job: Job) -> None:
+    """All are revoked at once: members and leader return, and the generation stays."""
     job.start("a", "b", "c")
     job.trains("abc", 1, 5)
     for lease in set(job.client.leases()) - job.leases:
@@ -185,8 +185,8 @@ def test_leases_revoked_by_somebody(job: Job) -> None:
     job.trains("abc", 1, 0.1)
 
 
-def test_garbage_under_other_names_harms_nobody(job: Job) -> None:
-    """Keys that are no records, and kinds nobody knows, are passed over."""
+def test_garbage_under_other_names_does_no_harm(job: Job) -> None:
+    """Malformed records and unknown kinds are ignored."""
     kinds = (
         "roll/members",
         "roll/reports",
@@ -209,7 +209,7 @@ def test_garbage_under_other_names_harms_nobody(job: Job) -> None:
 
 @pytest.mark.parametrize("when", ["before", "while it runs"])
 def test_a_generation_of_a_newer_schema_ends_the_member(job: Job, when: str) -> None:
-    """What must be obeyed must be readable: the member goes with the reason, and writes nothing over it."""
+    """It must be able to read what it obeys: it goes with the reason, and overwrites nothing."""
     newer = json.loads(encode(Generation(number=7, cause=Cause.START, nodes=())))
     value = json.dumps({**newer, "schema": SCHEMA + 1}).encode()
     if when == "before":
@@ -229,8 +229,11 @@ def test_a_generation_of_a_newer_schema_ends_the_member(job: Job, when: str) -> 
     assert job.records()["board/generation"] == value
 
 
-def test_a_large_generation_is_told_as_what_changed(job: Job) -> None:
-    """Everybody watches a small record, newcomers list the whole one; what somebody spoils of either is mended."""
+def test_a_large_generation_is_published_as_a_change(job: Job) -> None:
+    """Everybody watches a small record and newcomers list the whole one.
+
+    If somebody garbles either it is written again.
+    """
     for number, name in enumerate("ab", 1):
         job.start(name, labels={"host": name * 20_000})
         wait(lambda number=number: len(job.registered().strip("*")) == number, 10)
@@ -242,7 +245,7 @@ def test_a_large_generation_is_told_as_what_changed(job: Job) -> None:
     records = job.records()
     assert len(records["board/generation"]) < 2_000 < 20_000 < len(records["board.whole/generation"])
     assert "board.whole/proposal" not in records
-    # It says what changed against no generation that anybody knows.
+    # It holds changes to a generation that nobody knows.
     sealed = decode(Generation, records["board.whole/generation"], "board/generation")
     known, other = replace(sealed, number=3), replace(sealed, nodes=sealed.nodes[::-1])
     change, whole = encode_change(known, other), encode(known)
@@ -255,7 +258,7 @@ def test_a_large_generation_is_told_as_what_changed(job: Job) -> None:
     job.trains("abcd", 4, 10)
     job.all.pop("b").die()
     job.trains("acd", 5, 10)
-    # Whoever is there needs it no more; who comes asks for it.
+    # Present members no longer need it; newcomers read it.
     job.client.delete(beside)
     job.start("e")
     job.trains("acde", 6, 10)
@@ -277,8 +280,8 @@ def test_another_job_under_the_same_id_is_refused(job: Job) -> None:
     assert job.all["a"].went == job.all["a"].went[:1]
 
 
-def test_a_job_that_ended_makes_room_for_the_next(job: Job) -> None:
-    """All end well; the same id may be used again at once, and its numbers go on."""
+def test_the_id_of_an_ended_job_can_be_used_again(job: Job) -> None:
+    """All end well, the id is free at once, and its numbers go on."""
     job.start("a", "b")
     job.trains("ab", 1, 5)
     for one in job.all.values():
@@ -297,8 +300,11 @@ def test_a_job_that_ended_makes_room_for_the_next(job: Job) -> None:
     assert job.all["a"].running.cause is Cause.START
 
 
-def test_a_node_that_comes_after_the_end_does_not_begin_anew(job: Job) -> None:
-    """It was started while the job ran, and was slow: it is done as the others are. One started later is a new job."""
+def test_a_late_node_of_an_ended_job_does_not_start_a_new_job(job: Job) -> None:
+    """It was started while the job ran, and was slow: it is done like the others.
+
+    One started later begins a new job.
+    """
     job.start("a")
     job.trains("a", 1, 5)
     seen = end_seen(job.client, job.root)
@@ -318,7 +324,7 @@ def test_a_node_that_comes_after_the_end_does_not_begin_anew(job: Job) -> None:
 
 
 def test_errors_without_progress_end_the_job(job: Job) -> None:
-    """The user's error on every try: after the last, all go with its text."""
+    """The user's code fails on every try: after the last, all go with its error."""
     job.start("a", "b")
     for number in range(1, POLICY.tries):
         job.trains("ab", number, 5)
@@ -334,8 +340,8 @@ def test_errors_without_progress_end_the_job(job: Job) -> None:
     assert {one.exit.detail for one in job.all.values() if one.exit} == {"ValueError: mine"}
 
 
-def test_only_the_leader_hears_the_roll(job: Job) -> None:
-    """A follower is delivered nothing of what everybody writes, however many join; a new leader opens the roster."""
+def test_only_the_leader_watches_the_roll(job: Job) -> None:
+    """Followers receive nothing that everybody writes, however many join; a new leader starts to watch it."""
     job.start("a", "b", "c")
     job.trains("abc", 1, 5)
     leader = job.leader()
@@ -356,8 +362,8 @@ def test_only_the_leader_hears_the_roll(job: Job) -> None:
     assert not [event for one in job.all.values() if one is not heir for event in one.of_roster()]
 
 
-def test_a_full_collection_of_garbage_is_short(job: Job) -> None:
-    """What was imported before a member starts is left alone: its heartbeats would wait for the collection's end."""
+def test_a_full_python_garbage_collection_is_short(job: Job) -> None:
+    """Objects imported before a member starts are exempt: its heartbeats would wait for the end of the collection."""
     ballast = [[] for _each in range(300_000)]
     gc.unfreeze()
     job.start("a")
@@ -367,8 +373,8 @@ def test_a_full_collection_of_garbage_is_short(job: Job) -> None:
         gc.unfreeze()
 
 
-def test_one_lease_revoked_by_hand(job: Job) -> None:
-    """The one it was is there again within about a second, as who it was, and the generation stays."""
+def test_a_member_survives_its_revoked_lease(job: Job) -> None:
+    """Within about a second it is back under its identity, and the generation stays."""
     job.start("a")
     job.trains("a", 1, 5)
     before = set(job.client.leases())
@@ -383,8 +389,8 @@ def test_one_lease_revoked_by_hand(job: Job) -> None:
     assert len(job.all["b"].went) == 1
 
 
-def test_a_member_key_deleted_by_hand_comes_back(job: Job) -> None:
-    """The leader's and a follower's: the follower, who does not hear the roster, finds out by its pulse."""
+def test_a_deleted_member_key_is_written_again(job: Job) -> None:
+    """The leader's and a follower's: the follower, who does not watch the roster, finds out by its pulse."""
     job.start("a", "b")
     job.trains("ab", 1, 5)
     for one in job.all.values():
@@ -394,10 +400,10 @@ def test_a_member_key_deleted_by_hand_comes_back(job: Job) -> None:
     job.trains("ab", 1, 0.1)
 
 
-def test_a_node_that_was_put_out_rejoins_as_a_newcomer(job: Job) -> None:
-    """By a tomb somebody wrote: it stops, its links and client serve its next incarnation, whom the others take in.
+def test_an_evicted_node_rejoins_as_a_newcomer(job: Job) -> None:
+    """Somebody wrote its tomb: it stops, its links and client serve its next incarnation, and the others admit it.
 
-    Closing the fenced one leaves nothing of it but the tomb.
+    Closing the fenced incarnation leaves nothing of it but the tomb.
     """
     job.start("a", "b", "c")
     job.trains("abc", 1, 5)
@@ -417,8 +423,8 @@ def test_a_node_that_was_put_out_rejoins_as_a_newcomer(job: Job) -> None:
     assert {one.exit for one in job.all.values()} == {None}
 
 
-def test_a_second_process_under_the_same_name_takes_its_place(job: Job) -> None:
-    """The older one is out for good and does not come back; the job goes on with the newer."""
+def test_a_second_process_under_a_name_replaces_the_first(job: Job) -> None:
+    """The older one is out for good; the job goes on with the newer."""
     job.start("a", "b")
     job.trains("ab", 1, 5)
     old = job.all.pop("b")
@@ -433,8 +439,8 @@ def test_a_second_process_under_the_same_name_takes_its_place(job: Job) -> None:
         old.close()
 
 
-def test_what_an_ended_job_leaves_goes_when_the_next_begins(job: Job) -> None:
-    """Its history can be read until then; no tomb, doubt, drain or history of it reaches the new job."""
+def test_leftovers_of_an_ended_job_go_when_the_next_begins(job: Job) -> None:
+    """Its history is readable until then; no tomb, doubt, drain or history of it reaches the new job."""
     job.start("a")
     job.trains("a", 1, 5)
     one = job.all.pop("a")
@@ -453,7 +459,7 @@ def test_what_an_ended_job_leaves_goes_when_the_next_begins(job: Job) -> None:
 
 
 def test_closing_without_etcd_does_not_hang() -> None:
-    """A node that is told to go while etcd is away goes, and leaves its keys to the lease."""
+    """A node told to go during an etcd outage goes, and leaves its keys to expire with the lease."""
     with EtcdServer() as etcd:
         job = Job(etcd)
         try:
@@ -470,8 +476,8 @@ def test_closing_without_etcd_does_not_hang() -> None:
             job.close()
 
 
-def test_a_core_that_fails_takes_its_member_along(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """A member whose core raised must not go on looking alive: it exits, and says on stderr where."""
+def test_a_failing_core_ends_its_member(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """It must not go on looking alive: it exits, and says on stderr where it failed."""
     job.start("a")
     job.trains("a", 1, 5)
     job.all["a"].member.tell(e.Listed(tier=e.Tier.BOARD, items=None, revision=10**9))  # type: ignore[arg-type]
@@ -482,8 +488,11 @@ def test_a_core_that_fails_takes_its_member_along(job: Job, capsys: pytest.Captu
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_refusal_that_one_node_alone_gets_puts_nobody_out(etcd: EtcdServer) -> None:
-    """What answers a in c's place refuses: c lives, b hears it, and it stays. When c does end, it is out at once."""
+def test_a_refusal_seen_by_one_node_evicts_nobody(etcd: EtcdServer) -> None:
+    """Somebody else answers a in c's place and refuses: b still hears c, and it stays.
+
+    When c does end, it is out at once.
+    """
     with in_training(lambda: EtcdClient(etcd.endpoint), POLICY) as there, socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         peers = tuple(

@@ -1,4 +1,4 @@
-"""A refused connection is a death where a second neighbour finds the same, and nobody dies of one node's word."""
+"""A refused connection is a death only if a second neighbour finds the same: no node dies on one node's word."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ KEYS = Keys(send=bytes(32), receive=bytes(32))
 # The rules.
 
 
-def test_what_follows_from_the_answers() -> None:
-    """Refused by one is enough; reached by all who know is a life; nobody who knows is neither."""
+def test_the_conclusion_follows_from_the_answers() -> None:
+    """One refusal is enough for a death; reached by all who know is a life; without an answer it is neither."""
     asks: Inquiries[str] = Inquiries()
 
     def after(*said: tuple[str, Verdict], at: float = 0.0) -> list[tuple[Conclusion, str | None]]:
@@ -52,11 +52,11 @@ def test_what_follows_from_the_answers() -> None:
     assert after(("b", unknown), ("d", unknown)) == [(Conclusion.UNWITNESSED, None)]
     assert after() == []
     assert after(at=ASKED) == [(Conclusion.UNWITNESSED, None)]
-    assert after(("x", refused)) == [], "who was not asked says nothing"
+    assert after(("x", refused)) == [], "a member that was not asked has no answer"
 
 
 def test_an_answer_to_another_question_counts_for_nothing() -> None:
-    """What was found a while ago, or of somebody else, is not what is asked now; a lost connection answers nothing."""
+    """Answers that are old or about somebody else do not count; a lost connection answers nothing."""
     asks: Inquiries[str] = Inquiries()
     old = asks.begin("c@1", "refuses", ("b",), 0.0)
     new = asks.begin("c@1", "refuses", ("b",), 1.0)
@@ -69,7 +69,7 @@ def test_an_answer_to_another_question_counts_for_nothing() -> None:
 
 
 def test_one_try_answers_all_who_ask() -> None:
-    """One at a time of each id, for a bounded number of askers and time; fresh news need no other."""
+    """One at a time per id, for a bounded number of askers and time; recent news need no new try."""
     tries: Tries[str] = Tries()
     assert tries.asked("c@1", "a", 1, 0.0) == (None, True)
     assert tries.asked("c@1", "b", 7, 0.1) == (None, False)
@@ -84,11 +84,11 @@ def test_one_try_answers_all_who_ask() -> None:
     assert tries.asked("c@1", "one too many", 1, 0.4) == (Verdict.UNKNOWN, False)
 
 
-# What goes over the connection.
+# Messages of the connection.
 
 
 class Pair:
-    """Both ends of one connection's messages."""
+    """Both ends of one message stream."""
 
     def __init__(self) -> None:
         self.near, self.far = socket.socketpair()
@@ -111,8 +111,8 @@ def pair() -> Iterator[Pair]:
     pair.close()
 
 
-def test_messages_arrive_however_they_are_cut(pair: Pair) -> None:
-    """Byte by byte, beats between questions and answers; each is taken once."""
+def test_messages_survive_any_fragmentation(pair: Pair) -> None:
+    """Byte by byte, with beats between questions and answers; each is read once."""
     ask, answer = Ask(number=7, id="n\u00f8de@1\udc80"), Answer(number=7, verdict=Verdict.REFUSED)
     assert pair.ours.beat(pair.stream)
     assert pair.ours.say(pair.stream, ask)
@@ -124,8 +124,8 @@ def test_messages_arrive_however_they_are_cut(pair: Pair) -> None:
     assert pair.theirs.taken() == []
 
 
-def test_a_repeated_message_is_forged(pair: Pair) -> None:
-    """A question that somebody recorded cannot be asked again."""
+def test_a_replayed_message_is_rejected(pair: Pair) -> None:
+    """A recorded question cannot be asked again."""
     assert pair.ours.say(pair.stream, Ask(number=1, id="c@1"))
     said = pair.arrived()
     assert pair.theirs.take(said)
@@ -137,15 +137,15 @@ def test_a_repeated_message_is_forged(pair: Pair) -> None:
     "message",
     [b"\x03\x00\x00", b"\x00\x00\x01x", b"\x01\x00\x04\0\0\0\0", b"\x02\x00\x05\0\0\0\0\x09", b"\x02\x00\x01\0"],
 )
-def test_what_is_no_message_is_said_so(message: bytes) -> None:
-    """An unknown kind, a beat with a body, a question about nobody, an answer that is none."""
+def test_a_malformed_message_is_rejected(message: bytes) -> None:
+    """An unknown kind, a beat with a body, a question about nobody, an invalid answer."""
     theirs = Messages(KEYS, b"")
     with pytest.raises(Garbled, match="is no message"):
         theirs.take(message + Seals(KEYS.send, SHAPE.seal_bytes).next(message))
 
 
-def test_nothing_is_kept_for_an_announced_length() -> None:
-    """More than a message may have is an error at once; more questions than anybody has are dropped."""
+def test_no_memory_is_reserved_for_an_announced_length() -> None:
+    """Too long a message is an error at once; more questions than anybody has are dropped."""
     with pytest.raises(Garbled):
         Messages(KEYS, b"").take(b"\x01\xff\xff")
     theirs, seals = Messages(KEYS, b""), Seals(KEYS.send, SHAPE.seal_bytes)
@@ -167,7 +167,7 @@ class Ring:
         return self.all[name]
 
     def watch(self, name: str, **instead: acts.RingPeer) -> None:
-        """Let one watch the others, some of them at another place than where they are."""
+        """Let one watch the others, some of them at another address than their own."""
         peers = [instead.get(other, one.peer(f"{other}@1")) for other, one in self.all.items() if other != name]
         self.all[name].links.watch(
             acts.WatchPeers(peers=tuple(peers), expected=tuple(peer.id for peer in peers), near=tuple(peers))
@@ -201,7 +201,7 @@ def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
 
 @pytest.fixture
 def watcher() -> Iterator[Watcher]:
-    """One that is closed afterwards."""
+    """Links that are closed afterwards."""
     watcher = Watcher()
     yield watcher
     watcher.links.close()
@@ -209,7 +209,7 @@ def watcher() -> Iterator[Watcher]:
 
 @pytest.fixture
 def closed() -> Iterator[int]:
-    """A port that refuses: bound, and nobody listens."""
+    """A port that refuses: bound, but nobody listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -220,7 +220,7 @@ def refused(told: Told) -> bool:
 
 
 def deaths(one: Watcher, seconds: float) -> list[Told]:
-    """Return the deaths that this one is told of within a time."""
+    """Return the deaths reported to this one within a time."""
     found, end = [], time.monotonic() + seconds
     while True:
         try:
@@ -229,8 +229,8 @@ def deaths(one: Watcher, seconds: float) -> list[Told]:
             return found
 
 
-def test_a_living_node_does_not_die_of_one_refusal(ring: Ring, closed: int) -> None:
-    """What refuses a for c's sake is not c: b reaches it, and a tells people where to look, once."""
+def test_a_living_node_survives_one_refusal(ring: Ring, closed: int) -> None:
+    """Something else refuses a in place of c: b reaches c, and a tells people where to look, once."""
     ring.watch("a", c=at(closed, "c@1"))
     said = ring["a"].refused.get(timeout=30)
     assert said.peer == f"127.0.0.1:{closed}"
@@ -240,8 +240,8 @@ def test_a_living_node_does_not_die_of_one_refusal(ring: Ring, closed: int) -> N
     assert deaths(ring["b"], 0) == deaths(ring["c"], 0) == []
 
 
-def test_a_dead_node_is_told_with_both_witnesses(ring: Ring) -> None:
-    """Both who dialled it ask each other, and both are told."""
+def test_a_dead_node_is_reported_with_both_witnesses(ring: Ring) -> None:
+    """Both that dialled it ask each other, and both report it."""
     ring["c"].links.close()
     for one, other in ("ab", "ba"):
         told = ring[one].wait_for(refused, 30)
@@ -250,8 +250,8 @@ def test_a_dead_node_is_told_with_both_witnesses(ring: Ring) -> None:
         assert told.evidence.endswith(f"refuses the heartbeat connection, and {other} found the same")
 
 
-def test_who_is_left_alone_does_not_wait_for_a_witness(ring: Ring) -> None:
-    """Both others died together: there is nobody to ask, and nobody who would put this one out instead."""
+def test_a_lone_survivor_does_not_wait_for_a_witness(ring: Ring) -> None:
+    """Both others died together: there is nobody to ask, and nobody who would evict this one instead."""
     ring["b"].links.close()
     ring["c"].links.close()
     told = {ring["a"].wait_for(refused, 30).id}
@@ -260,7 +260,7 @@ def test_who_is_left_alone_does_not_wait_for_a_witness(ring: Ring) -> None:
 
 
 def test_a_new_incarnation_is_the_death_of_the_old_for_both(ring: Ring) -> None:
-    """Who answers at the port is another: the witness finds the same name there."""
+    """Another one answers at the port: the witness finds the same name there."""
     ring["c"].links.speak_for("c@2")
     told = ring["a"].wait_for(refused, 30)
     assert isinstance(told, e.PeerRefused)
@@ -268,7 +268,7 @@ def test_a_new_incarnation_is_the_death_of_the_old_for_both(ring: Ring) -> None:
 
 
 def test_another_program_at_the_port_is_a_death(ring: Ring) -> None:
-    """The process is dead, and a stranger's listens where it did."""
+    """The process is dead, and an unrelated one listens in its place."""
     port = ring["c"].links.port
     ring["c"].links.close()
     with socket.create_server(("127.0.0.1", port)) as foreign:
@@ -304,8 +304,8 @@ def trio() -> Iterator[tuple[Watcher, Child, Watcher]]:
         yield a, b, c
 
 
-def test_who_does_not_answer_is_no_witness(trio: tuple[Watcher, Child, Watcher], closed: int) -> None:
-    """The one that is asked is stopped: c is held for silent, which is asked about elsewhere; then b wakes."""
+def test_a_silent_neighbour_is_no_witness(trio: tuple[Watcher, Child, Watcher], closed: int) -> None:
+    """The neighbour asked is stopped: c counts as silent, which is asked about elsewhere; then b resumes."""
     a, b, c = trio
     b.signal(signal.SIGSTOP)
     c.links.close()
@@ -318,8 +318,8 @@ def test_who_does_not_answer_is_no_witness(trio: tuple[Watcher, Child, Watcher],
     assert told.evidence.endswith("and b found the same")
 
 
-def test_nobody_is_tried_but_neighbours(watcher: Watcher) -> None:
-    """Who is of the run and asks about anybody else learns nothing; nor does who is no neighbour itself."""
+def test_only_neighbours_are_tried(watcher: Watcher) -> None:
+    """A member that asks about others learns nothing; nor does one that is no neighbour itself."""
     other = Watcher("c")
     try:
         watcher.watch(other.peer("c@1"), expected=("b@1",))

@@ -1,4 +1,4 @@
-"""The writer against a real etcd: what it promises of order, leases, refusals, pulses, and of an etcd that is away."""
+"""The writer against a real etcd: its promises about order, leases, refusals, pulses, and outages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TTL = 2.0
 
 
 class Desk:
-    """A writer, what it told, and what stands in etcd."""
+    """A writer, its events, and the keys in etcd."""
 
     def __init__(
         self, etcd: EtcdServer, period: float = 1e6, *, leads: bool = False, compaction: Compaction | None = None
@@ -45,14 +45,14 @@ class Desk:
         self.root = f"/test/{secrets.token_hex(4)}/"
         self.client, self.other = EtcdClient(etcd.endpoint), EtcdClient(etcd.endpoint)
         self.leases = set(self.other.leases())
-        self.told: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
         self.me = Node(name="a", incarnation="1", address="127.0.0.1", slots=())
         self.writer = MemberWriter(
             self.client,
             self.root,
             self.me,
             TTL,
-            self.told.put,
+            self.events.put,
             lambda: Pulse(state="active", generation=3, every=0),
             lambda: period,
             SYSTEM,
@@ -70,7 +70,7 @@ class Desk:
         assert isinstance(self.next(), e.Registered)
 
     def next(self, seconds: float = 3.0) -> e.Event:
-        return self.told.get(timeout=seconds)
+        return self.events.get(timeout=seconds)
 
     def there(self) -> set[str]:
         items, _revision = self.other.range(self.root)
@@ -94,21 +94,21 @@ def wait(condition: Callable[[], object], seconds: float) -> None:
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EtcdServer]:
-    """A server for all; who stops it lets it go on."""
+    """A server for all; a test that stops it resumes it."""
     with EtcdServer() as server:
         yield server
 
 
 @pytest.fixture
 def desk(etcd: EtcdServer) -> Iterator[Desk]:
-    """A writer that hardly pulses."""
+    """A writer that hardly sends pulses."""
     desk = Desk(etcd)
     yield desk
     desk.close()
 
 
-def test_what_a_write_changed_is_told_at_once(desk: Desk) -> None:
-    """In the order asked for; a fenced write that came too late is told as failed, once."""
+def test_the_outcome_of_a_write_is_reported_at_once(desk: Desk) -> None:
+    """In the order of the requests; a fenced write that came too late is reported as failed, once."""
     desk.register()
     first, late = acts.Campaign(expected=0), acts.Campaign(expected=0)
     desk.write(first, late)
@@ -123,11 +123,11 @@ def test_what_a_write_changed_is_told_at_once(desk: Desk) -> None:
     assert [type(desk.next()) for _event in range(2)] == [e.TombPut, e.MemberGone]
     assert desk.next() == e.WriteDone(write=bury, ok=True)
     assert desk.there() == {"board/leader", "board/tombs/b@7", "roll/members/a@1", "roll/reports/a@1"}
-    assert desk.told.empty()
+    assert desk.events.empty()
 
 
-def test_all_that_is_the_members_own_goes_with_it(desk: Desk) -> None:
-    """Its keys, its claim, its doubts and its pulse stand under one lease, which closing gives back."""
+def test_a_members_own_keys_go_with_it(desk: Desk) -> None:
+    """Its keys, claim, doubts and pulse are under one lease, which closing revokes."""
     desk.register()
     desk.write(acts.Campaign(expected=0), acts.PutDoubt(id="b@7", doubt=Doubt(mark="m", by="a@1")))
     desk.writer.flush(3)
@@ -137,8 +137,8 @@ def test_all_that_is_the_members_own_goes_with_it(desk: Desk) -> None:
     assert not desk.new_leases()
 
 
-def test_what_keeps_a_machine_out_ends_by_itself(desk: Desk) -> None:
-    """A quarantine and a flap live on leases that nobody keeps alive; one that was refused leaves none behind."""
+def test_quarantines_and_flaps_expire(desk: Desk) -> None:
+    """They have leases that nobody renews; a refused one leaves none behind."""
     desk.register()
     desk.write(acts.Campaign(expected=0))
     led = desk.next()
@@ -158,18 +158,18 @@ def test_what_keeps_a_machine_out_ends_by_itself(desk: Desk) -> None:
     wait(lambda: desk.there() == mine, 6)
 
 
-def test_nothing_is_written_over_the_own_tomb(desk: Desk) -> None:
-    """Neither member nor report: the incarnation is out, and hears so through the board."""
+def test_a_buried_member_writes_nothing(desk: Desk) -> None:
+    """Neither member nor report: the incarnation is out, and learns so from the board."""
     tomb = acts.Bury(id="a@1", tomb=Tomb(incarnation="1", how=Out.DEAD))
     desk.write(tomb, acts.PutMember(record=MemberRecord(node=desk.me)), acts.PutReport(report=Report(incarnation="1")))
     desk.writer.flush(3)
     assert desk.there() == {"board/tombs/a@1"}
     assert [type(desk.next()) for _event in range(3)] == [e.TombPut, e.MemberGone, e.WriteDone]
-    assert desk.told.empty()
+    assert desk.events.empty()
 
 
-def test_nobody_is_buried_as_missing_who_is_registered(desk: Desk) -> None:
-    """Etcd decides, not the watch, which may lag; once the key is gone, the same burial stands."""
+def test_a_registered_member_is_not_buried_as_missing(desk: Desk) -> None:
+    """etcd decides, not the watch, which may lag; once the key is gone, the same burial succeeds."""
     desk.register()
     bury = acts.Bury(id="a@1", tomb=Tomb(incarnation="1", how=Out.DEAD), missing=True)
     desk.write(bury)
@@ -181,31 +181,31 @@ def test_nobody_is_buried_as_missing_who_is_registered(desk: Desk) -> None:
     assert desk.next() == e.WriteDone(write=bury, ok=True)
 
 
-def test_registered_is_not_told_after_the_end_of_the_lease(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is stopped while it registers wakes to both: its lease is over, and its key was written."""
+def test_a_registration_is_not_reported_after_its_lease_ended(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process stopped while it registers wakes to both: its lease is over, and its key was written."""
     honest, left = desk.client.txn, [lambda: desk.other.revoke(*desk.new_leases())]
 
     def late(*conditions: object, **rest: object) -> object:
-        """Let the lease end, and its keeper find out, before the answer to the first write is heard."""
+        """Let the lease end, and its keeper notice, before the answer to the first write arrives."""
         answer = honest(*conditions, **rest)  # type: ignore[arg-type]
         while left:
             left.pop()()
-            wait(lambda: not desk.told.empty(), 3)
+            wait(lambda: not desk.events.empty(), 3)
         return answer
 
     monkeypatch.setattr(desk.client, "txn", late)
     desk.write(acts.PutMember(record=MemberRecord(node=desk.me)))
     desk.writer.flush(5)
     assert desk.next() == e.Unregistered()
-    assert desk.told.empty()
+    assert desk.events.empty()
     desk.register()
     desk.writer.flush(3)
     assert desk.there() == {"roll/members/a@1", "roll/reports/a@1"}
 
 
 @pytest.mark.parametrize("who", ["keepalive", "write"])
-def test_a_lease_revoked_by_hand_is_told_once(desk: Desk, who: str) -> None:
-    """By the next keepalive, or earlier by a write that fails under it and is written again under a new one."""
+def test_a_revoked_lease_is_reported_once(desk: Desk, who: str) -> None:
+    """By the next keepalive, or earlier by a write that fails under it and is repeated under a new one."""
     desk.register()
     (lease,) = desk.new_leases()
     desk.other.revoke(lease)
@@ -219,8 +219,8 @@ def test_a_lease_revoked_by_hand_is_told_once(desk: Desk, who: str) -> None:
     desk.register()
 
 
-def test_a_key_deleted_by_hand_is_found_by_the_pulse(etcd: EtcdServer) -> None:
-    """The pulse is written while the own key stands as it was written, and tells when it does not."""
+def test_the_pulse_notices_a_deleted_member_key(etcd: EtcdServer) -> None:
+    """It is written only while the member's key is unchanged, and reports if it is not."""
     desk = Desk(etcd, period=0.3)
     try:
         desk.register()
@@ -238,19 +238,19 @@ def test_a_key_deleted_by_hand_is_found_by_the_pulse(etcd: EtcdServer) -> None:
         desk.close()
 
 
-def test_what_people_have_to_mend_is_told_again_after_something_else(desk: Desk) -> None:
-    """What was told last is what stands; the same twice in a row is told once."""
+def test_a_problem_is_reported_again_after_another_one(desk: Desk) -> None:
+    """The last report is the current one; the same twice in a row is reported once."""
     for reason in ("a wrong password", "a wrong password"):
         desk.writer.impaired(reason)
     desk.writer.away("connection refused")
     for reason in ("a wrong password", "", ""):
         desk.writer.impaired(reason)
-    told = [desk.told.get_nowait() for _ in range(desk.told.qsize())]
+    told = [desk.events.get_nowait() for _ in range(desk.events.qsize())]
     assert told == [e.EtcdImpaired(reason=reason) for reason in ("a wrong password", "a wrong password", "")]
 
 
-def test_without_etcd_it_neither_loses_nor_hangs(etcd: EtcdServer) -> None:
-    """Writes wait for etcd and only reports give way to newer ones; closing waits for nobody who does not answer."""
+def test_an_etcd_outage_loses_no_write_and_closing_does_not_hang(etcd: EtcdServer) -> None:
+    """Writes wait for etcd, and only reports give way to newer ones; closing does not wait for an answer."""
     desk, other = Desk(etcd), Desk(etcd)
     try:
         desk.register()
@@ -277,8 +277,8 @@ def test_without_etcd_it_neither_loses_nor_hangs(etcd: EtcdServer) -> None:
         other.close()
 
 
-def test_the_leader_lets_etcd_forget_the_past(etcd: EtcdServer) -> None:
-    """Pulses of long ago are compacted away, while it leads, and what is current stays."""
+def test_the_leader_compacts_old_history(etcd: EtcdServer) -> None:
+    """Old pulses are compacted away while it leads, and current keys stay."""
     desk = Desk(etcd, period=0.05, leads=True)
     try:
         desk.register()
@@ -298,7 +298,7 @@ def test_the_leader_lets_etcd_forget_the_past(etcd: EtcdServer) -> None:
 
 
 class Strange(Compaction):
-    """Asks for what no etcd compacts, several times, before it asks for what it has seen."""
+    """Requests what no etcd compacts, several times, before it requests revisions it has seen."""
 
     def __init__(self) -> None:
         super().__init__(kept=0.3, every=0.2)
@@ -312,7 +312,7 @@ class Strange(Compaction):
         return past
 
 
-def test_a_compaction_that_etcd_refuses_is_told_once(etcd: EtcdServer) -> None:
+def test_a_refused_compaction_is_reported_once(etcd: EtcdServer) -> None:
     """With what to do about it, however often it is refused; and once more when etcd compacts again."""
     strange = Strange()
     desk = Desk(etcd, period=0.05, leads=True, compaction=strange)
@@ -327,8 +327,8 @@ def test_a_compaction_that_etcd_refuses_is_told_once(etcd: EtcdServer) -> None:
         desk.close()
 
 
-def test_only_what_is_old_enough_is_compacted_and_each_revision_once() -> None:
-    """The newest revision of before the time that is kept; an etcd that was rolled back begins anew."""
+def test_old_revisions_are_compacted_once() -> None:
+    """Up to the newest revision before the time that is kept; after a rollback of etcd it begins anew."""
     compaction = Compaction(kept=10.0, every=5.0)
     for now in range(20):
         compaction.saw(100 + now, float(now))

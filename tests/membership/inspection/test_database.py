@@ -1,4 +1,4 @@
-"""An etcd that is about to be full is told of before it is."""
+"""An etcd whose database is nearly full is reported before it is full."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.membership.inspection.database import LARGE, fullness
 
 
-def test_a_large_database_is_warned_of() -> None:
-    """From half of the default quota on, with what to do; not while there is room."""
+def test_a_large_database_is_reported() -> None:
+    """From half of the default quota on, with what to do; not while there is space."""
     assert fullness(LARGE - 1) == []
     (said,) = fullness(3 * LARGE // 2)
     assert "1.5 GiB" in said
@@ -19,8 +19,8 @@ def test_a_large_database_is_warned_of() -> None:
 
 
 @pytest.mark.etcd
-def test_etcd_says_how_large_it_is() -> None:
-    """What is written makes it larger."""
+def test_etcd_reports_the_size_of_its_database() -> None:
+    """Writes make it larger."""
     with EtcdServer() as server, EtcdClient(server.endpoint) as client:
         before = client.database_size()
         for number in range(4):

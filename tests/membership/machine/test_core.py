@@ -1,4 +1,4 @@
-"""What a story does not show: news that comes late, twice, or in an order etcd and the network allow."""
+"""What transcripts do not show: events that come late, twice, or in an order that etcd and the network allow."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.membership.keys import Keys
 from tests.membership.story import Story
 
 
-def test_late_news_of_an_unwatched_peer_accuses_nobody() -> None:
-    """Silence of a node that is no neighbour any more is nothing to tell: nobody would say when it ends."""
+def test_late_news_of_an_unwatched_peer_is_ignored() -> None:
+    """The silence of a former neighbour is not reported: nobody would report its end."""
     story = Story()
     story.tell("> start a b c d e f\n> run 3")
     assert [peer.id for peer in story.watched["a"].peers] == ["b@b2", "c@c3"]
@@ -64,22 +64,22 @@ def buried(name: str, how: Out, by: str) -> e.TombPut:
     return e.TombPut(id=f"{name}@{name}1", tomb=Tomb(incarnation=f"{name}1", how=how, by=by), revision=10)
 
 
-def test_a_refusal_after_a_clean_leave_does_not_turn_it_into_a_death() -> None:
-    """The tomb says how a node went; that its port refuses afterwards is no news."""
+def test_a_refused_connection_after_a_clean_leave_is_no_death() -> None:
+    """The tomb says how a node went; that its port refuses afterwards is expected."""
     core = member("a", leader="c")
     core.handle([buried("b", Out.LEFT, "b")], 1.0)
     assert not [a for a in core.handle(refused("b"), 1.1) if isinstance(a, acts.Bury)]
 
 
-def test_a_leader_found_dead_is_succeeded_at_once_even_with_its_tomb_up() -> None:
+def test_a_dead_leader_with_a_tomb_is_succeeded_at_once() -> None:
     """Its key would stand until its lease ends; whoever finds the port refused takes the key over by its revision."""
     core = member("b", leader="a")
     core.handle([buried("a", Out.DEAD, "c")], 1.0)
     assert acts.Campaign(expected=5) in core.handle(refused("a"), 1.1)
 
 
-def test_an_eviction_does_not_free_the_leader_for_a_second_write() -> None:
-    """The leader has one write of its own under way at a time, whatever else is written meanwhile."""
+def test_a_leader_has_one_write_under_way_during_an_eviction() -> None:
+    """Whatever else is written meanwhile."""
     core = member("a")
     told = core.handle(refused("b"), 1.0)
     bury = next(action for action in told if isinstance(action, acts.Bury))
@@ -88,14 +88,14 @@ def test_an_eviction_does_not_free_the_leader_for_a_second_write() -> None:
     assert len(sealed) == 1
     assert not [a for a in core.handle([e.WriteDone(write=bury, ok=True)], 1.2) if isinstance(a, acts.Seal)]
     again = core.handle([e.WriteDone(write=sealed[0], ok=False)], 1.3)
-    assert not [a for a in again if isinstance(a, acts.Seal)], "the watch is given a moment to tell why"
+    assert not [a for a in again if isinstance(a, acts.Seal)], "the watch gets a moment to report why"
     later = core.alarm(1.3)
     assert later == pytest.approx(1.4)
     assert [a for a in core.handle([e.Tick()], later) if isinstance(a, acts.Seal)]
 
 
-def test_the_first_tomb_stays() -> None:
-    """A node leaves, and its refusing port is found before its tomb is heard of: that makes no death of it."""
+def test_the_first_tomb_of_an_incarnation_stays() -> None:
+    """A node leaves, and its refusing port is noticed before its tomb arrives: that makes no death of it."""
     keys = Keys()
     left = acts.Bury(id="c@c1", tomb=Tomb(incarnation="c1", how=Out.LEFT, by="c"))
     dead = acts.Bury(id="c@c1", tomb=Tomb(incarnation="c1", how=Out.DEAD, by="a"))
@@ -104,16 +104,16 @@ def test_the_first_tomb_stays() -> None:
     assert decode(Tomb, keys.items["/job/board/tombs/c@c1"].value, "key").how is Out.LEFT
 
 
-def test_whoever_sees_its_own_key_vanish_registers_again() -> None:
-    """A leader watches the roster: that its own key was deleted by hand it need not be told by anybody else."""
+def test_a_member_whose_key_vanishes_registers_again() -> None:
+    """A leader watches the roster, so nobody else has to tell it that its key was deleted by hand."""
     core = member("a")
     gone = e.MemberGone(id="a@a1", revision=20)
     assert acts.PutMember(record=core.record) in core.handle([gone], 1.0)
     assert not [a for a in core.handle([e.Registered(revision=21), gone], 1.1) if isinstance(a, acts.PutMember)]
 
 
-def test_a_leader_that_is_not_registered_sweeps_what_keeps_it_from_it() -> None:
-    """Garbage under its own tomb: it may register only once that is gone, and nobody but the leader sweeps."""
+def test_an_unregistered_leader_sweeps_garbage_that_blocks_it() -> None:
+    """The garbage is under its own tomb: it may register only once that is gone, and only the leader sweeps."""
     core = member("a")
     key = "board/tombs/a@a1"
     told = core.handle([e.Unregistered(), e.Garbage(key=key, revision=10)], 1.0)
@@ -122,8 +122,8 @@ def test_a_leader_that_is_not_registered_sweeps_what_keeps_it_from_it() -> None:
     assert acts.PutMember(record=core.record) in again
 
 
-def test_many_events_at_once_are_decided_once() -> None:
-    """A batch is taken in whole before anything is done about it: two deaths, one generation."""
+def test_events_of_one_batch_are_decided_together() -> None:
+    """A batch is applied whole before any decision: two deaths make one generation."""
     core = member("a")
     dead = [
         e.TombPut(id=f"{name}@{name}1", tomb=Tomb(incarnation=f"{name}1", how=Out.DEAD), revision=10) for name in "bc"
@@ -138,10 +138,11 @@ def test_many_events_at_once_are_decided_once() -> None:
     [(e.EtcdImpaired(reason="full"), e.EtcdImpaired(reason="")), (e.EtcdLost(since=1.1), e.EtcdBack())],
     ids=["full", "away"],
 )
-def test_trainers_lose_each_other_while_nobody_can_say_why(gone: e.Event, back: e.Event) -> None:
-    """Whoever knows that a node is dead has `Policy.peer_lost` to say so from when etcd takes writes again.
+def test_trainers_may_lose_each_other_during_an_etcd_outage(gone: e.Event, back: e.Event) -> None:
+    """A member that knows of a death has `Policy.peer_lost` to report it once etcd accepts writes again.
 
-    Else the dead node is sealed into one more generation, because its tomb and that generation are written at once.
+    Otherwise the dead node would be sealed into one more generation, for its tomb and that generation are written at
+    once.
     """
 
     def listed() -> list[e.Event]:
@@ -159,8 +160,8 @@ def test_trainers_lose_each_other_while_nobody_can_say_why(gone: e.Event, back: 
     assert seal.generation.cause is Cause.FAILURE
 
 
-def test_what_trainers_said_of_a_lost_peer_is_told() -> None:
-    """A generation that follows because trainers lost each other says what their collectives said."""
+def test_the_cause_of_lost_peers_has_the_trainers_errors() -> None:
+    """A generation formed because trainers lost each other quotes what their collectives said."""
     story = Story()
     story.tell("> start a b c\n> run 3")
     key = story.generation.key
@@ -171,9 +172,9 @@ def test_what_trainers_said_of_a_lost_peer_is_told() -> None:
 
 
 def test_an_idle_member_asks_for_no_tick() -> None:
-    """When nothing is waited for, nobody has to be woken: a job in peace costs no time.
+    """If nothing is pending, nobody has to be woken: a quiet job costs no time.
 
-    Whose trainers make steps is woken when they have stood still for long, and not before.
+    One whose trainers make steps is woken when they have stood still for long, and not before.
     """
     story = Story()
     story.tell("> policy maximum=3\n> start a b c d\n> run 5\n> step 7")
@@ -185,7 +186,7 @@ def test_an_idle_member_asks_for_no_tick() -> None:
 
 
 def finishing(core: Core, now: float, saved: SavedStep | None) -> list[acts.Action]:
-    """Let all three nodes say that `main` returned, and that they wrote this step."""
+    """Report from all three nodes that `main` returned and that they wrote this step."""
     reports = [
         e.ReportPut(id=node.id, report=Report(incarnation=node.incarnation, finished="1.1", saved=saved), revision=20)
         for node in NODES[1:]
@@ -202,8 +203,8 @@ def ends(told: list[acts.Action]) -> list[End]:
 LAST = SavedStep(step=9, made_in=1, attempt=1, world=3)
 
 
-def test_a_job_ends_when_its_last_step_is_a_checkpoint() -> None:
-    """All have finished, and the store has not answered for the commit yet: there is no end before it has."""
+def test_a_job_ends_when_its_last_step_is_committed() -> None:
+    """All have finished, but the store has not confirmed the commit yet: the job does not end before that."""
     core = member("a")
     told = finishing(core, 1.0, LAST)
     assert acts.Commit(saved=LAST, number=1) in told
@@ -213,12 +214,12 @@ def test_a_job_ends_when_its_last_step_is_a_checkpoint() -> None:
 
 
 def test_a_job_without_a_store_ends_at_once() -> None:
-    """Nobody saved anything: there is nothing to wait for."""
+    """Nobody saved anything, so there is nothing to wait for."""
     assert ends(finishing(member("a"), 1.0, None)) == [End(failed=False)]
 
 
-def test_a_last_step_that_is_no_checkpoint_is_no_good_end() -> None:
-    """What the store refused, or never answered, is told as what it is, with what to do."""
+def test_an_uncommitted_last_step_ends_the_job_with_an_error() -> None:
+    """It says whether the store refused or never answered, and what to do."""
     refused, silent = member("a"), member("a")
     finishing(refused, 1.0, LAST)
     (end,) = ends(refused.handle([e.Settled(saved=LAST, error="rank 2 wrote another step")], 2.0))
@@ -230,8 +231,8 @@ def test_a_last_step_that_is_no_checkpoint_is_no_good_end() -> None:
     assert end.failed
 
 
-def test_that_a_step_was_safe_is_in_the_record_once_and_for_all() -> None:
-    """The leader puts it there as soon as it knows; every later generation carries it on, whoever forms it."""
+def test_a_safe_step_is_recorded_for_good() -> None:
+    """The leader records it as soon as it knows; every later generation carries it on, whoever forms it."""
     core = member("a")
     running = core.view.generation
     assert running is not None
@@ -241,7 +242,7 @@ def test_that_a_step_was_safe_is_in_the_record_once_and_for_all() -> None:
     told = core.handle([e.StepReported(step=2, etcd_away=False, safe=1)], 1.1)
     (mend,) = (action for action in told if isinstance(action, acts.Mend))
     assert mend.generation == dataclasses.replace(running, reached=1)
-    # Whoever holds rank 0 says so too, for the leader may be another.
+    # The holder of rank 0 reports it too, since another may lead.
     assert [action.report.safe for action in told if isinstance(action, acts.PutReport)] == [1]
     echo = e.GenerationPut(generation=mend.generation, revision=11)
     told = core.handle([e.WriteDone(write=mend, ok=True), echo, e.StepReported(step=3, etcd_away=False, safe=2)], 1.2)
@@ -254,8 +255,8 @@ def rolled_back(*items: e.OfBoard) -> e.Listed:
     return e.Listed(tier=e.Tier.BOARD, items=items, revision=3, gap=True, rolled_back=True)
 
 
-def test_an_emptied_etcd_gets_the_job_again_from_who_knows_it() -> None:
-    """All register anew, whoever leads writes the generation there, and news of low revisions counts."""
+def test_an_emptied_etcd_is_filled_again_by_the_members() -> None:
+    """All register again, the leader writes the generation, and news of low revisions counts."""
     core = member("a")
     told = core.handle([rolled_back()], 1.0)
     assert {acts.PutMember, acts.PutReport} <= {type(action) for action in told}
@@ -269,8 +270,8 @@ def test_an_emptied_etcd_gets_the_job_again_from_who_knows_it() -> None:
     ]
 
 
-def test_an_older_generation_of_a_backup_is_not_gone_back_to() -> None:
-    """Its record is spoiled and its end was an earlier job's; who leads writes the newer one over it."""
+def test_an_older_generation_of_a_backup_is_overwritten() -> None:
+    """The backup has a garbled record and the end of an earlier job; the leader writes the newer generation over it."""
     core = member("a")
     older = Generation(number=0, attempt=1, cause=Cause.START, nodes=())
     items = (
@@ -286,8 +287,8 @@ def test_an_older_generation_of_a_backup_is_not_gone_back_to() -> None:
     assert [(action.generation.number, action.previous) for action in mend] == [(1, 2)]
 
 
-def test_who_knows_more_than_the_others_after_a_roll_back_comes_anew() -> None:
-    """The others never heard of the newest generation: its member is none of theirs any more, and joins them again."""
+def test_a_member_ahead_of_the_others_after_a_rollback_rejoins() -> None:
+    """The others never saw the newest generation: its member is no longer one of theirs, and joins again."""
     core = member("b")
     newer = Generation(number=2, attempt=2, cause=Cause.JOIN, nodes=tuple(NODES))
     core.handle([e.GenerationPut(generation=newer, revision=12)], 1.0)
@@ -299,8 +300,8 @@ def test_who_knows_more_than_the_others_after_a_roll_back_comes_anew() -> None:
 
 
 @pytest.mark.parametrize("job", [True, False])
-def test_a_node_that_encrypts_unlike_the_job_is_refused(job: bool) -> None:
-    """It could speak with nobody: it is told what to do before anybody counts on it."""
+def test_a_node_with_another_encryption_setting_is_refused(job: bool) -> None:
+    """It could talk to nobody: it is told what to do before anybody counts on it."""
     core = Core(
         MemberRecord(node=NODES[0], encrypted=job),
         Policy(beside=False),

@@ -1,4 +1,4 @@
-"""Who is cut off, from who does not hear whom: properties of the ring."""
+"""Who is cut off, derived from who does not hear whom: properties of the ring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def lost(
     judge: str,
     fresh: frozenset[tuple[str, str]] = frozenset(),
 ) -> dict[str, bool]:
-    """Return whom the judge's side has lost, and whether that is sure."""
+    """Return the members that the judge's side has lost, and whether that is certain."""
     ids = IDS[:size]
     index = {id: at for at, id in enumerate(ids)}
     found = suspects(ids, cuts_of(ids, index, silent), dict.fromkeys(active, 0), judge, fresh)
@@ -31,8 +31,8 @@ def neighbours(size: int, at: int) -> list[str]:
 
 
 @given(st.integers(3, 12), st.data())
-def test_one_word_isolates_only_its_author(size: int, data: st.DataObject) -> None:
-    """Whomever one member calls silent, nobody but itself is ever lost for it."""
+def test_one_report_isolates_only_its_author(size: int, data: st.DataObject) -> None:
+    """Whomever a member calls silent, nobody but itself is lost because of it."""
     liar = data.draw(st.sampled_from(IDS[:size]))
     said = {(liar, other) for other in data.draw(st.sets(st.sampled_from(IDS[:size])))}
     judge = data.draw(st.sampled_from([id for id in IDS[:size] if id != liar]))
@@ -41,7 +41,7 @@ def test_one_word_isolates_only_its_author(size: int, data: st.DataObject) -> No
 
 @given(st.integers(3, 12), st.data())
 def test_a_silent_node_is_found_by_all_others(size: int, data: st.DataObject) -> None:
-    """If all its neighbours do not hear it, each other member finds it, and it alone, without asking anybody."""
+    """If none of its neighbours hears it, each other member finds exactly it, without asking anybody."""
     at = data.draw(st.integers(0, size - 1))
     said = {(other, IDS[at]) for other in neighbours(size, at) if other != IDS[at]}
     for judge in IDS[:size]:
@@ -51,8 +51,8 @@ def test_a_silent_node_is_found_by_all_others(size: int, data: st.DataObject) ->
 
 
 @given(st.integers(2, 12), st.sets(st.tuples(st.sampled_from(IDS), st.sampled_from(IDS)), max_size=60), st.data())
-def test_nobody_is_sure_of_one_who_is_sure_of_it(size: int, said: set[tuple[str, str]], data: st.DataObject) -> None:
-    """However the ring is cut, of two sides at most one finds the other dead, and it has no fewer active members."""
+def test_two_sides_are_never_sure_of_each_other(size: int, said: set[tuple[str, str]], data: st.DataObject) -> None:
+    """However the ring is cut, at most one of two sides declares the other dead, and it has no fewer active members."""
     ids = IDS[:size]
     active = data.draw(st.sets(st.sampled_from(ids), min_size=1))
     sure = {judge: {id for id, sure in lost(size, said, active, judge).items() if sure} for judge in ids}
@@ -64,8 +64,8 @@ def test_nobody_is_sure_of_one_who_is_sure_of_it(size: int, said: set[tuple[str,
 
 
 @given(st.integers(2, 12), st.sets(st.tuples(st.sampled_from(IDS), st.sampled_from(IDS))))
-def test_only_connections_of_the_ring_are_cut(size: int, said: set[tuple[str, str]]) -> None:
-    """What is said of nodes that are no neighbours is nothing."""
+def test_only_connections_of_the_ring_count_as_cut(size: int, said: set[tuple[str, str]]) -> None:
+    """Reports about nodes that are no neighbours mean nothing."""
     ids = IDS[:size]
     index = {id: at for at, id in enumerate(ids)}
     for one, other in cuts_of(ids, index, said):
@@ -73,15 +73,15 @@ def test_only_connections_of_the_ring_are_cut(size: int, said: set[tuple[str, st
         assert 0 < min(apart, size - apart) <= REACH
 
 
-def test_two_halves_are_sure_of_nothing() -> None:
-    """Neither of two equal sides can know from the ring which is at fault; each can ask its neighbours there."""
+def test_two_equal_halves_are_sure_of_nothing() -> None:
+    """Neither can know from the ring which is at fault; each can ask its neighbours there."""
     halves = {(one, other) for one in IDS[:3] for other in IDS[3:6]}
     assert lost(6, halves, set(IDS[:6]), IDS[0]) == dict.fromkeys(IDS[3:6], False)
     assert lost(6, halves, set(IDS[:6]), IDS[5]) == dict.fromkeys(IDS[:3], False)
 
 
-def test_spares_do_not_outvote_the_active() -> None:
-    """What counts is where the active members are: a side full of spares is the one that is lost."""
+def test_spares_do_not_outvote_active_members() -> None:
+    """Only active members count: a side full of spares is the one that is lost."""
     said = {(one, other) for one in IDS[:3] for other in IDS[3:8]}
     assert lost(8, said, set(IDS[:3]), IDS[0]) == dict.fromkeys(IDS[3:8], True)
     assert lost(8, said, set(IDS[:3]), IDS[4]) == {}
@@ -91,10 +91,10 @@ SAID = st.sets(st.tuples(st.sampled_from(IDS), st.sampled_from(IDS)), max_size=6
 
 
 @given(st.integers(2, 12), SAID, SAID, st.data())
-def test_whoever_is_sure_is_right_whatever_is_not_known_yet(
+def test_a_sure_verdict_holds_for_any_missing_report(
     size: int, said: set[tuple[str, str]], young: set[tuple[str, str]], data: st.DataObject
 ) -> None:
-    """Young connections may be cut, any of them: then too its side is main, and the other side is the lost one."""
+    """Even if any young connections are cut: its side is still main, and the other side is the lost one."""
     ids = IDS[:size]
     active = data.draw(st.sets(st.sampled_from(ids), min_size=1))
     fresh = frozenset(pair for pair in young if set(pair) <= set(ids))
@@ -107,7 +107,7 @@ def test_whoever_is_sure_is_right_whatever_is_not_known_yet(
         assert not any(judge in lost(size, said | cut, active, id) for id in sure)
 
 
-def test_those_cut_off_are_not_main_for_standing_side_by_side() -> None:
+def test_isolated_neighbours_are_no_majority() -> None:
     """Three members that nobody hears became neighbours a moment ago: they are no majority of five."""
     heard, cut = IDS[:2], IDS[2:5]
     said = {(one, other) for one in heard for other in cut} | {(other, one) for one in heard for other in cut}
@@ -117,8 +117,8 @@ def test_those_cut_off_are_not_main_for_standing_side_by_side() -> None:
 
 
 @given(st.lists(st.sampled_from(IDS), unique=True, min_size=1), st.lists(st.sampled_from(IDS), unique=True))
-def test_what_the_ring_has_made_is_what_it_had_not(now: list[str], before: list[str]) -> None:
-    """Connections of the ring now are made, or there before; of the same ring none is made, of a first one all are."""
+def test_new_connections_of_a_ring_are_those_it_did_not_have(now: list[str], before: list[str]) -> None:
+    """The same ring has no new connections, a first one only new ones."""
     index = {id: at for at, id in enumerate(before)}
     old = cuts_of(before, index, {(one, other) for one in before for other in before})
     all_now = cuts_of(now, {id: at for at, id in enumerate(now)}, {(one, other) for one in now for other in now})
@@ -128,6 +128,6 @@ def test_what_the_ring_has_made_is_what_it_had_not(now: list[str], before: list[
     assert made(before, index) == frozenset()
 
 
-def test_a_connection_is_proven_only_when_its_silence_would_have_been_told() -> None:
-    """The first beat may take its time, and a report its way."""
+def test_a_connection_counts_only_once_its_silence_would_be_known() -> None:
+    """The first beat may take its time, and so may a report."""
     assert PROVEN >= FRESH + INTERVAL

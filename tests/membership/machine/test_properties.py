@@ -1,4 +1,4 @@
-"""What must hold in every story: hypothesis tells them, and shrinks those that go wrong.
+"""What must hold in every story: hypothesis draws stories, and shrinks those that fail.
 
 A failure prints the story as commands that can be saved under tests/testdata/membership.
 """
@@ -52,7 +52,7 @@ POLICIES = st.tuples(st.integers(1, 2), st.integers(2, 6), st.booleans(), st.int
 
 
 class Teller:
-    """Tells random commands to a story, leaving out what makes no sense at the moment."""
+    """Passes random commands to a story, leaving out those that make no sense at the moment."""
 
     def __init__(self, minimum: int, maximum: int, beside: bool, flaps: int, multiple: int) -> None:
         self.story = Story()
@@ -66,7 +66,7 @@ class Teller:
         self.story.tell(f"> {command}")
 
     def offer(self, command: str) -> None:
-        """Tell the command if it can happen now."""
+        """Pass the command on if it is possible now."""
         verb, *words = command.split()
         alive = {name: core for name, core in self.story.cores.items() if not core.exited}
         name = words[0] if words else ""
@@ -96,7 +96,7 @@ class Teller:
             self.tell(command)
 
     def settle(self) -> None:
-        """End all that is wrong, and let time pass."""
+        """Repair everything, and let time pass."""
         if self.story.away:
             self.tell("etcd back")
         self.tell("mend")
@@ -114,7 +114,7 @@ def check(teller: Teller) -> None:
     assert numbers == sorted(set(numbers)), "sealed numbers grow strictly"
     for generation in story.sealed:
         names = [node.name for node in (*generation.nodes, *generation.spares)]
-        assert len(names) == len(set(names)), "a world holds each node once"
+        assert len(names) == len(set(names)), "a generation holds each node once"
         assert len(generation.nodes) >= story.policy.minimum
         assert len(generation.nodes) <= story.policy.maximum
         assert len(generation.nodes) % story.policy.multiple_of == 0
@@ -166,15 +166,15 @@ OPTIONS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Hea
 
 @settings(max_examples=60, **OPTIONS)
 @given(POLICIES, COMMANDS)
-def test_every_story_ends_well(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
-    """Whatever happened, once it is quiet all who are alive train together in one generation, and stay there."""
+def test_every_story_ends_in_one_generation(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
+    """Once it is quiet, all who are alive train together in one generation, and stay in it."""
     play(policy, ["start a", "start b", "start c", "run 3", *commands])
 
 
 @settings(max_examples=30, **OPTIONS)
 @given(POLICIES, COMMANDS)
-def test_every_beginning_ends_well(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
-    """The same when things go wrong before the first generation."""
+def test_every_beginning_ends_in_one_generation(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
+    """The same with faults before the first generation."""
     play(policy, commands)
 
 
@@ -182,6 +182,6 @@ def test_every_beginning_ends_well(policy: tuple[int, int, bool, int, int], comm
 @pytest.mark.timeout(3600)
 @settings(max_examples=3000, **OPTIONS)
 @given(POLICIES, COMMANDS)
-def test_many_stories_end_well(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
+def test_many_stories_end_in_one_generation(policy: tuple[int, int, bool, int, int], commands: list[str]) -> None:
     """The first of these, for longer."""
     play(policy, ["start a", "start b", "start c", "run 3", *commands])

@@ -1,4 +1,4 @@
-"""Whom a member cannot connect to, tried with real sockets; and who stands aside for it, as a function of pairs."""
+"""Which members cannot be reached, tried with real sockets; and who stands aside for it, as a function of pairs."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def place(id: str) -> tuple[int, int]:
 
 
 @given(PAIRS)
-def test_no_pair_is_left_and_nobody_stands_aside_for_nothing(pairs: set[frozenset[str]]) -> None:
-    """Of each pair one stands aside, for reasons that are pairs."""
+def test_standing_aside_resolves_all_pairs_and_nothing_else(pairs: set[frozenset[str]]) -> None:
+    """One of each pair stands aside, and everybody who does has a pair as the reason."""
     aside = apart(pairs, place)
     assert all(pair & aside.keys() for pair in pairs)
     assert all(others and all(frozenset((id, other)) in pairs for other in others) for id, others in aside.items())
-    # In whatever order they are told.
+    # In any order of the reports.
     assert apart(sorted(pairs, key=sorted, reverse=True), place) == aside
 
 
-def test_who_reaches_few_goes_alone_and_of_two_the_last() -> None:
-    """One node that reaches nobody stands aside for all; of a single pair it is the one of the higher rank."""
+def test_the_least_connected_stands_aside_then_the_highest_rank() -> None:
+    """A node that reaches nobody stands aside for all; of a single pair it is the higher rank."""
     star = {frozenset(("n00", f"n{at:02d}")) for at in range(1, 6)}
     assert apart(star, place) == {"n00": ("n01", "n02", "n03", "n04", "n05")}
     assert apart({frozenset(("n03", "n01"))}, place) == {"n03": ("n01",)}
 
 
-def test_a_host_that_answers_or_refuses_is_reached_and_one_that_is_silent_is_not() -> None:
-    """A listening port, a closed one, a full queue that drops what comes, and an address that is none."""
+def test_a_host_that_accepts_or_refuses_is_reachable_and_a_silent_one_is_not() -> None:
+    """A listening port, a closed one, a full queue that drops connections, and an invalid address."""
     with (
         socket.create_server(("127.0.0.1", 0)) as open_one,
         socket.create_server(("127.0.0.1", 0), backlog=0) as full,
@@ -94,7 +94,7 @@ class Member:
         assert self.trainers.phase(self.formed.key) is Phase.RUNNING
 
     def until(self, now: float, failing: tuple[str, ...] = (), lost: str = "") -> list[tuple[float, acts.Action]]:
-        """Let time pass, answering each try; return what was done when."""
+        """Let time pass, answering each probe; return the actions by time."""
         done = []
         while True:
             alarm = Alarm(self.now)
@@ -120,8 +120,8 @@ def tries(done: list[tuple[float, acts.Action]]) -> list[float]:
     return [at for at, action in done if isinstance(action, acts.Probe)]
 
 
-def test_trainers_that_move_try_nobody() -> None:
-    """Steps each few seconds, however long each: tried is after ten seconds, or thrice the longest step."""
+def test_members_with_advancing_trainers_probe_nobody() -> None:
+    """Steps every few seconds, however long each: probing starts after ten seconds, or thrice the longest step."""
     member = Member()
     member.runs()
     for step in range(1, 20):
@@ -131,8 +131,8 @@ def test_trainers_that_move_try_nobody() -> None:
     assert tries(member.until(since + 100))[0] == since + STEPS * 9.0
 
 
-def test_trainers_that_stand_still_try_all_and_ever_more_seldom() -> None:
-    """While they build, and while they run; everybody who can be reached is tried each minute at last."""
+def test_members_with_idle_trainers_probe_all_less_and_less_often() -> None:
+    """While they build and while they run; in the end everybody reachable is tried once a minute."""
     member = Member()
     first, second, *_, last = tries(member.until(1000.0))
     assert (first, second) == (MEETING, MEETING + EVERY)
@@ -143,8 +143,8 @@ def test_trainers_that_stand_still_try_all_and_ever_more_seldom() -> None:
     assert tries(member.until(2100.0))[0] <= 2000.0 + SELDOM
 
 
-def test_a_long_pause_before_delays_nothing() -> None:
-    """After an evaluation of an hour, in which all were reached, a standstill is looked into as soon as any."""
+def test_an_earlier_long_pause_does_not_delay_probing() -> None:
+    """After an evaluation of an hour that reached everybody, a standstill is examined as soon as any other."""
     member = Member()
     member.runs()
     member.until(3600.0)
@@ -154,14 +154,14 @@ def test_a_long_pause_before_delays_nothing() -> None:
     assert tries(member.until(3700.0))[0] == 3601.0 + STANDING
 
 
-def test_a_node_alone_tries_nobody() -> None:
+def test_a_single_node_probes_nobody() -> None:
     """There is nobody to reach."""
     member = Member(nodes=1)
     assert not tries(member.until(1000.0))
 
 
-def test_who_fails_twice_is_told_until_it_was_reached_for_long_enough() -> None:
-    """And not while it fails now and then; a step that needs it tells at once that all is well."""
+def test_a_peer_unreachable_twice_is_reported_until_it_is_stable() -> None:
+    """It is not while it fails now and then; a step that needs it proves at once that all is well."""
     member = Member()
     member.runs()
     other = member.nodes[2].id
@@ -181,8 +181,8 @@ def test_who_fails_twice_is_told_until_it_was_reached_for_long_enough() -> None:
     assert member.reach.unreachable == ()
 
 
-def test_who_lost_a_peer_tries_all_at_once() -> None:
-    """Its trainers have ended, and whoever it cannot reach is known before the generation is formed again."""
+def test_a_member_that_lost_a_peer_probes_all_at_once() -> None:
+    """Its trainers have ended, and unreachable peers are known before the generation is formed again."""
     member = Member()
     member.runs()
     member.until(1.0)
@@ -194,8 +194,8 @@ def test_who_lost_a_peer_tries_all_at_once() -> None:
     assert member.reach.unreachable == (other,)
 
 
-def test_a_dead_node_is_told_no_more() -> None:
-    """Nor one that went: what the others know of it is all there is to know."""
+def test_a_dead_node_is_no_longer_reported() -> None:
+    """Nor is one that left: the others know all there is to know."""
     member = Member()
     member.runs()
     other = member.nodes[1].id
@@ -206,8 +206,8 @@ def test_a_dead_node_is_told_no_more() -> None:
     assert member.reach.unreachable == ()
 
 
-def test_a_large_job_tries_some_at_a_time_and_all_in_turn() -> None:
-    """Never more than so many connections at once."""
+def test_a_large_job_probes_in_batches() -> None:
+    """Never more than a set number of connections at once, and all peers in turn."""
     member = Member(nodes=500)
     done = member.until(100.0)
     asked = [action.peers for _, action in done if isinstance(action, acts.Probe)]

@@ -1,6 +1,6 @@
 """The membership core, told as stories: tests/testdata/membership/*.txt.
 
-`pytest tests/membership --rewrite-stories` writes what happens now; a person reviews the difference.
+`pytest tests/membership --rewrite-stories` writes the present course of events; a person reviews the diff.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def test_story(path: Path, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
-def test_numbers_grow_and_no_node_is_twice(path: Path) -> None:
-    """In every story: sealed numbers only grow by the rules, and a world holds each node once."""
+def test_numbers_grow_and_no_generation_has_a_node_twice(path: Path) -> None:
+    """In every story, sealed numbers grow only by the rules, and a generation holds each node once."""
     story = Story()
     story.tell(path.read_text())
     numbers = [generation.number for generation in story.sealed]
@@ -37,8 +37,8 @@ def test_numbers_grow_and_no_node_is_twice(path: Path) -> None:
         assert len(names) == len(set(names))
 
 
-def test_the_leader_knows_how_many_nodes_are_missing() -> None:
-    """And no other says so; when they have come it waits for none."""
+def test_only_the_leader_reports_missing_nodes() -> None:
+    """And none once they have come."""
     story = Story()
     story.tell("> policy minimum=3 maximum=4\n> start a\n> run 2")
     assert story.awaited == {"a": 2}

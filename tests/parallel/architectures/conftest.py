@@ -1,4 +1,4 @@
-"""Starts what all worlds are forked from, with transformers imported, which costs seconds, before any test counts."""
+"""Starts the server that forks all worlds, with transformers imported, which takes seconds, before any test runs."""
 
 from __future__ import annotations
 

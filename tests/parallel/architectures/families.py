@@ -1,4 +1,4 @@
-"""Models of transformers, tiny and with random weights, and how they are trained: importable, as a script is."""
+"""Tiny transformers models with random weights, and how they are trained: importable, like a script."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 class Masked(Dataset[tuple[dict[str, torch.Tensor], torch.Tensor]]):
-    """Sentences with some of their last words masked, as dictionaries that transformers' models take."""
+    """Sentences with some of their last tokens masked, as dictionaries that transformers models accept."""
 
     def __len__(self) -> int:
         return len(Sentences())

@@ -1,4 +1,4 @@
-"""Mixtures of experts, our own layer and transformers', and how they are trained: importable, as a script is."""
+"""Mixtures of experts, our own layer and transformers', and how they are trained: importable, like a script."""
 
 from __future__ import annotations
 

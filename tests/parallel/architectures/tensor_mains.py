@@ -1,4 +1,4 @@
-"""Models of transformers with the tensor-parallel plans they bring along, for the tests' worlds."""
+"""transformers models with their own tensor-parallel plans, for the tests' worlds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def train(run: Run, build: Any, blocks: str | None) -> tuple[str, list[float], l
 
 
 def train_llama(run: Run) -> tuple[str, list[float], list[float]]:
-    """Train without stages, which tied parameters would be on both ends of."""
+    """Train without stages, which would separate its tied parameters."""
     return train(run, llama, None)
 
 

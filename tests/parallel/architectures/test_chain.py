@@ -1,4 +1,4 @@
-"""What the proof of a chain takes of other people's models, and what it refuses."""
+"""Which models of other libraries the proof of a chain accepts, and which it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MASKED = {"tokens": TOKENS, "mask": torch.ones(2, 3)}
 
 
 class Pair(nn.Module):
-    """A block as older models have them: arguments by name, and a tuple with nothing else in it."""
+    """A block in an older style: arguments by name, and a tuple with nothing else in it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class MaskFromTokens(Model):
 
 
 class LastDimIsLength(Model):
-    """Positions as long as the input's last dim, which on a later stage is the width."""
+    """Takes its positions from the input's last dim, which on a later stage is the width."""
 
     def beside(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
         return torch.full((2, 3), float(tokens.shape[-1]))
@@ -95,8 +95,11 @@ class Shrinks(Model):
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_names_tuples_masks_and_dictionaries_are_taken(device: str) -> None:
-    """The chain's tensor is one entry of the input and one place in the output; the rest is there on every stage."""
+def test_inputs_and_outputs_may_be_tuples_and_dictionaries(device: str) -> None:
+    """The chain's tensor is one entry of the input and one place in the output.
+
+    The rest is available on every stage.
+    """
     with torch.device(device):
         model = Model()
     found = chain.prove(model, "blocks", {name: value.to(device) for name, value in MASKED.items()})
@@ -118,7 +121,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
 
 @pytest.mark.parametrize(("build", "message"), REFUSED, ids=lambda v: getattr(v, "__name__", ""))
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_what_stages_would_compute_otherwise_is_refused(
+def test_models_that_stages_would_compute_differently_are_refused(
     build: Callable[[], nn.Module], message: str, device: str
 ) -> None:
     """Each is named, with what would work."""
@@ -129,8 +132,8 @@ def test_what_stages_would_compute_otherwise_is_refused(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt_neox"])
-def test_models_of_transformers_are_chains_on_meta(family: str) -> None:
-    """Nothing is computed for the proof, and neither model nor configuration is changed."""
+def test_transformers_models_are_chains_on_meta(family: str) -> None:
+    """The proof computes nothing, and changes neither model nor configuration."""
     build, blocks = families.FAMILIES[family]
     model: Any = initial.outline(build)
     found = chain.prove(model, blocks, TOKENS.to("meta"))
@@ -138,15 +141,15 @@ def test_models_of_transformers_are_chains_on_meta(family: str) -> None:
     assert model.config.use_cache
 
 
-def test_a_loss_that_the_model_computes_is_refused_by_name() -> None:
-    """transformers computes it from labels; a stage has them, but not the logits."""
+def test_a_loss_computed_by_the_model_is_refused() -> None:
+    """transformers computes it from labels; a stage has labels but not the logits."""
     given = {"input_ids": TOKENS.to("meta"), "labels": TOKENS.to("meta")}
     with pytest.raises(ModelError, match=r"forward returns output.loss, .* \(a loss from labels too"):
         chain.prove(initial.outline(families.llama), "model.layers", given)
 
 
-def test_tied_embeddings_across_stages_are_refused_by_name() -> None:
-    """As transformers ties them."""
+def test_tied_embeddings_across_stages_are_refused() -> None:
+    """By name, as transformers ties them."""
 
     def tied() -> nn.Module:
         config = families.LlamaConfig(**families.SIZES, tie_word_embeddings=True)

@@ -1,4 +1,4 @@
-"""Experts over data-parallel ranks."""
+"""Experts distributed over data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trained(kind: str, pp: int, dp: int, ended: str = "done", **orders: object) 
 
 
 @pytest.mark.gloo
-def test_losses_do_not_depend_on_how_experts_are_spread() -> None:
+def test_losses_do_not_depend_on_the_distribution_of_experts() -> None:
     """One process, two and four replicas and two stages train alike, and each expert is on one replica."""
     alone = trained("own", 1, 1)[0].result
     for pp, dp in [(1, 2), (1, 4), (2, 2)]:
@@ -42,20 +42,20 @@ def test_losses_do_not_depend_on_how_experts_are_spread() -> None:
 
 
 @pytest.mark.gloo
-def test_experts_that_are_full_or_that_nobody_chose_change_nothing() -> None:
-    """Capacity is counted by micro-batch, and an expert without tokens has no gradient on any rank."""
+def test_full_and_unused_experts_change_nothing() -> None:
+    """Capacity is counted per micro-batch, and an expert without tokens has no gradient on any rank."""
     for kind in ("tight", "cold"):
         alone = trained(kind, 1, 1)[0].result
         reports = trained(kind, 1, 2)
         for report in reports:
             assert report.result[0] == pytest.approx(alone[0], abs=1e-5), kind
-        # Not even weight decay, which an expert with a gradient of zeros would get.
+        # Not even by weight decay, which an expert with a zero gradient would get.
         assert sorted(name for report in reports for name in report.result[2]) == sorted(alone[2])
         assert any(".experts.3." in name for name in alone[2]) == (kind == "tight")
 
 
 @pytest.mark.gloo
-def test_experts_of_transformers_are_spread_by_rows() -> None:
+def test_transformers_experts_are_distributed_by_rows() -> None:
     """Mixtral keeps all experts of a layer in two parameters; its own router and its own products are used."""
     alone = trained("mixtral", 1, 1)[0].result
     for report in trained("mixtral", 1, 2):
@@ -64,7 +64,7 @@ def test_experts_of_transformers_are_spread_by_rows() -> None:
 
 @pytest.mark.gloo
 def test_experts_move_when_dp_changes(tmp_path: Path) -> None:
-    """What four replicas kept is restored by one and by two, optimizer state and all."""
+    """The experts of four replicas are restored on one and on two, with their optimizer state."""
     alone = trained("own", 1, 1)[0].result
     trained("own", 1, 4, ended="left", keep=tmp_path, leave_at=dict.fromkeys(range(4), 2))
     for dp in (1, 2):
@@ -73,13 +73,13 @@ def test_experts_move_when_dp_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.gloo
-def test_one_update_for_experts_and_shards_is_refused_by_name() -> None:
+def test_foreach_updates_of_experts_and_shards_are_refused() -> None:
     """torch's foreach updates do not mix plain tensors and shards."""
     reports = run_world(mixtures.trainer("own", foreach=True), Orders(layout=Layout(pp=1, dp=2)))
     assert all("foreach=True) cannot update experts together with sharded" in report.error for report in reports)
 
 
-def test_what_cannot_be_spread_is_named() -> None:
+def test_experts_that_cannot_be_distributed_are_named() -> None:
     """Other kinds of modules, uneven shares, and combinations that were not proved."""
     with torch.device("meta"):
         model = mixtures.Mixture()
@@ -98,8 +98,8 @@ def test_what_cannot_be_spread_is_named() -> None:
         experts.check(model, PATTERN, Layout(pp=1, dp=2), Precision.BF16)
 
 
-def test_tokens_beyond_capacity_go_without() -> None:
-    """First choices come first, then tokens in order; the layer's output is the weighted sum of what was made."""
+def test_tokens_beyond_capacity_are_dropped() -> None:
+    """First choices come first, then tokens in order; the output is the weighted sum of what was computed."""
 
     class Constant(nn.Module):
         def __init__(self, value: float) -> None:

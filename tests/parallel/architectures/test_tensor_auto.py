@@ -32,8 +32,8 @@ def result(main: Callable[..., Any], layout: str) -> Any:
     [(tensor_mains.train_qwen3, "pp=2,dp=1,tp=2"), (tensor_mains.train_llama, "pp=1,dp=2,tp=2")],
     ids=["qwen3", "tied llama"],
 )
-def test_a_models_own_plan_trains_as_one_rank_does(main: Callable[..., Any], other: str) -> None:
-    """Losses and norms of tp=2 are those of one rank but for rounding; all layouts of one tp have one digest."""
+def test_a_models_own_tensor_plan_trains_like_one_rank(main: Callable[..., Any], other: str) -> None:
+    """Losses and norms of tp=2 equal those of one rank up to rounding; all layouts of one tp have one digest."""
     _, losses, norms = result(main, "pp=1,dp=1")
     parted = result(main, "pp=1,dp=1,tp=2")
     assert parted[1] == pytest.approx(losses, abs=1e-5)
@@ -50,7 +50,7 @@ def even_neox() -> nn.Module:
     ("family", "path"),
     [(tensor_mains.llama, "model.layers"), (tensor_mains.qwen3, "model.layers"), (even_neox, "gpt_neox.layers")],
 )
-def test_a_models_own_plan_is_proved_before_anything_is_cut(family: Callable[[], nn.Module], path: str) -> None:
+def test_a_models_own_tensor_plan_is_proved_before_anything_is_cut(family: Callable[[], nn.Module], path: str) -> None:
     """Its blocks run by themselves, with the positions, masks and grouped heads the model makes."""
     model = outline(family)
     scheme = scheme_of(model, own_plan(model))

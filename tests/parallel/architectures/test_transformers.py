@@ -1,4 +1,4 @@
-"""Models of transformers, unchanged, over stages and replicas."""
+"""Unchanged models of transformers over stages and replicas."""
 
 from __future__ import annotations
 
@@ -72,26 +72,26 @@ def test_gpt_neox_with_dropout_has_one_digest() -> None:
 
 
 def test_masks_from_the_input_reach_every_stage() -> None:
-    """An attention mask in a dictionary beside the words is there on all stages."""
+    """An attention mask in a dictionary beside the tokens is available on all stages."""
     same_for_all("llama", [Layout(pp=2, dp=1)], masked=True)
 
 
-def test_a_llama_too_large_to_be_built_whole_begins_alike_everywhere() -> None:
-    """Built on meta and filled module by module, it has one digest too."""
+def test_a_llama_filled_module_by_module_begins_alike_everywhere() -> None:
+    """Built on meta because it is too large to be built whole, it has one digest too."""
     alone = same_for_all("llama", [Layout(pp=2, dp=1)], whole_below=0)
     assert alone.result[0] != trained("llama", Layout(pp=1, dp=1))[0].result[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(families.FAMILIES))
-def test_every_family_over_many_layouts(family: str) -> None:
+def test_every_family_has_one_digest_in_many_layouts(family: str) -> None:
     """The sweep."""
     sizes = [(1, 2, 2), (1, 3, 3), (2, 1, 3), (2, 2, 2), (3, 1, 3)]
     same_for_all(family, [Layout(pp=pp, dp=dp, zero=zero) for pp, dp, zero in sizes])
 
 
 @pytest.mark.slow
-def test_every_way_to_train_takes_a_llama() -> None:
+def test_a_llama_trains_in_every_way() -> None:
     """Schedules with several stages a rank, other precisions, recomputation, and the model's own tensor plan."""
     folded = Layout(pp=2, dp=1, virtual=2, zero=2, schedule=Schedule.ZBV)
     interleaved = Layout(pp=2, dp=1, virtual=2, schedule=Schedule.INTERLEAVED)

@@ -37,7 +37,7 @@ def fp32() -> Any:
 
 
 def test_bf16_ends_with_one_digest_and_keeps_fp32_state(fp32: Any) -> None:
-    """One replica, several, pipelines and both ZeRO stages make the same bits, computed in bf16 over fp32."""
+    """One replica, several, pipelines and both ZeRO stages give the same bits, computed in bf16 over fp32."""
     found = results(mains.train_bf16, (1, 1, 3), (2, 1, 3), (1, 3, 2), (2, 2, 3))
     assert len({(r.digest, r.losses) for r in found}) == 1
     assert {r.dtypes for r in found} == {("torch.float32",)}
@@ -46,34 +46,34 @@ def test_bf16_ends_with_one_digest_and_keeps_fp32_state(fp32: Any) -> None:
     assert found[0].losses == pytest.approx(fp32.losses, rel=0.02)
 
 
-def test_boundaries_carry_what_blocks_hand_on() -> None:
-    """Floating-point inputs are cast, and activations that a buffer has made fp32 travel as fp32."""
+def test_stage_boundaries_keep_the_dtype_of_activations() -> None:
+    """Floating-point inputs are cast, and activations that a buffer has made fp32 are sent as fp32."""
     found = results(mains.train_promoting, (1, 1, 3), (3, 1, 2), (1, 2, 3))
     assert len({(r.digest, r.losses) for r in found}) == 1
     assert {r.seen for r in found} == {("torch.float32",)}
 
 
-def test_precision_is_one_of_three() -> None:
-    """A name that is none is told, with those there are."""
+def test_an_unknown_precision_is_refused() -> None:
+    """The message lists the known ones."""
     with pytest.raises(UsageError, match='precision must be one of "fp32", "bf16", "fp16"; it is \'half\''):
         run_alone(lambda run: run.shard(Model, precision="half"))  # type: ignore[arg-type, return-value]
 
 
-def test_masters_must_be_fp32() -> None:
-    """A model built in bf16 has no fp32 state to compute over; it trains as it is built, without precision."""
+def test_master_weights_must_be_fp32() -> None:
+    """A model built in bf16 has no fp32 state to compute over; it trains as built, without precision."""
     with pytest.raises(ModelError, match=r"parameter 'embed.weight' is torch.bfloat16; precision='bf16'"):
         run_alone(lambda run: run.shard(lambda: Model(dtype=torch.bfloat16), precision="bf16"))  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("main", [mains.train_full, mains.train_selective])
-def test_recomputing_does_not_show(fp32: Any, main: Any) -> None:
+def test_recomputation_changes_no_bit(fp32: Any, main: Any) -> None:
     """Blocks with dropout computed again, whole or in part, end with the digest of a run that kept everything."""
     found = results(main, (1, 1, 3), (2, 2, 3))
     assert {(r.digest, r.losses) for r in found} == {(fp32.digest, fp32.losses)}
 
 
-def test_recomputing_does_not_show_in_bf16() -> None:
-    """The second pass casts what the first did."""
+def test_recomputation_changes_no_bit_in_bf16() -> None:
+    """The second pass makes the same casts as the first."""
     found = [*results(mains.train_selective_bf16, (2, 1, 2), (1, 2, 3)), *results(mains.train_bf16, (1, 1, 3))]
     assert len({(r.digest, r.losses) for r in found}) == 1
 
@@ -94,8 +94,8 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(("choice", "products", "others"), [("none", 6, 1), ("selective", 6, 2), ("full", 8, 2)])
-def test_what_is_computed_again(choice: str, products: int, others: int) -> None:
-    """Selectively the products are kept and what stands between them is made again; fully all is; names stay."""
+def test_recomputation_is_selective_or_full(choice: str, products: int, others: int) -> None:
+    """Selectively the products are kept and the rest is computed again; fully all is. Names stay."""
     block = Block(6, 0.1)
     names = [name for name, _ in block.named_parameters()]
     recompute([block], Recompute(choice))
@@ -107,7 +107,7 @@ def test_what_is_computed_again(choice: str, products: int, others: int) -> None
 
 @pytest.mark.parametrize("main", [mains.train_fp16, pytest.param(mains.train_fp16_clipped, marks=pytest.mark.slow)])
 def test_steps_that_overflow_fp16_are_skipped_alike(main: Any, tmp_path: Path) -> None:
-    """Every rank of every layout skips the same steps; a restore elsewhere goes on with the scale that was reached."""
+    """Every rank of every layout skips the same steps; a restore elsewhere goes on with the same scale."""
     found = results(main, (1, 1, 3), (2, 2, 3))
     assert len({(r.digest, r.losses, r.skipped) for r in found}) == 1
     skipped = found[0].skipped
@@ -122,7 +122,7 @@ def test_steps_that_overflow_fp16_are_skipped_alike(main: Any, tmp_path: Path) -
 
 
 def test_every_token_weighs_the_same() -> None:
-    """Sums and counts over lines of different lengths train as one batch with a mean over all tokens does."""
+    """Sums and counts over lines of different lengths train like one batch with a mean over all tokens."""
     found = results(mains.train_tokens, (1, 1, 3), (2, 2, 3), (1, 3, 2))
     assert len({(r.digest, r.losses) for r in found}) == 1
     assert found[0].losses == pytest.approx(whole_batches(), rel=1e-5)
@@ -147,8 +147,8 @@ def whole_batches() -> list[float]:
     return losses
 
 
-def test_tokens_in_fp16_come_to_one_digest() -> None:
-    """Scale, tokens, clipping and recomputing together."""
+def test_tokens_in_fp16_give_one_digest() -> None:
+    """Scale, tokens, clipping and recomputation together."""
     found = results(mains.train_tokens_fp16, (1, 1, 3), (2, 2, 2))
     assert len({(r.digest, r.losses, r.skipped) for r in found}) == 1
     assert not all(found[0].skipped)

@@ -16,8 +16,8 @@ from elastic3d.training import Run, run_alone
 from tests.parallel.models import Model, Sentences, loss_fn
 
 
-def test_the_scale_halves_on_overflow_and_doubles_after_many_good_steps() -> None:
-    """Only steps in a row count; the scale has a least value; outside of fp16 it never moves."""
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_good_steps() -> None:
+    """Only steps in a row count; the scale has a minimum; without fp16 it never moves."""
     scale = LossScale.of(Precision.FP16)
     for _ in range(INTERVAL - 1):
         scale = scale.after(finite=True)
@@ -29,8 +29,8 @@ def test_the_scale_halves_on_overflow_and_doubles_after_many_good_steps() -> Non
         assert LossScale.of(other).after(finite=False).scale == 1.0
 
 
-def test_the_scale_is_state() -> None:
-    """It comes back from facts; where the saved run had none, or this one needs none, this run's own is kept."""
+def test_the_loss_scale_is_part_of_the_state() -> None:
+    """It is restored from facts; where the saved run had none, or this one needs none, this run keeps its own."""
     held = LossScale(scale=2.0**9, good=7)
     fresh, none = LossScale.of(Precision.FP16), LossScale.of(Precision.BF16)
     assert fresh.restored(held) == held
@@ -52,26 +52,26 @@ def test_tokens_are_counted_over_all_ranks() -> None:
 
 
 def test_a_step_without_tokens_is_skipped() -> None:
-    """There is no mean to follow, and the scale is not to blame."""
+    """There is no mean to follow, and the scale is not the cause."""
     found = outcome(Ballot(losses={0: 0.0, 1: 0.0}, tokens={0: 0.0, 1: 0.0}))
     made = update(found, clip=1.0, scale=4.0, skip=False)
     assert (made.skipped, made.finite) == (True, True)
 
 
 def test_pairs_and_means_do_not_mix() -> None:
-    """One kind of loss for all micro-batches of a step."""
+    """All micro-batches of a step have the same kind of loss."""
     with pytest.raises(UsageError, match="for some micro-batches and a mean for others"):
         outcome(Ballot(losses={0: 1.0, 1: 1.0}, tokens={0: 2.0}))
 
 
-def test_one_ranks_overflow_is_everybodys() -> None:
+def test_an_overflow_on_one_rank_counts_on_all() -> None:
     """A gradient that is not finite on one rank makes the step so on all."""
     assert outcome(Ballot()).finite
     assert not outcome(Ballot(), Ballot(finite=False)).finite
 
 
 def test_scale_tokens_and_clipping_make_one_factor() -> None:
-    """The norm told is that of the gradient that is meant."""
+    """The reported norm is that of the true gradient."""
     found = replace(outcome(Ballot(losses={0: 6.0, 1: 0.0}, tokens={0: 3.0, 1: 1.0})), norm=64.0)
     made = update(found, clip=1.0, scale=8.0, skip=True)
     assert made.norm == 2.0
@@ -81,7 +81,7 @@ def test_scale_tokens_and_clipping_make_one_factor() -> None:
 
 
 def test_a_scaled_loss_keeps_its_value() -> None:
-    """Only its gradient is scaled, also where the loss is fp16, whose range the scale leaves."""
+    """Only its gradient is scaled, also where the loss is fp16, whose range the scale exceeds."""
     value = torch.tensor(2.0, dtype=torch.float16, requires_grad=True)
     loss = objective(lambda output, target: output * 1.0, 2.0**16)(value, None)
     weighed(loss, 4).backward()  # type: ignore[no-untyped-call]
@@ -94,15 +94,15 @@ def test_a_scaled_loss_keeps_its_value() -> None:
     ("value", "words"),
     [(torch.zeros(3), r"tensor of shape \(3,\)"), (None, "returned NoneType"), ((1, 2, 3), "returned tuple")],
 )
-def test_what_is_no_loss_is_told(value: object, words: str) -> None:
+def test_an_invalid_loss_is_refused(value: object, words: str) -> None:
     """A loss is one number, or a sum and a count."""
     with pytest.raises(UsageError, match=words):
         objective(lambda output, target: value, 1.0)(None, None)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_a_step_that_is_not_finite_is_skipped_where_asked(clip: float | None) -> None:
-    """Parameters, optimizer and schedule stay; the step is counted. Without being asked it trains on, as torch does."""
+def test_a_step_that_is_not_finite_is_skipped_on_request(clip: float | None) -> None:
+    """Parameters, optimizer and schedule stay; the step is counted. By default it trains on, as torch does."""
 
     def main(run: Run) -> None:
         model = run.shard(lambda: Model(dropout=0.0), blocks="blocks")

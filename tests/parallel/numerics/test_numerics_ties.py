@@ -36,28 +36,28 @@ def results(main: Any, *shapes: tuple[int, int], **orders: Any) -> list[Any]:
 
 @pytest.mark.parametrize("main", [mains.train_tied, mains.train_tied_bf16, mains.train_tied_large])
 def test_tied_ends_train_to_one_digest(main: Any) -> None:
-    """One tensor under two names is one parameter, whole or sharded, also where weights are filled in one by one."""
+    """One tensor under two names is one parameter, whole or sharded, also if weights are filled in one by one."""
     found = results(main, (1, 3), (2, 3), (3, 2))
     assert len({(r.digest, r.losses) for r in found}) == 1
     assert {("embed.weight" in r.names, "head.weight" in r.names) for r in found} == {(True, False)}
 
 
-def test_a_tie_is_saved_once_and_comes_back_tied(tmp_path: Path) -> None:
-    """Its state is under the first name; going on over other replicas ends with the digest of never leaving."""
+def test_a_tied_tensor_is_saved_once_and_restored_tied(tmp_path: Path) -> None:
+    """Its state is under the first name; going on with other replicas ends with the digest of an undisturbed run."""
     whole = results(mains.train_tied, (1, 3))[0]
     first = Orders(layout=Layout(pp=1, dp=2), keep=tmp_path, leave_at=dict.fromkeys(range(2), 1))
     assert {report.ended for report in run_world(mains.train_tied, first)} == {"left"}
     assert {r.digest for r in results(mains.train_tied, (3, 2), take=tmp_path)} == {whole.digest}
 
 
-def test_stages_do_not_part_a_tie() -> None:
-    """Over two stages it is refused by its names."""
+def test_tied_tensors_in_two_stages_are_refused() -> None:
+    """By name."""
     for report in run_world(mains.train_tied, Orders(layout=Layout(pp=2, dp=1))):
         assert "'embed.weight' and 'head.weight' are one tensor" in report.error
 
 
-def test_the_planner_hears_of_a_tie() -> None:
-    """The profile says so, and no layout has stages then."""
+def test_the_planner_uses_no_stages_with_tied_tensors() -> None:
+    """The profile reports the tie."""
     asked = ShardRequest(build=mains.TiedPlain, blocks="blocks", seed=0, reduction="ordered", whole_below=0)
     batches = Batches(Sentences(), global_batch=8, micro_batch=2, seed=0)
     profile = measure(asked, outline(mains.TiedPlain), batches)
@@ -67,8 +67,8 @@ def test_the_planner_hears_of_a_tie() -> None:
         plan(2, 1, profile, Layout(pp=2))
 
 
-def test_the_planner_leaves_out_what_selective_recomputing_cannot_follow() -> None:
-    """A schedule that splits the backward pass is no choice then; whole recomputing allows it."""
+def test_the_planner_excludes_schedules_without_selective_recomputation() -> None:
+    """Those that split the backward pass; full recomputation allows them."""
     zbv = Layout(pp=2, dp=1, zero=2, schedule=Schedule.ZBV, virtual=2)
     profile = ModelProfile(blocks=4, parameters=1, micro_batches=8, micro_batch=1, digest="", recompute="selective")
     cluster = Cluster(nodes=2, slots=1)
@@ -77,7 +77,7 @@ def test_the_planner_leaves_out_what_selective_recomputing_cannot_follow() -> No
 
 
 def test_a_tie_across_blocks_is_refused() -> None:
-    """Blocks are sharded apart; within one block, or without blocks, a tie is fine."""
+    """Blocks are sharded separately; within one block, or without blocks, a tie is fine."""
 
     def across() -> nn.Module:
         model = Model()

@@ -1,4 +1,4 @@
-"""Every schedule, with several stages per rank and cuts of any kind, ends with the bits of one process."""
+"""Every schedule, with several stages per rank and any cuts, ends with the bits of one process."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ LEGAL = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LEGAL, ids=Layout.request)
-def test_further_layouts_end_with_it_too(reference: Report, layout: Layout) -> None:
-    """All that is legal, in worlds of four ranks at most."""
+def test_further_layouts_end_with_the_same_digest(reference: Report, layout: Layout) -> None:
+    """All legal ones, in worlds of at most four ranks."""
     ends_as_one(pipeline_mains.train, reference, layout.request())
 
 
@@ -88,13 +88,13 @@ def test_further_layouts_end_with_it_too(reference: Report, layout: Layout) -> N
         "pp=2,dp=2,zero=2,schedule=dualpipev,virtual=2",
     ],
 )
-def test_what_models_do_in_blocks_does_not_matter(main: Callable[[Run], str], text: str) -> None:
-    """Views as outputs, a parameter used twice, recomputing in the backward pass, and a narrower dtype."""
+def test_unusual_blocks_end_with_one_digest(main: Callable[[Run], str], text: str) -> None:
+    """Views as outputs, a parameter used twice, recomputation in the backward pass, and a narrower dtype."""
     ends_as_one(main, finished(run_world(main, Orders(layout=ONE)))[0], text)
 
 
 def test_state_moves_between_schedules(reference: Report, tmp_path: Path) -> None:
-    """Snapshots of a folded pipeline are those of any other layout: names know of no stages."""
+    """Snapshots of a folded pipeline equal those of any other layout: names do not depend on stages."""
     folded = Layout.parse("pp=2,dp=1,zero=2,schedule=zbv,virtual=2,cuts=1/2/7")
     for report in run_world(pipeline_mains.train, Orders(layout=folded, keep=tmp_path, leave_at={0: 1, 1: 1})):
         assert (report.ended, report.error) == ("left", "2")
@@ -103,7 +103,7 @@ def test_state_moves_between_schedules(reference: Report, tmp_path: Path) -> Non
     assert {report.result for report in second} == {reference.result}
 
 
-def test_layouts_are_refused_before_the_first_step() -> None:
+def test_illegal_layouts_are_refused_before_the_first_step() -> None:
     """On every rank and with the reason."""
     for text, reason in [
         ("pp=2,dp=1,zero=3,schedule=zbv,virtual=2", "silently wrong"),
@@ -114,8 +114,8 @@ def test_layouts_are_refused_before_the_first_step() -> None:
             assert reason in report.error
 
 
-def test_selective_recomputing_is_refused_where_the_backward_pass_is_split() -> None:
-    """torch hands its kept products out once, and raised in the middle of a step."""
+def test_selective_recomputation_is_refused_with_a_split_backward_pass() -> None:
+    """torch returns its kept products once, and would raise in the middle of a step."""
     for schedule in Schedule:
         layout = Layout(pp=2, dp=2, zero=2, schedule=schedule, virtual=schedules.VIRTUAL[schedule][0])
         stages.check_recompute(layout, Recompute.FULL)
@@ -128,7 +128,7 @@ def test_selective_recomputing_is_refused_where_the_backward_pass_is_split() -> 
 
 @pytest.mark.parametrize("schedule", Schedule)
 def test_gradients_of_a_stage_are_complete_in_the_order_of_micro_batches(schedule: Schedule) -> None:
-    """Else the ordered reduction would have to buffer; that these orders are torch's is tested with them."""
+    """Otherwise the ordered reduction would have to buffer; other tests compare these orders with torch's."""
     for pp in (2, 3, 4, 8):
         for rounds in (8, 16, 24, 17):
             layout = Layout(pp=pp, dp=1, zero=2, schedule=schedule, virtual=schedules.VIRTUAL[schedule][0])

@@ -145,7 +145,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
 @pytest.mark.parametrize(("build", "message"), REFUSED, ids=lambda v: getattr(v, "__name__", ""))
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_a_model_that_is_no_chain_is_refused_by_name(build: Callable[[], nn.Module], message: str, device: str) -> None:
-    """Each way of not being a chain is told with the part's name and what would work."""
+    """Each way of not being a chain is reported with the part's name and what would work."""
     with torch.device(device):
         model = build()
     with pytest.raises(ModelError, match=message) as caught:
@@ -153,8 +153,8 @@ def test_a_model_that_is_no_chain_is_refused_by_name(build: Callable[[], nn.Modu
     assert "leave blocks= out" in str(caught.value) or "register modules in the order" in str(caught.value)
 
 
-def test_a_chain_is_proved_without_touching_anything() -> None:
-    """A chain's activation and links are found, and neither random numbers nor the training mode are changed."""
+def test_a_chain_is_proved_without_side_effects() -> None:
+    """Its activation and links are found, and neither random numbers nor the training mode change."""
     model = initial.outline(Plain).eval()
     before = torch.get_rng_state()
     found = chain.prove(model, "blocks", TOKENS.to("meta"))
@@ -170,8 +170,8 @@ def test_a_chain_is_proved_without_touching_anything() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_stages_one_after_the_other_are_the_whole(count: int) -> None:
-    """Cut models called in turn compute what the whole computes, bit for bit, under global names."""
+def test_stages_in_sequence_equal_the_whole_model(count: int) -> None:
+    """Cut models called in turn compute the same bits as the whole one, under global names."""
     whole = initial.whole(Plain, 0).eval()
     links = chain.prove(whole, "blocks", TOKENS).links
     x = TOKENS
@@ -190,8 +190,8 @@ def test_stages_one_after_the_other_are_the_whole(count: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", [Schedule.INTERLEAVED, Schedule.ZBV])
-def test_ranks_with_several_stages_have_one_model_of_all_and_a_part_for_each(schedule: Schedule) -> None:
-    """Parts in order compute what the whole computes; the rank's model has their parameters, the very same ones."""
+def test_a_rank_with_several_stages_has_one_model_with_a_part_for_each(schedule: Schedule) -> None:
+    """Parts in order equal the whole; the rank's model has the very same parameters."""
     whole = initial.whole(Deep, 0).eval()
     links = chain.prove(whole, "inner.blocks", TOKENS).links
     layout = Layout(pp=2, dp=1, virtual=2, schedule=schedule, cuts=(1, 3, 4), zero=2)
@@ -242,8 +242,8 @@ def test_hooks_of_a_part_are_its_own() -> None:
     assert seen == ["module", "blocks.0", "blocks.1", "blocks.2"]
 
 
-def test_blocks_are_spread_evenly_and_in_order() -> None:
-    """Runs are contiguous and differ by one block at most."""
+def test_blocks_are_distributed_evenly_and_in_order() -> None:
+    """Runs are contiguous and differ by at most one block."""
     for blocks in range(1, 12):
         for count in range(1, blocks + 1):
             spread = [stage_of_block(block, blocks, count) for block in range(blocks)]
@@ -254,7 +254,7 @@ def test_blocks_are_spread_evenly_and_in_order() -> None:
 
 
 def test_a_wrong_name_of_the_blocks_lists_the_right_ones() -> None:
-    """The candidates are named with their lengths."""
+    """The candidates are listed with their lengths."""
     with pytest.raises(ModelError, match=r"no such module in Chain. ModuleLists in the model: 'blocks' \(3\)"):
         stages.find_blocks(Chain(), "layers")
     with pytest.raises(ModelError, match="a Linear, not a ModuleList"):
@@ -290,7 +290,7 @@ def test_blocks_deep_inside_a_model_are_found() -> None:
 
 
 def test_random_numbers_depend_on_the_place_alone() -> None:
-    """A block draws the same whether those before it are here or stand-ins, and other numbers elsewhere."""
+    """A block draws the same whether those before it are local or stand-ins, and other numbers elsewhere."""
 
     def drawn(stage: int | None, micro_batch: int = 0) -> list[float]:
         seen: list[float] = []
@@ -325,8 +325,8 @@ def test_places_are_laid_out_with_the_pipeline_outermost() -> None:
         place_of(6, layout)
 
 
-def test_what_cannot_be_sharded_or_promised_is_named() -> None:
-    """Numbers as parameters, mixed dtypes, fused optimizers and batch statistics."""
+def test_unsupported_parameters_and_optimizers_are_named() -> None:
+    """Scalar parameters, mixed dtypes, fused optimizers and batch statistics."""
 
     class Odd(nn.Module):
         def __init__(self, parameter: nn.Parameter) -> None:
@@ -350,8 +350,8 @@ def test_what_cannot_be_sharded_or_promised_is_named() -> None:
     look_at_optimizer(fused, ordered=False)
 
 
-def test_a_large_model_without_a_way_to_begin_is_refused_by_name() -> None:
-    """A module with parameters that cannot initialise itself is named."""
+def test_a_large_model_that_cannot_be_initialised_is_refused() -> None:
+    """A module whose parameters it cannot initialise itself is named."""
 
     class Bare(nn.Module):
         def __init__(self) -> None:

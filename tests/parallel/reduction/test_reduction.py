@@ -1,4 +1,4 @@
-"""Reductions over real ranks: one digest for replicas and ZeRO stages, agreement to rounding where none is promised."""
+"""Reductions over real ranks: one digest for replicas and ZeRO stages, agreement up to rounding elsewhere."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def reference() -> Report:
     ],
     ids=Layout.request,
 )
-def test_replicas_and_zero_stages_do_not_show(reference: Report, layout: Layout) -> None:
-    """With sums spread over replicas, uneven shards, unused parameters and clipping there is one digest."""
+def test_replicas_and_zero_stages_change_no_bit(reference: Report, layout: Layout) -> None:
+    """With sums over replicas, uneven shards, unused parameters and clipping there is one digest."""
     equals(reference, layout)
 
 
@@ -58,8 +58,8 @@ def test_replicas_and_zero_stages_do_not_show(reference: Report, layout: Layout)
     ],
     ids=Layout.request,
 )
-def test_further_replicas_do_not_show(reference: Report, layout: Layout) -> None:
-    """More shapes, among them parts of shards that are shorter than others."""
+def test_further_replicas_change_no_bit(reference: Report, layout: Layout) -> None:
+    """More shapes, some with parts of shards that are shorter than others."""
     equals(reference, layout)
 
 
@@ -84,8 +84,8 @@ def equals(reference: Report, layout: Layout) -> None:
     ],
     ids=str,
 )
-def test_replicas_go_with_everything_else(main: Callable[[Run], Any], one: str, layout: str) -> None:
-    """Under tensor parallelism, schedules that split the backward pass, and in bf16 over fp32 sums."""
+def test_replicas_work_with_all_other_options(main: Callable[[Run], Any], one: str, layout: str) -> None:
+    """Tensor parallelism, schedules that split the backward pass, and bf16 over fp32 sums."""
     alone, many = (finished(run_world(main, Orders(layout=Layout.parse(text)))) for text in (one, layout))
     assert {repr(report.result) for report in many} == {repr(alone[0].result)}
 
@@ -107,8 +107,8 @@ def losses() -> list[float]:
     ],
     ids=Layout.request,
 )
-def test_the_fast_reduction_agrees_to_rounding(losses: list[float], layout: Layout) -> None:
-    """Adding up locally, each round, or over replicas: no promise of bits, but the same training."""
+def test_the_fast_reduction_agrees_up_to_rounding(losses: list[float], layout: Layout) -> None:
+    """Summing locally, each round, or over replicas: no promise of bits, but the same training."""
     assert finished(run_world(mains.train_fast, Orders(layout=layout)))[0].result == pytest.approx(losses, rel=1e-4)
 
 
@@ -122,7 +122,7 @@ def test_the_fast_reduction_agrees_to_rounding(losses: list[float], layout: Layo
     ids=str,
 )
 def test_compressed_gradients_train(losses: list[float], compress: str, layout: Layout, tolerance: float) -> None:
-    """Fewer bytes on the way cost accuracy, but not the training; every rank sees the same losses."""
+    """Fewer bytes on the wire cost accuracy, but not the training; every rank sees the same losses."""
     reports = finished(run_world(partial(mains.train_fast, compress=compress), Orders(layout=layout)))
     assert reports[0].result == pytest.approx(losses, rel=tolerance)
     assert reports[0].result != losses
@@ -148,7 +148,7 @@ def test_powersgd_begins_after_two_whole_exchanges(layout: Layout) -> None:
 
 
 def test_powersgd_without_replicas_is_refused() -> None:
-    """It compresses what replicas exchange; the error says which layout would have some."""
+    """It compresses what replicas exchange; the error names a layout that has some."""
     reports = run_world(partial(mains.train_fast, compress="powersgd"), Orders(layout=Layout(pp=1, dp=2)))
     assert {report.ended for report in reports} == {"raised"}
     assert "compresses what replicas exchange" in reports[0].error
@@ -163,8 +163,8 @@ def test_powersgd_without_replicas_is_refused() -> None:
         ("ordered", "bf16", 'choose reduction="fast" with it, or leave compress out'),
     ],
 )
-def test_what_no_layout_could_do_is_refused_at_once(reduction: str, compress: str | None, message: str) -> None:
-    """Wrong words, and rounding where equal bits are promised."""
+def test_impossible_reductions_are_refused_at_once(reduction: str, compress: str | None, message: str) -> None:
+    """Unknown words, and rounding where equal bits are promised."""
 
     def main(run: Run) -> None:
         run.shard(mains.Model, blocks="blocks", reduction=reduction, compress=compress)

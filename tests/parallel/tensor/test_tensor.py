@@ -34,8 +34,8 @@ def reference() -> Any:
     return result(tensors.train, Layout(pp=1, dp=1, tp=2))
 
 
-def test_layers_computed_together_train_as_they_would_alone() -> None:
-    """Without dropout, losses and gradient norms of tp=2 are those of one rank but for rounding."""
+def test_tensor_parallel_layers_train_like_one_rank() -> None:
+    """Without dropout, losses and gradient norms of tp=2 equal those of one rank up to rounding."""
     _, losses, norms = result(tensors.train_plain, Layout(pp=1, dp=1))
     _, parted, parted_norms = result(tensors.train_plain, Layout(pp=1, dp=1, tp=2))
     _, whole, whole_norms = result(tensors.train_whole_plain, Layout(pp=1, dp=1, tp=2))
@@ -50,14 +50,14 @@ def test_every_layout_of_one_tp_ends_with_one_digest(reference: Any, layout: str
     assert result(tensors.train, Layout.parse(layout)) == reference
 
 
-def test_blocks_computed_again_change_no_bit(reference: Any) -> None:
-    """A recomputed block sees its parameters as it saw them at first, and draws the same numbers."""
+def test_recomputed_blocks_change_no_bit(reference: Any) -> None:
+    """A recomputed block sees the same parameters as at first, and draws the same numbers."""
     assert result(tensors.train_again, Layout.parse("pp=2,dp=1,tp=2")) == reference
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["pp=1,dp=3,tp=2", "pp=1,dp=2,tp=2,zero=3", "pp=2,dp=3,tp=2,zero=2"])
-def test_further_layouts_end_with_it_too(reference: Any, layout: str) -> None:
+def test_further_layouts_end_with_the_same_digest(reference: Any, layout: str) -> None:
     """More shapes, uneven shards among them."""
     assert result(tensors.train, Layout.parse(layout)) == reference
 
@@ -73,7 +73,7 @@ def test_plans_with_whole_activations_keep_the_promise(tp: int, layouts: list[st
 
 @pytest.mark.parametrize(("before", "after"), [("pp=2,dp=1,tp=2", "pp=1,dp=3"), ("pp=1,dp=3", "pp=1,dp=2,tp=2")])
 def test_state_moves_between_layouts_whose_tp_differs(before: str, after: str, tmp_path: Path) -> None:
-    """What was saved after two steps is what another layout has after loading it, to the last bit."""
+    """The state saved after two steps is loaded under another tp to the last bit."""
     first = Layout.parse(before)
     saved = finished(tensors.train_two, first, keep=tmp_path, snapshot_every=2)
     reports = finished(tensors.train_two, Layout.parse(after), take=tmp_path)
@@ -82,7 +82,7 @@ def test_state_moves_between_layouts_whose_tp_differs(before: str, after: str, t
 
 
 @pytest.mark.slow
-def test_a_change_of_pp_and_dp_on_the_way_does_not_show(reference: Any, tmp_path: Path) -> None:
+def test_a_change_of_pp_and_dp_changes_no_bit(reference: Any, tmp_path: Path) -> None:
     """With one tp, leaving and going on elsewhere ends with the same digest."""
     took = None
     for number, text in enumerate(["pp=1,dp=2,tp=2", "pp=2,dp=1,tp=2", "pp=1,dp=1,tp=2"]):
@@ -110,7 +110,7 @@ def test_a_change_of_pp_and_dp_on_the_way_does_not_show(reference: Any, tmp_path
     ],
     ids=["no plan", "heads", "unsaid", "nodes", "parts"],
 )
-def test_what_cannot_be_cut_is_refused_by_name(main: Callable[..., Any], tp: int, words: str) -> None:
+def test_layers_that_cannot_be_cut_are_refused_by_name(main: Callable[..., Any], tp: int, words: str) -> None:
     """On every rank alike, with what would work."""
     for report in run_world(main, Orders(layout=Layout(pp=1, dp=1, tp=tp))):
         assert report.ended == "raised"
@@ -118,7 +118,7 @@ def test_what_cannot_be_cut_is_refused_by_name(main: Callable[..., Any], tp: int
 
 
 def test_the_profile_says_what_tp_must_divide() -> None:
-    """The planner knows sizes of tp from the measured profile, before any layer is cut."""
+    """The planner knows the possible sizes of tp before any layer is cut."""
     (report,) = run_world(tensors.measured, Orders(layout=Layout(pp=1, dp=1), measuring=True))
     assert report.ended == "measured", report.error
     assert report.profile is not None

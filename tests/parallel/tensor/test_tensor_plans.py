@@ -17,8 +17,8 @@ from elastic3d.parallel.tensor.taking import take
 from tests.parallel.tensors import LENGTH, SEQUENCE, WHOLE, Block, Decoder
 
 
-def test_a_plan_says_what_is_cut_and_by_what() -> None:
-    """On the outline of a model: dims of parameters, and what tp must divide."""
+def test_a_tensor_plan_gives_dims_and_divisors() -> None:
+    """From the outline of a model: dims of parameters, and what tp must divide."""
     scheme = scheme_of(outline(Decoder), SEQUENCE)
     assert scheme.dims["blocks.1.q.weight"] == scheme.dims["blocks.1.q.bias"] == 0
     assert scheme.dims["blocks.1.down.weight"] == 1
@@ -31,8 +31,8 @@ def test_a_plan_says_what_is_cut_and_by_what() -> None:
     assert scheme_of(outline(Decoder), WHOLE).dims["embed.token.weight"] == 0
 
 
-def test_what_no_pattern_names_is_guessed_from_where_it_is() -> None:
-    """Parts of a sequence make parts of a gradient; what computes on the whole does not."""
+def test_unnamed_modules_are_classified_by_their_position() -> None:
+    """Parts of a sequence make parts of a gradient; modules that compute on the whole do not."""
     scheme = scheme_of(outline(Decoder), SEQUENCE)
     assert scheme.guess("blocks.0") is Style.SUMMED
     assert scheme.guess("embed.place") is Style.REPLICATED
@@ -40,7 +40,7 @@ def test_what_no_pattern_names_is_guessed_from_where_it_is() -> None:
 
 
 def test_plans_that_do_not_fit_are_refused_by_name() -> None:
-    """Unknown words, patterns that name nothing or twice, modules of another kind."""
+    """Unknown words, patterns that match nothing or overlap, modules of another kind."""
     model = outline(Decoder)
     with pytest.raises(UsageError, match=r"'blocks.\*.q': 'columns'.*the styles are 'column', 'column-gathered'"):
         scheme_of(model, {"blocks.*.q": "columns"})
@@ -58,7 +58,7 @@ def test_plans_that_do_not_fit_are_refused_by_name() -> None:
 
 
 class Foreign(nn.Module):
-    """Says of itself what Hugging Face's models say."""
+    """Describes itself like Hugging Face's models."""
 
     def __init__(self, word: str = "colwise") -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Foreign(nn.Module):
 
 
 def test_a_models_own_plan_is_translated() -> None:
-    """Patterns of the base model get its prefix, also below a wrapper; those that name nothing are left out."""
+    """Patterns of the base model get its prefix, also below a wrapper; those that match nothing are left out."""
     assert own_plan(Foreign()) == {
         "lm_head": "column-gathered",
         "model.layers.*.up": "column",
@@ -89,8 +89,8 @@ def test_a_models_own_plan_is_translated() -> None:
         own_plan(Decoder())
 
 
-def test_stages_hand_on_parts_of_the_sequence() -> None:
-    """What a stage sends is as long as its part; a sequence that cannot be cut evenly is refused."""
+def test_stages_send_their_part_of_the_sequence() -> None:
+    """A sequence that cannot be cut evenly is refused."""
     scheme = scheme_of(outline(Decoder), SEQUENCE)
     assert boundary(torch.empty(2, 6, 16, device="meta"), scheme, 2).shape == (2, 3, 16)
     assert boundary(torch.empty(2, 6, 16, device="meta"), scheme_of(outline(Decoder), WHOLE), 2).shape == (2, 6, 16)
@@ -104,7 +104,7 @@ def test_rows_that_are_cut_have_a_place_for_each_rank() -> None:
 
 
 class Fused(Block):
-    """Makes queries, keys and values in one layer, one after the other in its output."""
+    """Computes queries, keys and values in one layer, one after the other in its output."""
 
     def __init__(self, width: int, heads: int, *, by_head: bool = False) -> None:
         super().__init__(width, heads, 0.0)
@@ -123,14 +123,14 @@ class Fused(Block):
 
 
 class Counted(Block):
-    """Makes as many heads of a part of the features as of all of them."""
+    """Makes as many heads from a part of the features as from all of them."""
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0], x.shape[1], self.num_heads, -1).transpose(1, 2)
 
 
 class Sized(Block):
-    """Takes sizes from the whole."""
+    """Takes its sizes from the whole layer."""
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0], x.shape[1], self.num_heads, self.size).transpose(1, 2)
@@ -158,15 +158,15 @@ def test_a_block_that_can_be_computed_in_parts_is_proved(plan: Mapping[str, str]
     proved(lambda: Block(16, 4, 0.5), plan)
 
 
-def test_one_layer_for_queries_keys_and_values_is_refused_unless_its_heads_are_whole() -> None:
-    """Shapes fit either way: cut in two, one has queries and half the keys, the other the rest."""
+def test_a_fused_qkv_layer_is_refused_unless_its_heads_stay_whole() -> None:
+    """Shapes fit either way: cut in two, one part has queries and half the keys, the other the rest."""
     with pytest.raises(ModelError, match=r"block 'blocks.0' gives another result when it is computed in 2 parts"):
         proved(lambda: Fused(16, 4), TOGETHER)
     proved(lambda: Fused(16, 4, by_head=True), TOGETHER)
 
 
-def test_heads_by_their_number_are_refused() -> None:
-    """Of half the features they would be as many, but smaller; where their size is fixed too, nothing fits."""
+def test_views_with_a_fixed_number_of_heads_are_refused() -> None:
+    """With half the features the heads would be smaller; if their size is fixed too, nothing fits."""
 
     def counted() -> nn.Module:
         block = Counted(16, 4, 0.0)
@@ -179,7 +179,7 @@ def test_heads_by_their_number_are_refused() -> None:
         proved(lambda: Sized(16, 4, 0.0), APART)
 
 
-def test_a_row_without_its_column_is_refused() -> None:
+def test_a_rowwise_layer_without_its_colwise_layer_is_refused() -> None:
     """It would get all features where it has weights for a part."""
     with pytest.raises(ModelError, match=r"cannot be computed in 2 parts, as tensor= has it for 'down'"):
         proved(lambda: Block(16, 4, 0.0), {"blocks.*.down": "row"})

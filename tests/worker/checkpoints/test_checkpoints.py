@@ -48,7 +48,7 @@ class Memory:
 
 
 class Scene:
-    """One node that leads, and its store."""
+    """One leading node, and its store."""
 
     def __init__(self, store: Path, events: Path, saving: Saving | None = None) -> None:
         self.store = open_store(str(store))
@@ -69,7 +69,7 @@ class Scene:
         self.checkpoints.fence(1)
 
     def save(self, step: int) -> TilesUploaded | WriteFailed:
-        """Write and, where that went well, commit a step; return when another would be taken."""
+        """Write and, if that succeeded, commit a step; return when the next one is due."""
         self.checkpoints.offer(0, step, generation(1))
         said = self.inbox.get(timeout=10)
         assert isinstance(said, TilesUploaded | WriteFailed)
@@ -85,7 +85,7 @@ class Scene:
         return [json.loads(line)["event"] for line in next(self.events.iterdir()).read_text().splitlines()]
 
     def health(self) -> str:
-        """What the node tells people."""
+        """The node's report to people."""
         return self.figures.pulse("active", 1, SYSTEM.monotonic()).health
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ def fill(ballast: Path) -> None:
 def test_a_full_disk_stops_checkpoints_until_there_is_space(
     small_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said once, with what to do; the next checkpoint after somebody made room is committed."""
+    """It is reported once, with what to do; the next checkpoint after space was made is committed."""
     scene = Scene(small_disk / "store", tmp_path / "events")
     try:
         assert isinstance(scene.save(1), TilesUploaded)
@@ -142,8 +142,8 @@ def test_a_full_disk_stops_checkpoints_until_there_is_space(
     assert said_aloud.count("checkpoint.mended") == 1
 
 
-def test_a_store_that_is_gone_stops_checkpoints_until_it_is_back(tmp_path: Path) -> None:
-    """As if a share had been unmounted; what was committed before is still what counts."""
+def test_a_missing_store_stops_checkpoints_until_it_is_back(tmp_path: Path) -> None:
+    """As if a share had been unmounted; earlier commits still count."""
     scene = Scene(tmp_path / "store", tmp_path / "events")
     try:
         assert isinstance(scene.save(1), TilesUploaded)
@@ -161,8 +161,8 @@ def test_a_store_that_is_gone_stops_checkpoints_until_it_is_back(tmp_path: Path)
     assert scene.names().count("checkpoint.committed") == 2
 
 
-def test_a_store_that_was_emptied_is_no_new_store(tmp_path: Path) -> None:
-    """An unmounted share looks like that: nothing is begun anew there, and the error says what to do."""
+def test_an_emptied_store_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    """An unmounted share looks like that: nothing is written there, and the error says what to do."""
     scene = Scene(tmp_path / "store", tmp_path / "events")
     try:
         assert isinstance(scene.save(1), TilesUploaded)
@@ -179,8 +179,8 @@ def test_a_store_that_was_emptied_is_no_new_store(tmp_path: Path) -> None:
         scene.close()
 
 
-def test_what_is_committed_has_an_age(tmp_path: Path) -> None:
-    """The status shows how old the newest committed and the newest verified checkpoint are."""
+def test_the_status_shows_the_age_of_checkpoints(tmp_path: Path) -> None:
+    """Of the newest committed and the newest verified one."""
     scene = Scene(tmp_path / "store", tmp_path / "events")
     try:
         scene.save(1)
@@ -191,8 +191,8 @@ def test_what_is_committed_has_an_age(tmp_path: Path) -> None:
     assert pulse.checkpoint_age >= pulse.verified_age >= 7.0
 
 
-def test_a_store_that_must_hold_more_than_it_may_says_so(tmp_path: Path) -> None:
-    """Once, in an event and in what `status` shows, for as long as it is so; checkpoints go on."""
+def test_a_store_above_its_size_limit_is_reported(tmp_path: Path) -> None:
+    """Once, in an event and in `status`, for as long as it lasts; checkpoints go on."""
     scene = Scene(tmp_path / "store", tmp_path / "events", Saving(keep_bytes=1000))
     for step in (1, 2):
         assert isinstance(scene.save(step), TilesUploaded)

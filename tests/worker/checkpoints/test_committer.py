@@ -1,4 +1,4 @@
-"""What the leader does in the store, and what it makes of a store that does not answer."""
+"""What the leader does in the store, and how it treats a store that does not answer."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ def step_of(told: Told) -> int:
     return done.saved.step
 
 
-def test_ranks_that_are_still_writing_are_waited_for(committer: Committer, store: Store, told: Told) -> None:
-    """What was asked for too early is committed when it is whole, without being asked for again."""
+def test_the_committer_waits_for_ranks_that_are_still_writing(committer: Committer, store: Store, told: Told) -> None:
+    """A commit requested too early is made once the save is whole, without another request."""
     saved = write(store, 5, rank=0, world=2)
     committer.commit(saved, 1)
     write(store, 5, rank=1, world=2)
     assert step_of(told) == 5
 
 
-def test_ranks_that_never_write_are_given_up(committer: Committer, store: Store, told: Told) -> None:
-    """They died; it is told once, and nothing was moved."""
+def test_the_committer_gives_up_ranks_that_never_write(committer: Committer, store: Store, told: Told) -> None:
+    """They died; it is reported once, and nothing is changed."""
     committer.commit(write(store, 5, rank=0, world=2), 1)
     failed = told.get(timeout=10)
     assert isinstance(failed, CommitFailed)
@@ -88,8 +88,8 @@ def test_a_newer_leader_ends_the_commits_of_an_older_one(committer: Committer, s
     assert (ref.generation, ref.checkpoint) == (7, None)
 
 
-def test_a_store_that_is_away_is_asked_until_it_is_back(tmp_path: Path, store: Store, told: Told) -> None:
-    """The trouble is told once; what was to be fenced and committed is, when the store answers again."""
+def test_a_missing_store_is_retried_until_it_is_back(tmp_path: Path, store: Store, told: Told) -> None:
+    """The trouble is reported once; fences and commits are made when the store answers again."""
     saved = write(store, 5)
     (tmp_path / "store").rename(tmp_path / "away")
     (tmp_path / "store").write_text("no directory")
@@ -111,7 +111,7 @@ def test_a_store_that_is_away_is_asked_until_it_is_back(tmp_path: Path, store: S
 
 
 def test_the_newest_save_is_committed_first(store: Store, told: Told) -> None:
-    """Older ones that wait are superseded by it: after an outage nobody goes through all of them."""
+    """It supersedes older pending ones: after an outage nobody works through all of them."""
     committer = Committer(store, told.put)
     saves = [write(store, step) for step in (5, 6)]
     waiting = write(store, 4, rank=0, world=2)
@@ -125,7 +125,7 @@ def test_the_newest_save_is_committed_first(store: Store, told: Told) -> None:
     assert told.empty()
 
 
-def test_what_was_asked_for_is_done_before_the_end(store: Store, told: Told) -> None:
+def test_requested_commits_are_made_before_close_returns(store: Store, told: Told) -> None:
     """`close` leaves time for it."""
     committer = Committer(store, told.put)
     committer.commit(write(store, 5), 1)
@@ -133,8 +133,8 @@ def test_what_was_asked_for_is_done_before_the_end(store: Store, told: Told) -> 
     assert step_of(told) == 5
 
 
-def test_a_new_leader_knows_how_old_the_newest_checkpoint_is(store: Store, told: Told) -> None:
-    """By the store's clock: the one who committed it may be gone."""
+def test_a_new_leader_knows_the_age_of_the_newest_checkpoint(store: Store, told: Told) -> None:
+    """By the store's clock: the node that committed it may be gone."""
     first = Committer(store, told.put)
     first.fence(1)
     first.commit(write(store, 5), 1)

@@ -42,7 +42,7 @@ def flip(folder: Path) -> None:
 
 
 def test_verified_moves_after_a_checkpoint_was_read_back(store: Store) -> None:
-    """And the leader hears how much of it was."""
+    """And the leader learns how much of it was read."""
     told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     keeper = Housekeeper(store, Saving(), told.put)
     keeper.committed(committed(store, 5).checkpoint, 5, 1.0)
@@ -55,8 +55,8 @@ def test_verified_moves_after_a_checkpoint_was_read_back(store: Store) -> None:
     assert ref.step == 5
 
 
-def test_verified_stays_where_it_was_when_a_checkpoint_is_damaged(store: Store, tmp_path: Path) -> None:
-    """What was flipped on its way into the store is found before anybody relies on it."""
+def test_verified_does_not_move_to_a_damaged_checkpoint(store: Store, tmp_path: Path) -> None:
+    """A bit flipped on the way into the store is found before anybody relies on it."""
     told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     keeper = Housekeeper(store, Saving(verification=Verification.ALL), told.put)
     keeper.committed(committed(store, 5).checkpoint, 5, 1.0)
@@ -74,8 +74,8 @@ def test_verified_stays_where_it_was_when_a_checkpoint_is_damaged(store: Store, 
     assert ref.step == 5
 
 
-def test_the_newest_is_looked_at_where_commits_come_fast(store: Store) -> None:
-    """Those between are passed over, and the last is not forgotten at the end."""
+def test_only_the_newest_of_fast_commits_is_verified(store: Store) -> None:
+    """Those between are skipped, and the last is not forgotten at the end."""
     told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     names = [(committed(store, step).checkpoint, step) for step in (5, 6, 7)]
     keeper = Housekeeper(store, Saving(), told.put)
@@ -90,7 +90,7 @@ def test_the_newest_is_looked_at_where_commits_come_fast(store: Store) -> None:
     assert steps[-1] == 7
 
 
-def test_only_what_is_kept_stays(store: Store) -> None:
+def test_only_kept_checkpoints_stay(store: Store) -> None:
     """With keep=2 the older checkpoints are no longer committed."""
     told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     for step in (4, 5, 6):
@@ -105,8 +105,8 @@ def test_only_what_is_kept_stays(store: Store) -> None:
     assert len(swept.collected.dropped) == 2
 
 
-def test_what_is_condemned_goes_when_its_time_has_come_and_not_at_the_next_commit(store: Store) -> None:
-    """Nothing is committed any more, and a collection would be due in five minutes."""
+def test_condemned_checkpoints_are_deleted_in_time_without_another_commit(store: Store) -> None:
+    """Nothing more is committed, and a collection would be due in five minutes."""
     told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     for step in (4, 5, 6):
         committed(store, step)
@@ -123,8 +123,8 @@ def test_what_is_condemned_goes_when_its_time_has_come_and_not_at_the_next_commi
     keeper.close(10.0)
 
 
-def test_a_bound_that_cannot_be_kept_is_told(store: Store) -> None:
-    """With it nothing but the newest is there, and that takes more."""
+def test_a_size_limit_that_cannot_be_kept_is_reported(store: Store) -> None:
+    """Only the newest checkpoint is left, and it takes more."""
     told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
     committed(store, 6)
     name = committed(store, 7).checkpoint

@@ -1,4 +1,4 @@
-"""What is written to the store, and what is let go."""
+"""Which snapshots are written to the store, and which are skipped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elastic3d.worker.processes.slot import PinnedSnapshot, SlotPort
 
 
 class Shelf:
-    """A slot that holds the snapshots of some steps, and lets a write begin when it is told to."""
+    """A slot that holds the snapshots of some steps, and lets a write begin on request."""
 
     index = 0
 
@@ -89,7 +89,7 @@ def _take(told: Told, count: int) -> list[TilesUploaded | WriteFailed]:
     return [told.get(timeout=10) for _ in range(count)]
 
 
-def test_a_checkpoint_due_during_a_write_is_let_go(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+def test_a_checkpoint_due_during_a_write_is_skipped(uploader: Uploader, shelf: Shelf, told: Told) -> None:
     """A slow store delays the next checkpoint and nothing else."""
     uploader.offer(5, generation(1))
     uploader.offer(6, generation(1))
@@ -99,7 +99,7 @@ def test_a_checkpoint_due_during_a_write_is_let_go(uploader: Uploader, shelf: Sh
 
 
 def test_the_last_snapshot_waits_for_the_write_before_it(uploader: Uploader, shelf: Shelf, told: Told) -> None:
-    """It is not let go: there will be no other."""
+    """It is not skipped: there will be no other."""
     uploader.offer(5, generation(1))
     uploader.flush(7, generation(1))
     shelf.gate.put(None)
@@ -108,7 +108,7 @@ def test_the_last_snapshot_waits_for_the_write_before_it(uploader: Uploader, she
 
 
 def test_the_last_snapshot_is_written_once(uploader: Uploader, shelf: Shelf, told: Told) -> None:
-    """Whether its step was due for a checkpoint, and whichever of the two is heard first."""
+    """Whether or not its step was due for a checkpoint, and whichever message arrives first."""
     uploader.offer(5, generation(1))
     uploader.flush(5, generation(1))
     shelf.gate.put(None)
@@ -120,8 +120,8 @@ def test_the_last_snapshot_is_written_once(uploader: Uploader, shelf: Shelf, tol
     assert told.empty()
 
 
-def test_a_step_done_again_is_another_checkpoint(uploader: Uploader, shelf: Shelf, told: Told) -> None:
-    """After a loss the same step comes again, in another generation and perhaps cut otherwise."""
+def test_a_repeated_step_is_another_checkpoint(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+    """After a loss the same step comes again, in another generation and perhaps cut differently."""
     for number in (1, 2):
         uploader.offer(5, generation(number))
         shelf.gate.put(None)
@@ -130,15 +130,15 @@ def test_a_step_done_again_is_another_checkpoint(uploader: Uploader, shelf: Shel
         assert (written.saved.step, written.saved.made_in) == (5, number)
 
 
-def test_a_snapshot_that_is_gone_is_a_failed_write(uploader: Uploader, shelf: Shelf, told: Told) -> None:
-    """It is told, and the next one begins anew."""
+def test_a_missing_snapshot_is_a_failed_write(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+    """It is reported, and the next write starts afresh."""
     uploader.flush(9, generation(1))
     shelf.gate.put(None)
     assert steps(told, 1) == [(WriteFailed, 9)]
 
 
-def test_an_uploader_is_ready_again_when_it_has_written(uploader: Uploader, shelf: Shelf, told: Told) -> None:
-    """And says so before it tells what it wrote: whoever hears that may offer the next."""
+def test_an_uploader_is_ready_before_it_reports_a_write(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+    """So whoever receives the report may offer the next."""
     uploader.offer(5, generation(1))
     assert not uploader.ready
     shelf.gate.put(None)
@@ -147,10 +147,8 @@ def test_an_uploader_is_ready_again_when_it_has_written(uploader: Uploader, shel
     assert shelf.ready.get(timeout=1)
 
 
-def test_the_next_checkpoint_waits_for_the_commit_of_the_one_before(
-    shelf: Shelf, told: Told, writer: CheckpointWriter
-) -> None:
-    """Where the commit is heard of; another one's, or none within the patience, does not hold it back for ever."""
+def test_the_next_checkpoint_waits_for_the_previous_commit(shelf: Shelf, told: Told, writer: CheckpointWriter) -> None:
+    """If it learns of it; another commit, or none within the patience, does not hold it back for ever."""
     uploader = Uploader(cast(SlotPort, shelf), writer.write, told.put, patience=lambda: 60.0)
     try:
         uploader.offer(5, generation(1))
@@ -167,8 +165,8 @@ def test_the_next_checkpoint_waits_for_the_commit_of_the_one_before(
         uploader.close(10.0)
 
 
-def test_a_failure_is_followed_by_a_rest_that_grows(shelf: Shelf, told: Told, writer: CheckpointWriter) -> None:
-    """A store that is away is not hammered, and one that is back is found within a minute."""
+def test_pauses_after_failures_grow(shelf: Shelf, told: Told, writer: CheckpointWriter) -> None:
+    """A missing store is not flooded with requests, and its return is noticed within a minute."""
     assert [rest_after(count) for count in (1, 2, 3)] == [1.0, 2.0, 4.0]
     assert rest_after(100) == LONGEST_REST
     rests: list[int] = []
@@ -189,10 +187,10 @@ def test_a_failure_is_followed_by_a_rest_that_grows(shelf: Shelf, told: Told, wr
         uploader.close(10.0)
 
 
-def test_what_did_not_change_is_not_written_again(
+def test_unchanged_tiles_are_not_written_again(
     uploader: Uploader, shelf: Shelf, told: Told, writer: CheckpointWriter, tmp_path: Path
 ) -> None:
-    """The newest committed checkpoint is every write's parent."""
+    """The newest committed checkpoint is the parent of every write."""
     from checkpointing import commit
 
     first = PinnedSnapshot(generation=1, step=5, rank=0, world=1, facts={}, pieces=_piece(1.0))
@@ -202,7 +200,7 @@ def test_what_did_not_change_is_not_written_again(
     assert writer.write(again, SavedStep(step=6, made_in=1, attempt=0, world=1), False) == (16, 0)
 
 
-def test_the_last_write_before_a_deadline_is_not_held_back(tmp_path: Path) -> None:
+def test_the_last_write_before_a_deadline_ignores_the_bandwidth_limit(tmp_path: Path) -> None:
     """A limit of a byte a second would take four months."""
     writer = CheckpointWriter(open_store(tmp_path.as_uri()), Saving(max_bandwidth=1), 1)
     spec = TensorSpec(key="model/w", dtype="uint8", shape=(10 << 20,))

@@ -1,4 +1,4 @@
-"""How a node leaves: pure decisions, and signals that reach any of its keepers."""
+"""How a node leaves: pure decisions, and signals to any of its keepers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def generation(*names: str, spares: str = "") -> Generation:
 
 
 def test_a_signal_to_every_keeper_is_one_signal() -> None:
-    """torchrun passes what it gets to all keepers of the node; only a second to the same one is a second signal."""
+    """torchrun passes its signal to all keepers of the node; only a second to the same one is a second signal."""
     told = Departure()
     assert [told.signalled(slot) for slot in (1, 0, 2)] == [False, False, False]
     assert told.signalled(2)
 
 
 def test_the_earliest_deadline_counts() -> None:
-    """A cloud's half minute is not made longer by an operator's hour."""
+    """An operator's hour does not extend a cloud's half minute."""
     told = Departure()
     assert not told.over(1e9)
     assert told.within(30.0, now=100.0)
@@ -50,7 +50,7 @@ def test_the_earliest_deadline_counts() -> None:
     assert not told.over(129.9)
 
 
-def test_what_only_a_leaving_node_holds_has_all_its_time() -> None:
+def test_snapshots_held_only_by_a_leaving_node_get_all_its_time() -> None:
     """Without a deadline the ordinary patience holds; a moment before the end is kept for leaving in order."""
     told = Departure()
     assert told.waits_until(50.0, ordinary=2.0) == 52.0
@@ -64,22 +64,22 @@ def test_what_only_a_leaving_node_holds_has_all_its_time() -> None:
     assert told.waits_until(41.0, ordinary=2.0) == 41.0
 
 
-def test_a_node_that_leaves_with_its_buddy_finds_another() -> None:
-    """Somebody who stays holds its snapshots, one who takes part already if there is one."""
+def test_a_node_that_leaves_with_its_buddy_gets_another() -> None:
+    """A node that stays holds its snapshots, a present member if there is one."""
     running = generation("a", "b", "c")
     assert refuge(node("a"), node("b"), running, generation("c", "d")) == node("c")
     assert refuge(node("a"), node("b"), running, generation("d", spares="c")) == node("c")
     assert refuge(node("a"), node("b"), running, generation("d")) == node("d")
 
 
-def test_the_only_node_leaves_what_it_holds_with_who_follows() -> None:
+def test_the_only_node_leaves_its_snapshots_with_its_successor() -> None:
     """It has no buddy, and is gone before the newcomer could have fetched anything from it."""
     assert refuge(node("a"), None, generation("a"), generation("d")) == node("d")
     assert refuge(node("a"), None, generation("a", spares="c"), generation("c", "d")) == node("c")
 
 
-def test_nobody_seeks_refuge_without_need() -> None:
-    """Whoever stays keeps its own; whoever's buddy stays has a copy there; where nobody comes there is nobody."""
+def test_refuge_is_sought_only_when_needed() -> None:
+    """A node that stays keeps its own; if its buddy stays a copy is there; if nobody comes there is no refuge."""
     running = generation("a", "b", "c")
     assert refuge(node("a"), node("b"), running, generation("a", "c")) is None
     assert refuge(node("a"), node("b"), running, generation("c", spares="a")) is None
@@ -89,7 +89,7 @@ def test_nobody_seeks_refuge_without_need() -> None:
 
 
 def test_refuge_needs_a_slot_for_each_slot() -> None:
-    """A node of another size cannot hold what each slot sends to its like."""
+    """Each slot sends to its counterpart, so a node of another size cannot hold them."""
     other = Generation(
         number=2, attempt=0, cause=Cause.DRAIN, nodes=(node("d", slots=2),), layout=Layout(), leader="d", detail=""
     )
@@ -97,8 +97,8 @@ def test_refuge_needs_a_slot_for_each_slot() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_companions_signal_is_the_nodes(nursery: Nursery, number: signal.Signals) -> None:
-    """The first keeper hears of it and decides; the companion stays until its connection ends."""
+def test_a_companions_signal_counts_for_its_node(nursery: Nursery, number: signal.Signals) -> None:
+    """The first keeper is told and decides; the companion stays until its connection ends."""
     keeper = nursery.keeper("counts", index=1)
     os.kill(keeper.pid, number)
     assert keeper.wait(SlotSignalled) == SlotSignalled(slot=1, number=number)

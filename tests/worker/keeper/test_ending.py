@@ -1,4 +1,4 @@
-"""The end of a run: what `main` left is in the store before anybody hears that it returned."""
+"""The end of a run: the state that `main` left is in the store before its return is reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.worker.checkpoints.test_uploader import generation
 
 
 class Forgetful(Memory):
-    """A slot whose snapshot cannot be read so many times."""
+    """A slot whose snapshot cannot be read the first few times."""
 
     def __init__(self, failures: int) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ class Later:
 
 
 class Scene:
-    """One node of one slot, which leads; `told` is what the membership heard."""
+    """One leading node of one slot; `events` is what the membership received."""
 
     def __init__(self, folder: Path, *, failures: int = 0) -> None:
-        self.told: list[m.Event] = []
+        self.events: list[m.Event] = []
         self.settled: queue.SimpleQueue[tuple[Any, str]] = queue.SimpleQueue()
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.store = open_store(str(folder / "store"))
@@ -69,7 +69,7 @@ class Scene:
             cast(Settings, None),
             RunOptions(),
             slots,
-            self.told.append,
+            self.events.append,
             journal=journal,
             figures=figures,
             clock=cast(Any, self.clock),
@@ -85,7 +85,7 @@ class Scene:
             settled=lambda saved, error: self.settled.put((saved, error)),
         )
         self.checkpoints.fence(1)
-        self.ending = Ending(self.generations, self.checkpoints, self.told.append, clock=cast(Any, self.clock))
+        self.ending = Ending(self.generations, self.checkpoints, self.events.append, clock=cast(Any, self.clock))
 
     def returned(self, unsaved: int) -> None:
         """Let `main` return on the only slot."""
@@ -95,13 +95,13 @@ class Scene:
         self.ending.look()
 
     def wrote(self) -> TilesUploaded | WriteFailed:
-        """Take what came of one write, as the keeper does."""
+        """Process the outcome of one write, as the keeper does."""
         said = self.inbox.get(timeout=30)
         assert isinstance(said, TilesUploaded | WriteFailed)
         self.ending.heard(said)
         saved = self.checkpoints.heard(said)
         if saved is not None:
-            self.told.append(m.Saved(saved=saved))
+            self.events.append(m.Saved(saved=saved))
             self.checkpoints.commit(saved, 1)
         self.ending.look()
         return said
@@ -125,57 +125,57 @@ def scenes(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_the_last_step_is_written_before_the_node_has_finished(scenes: Any) -> None:
-    """No checkpoint was due at step 9: it is made, the save is told first, and the leader hears of its commit."""
+    """No checkpoint was due at step 9: one is made, the save is reported first, and the leader learns of its commit."""
     scene = scenes()
     scene.returned(9)
-    assert scene.told == []
+    assert scene.events == []
     assert isinstance(scene.wrote(), TilesUploaded)
-    assert [type(event) for event in scene.told] == [m.Saved, m.MainFinished]
+    assert [type(event) for event in scene.events] == [m.Saved, m.MainFinished]
     saved, error = scene.settled.get(timeout=30)
     assert (saved.step, error) == (9, "")
     ref = read_latest(scene.store)
     assert ref is not None
     assert ref.step == 9
-    # A leader that leads again asks again, and has its answer.
+    # A leader that leads again asks again, and gets its answer.
     scene.checkpoints.commit(saved, 1)
     assert scene.settled.get(timeout=30) == (saved, "")
 
 
-def test_what_is_in_the_store_already_is_not_written_again(scenes: Any) -> None:
-    """A run that was started again after its end has nothing to add."""
+def test_a_last_step_in_the_store_is_not_written_again(scenes: Any) -> None:
+    """A run restarted after its end has nothing to add."""
     scene = scenes()
     scene.returned(-1)
-    assert [type(event) for event in scene.told] == [m.MainFinished]
+    assert [type(event) for event in scene.events] == [m.MainFinished]
 
 
-def test_a_write_that_fails_at_the_end_is_tried_again(scenes: Any) -> None:
+def test_a_failed_last_write_is_retried(scenes: Any) -> None:
     """A store that fails for a moment costs that moment, not the last step."""
     scene = scenes(failures=2)
     scene.returned(9)
     for _ in range(2):
         assert isinstance(scene.wrote(), WriteFailed)
-        assert scene.told == []
+        assert scene.events == []
         scene.clock.now += 2.0
         scene.ending.look()
     assert isinstance(scene.wrote(), TilesUploaded)
-    assert isinstance(scene.told[-1], m.MainFinished)
+    assert isinstance(scene.events[-1], m.MainFinished)
 
 
-def test_a_last_step_that_cannot_be_written_is_no_good_end(scenes: Any) -> None:
-    """After a while it is an error of the generation, in words; the job's tries decide from there on."""
+def test_a_last_step_that_cannot_be_written_is_an_error(scenes: Any) -> None:
+    """After a while it is an error of the generation, with its reason, and counts as one of the job's tries."""
     scene = scenes(failures=100)
     scene.returned(9)
     assert isinstance(scene.wrote(), WriteFailed)
     scene.clock.now += END_PATIENCE + 1.0
     scene.ending.look()
-    (event,) = scene.told
+    (event,) = scene.events
     assert isinstance(event, m.TrainerFailed)
     assert event.error
     assert "the last step, 9, could not be brought to the store: not now" in event.detail
 
 
-def test_a_node_one_of_whose_slots_failed_has_not_finished(scenes: Any) -> None:
-    """That another slot returned afterwards does not make it a good end."""
+def test_a_node_with_a_failed_slot_has_not_finished(scenes: Any) -> None:
+    """Even if another slot returned afterwards."""
     scene = scenes()
     world = TrainerGroup(generation=generation(1), first_rank=0, trainers={0: 1, 1: 2})
     scene.generations.worlds["1.0"] = world
@@ -183,4 +183,4 @@ def test_a_node_one_of_whose_slots_failed_has_not_finished(scenes: Any) -> None:
     world.ended[1] = 9
     scene.generations.heard(w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.DONE, step=9, code=0))
     scene.ending.look()
-    assert not [event for event in scene.told if isinstance(event, m.MainFinished)]
+    assert not [event for event in scene.events if isinstance(event, m.MainFinished)]

@@ -1,4 +1,4 @@
-"""How trainers, nodes and agents end, where two things end at once."""
+"""The ends of trainers, nodes and agents when two of them coincide."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Measuring:
 
 
 def test_a_joiner_measures_again_when_its_template_dies() -> None:
-    """That is no word about its script; but it does not go on for ever."""
+    """The script is not to blame; but the tries are limited."""
     inbox: Inbox = queue.SimpleQueue()
     slot = Measuring(inbox, TRIES - 1)
     assert measure(cast(SlotPort, slot), assignment(measuring=True), inbox) == Measured(profile=PROFILE)
@@ -54,8 +54,8 @@ def test_a_joiner_measures_again_when_its_template_dies() -> None:
         measure(cast(SlotPort, Measuring(inbox, TRIES)), assignment(measuring=True), inbox)
 
 
-def test_a_node_that_was_to_leave_has_left() -> None:
-    """Put out by the others before it could say so, it does not end as an error; one that was to stay comes back."""
+def test_a_leaving_node_that_is_evicted_ends_cleanly() -> None:
+    """The others evicted it before it could report leaving: no error. One that was to stay comes back."""
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
     leaving = LeaveRequest(cast(Generations, None), None, told.put, journal=Journal(None, "run", "node"), drain=25.0)
     out = acts.Exit(failed=True, detail="the others went on without this node", rejoin=True)
@@ -68,8 +68,8 @@ def test_a_node_that_was_to_leave_has_left() -> None:
     assert leaving.ended(over) == over
 
 
-def test_what_a_trainer_says_of_a_lost_peer_is_kept(tmp_path: Path) -> None:
-    """With its traceback: where no peer was lost after all, this is the only trace of what it was."""
+def test_a_trainers_lost_peer_error_is_kept(tmp_path: Path) -> None:
+    """With its traceback: if no peer was lost after all, it is the only trace of the cause."""
     journal = Journal(str(tmp_path), "run", "node")
     exception = w.RaisedException(
         kind="RuntimeError", message="Connection reset by peer", traceback="in user.py line 7"
@@ -101,8 +101,8 @@ time.sleep(600 if sys.argv[3] == "killed" else 0)
 
 
 @pytest.mark.parametrize("how", ["clean", "killed"])
-def test_the_guard_spares_what_is_left_after_a_clean_end(how: str) -> None:
-    """What a dead agent leaves behind is killed; what a user detached from a run that ended in order is not."""
+def test_the_guard_spares_processes_left_after_a_clean_end(how: str) -> None:
+    """Those of a dead agent are killed; those that a user detached from a run that ended in order are not."""
     token = secrets.token_hex(8)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     agent = subprocess.Popen(
@@ -115,7 +115,7 @@ def test_the_guard_spares_what_is_left_after_a_clean_end(how: str) -> None:
     with agent.stdout as said:
         guarding, detached = map(int, said.readline().split())
     if how == "killed":
-        # Nobody else of this machine can read the token off its arguments.
+        # No other user of this machine can read the token from its arguments.
         assert token not in Path(f"/proc/{guarding}/cmdline").read_text()
         agent.kill()
     agent.wait(30)

@@ -22,7 +22,7 @@ def meeting() -> Iterator[Meeting]:
 
 
 def listens_on(port: int) -> list[str]:
-    """Return the addresses on which somebody of this machine listens at a port."""
+    """Return the addresses of this machine on which a port is open."""
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -35,12 +35,12 @@ def listens_on(port: int) -> list[str]:
     return found
 
 
-def test_it_listens_on_the_nodes_own_address_alone(meeting: Meeting) -> None:
+def test_the_meeting_store_listens_only_on_the_nodes_address(meeting: Meeting) -> None:
     """torch's own choice is every interface of the machine."""
     assert listens_on(meeting.port) == ["127.0.0.1"]
 
 
-def test_what_generations_left_goes_when_a_later_one_begins(meeting: Meeting) -> None:
+def test_keys_of_earlier_generations_are_removed(meeting: Meeting) -> None:
     """Groups of a job that re-forms for months meet in a store that does not grow."""
     guest = TCPStore("127.0.0.1", meeting.port, is_master=False, wait_for_workers=False)
     for key in ("1.4", "9.17", "10.21", "10.22"):
@@ -54,6 +54,6 @@ def test_what_generations_left_goes_when_a_later_one_begins(meeting: Meeting) ->
 
 
 def test_an_address_of_another_host_is_an_error() -> None:
-    """Nobody could meet there, and to listen everywhere instead is no answer."""
+    """Nobody could meet there, and listening everywhere instead would be wrong."""
     with pytest.raises(OSError, match=r"assign"):
         Meeting("192.0.2.1")

@@ -1,4 +1,4 @@
-"""What a node says of the training while it goes on."""
+"""What a node reports of the training while it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORD = StepRecord(
 
 
 class Heard:
-    """A progress with a clock of its own, and what it said."""
+    """A progress report with a clock of its own, and its output."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, dict[str, Any]]] = []
@@ -51,8 +51,8 @@ class Heard:
         return self.figures.pulse("active", 2, self.clock.now).health
 
 
-def test_a_line_now_and_then_says_how_it_goes() -> None:
-    """The first step at once; then, every ten seconds, what is left at the rate since the line before."""
+def test_progress_is_logged_every_ten_seconds() -> None:
+    """The first step at once; then the time left at the rate since the previous line."""
     heard = Heard()
     heard.progress.began(first=True)
     heard.steps(1, 61)
@@ -69,8 +69,8 @@ def test_a_line_now_and_then_says_how_it_goes() -> None:
     assert (lines[1]["steps_per_second"], lines[1]["left"]) == (2.0, "8min 10s")
 
 
-def test_a_loss_that_is_no_number_is_said_once_a_row() -> None:
-    """And is what `status` shows, until there is a number again."""
+def test_a_non_finite_loss_is_reported_once_in_a_row() -> None:
+    """`status` shows it until there is a finite one again."""
     heard = Heard()
     heard.progress.began(first=True)
     heard.steps(1, 2)
@@ -82,8 +82,8 @@ def test_a_loss_that_is_no_number_is_said_once_a_row() -> None:
     assert [said["step"] for said in heard.taken("loss.nonfinite")] == [3, 7]
 
 
-def test_no_step_for_a_minute_is_said_each_minute() -> None:
-    """On the node that holds rank 0 alone; not where steps take that long, nor when nothing runs."""
+def test_a_minute_without_a_step_is_reported_each_minute() -> None:
+    """Only on the node with rank 0; not if steps take that long, nor when nothing runs."""
     heard = Heard()
     heard.progress.began(first=True)
     heard.steps(1, 3)
@@ -106,8 +106,8 @@ def test_no_step_for_a_minute_is_said_each_minute() -> None:
     assert not heard.said
 
 
-def test_missing_nodes_are_said_every_ten_seconds() -> None:
-    """After a moment in which they may come anyway, and no more once they are there."""
+def test_missing_nodes_are_reported_every_ten_seconds() -> None:
+    """After a moment in which they may still come, and no more once they are there."""
     heard = Heard()
     heard.progress.awaiting(2)
     heard.progress.look()

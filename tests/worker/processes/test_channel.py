@@ -1,4 +1,4 @@
-"""Messages between trainer and keeper, however their bytes are cut."""
+"""Messages between trainer and keeper, however their bytes are fragmented."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ MESSAGES = (
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=40))
-def test_messages_survive_any_cut(sizes: list[int]) -> None:
-    """Whatever the pieces that arrive, the messages are those that were sent, in order."""
+def test_messages_survive_any_fragmentation(sizes: list[int]) -> None:
+    """They arrive as sent, in order, whatever the pieces."""
     data = b"".join(map(encode, MESSAGES))
     decoder, found, at = Decoder(), [], 0
     for number in range(len(data)):
@@ -55,19 +55,19 @@ def test_messages_survive_any_cut(sizes: list[int]) -> None:
 
 
 def test_an_unfinished_frame_is_never_a_message() -> None:
-    """What a trainer was saying when it was killed was not said."""
+    """A message cut off by the trainer's death was not sent."""
     decoder = Decoder()
     assert list(decoder.feed(encode(channel.MainLeft(step=1))[:-1])) == []
 
 
-def test_nonsense_is_an_error() -> None:
-    """A user's code that writes to the descriptor is found out."""
+def test_garbage_is_an_error() -> None:
+    """User code that writes to the descriptor is detected."""
     with pytest.raises(ValueError, match="not a trainer's channel"):
         list(Decoder().feed(b"hello, world"))
 
 
 def test_the_keeper_never_blocks_on_a_trainer_that_does_not_read() -> None:
-    """What the socket does not take is kept, and arrives in order when it does."""
+    """Data that the socket does not take is kept, and arrives in order when it does."""
     ours, theirs = channel.pair()
     keeper, trainer = KeeperEnd(ours), TrainerEnd(theirs)
     count = 200_000

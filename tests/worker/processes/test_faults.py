@@ -42,8 +42,8 @@ def group(pid: int) -> list[int]:
     return found
 
 
-def test_a_killed_trainer_is_told_by_its_signal(nursery: Nursery) -> None:
-    """kill -9 from outside is told within a tenth of a second, and the slot forks the next at once."""
+def test_a_killed_trainer_is_reported_by_its_signal(nursery: Nursery) -> None:
+    """Within a tenth of a second after kill -9, and the slot forks the next at once."""
     keeper = nursery.keeper("steps")
     keeper.slot.go(keeper.slot.prepare(assignment()), GO)
     pid = keeper.wait(Started).pid
@@ -59,7 +59,7 @@ def test_a_killed_trainer_is_told_by_its_signal(nursery: Nursery) -> None:
 
 
 def test_data_loader_workers_die_with_their_trainer(nursery: Nursery) -> None:
-    """Its workers would hold its sockets for seconds: they are dead and reaped when the exit is told."""
+    """They would hold its sockets for seconds: they are dead and reaped when the exit is reported."""
     keeper = nursery.keeper("loader")
     keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
@@ -86,7 +86,7 @@ def test_an_orphan_in_the_trainers_group_is_reaped_too(nursery: Nursery) -> None
     assert children(keeper.template) == []
 
 
-def test_a_killed_keeper_takes_everything_along(nursery: Nursery) -> None:
+def test_a_killed_keeper_ends_all_its_processes(nursery: Nursery) -> None:
     """Template, trainer and data-loader workers are dead at once after the keeper's kill -9."""
     keeper = nursery.keeper("loader")
     keeper.slot.prepare(assignment())
@@ -99,7 +99,7 @@ def test_a_killed_keeper_takes_everything_along(nursery: Nursery) -> None:
 
 
 def test_a_killed_template_is_replaced_by_the_one_in_reserve(nursery: Nursery) -> None:
-    """Its trainer goes with it, snapshots' keeper stays; the next fork waits for no import."""
+    """Its trainer dies with it, the keeper of the snapshots stays; the next fork waits for no import."""
     keeper = nursery.keeper("loader")
     keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
@@ -109,7 +109,7 @@ def test_a_killed_template_is_replaced_by_the_one_in_reserve(nursery: Nursery) -
     os.kill(dead, signal.SIGKILL)
     keeper.wait(TemplateDied)
     second = keeper.slot.prepare(assignment(generation=2))
-    # The next trainer may be there before the end of the last one is told.
+    # The next trainer may be there before the end of the last one is reported.
     keeper.wait(TrainerReady, 60, lambda event: event.trainer == second)
     (started,) = [event for event in keeper.seen if isinstance(event, Started) and event.trainer == second]
     told = [event for event in keeper.seen if isinstance(event, TrainerExited)]
@@ -136,7 +136,7 @@ def test_two_killed_templates_are_replaced_by_a_new_interpreter(nursery: Nursery
 
 
 def test_a_stopped_template_is_replaced(nursery: Nursery) -> None:
-    """A template that does not do what it is told is killed, and the trainer it had with it."""
+    """A template that does not obey is killed, together with its trainer."""
     keeper = nursery.keeper("idle")
     trainer = keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
@@ -148,7 +148,7 @@ def test_a_stopped_template_is_replaced(nursery: Nursery) -> None:
 
 
 def test_a_new_template_dies_with_its_keeper_while_it_still_imports(nursery: Nursery) -> None:
-    """The parent-death signal is set before the seconds that imports take."""
+    """The parent-death signal is set before the imports, which take seconds."""
     keeper = nursery.keeper("idle")
     for template in keeper.templates:
         os.kill(template, signal.SIGKILL)
@@ -175,7 +175,7 @@ def test_signals_to_the_keepers_group_do_not_reach_trainers(nursery: Nursery) ->
 
 
 def test_sigterm_ends_a_single_trainer(nursery: Nursery) -> None:
-    """What the template ignores, a trainer does not."""
+    """The template ignores it, a trainer does not."""
     keeper = nursery.keeper("idle")
     keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
@@ -185,8 +185,8 @@ def test_sigterm_ends_a_single_trainer(nursery: Nursery) -> None:
 
 
 @pytest.mark.long
-def test_fifty_forks_leak_nothing(nursery: Nursery) -> None:
-    """Descriptors of keeper, template and trainer are as many after fifty trainers as after three."""
+def test_fifty_forks_leak_no_descriptors(nursery: Nursery) -> None:
+    """Keeper, template and trainer have as many after fifty trainers as after three."""
     keeper = nursery.keeper("idle")
 
     def one() -> tuple[int, int, int]:
@@ -210,7 +210,7 @@ def test_fifty_forks_leak_nothing(nursery: Nursery) -> None:
 
 @pytest.mark.long
 def test_a_script_with_threads_gets_new_interpreters(nursery: Nursery) -> None:
-    """Where a fork is not safe each trainer is an interpreter of its own, and says so; the rules stay the same."""
+    """If a fork is not safe each trainer is an interpreter of its own, and says so; the rules stay the same."""
     keeper = nursery.keeper("idle", threads_before=True)
     assert "user-thread" in keeper.output.read_text()
     trainer = keeper.slot.prepare(assignment())
@@ -226,8 +226,8 @@ def test_a_script_with_threads_gets_new_interpreters(nursery: Nursery) -> None:
 
 
 @pytest.mark.long
-def test_a_script_that_never_gets_to_run_again_loses_the_slot(nursery: Nursery) -> None:
-    """Templates that end before they are ready are not started for ever."""
+def test_a_template_that_never_becomes_ready_costs_the_slot(nursery: Nursery) -> None:
+    """Templates that end before they are ready are not restarted for ever."""
     keeper = nursery.keeper("idle", broken_again=True)
     for template in keeper.templates:
         os.kill(template, signal.SIGKILL)
@@ -249,7 +249,7 @@ print(torch.get_num_threads(), process.fork_hazard())
 
 @pytest.mark.parametrize(("threads", "safe"), [(1, True), (2, False)])
 def test_tensor_maths_before_run_makes_forks_unsafe(threads: int, safe: bool) -> None:
-    """On one thread it does no harm; on two the child would hang, which is tried and not guessed."""
+    """On one thread it does no harm; on two the child would hang, which is tried, not assumed."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     said = subprocess.run(
         [sys.executable, "-c", HAZARD], env=environment, capture_output=True, text=True, timeout=60, check=True

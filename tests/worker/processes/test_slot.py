@@ -35,7 +35,7 @@ def test_a_measuring_trainer_reports_the_profile_and_ends(nursery: Nursery) -> N
 
 
 def test_a_trainer_prepares_starts_steps_and_leaves(nursery: Nursery) -> None:
-    """The whole life of a trainer, in order, ending at the step it left at."""
+    """The whole life of a trainer in order, up to the step it left at."""
     keeper = nursery.keeper("steps")
     trainer = keeper.slot.prepare(assignment())
     keeper.wait(Started)
@@ -57,8 +57,8 @@ def test_a_trainer_prepares_starts_steps_and_leaves(nursery: Nursery) -> None:
         ("system_exit", ExitKind.ERROR, "sys.exit of the user's script"),
     ],
 )
-def test_an_exception_travels_with_its_traceback(nursery: Nursery, entry: str, kind: ExitKind, words: str) -> None:
-    """Whose fault it was is told apart by exit code, and the traceback names the user's function."""
+def test_an_exception_is_reported_with_its_traceback(nursery: Nursery, entry: str, kind: ExitKind, words: str) -> None:
+    """The exit code tells whose fault it was, and the traceback names the user's function."""
     keeper = nursery.keeper(entry)
     keeper.slot.prepare(assignment())
     ended = keeper.wait(TrainerExited)
@@ -68,15 +68,15 @@ def test_an_exception_travels_with_its_traceback(nursery: Nursery, entry: str, k
     assert "nursery.py" in ended.exception.traceback or kind is ExitKind.PEER_LOST
 
 
-def test_an_exit_code_without_its_last_words_means_nothing(nursery: Nursery) -> None:
+def test_an_exit_code_without_a_last_message_means_nothing(nursery: Nursery) -> None:
     """A library's os._exit with one of our codes is no clean leave."""
     keeper = nursery.keeper("exits_behind_our_back")
     keeper.slot.prepare(assignment())
     assert keeper.wait(TrainerExited).kind is ExitKind.CRASH
 
 
-def test_done_flushes_output_and_overwrites_what_torchrun_said(nursery: Nursery) -> None:
-    """Output left in the buffer reaches the keeper's own stdout; rank and master are the assignment's."""
+def test_a_finished_trainer_flushes_its_output(nursery: Nursery) -> None:
+    """It reaches the keeper's own stdout; rank and master are the assignment's, not torchrun's."""
     keeper = nursery.keeper("done")
     keeper.slot.prepare(assignment(rank=3, world=5, store_port=1234, threads=2, interface="lo"))
     ended = keeper.wait(TrainerExited)
@@ -88,7 +88,7 @@ def test_done_flushes_output_and_overwrites_what_torchrun_said(nursery: Nursery)
 
 
 def test_stop_kills_and_reaps(nursery: Nursery) -> None:
-    """A stopped trainer's process is gone, zombie and all, when its exit is told."""
+    """A stopped trainer's process is gone, and reaped, when its exit is reported."""
     keeper = nursery.keeper("idle")
     trainer = keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
@@ -97,8 +97,8 @@ def test_stop_kills_and_reaps(nursery: Nursery) -> None:
     assert gone(pid)
 
 
-def test_everything_a_trainer_said_is_heard_before_its_exit(nursery: Nursery) -> None:
-    """Two thousand steps in a burst, then the end: none is lost, the order holds."""
+def test_all_messages_of_a_trainer_arrive_before_its_exit(nursery: Nursery) -> None:
+    """Two thousand steps in a burst, then the end: none is lost, and the order holds."""
     keeper = nursery.keeper("floods")
     keeper.slot.go(keeper.slot.prepare(assignment()), GO)
     assert keeper.wait(TrainerExited).kind is ExitKind.DONE
@@ -106,7 +106,7 @@ def test_everything_a_trainer_said_is_heard_before_its_exit(nursery: Nursery) ->
     assert steps == list(range(2000))
 
 
-def test_trainers_live_side_by_side(nursery: Nursery) -> None:
+def test_two_trainers_can_live_side_by_side(nursery: Nursery) -> None:
     """A proposed generation's trainer is built beside the running one, and either can be stopped alone."""
     keeper = nursery.keeper("idle")
     first = keeper.slot.prepare(assignment())
@@ -121,8 +121,8 @@ def test_trainers_live_side_by_side(nursery: Nursery) -> None:
     assert (ended.trainer, ended.kind) == (first, ExitKind.LEFT)
 
 
-def test_closing_leaves_nothing(nursery: Nursery) -> None:
-    """The keeper leaves when its first keeper does, and takes template and trainers along."""
+def test_closing_leaves_nothing_behind(nursery: Nursery) -> None:
+    """The keeper leaves when its first keeper does, and ends template and trainers."""
     keeper = nursery.keeper("idle")
     keeper.slot.prepare(assignment())
     pids = [keeper.pid, keeper.template, keeper.wait(Started).pid]
@@ -130,8 +130,8 @@ def test_closing_leaves_nothing(nursery: Nursery) -> None:
     assert eventually(lambda: all(map(gone, pids)))
 
 
-def test_the_next_checkpoint_is_asked_for_when_the_keeper_is_ready(nursery: Nursery) -> None:
-    """Not before it has heard of the one before, whatever the trainer does meanwhile, and then at once."""
+def test_the_next_checkpoint_is_requested_when_the_keeper_is_ready(nursery: Nursery) -> None:
+    """At once, but not before the previous one is reported, whatever the trainer does meanwhile."""
     keeper = nursery.keeper("continuous")
     trainer = keeper.slot.prepare(assignment())
     keeper.slot.go(trainer, GO)
@@ -147,7 +147,7 @@ def test_the_next_checkpoint_is_asked_for_when_the_keeper_is_ready(nursery: Nurs
     assert keeper.wait(TrainerExited).kind is ExitKind.LEFT
 
 
-def test_a_keeper_that_never_comes_is_an_error_of_elastic3d() -> None:
-    """Whoever waits for another process of the node is told whether trying again helps."""
+def test_a_missing_keeper_is_an_error_of_elastic3d() -> None:
+    """A process that waits for another one of its node is told whether trying again helps."""
     with pytest.raises(MembershipError, match=r"did not answer in 0 s.*Trying again helps"):
         RemoteSlot(f"elastic3d-nobody-{os.getpid()}", queue.SimpleQueue(), patience=0.0)

@@ -32,7 +32,7 @@ GO = Go(servers=())
 
 
 def start(keeper: Keeper, *, generation: int = 1, rank: int = 0) -> int:
-    """Let a trainer train; return its number."""
+    """Start a trainer; return its number."""
     trainer = keeper.slot.prepare(assignment(generation=generation, rank=rank))
     keeper.slot.go(trainer, GO)
     keeper.wait(Restored)
@@ -40,7 +40,7 @@ def start(keeper: Keeper, *, generation: int = 1, rank: int = 0) -> int:
 
 
 def expected(step: int, key: str) -> bytes:
-    """The bytes of a tensor of the stepping trainer after a step."""
+    """Return a tensor of the stepping trainer after a step, as bytes."""
     if key == "optimizer/w/step":
         return struct.pack("<f", step)
     if key == "model/b":
@@ -50,7 +50,7 @@ def expected(step: int, key: str) -> bytes:
 
 
 def check(inventory: Inventory) -> None:
-    """Fetch every tile of a snapshot and compare it with what the trainer had."""
+    """Fetch every tile of a snapshot and compare it with the trainer's state."""
     source = PeerSource(inventory.server, READER)
     offers = inventory.tiles()
     source.prefetch(offers)
@@ -66,7 +66,7 @@ def check(inventory: Inventory) -> None:
 
 
 def check_pinned(pinned: PinnedSnapshot) -> None:
-    """Compare a pinned snapshot's tiles, in order, with what the trainer had."""
+    """Compare a pinned snapshot's tiles, in order, with the trainer's state."""
     found: dict[str, bytes] = {}
     for piece in pinned.pieces:
         assert digest(piece.spec, piece.box, piece.data) == piece.digest
@@ -76,7 +76,7 @@ def check_pinned(pinned: PinnedSnapshot) -> None:
 
 
 def test_snapshots_survive_the_trainer(nursery: Nursery) -> None:
-    """After kill -9 another process fetches the newest snapshots, and every byte is the step's."""
+    """After kill -9 another process fetches the newest snapshots, and every byte is that step's."""
     keeper = nursery.keeper("steps")
     start(keeper)
     keeper.wait(SnapshotHeld, where=lambda event: event.step >= 10)
@@ -90,7 +90,7 @@ def test_snapshots_survive_the_trainer(nursery: Nursery) -> None:
 
 
 def test_snapshots_survive_the_node(nursery: Nursery) -> None:
-    """After kill -9 of the keeper its buddy has the newest held snapshot, and every byte is the step's."""
+    """After kill -9 of the keeper its buddy has the newest held snapshot, and every byte is that step's."""
     home, buddy = nursery.keeper("steps"), nursery.keeper("steps")
     buddy.slot.sealed(1, [home.id])
     home.slot.set_buddy(buddy.server)
@@ -106,7 +106,7 @@ def test_snapshots_survive_the_node(nursery: Nursery) -> None:
 
 
 def test_a_planned_leave_loses_no_step(nursery: Nursery) -> None:
-    """The step a trainer leaves at lies in memory, complete, even where two older ones still wait."""
+    """The step a trainer leaves at is complete in memory, even if two older ones are still pending."""
     keeper = nursery.keeper("steps")
     keeper.slot.set_buddy("127.0.0.1:9")  # nobody: nothing ever becomes safe
     trainer = start(keeper)
@@ -119,13 +119,13 @@ def test_a_planned_leave_loses_no_step(nursery: Nursery) -> None:
     check(newest)
 
 
-def test_the_next_generation_goes_on_in_the_same_memory(nursery: Nursery) -> None:
-    """Trainer after trainer, killed at any moment: each gets its buffers, snapshots go on being held."""
+def test_the_next_generation_reuses_the_same_memory(nursery: Nursery) -> None:
+    """Trainer after trainer, killed at any moment: each gets its buffers, and snapshots are still held."""
     keeper = nursery.keeper("steps")
     for generation in range(1, 6):
         trainer = start(keeper, generation=generation)
         keeper.wait(SnapshotHeld, where=lambda event, g=generation: event.generation == g and event.step >= 3)
-        # What its predecessor left stays until a step of its own is known to be safe, by all its ranks.
+        # Its predecessor's snapshots stay until all its ranks know that a step of its own is safe.
         deadline = time.monotonic() + 30
         while {one.generation for one in inventories([keeper.server], READER)} != {generation}:
             assert time.monotonic() < deadline
@@ -138,7 +138,7 @@ def test_the_next_generation_goes_on_in_the_same_memory(nursery: Nursery) -> Non
 
 
 def test_an_upload_reads_one_step_while_training_goes_on(nursery: Nursery) -> None:
-    """A snapshot taken for a checkpoint waits for its upload, stays as it is during it, and is let go after it."""
+    """A snapshot for a checkpoint waits for its upload, stays unchanged during it, and is released after it."""
     keeper = nursery.keeper("steps")
     start(keeper)
     taken = keeper.wait(SnapshotTaken, where=lambda event: event.checkpoint)
@@ -155,13 +155,13 @@ def test_an_upload_reads_one_step_while_training_goes_on(nursery: Nursery) -> No
 
 
 def eventually_gone(keeper: Keeper, step: int):  # type: ignore[no-untyped-def]
-    """Return the context of a step's pieces once its snapshot must have been let go."""
+    """Return the context of a step's pieces once its snapshot must have been released."""
     assert eventually(lambda: step not in {one.step for one in inventories([keeper.server], READER)})
     return keeper.slot.pieces(step)
 
 
 def test_an_upload_survives_the_trainer(nursery: Nursery) -> None:
-    """What dead trainers made can still be written, and so committed by the next leader."""
+    """Snapshots of dead trainers can still be written, and then committed by the next leader."""
     keeper = nursery.keeper("steps")
     trainer = start(keeper)
     taken = keeper.wait(SnapshotTaken, where=lambda event: event.checkpoint)

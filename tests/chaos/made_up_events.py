@@ -1,4 +1,4 @@
-"""Events of made-up jobs, for tests of what reads them."""
+"""Events of made-up jobs, for tests of code that reads them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def step(number: int, at: float, generation: int, *, loss: float | None = None) 
 
 
 def a_death_and_a_join() -> list[Event]:
-    """Return six steps: node1 dies after step 3, which is done again; node4 joins before step 5."""
+    """Return six steps: node1 dies after step 3, which is repeated; node4 joins before step 5."""
     four = ["node0", "node1", "node2", "node3"]
     return [
         sealed(1, 10.0, "start", four),
